@@ -1,0 +1,56 @@
+# Everything here works on a machine that has Python >= 3.11 with pip, and make.
+# `make demo` shows Lisa at work; `make test` is all that continuous integration runs.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Another interpreter: make PYTHON=/path/to/python3.13
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+            $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+
+.PHONY: help demo test lint types wheel clean
+
+help:
+	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
+	@echo "make test    lint, types and all tests"
+	@echo "make lint    ruff"
+	@echo "make types   mypy --strict"
+	@echo "make wheel   build dist/*.whl"
+	@echo "make clean   remove what these made"
+
+demo: $(VENV)/.base
+	$(BIN)/lisa demo
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m hatchling build -t wheel
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Distributions such as Debian ship `venv` without `ensurepip`: there the system's pip does it.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Lisa needs Python 3.11 or newer on PATH;" \
+	  "name another with: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "Lisa needs Python 3.11 or newer; $(PYTHON) is `"$(PYTHON)" -V 2>&1`" >&2; exit 1; }
+	"$(PYTHON)" -c 'import ensurepip' 2>/dev/null && "$(PYTHON)" -m venv $(VENV) || { \
+	  "$(PYTHON)" -m venv --without-pip $(VENV) && \
+	  "$(PYTHON)" -m pip --python $@ install --quiet pip; }
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.base

@@ -1,0 +1,207 @@
+"""The only module that makes Redis clients.
+
+Replies reach the callers raw (RESP2, no client-side shaping), so that they have one shape whatever
+the client, and nothing is retried here: `core.store` repeats what is safe to repeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+import redis.asyncio as aredis
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from lisa.core.address import Address
+from lisa.core.flow import Command
+
+__all__ = [
+    "AsyncConnection",
+    "Connection",
+    "Subscription",
+    "wrap",
+    "wrap_async",
+]
+
+class _RawCluster(RedisCluster):
+    """Replies of a cluster's nodes, raw; only the client's own CLUSTER commands stay shaped."""
+
+    def get_redis_connection(self, node: ClusterNode) -> redis.Redis:
+        client: redis.Redis = super().get_redis_connection(node)
+        _unshape(client.response_callbacks)
+        return client
+
+
+def _unshape(callbacks: Any) -> None:
+    for name in [name for name in callbacks if not name.upper().startswith("CLUSTER")]:
+        del callbacks[name]
+
+
+def _client(address: Address) -> Any:
+    once = Retry(NoBackoff(), 0)
+    if address.kind == "cluster":
+        hosts, _, keywords = address.hosts()
+        nodes = [ClusterNode(host, port) for host, port in hosts]
+        return _RawCluster(startup_nodes=nodes, retry=once, **keywords)
+    if address.kind == "sentinel":
+        hosts, service, keywords = address.service()
+        sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": 1.0}, retry=once, **keywords)
+        client = sentinel.master_for(service)
+    else:
+        client = redis.Redis.from_url(address.url, retry=once, **address.keywords())
+    return client
+
+
+def _async_client(address: Address) -> Any:
+    once = AsyncRetry(NoBackoff(), 0)
+    if address.kind == "cluster":
+        hosts, _, keywords = address.hosts()
+        nodes = [AsyncClusterNode(host, port) for host, port in hosts]
+        cluster = AsyncRedisCluster(startup_nodes=nodes, retry=once, **keywords)
+        _unshape(cluster.response_callbacks)
+        return cluster
+    if address.kind == "sentinel":
+        hosts, service, keywords = address.service()
+        sentinel = AsyncSentinel(
+            hosts, sentinel_kwargs={"socket_timeout": 1.0}, retry=once, **keywords
+        )
+        return sentinel.master_for(service)
+    return aredis.Redis.from_url(address.url, retry=once, **address.keywords())
+
+
+class Connection:
+    """A blocking connection, safe to share between threads."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._open: Any = None
+
+    @property
+    def _redis(self) -> Any:
+        if self._open is None:
+            client = _client(self.address)
+            if self.address.kind != "cluster":
+                client.response_callbacks.clear()
+            self._open = client
+        return self._open
+
+    def execute(self, command: Command) -> Any:
+        """Send one command; raises the client's errors."""
+        return self._redis.execute_command(*command)
+
+    def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands together; errors stand among the replies."""
+        if self.address.kind == "cluster":
+            return [self._one(command) for command in commands]
+        pipeline = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        return replies
+
+    def _one(self, command: Command) -> Any:
+        try:
+            return self.execute(command)
+        except redis.ResponseError as error:
+            return error
+
+    def subscribe(self, channel: str) -> Subscription:
+        """Listen on a channel, on a connection of its own."""
+        return Subscription(self._redis.pubsub(ignore_subscribe_messages=True), channel)
+
+    def close(self) -> None:
+        """Close all sockets; the next command opens them again."""
+        client, self._open = self._open, None
+        if client is not None:
+            client.close()
+
+
+class Subscription:
+    """One channel's messages."""
+
+    def __init__(self, pubsub: Any, channel: str) -> None:
+        self._pubsub = pubsub
+        pubsub.subscribe(channel)
+
+    def get(self, timeout_s: float) -> bytes | None:
+        """The next message, or None if none came in time; raises the client's errors."""
+        ends = time.monotonic() + timeout_s
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            message = self._pubsub.get_message(timeout=left)
+            if message is not None:
+                data: bytes = message["data"]
+                return data
+            if time.monotonic() >= ends:
+                return None
+
+    def close(self) -> None:
+        self._pubsub.close()
+
+
+class AsyncConnection:
+    """An asyncio connection; belongs to the event loop that first uses it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._open: Any = None
+
+    @property
+    def _redis(self) -> Any:
+        if self._open is None:
+            client = _async_client(self.address)
+            if self.address.kind != "cluster":
+                client.response_callbacks.clear()
+            self._open = client
+        return self._open
+
+    async def execute(self, command: Command) -> Any:
+        """Send one command; raises the client's errors."""
+        return await self._redis.execute_command(*command)
+
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands together; errors stand among the replies."""
+        if self.address.kind == "cluster":
+            return [await self._one(command) for command in commands]
+        pipeline = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        return replies
+
+    async def _one(self, command: Command) -> Any:
+        try:
+            return await self.execute(command)
+        except redis.ResponseError as error:
+            return error
+
+    async def close(self) -> None:
+        """Close all sockets."""
+        client, self._open = self._open, None
+        if client is not None:
+            await client.aclose()
+
+
+def wrap(client: redis.Redis) -> Connection:
+    """A connection over a client that already exists (fakeredis, in tests of users)."""
+    connection = Connection(Address())
+    connection._open = client  # noqa: SLF001  the class above is this module's own
+    client.response_callbacks.clear()
+    return connection
+
+
+def wrap_async(client: aredis.Redis) -> AsyncConnection:
+    """The same for an asyncio client."""
+    connection = AsyncConnection(Address())
+    connection._open = client  # noqa: SLF001  the class above is this module's own
+    client.response_callbacks.clear()
+    return connection

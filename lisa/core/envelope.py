@@ -1,0 +1,178 @@
+"""The envelope: what stands under `body:<id>`, byte by byte.
+
+    offset  size  content
+    0       1     version, "1"
+    1       8     send token: 8 characters of A-Z a-z 0-9 - _, random for each call that sends
+    9       1     mark: "-" accepted, "r" replaced an earlier message of the same id;
+                  "+" and "R" are the same, once one of several groups has settled the message
+    10      1     kind of the body: "j" JSON, "s" text (UTF-8), "b" bytes
+    11      4     length n of the headers, four lower-case hexadecimal digits
+    15      n     headers: a JSON object of text to text; nothing where there are none
+    15+n    ..    the body
+
+An envelope of another version is never guessed at: its message goes to garbage with that reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+import string
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import uuid_utils
+
+from lisa.core.errors import InvalidMessage
+
+__all__ = [
+    "HEAD_BYTES",
+    "Envelope",
+    "decode_body",
+    "decode_envelope",
+    "encode_body",
+    "encode_envelope",
+    "encode_headers",
+    "new_id",
+    "new_token",
+]
+
+VERSION = b"1"
+HEAD_BYTES = 15
+MAX_HEADER_BYTES = 0xFFFF
+
+_SORTED_ALPHABET = "-" + string.digits + string.ascii_uppercase + "_" + string.ascii_lowercase
+_PAIRS = [a + b for a in _SORTED_ALPHABET for b in _SORTED_ALPHABET]
+_KINDS = frozenset(b"jsb")
+
+
+class Envelope(NamedTuple):
+    """One decoded envelope; `body` is still encoded as `kind` says."""
+
+    token: str
+    mark: str
+    kind: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def fence(self) -> str:
+        """Token and mark as they go into the tombstone."""
+        return self.token + self.mark
+
+
+def new_id() -> str:
+    """A UUIDv7 in 22 characters whose order is the order of creation."""
+    rest = uuid_utils.uuid7().int << 4
+    pairs = _PAIRS
+    return "".join([pairs[(rest >> shift) & 0xFFF] for shift in range(120, -1, -12)])
+
+
+def new_token() -> str:
+    """A fresh send token."""
+    return secrets.token_urlsafe(6)
+
+
+def _encode_hook(value: object) -> object:
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
+_decoder = msgspec.json.Decoder()
+_header_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+def encode_body(body: object) -> tuple[bytes, bytes]:
+    """Kind and bytes of a body: bytes and str as they are, anything else as JSON.
+
+    msgspec structs, dataclasses and pydantic models have a JSON form. Raises InvalidMessage for
+    what has none, and for NaN and infinities, which JSON cannot write.
+    """
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return b"b", bytes(body)
+    if isinstance(body, str):
+        try:
+            return b"s", body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"the body cannot be written as UTF-8: {error}") from None
+    try:
+        encoded = _encoder.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidMessage(f"the body cannot be written as JSON: {error}") from None
+    # msgspec writes NaN as null, so only a body with a null in it needs the slow look.
+    if b"null" in encoded and _has_nan(body):
+        raise InvalidMessage("the body holds NaN or an infinity, which JSON cannot write")
+    return b"j", encoded
+
+
+def _has_nan(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, Mapping):
+        return any(_has_nan(item) for pair in value.items() for item in pair)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(_has_nan(item) for item in value)
+    if isinstance(value, msgspec.Struct) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    ):
+        return _has_nan(msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct)
+                        else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    dump = getattr(value, "model_dump", None)
+    return _has_nan(dump()) if callable(dump) else False
+
+
+def decode_body(kind: str, body: bytes) -> Any:
+    """The body as it was sent: JSON values, str or bytes. Raises InvalidMessage."""
+    if kind == "b":
+        return body
+    try:
+        return body.decode() if kind == "s" else _decoder.decode(body)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise InvalidMessage(f"the body cannot be decoded: {error}") from None
+
+
+def encode_headers(headers: Mapping[str, str] | None) -> bytes:
+    """Length and JSON of the headers, ready to stand before the body. Raises InvalidMessage."""
+    if not headers:
+        return b"0000"
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"headers are text to text; {name!r}: {value!r} is not")
+    try:
+        encoded = _encoder.encode(dict(headers))
+    except (ValueError, UnicodeError) as error:
+        raise InvalidMessage(f"the headers cannot be written as JSON: {error}") from None
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise InvalidMessage(
+            f"the headers take {len(encoded)} bytes; at most {MAX_HEADER_BYTES} are allowed"
+        )
+    return b"%04x" % len(encoded) + encoded
+
+
+def encode_envelope(token: str, body: object, headers: Mapping[str, str] | None = None) -> bytes:
+    """The whole envelope of a new message. Raises InvalidMessage."""
+    kind, encoded = encode_body(body)
+    return b"".join((VERSION, token.encode(), b"-", kind, encode_headers(headers), encoded))
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """Take an envelope apart. Raises InvalidMessage with the reason if it is none of ours."""
+    if data[:1] != VERSION:
+        raise InvalidMessage(f"unknown envelope version {data[:1]!r}; this build reads version 1")
+    if len(data) < HEAD_BYTES or data[10] not in _KINDS:
+        raise InvalidMessage("the envelope's head is cut short or damaged")
+    try:
+        size = int(data[11:HEAD_BYTES], 16)
+        end = HEAD_BYTES + size
+        if end > len(data):
+            raise InvalidMessage("the envelope's headers are cut short")
+        headers = _header_decoder.decode(data[HEAD_BYTES:end]) if size else {}
+        token, mark, kind = data[1:9].decode(), chr(data[9]), chr(data[10])
+    except (ValueError, msgspec.DecodeError) as error:
+        raise InvalidMessage(f"the envelope's head cannot be read: {error}") from None
+    return Envelope(token, mark, kind, headers, data[end:])

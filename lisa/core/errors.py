@@ -1,0 +1,59 @@
+"""What can go wrong, as a family.
+
+    LisaError
+    +-- InvalidMessage (also ValueError)    an argument that no retry will mend
+    +-- DuplicateMessage                    on_duplicate="reject" met a known id
+    +-- TopicFull                           the topic's capacity is used up
+    +-- GroupRemoved                        the group was taken away by an operator
+    +-- ServerUnavailable                   the server did not answer, or refused, in time
+    +-- ConfigError                         a setting, a right or a password is wrong
+
+Errors of the Redis client never reach the user raw.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DuplicateMessage",
+    "GroupRemoved",
+    "InvalidMessage",
+    "LisaError",
+    "ServerUnavailable",
+    "TopicFull",
+]
+
+
+class LisaError(Exception):
+    """The root of every error that Lisa raises."""
+
+
+class InvalidMessage(LisaError, ValueError):
+    """A topic, id, due time, body or option that can never be accepted."""
+
+
+class DuplicateMessage(LisaError):
+    """The id is live or was settled within the topic's retention."""
+
+
+class TopicFull(LisaError):
+    """The topic holds as many live messages as its `capacity` allows; nothing was sent.
+
+    `sent` is the number of messages that earlier calls of the same `send_many` got accepted.
+    """
+
+    def __init__(self, message: str, *, sent: int = 0) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class GroupRemoved(LisaError):
+    """The consumer's group is no longer declared on the topic."""
+
+
+class ServerUnavailable(LisaError):
+    """No usable answer from the server within the time allowed."""
+
+
+class ConfigError(LisaError):
+    """A setting that cannot work; the text names it and the cure."""

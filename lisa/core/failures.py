@@ -1,0 +1,73 @@
+"""What the Redis client's errors mean to Lisa: which pass by themselves, which never will."""
+
+from __future__ import annotations
+
+from redis import exceptions as client
+
+from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
+
+__all__ = ["ClientError", "is_missing_group", "is_missing_script", "passes", "translated"]
+
+ClientError = (client.RedisError, OSError, EOFError)
+"""Everything that a connection may raise."""
+
+_PASSING = (
+    client.ConnectionError,
+    client.TimeoutError,
+    client.BusyLoadingError,
+    client.ClusterDownError,
+    client.TryAgainError,
+    client.AskError,
+    client.MovedError,
+    client.MasterDownError,
+    client.ReadOnlyError,
+    client.SlotNotCoveredError,
+    OSError,
+    EOFError,
+)
+_NEVER = (
+    client.AuthenticationError,
+    client.AuthorizationError,
+    client.AuthenticationWrongNumberOfArgsError,
+    client.NoPermissionError,
+    client.OutOfMemoryError,
+)
+_PASSING_WORDS = ("UNBLOCKED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    if isinstance(error, _NEVER):
+        return False
+    return isinstance(error, _PASSING) or str(error).startswith(_PASSING_WORDS)
+
+
+def is_missing_script(error: BaseException) -> bool:
+    """Whether the server has forgotten its scripts (restart, SCRIPT FLUSH)."""
+    return isinstance(error, client.NoScriptError) or str(error).startswith("NOSCRIPT")
+
+
+def is_missing_group(error: BaseException) -> bool:
+    """Whether a stream or its group is not there."""
+    return "NOGROUP" in str(error) or "no such key" in str(error).lower()
+
+
+def translated(error: BaseException, where: str) -> LisaError:
+    """Lisa's error for one that will not pass, or did not in time; `where` names the server."""
+    said = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    if isinstance(error, (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError)):
+        return ConfigError(f"{where} refused user or password: {said}")
+    if isinstance(error, (client.NoPermissionError, client.AuthorizationError)):
+        return ConfigError(f"{where} does not permit this: {said}; `lisa doctor` names the rights")
+    if isinstance(error, client.OutOfMemoryError) or said.startswith("OOM"):
+        return ServerUnavailable(
+            f"{where} is out of memory and takes nothing new: raise its maxmemory, "
+            "or let consumers work it off"
+        )
+    if isinstance(error, client.ReadOnlyError) or said.startswith("READONLY"):
+        return ServerUnavailable(
+            f"{where} is a read-only replica: name the primary, or use redis+sentinel://"
+        )
+    if passes(error):
+        return ServerUnavailable(f"{where} does not answer: {said}")
+    return LisaError(f"{where} answered with an error: {said}")

@@ -1,0 +1,147 @@
+"""One description of a conversation with the server, run by blocking and asyncio callers alike.
+
+A *flow* is a generator that yields steps and is sent their results: `Execute` for one command,
+`ExecuteMany` for a pipeline, `Pause` for a wait. Only the drivers here differ between the two
+worlds, so no method body exists twice. (The idea is that of sans-I/O protocol libraries.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+
+__all__ = [
+    "AsyncLink",
+    "Command",
+    "Execute",
+    "ExecuteMany",
+    "Flow",
+    "Link",
+    "Pause",
+    "Step",
+    "adrive",
+    "awaiting",
+    "blocking",
+    "drive",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+Command: TypeAlias = Sequence[str | bytes | int | float]
+
+
+class Execute(NamedTuple):
+    """Send one command; the flow is sent the raw reply, or thrown the client's error."""
+
+    command: Command
+
+
+class ExecuteMany(NamedTuple):
+    """Send commands together; the flow is sent a list of replies, errors among them as values."""
+
+    commands: Sequence[Command]
+
+
+class Pause(NamedTuple):
+    """Wait."""
+
+    seconds: float
+
+
+Step: TypeAlias = Execute | ExecuteMany | Pause
+Flow: TypeAlias = Generator[Step, Any, T]
+
+
+class Link(Protocol):
+    """A connection as a blocking caller sees it."""
+
+    def execute(self, command: Command) -> Any: ...
+    def execute_many(self, commands: Sequence[Command]) -> list[Any]: ...
+    def close(self) -> None: ...
+
+
+class AsyncLink(Protocol):
+    """A connection as an asyncio caller sees it."""
+
+    async def execute(self, command: Command) -> Any: ...
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]: ...
+    async def close(self) -> None: ...
+
+
+def drive(flow: Flow[T], link: Link) -> T:
+    """Run a flow to its end, blocking."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                if isinstance(step, Execute):
+                    result = link.execute(step.command)
+                elif isinstance(step, ExecuteMany):
+                    result = link.execute_many(step.commands)
+                else:
+                    result = time.sleep(step.seconds)
+            except Exception as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def adrive(flow: Flow[T], link: AsyncLink) -> T:
+    """Run a flow to its end on the running event loop."""
+    try:
+        step = next(flow)
+        while True:
+            result: object = None
+            try:
+                if isinstance(step, Execute):
+                    result = await link.execute(step.command)
+                elif isinstance(step, ExecuteMany):
+                    result = await link.execute_many(step.commands)
+                else:
+                    await asyncio.sleep(step.seconds)
+            except Exception as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class _Blocking(Protocol):
+    def _drive(self, flow: Flow[T]) -> T: ...
+
+
+class _Awaiting(Protocol):
+    async def _drive(self, flow: Flow[T]) -> T: ...
+
+
+def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
+    """A method that writes a flow becomes a blocking one, its signature and docstring kept.
+
+    The object gives `_drive`, which runs a flow.
+    """
+
+    @functools.wraps(method)
+    def call(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._drive(method(self, *args, **kwargs))
+
+    return call
+
+
+def awaiting(
+    method: Callable[Concatenate[Any, P], Flow[T]],
+) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """The same for asyncio: the method becomes a coroutine function."""
+
+    @functools.wraps(method)
+    async def call(self: _Awaiting, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._drive(method(self, *args, **kwargs))
+
+    return call

@@ -1,0 +1,43 @@
+"""A validation error as one line: source, key, what is wrong, what to do."""
+
+from typing import TYPE_CHECKING
+
+from lisa.core.errors import ConfigError
+from lisa.core.settings.names import kebab
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+    from lisa.core.settings.layers import Layers
+
+_SECRET = ("url", "password", "username")
+
+
+def explain(error: "ValidationError", layers: "Layers") -> ConfigError:
+    """The first fault of a validation; the others show once it is mended."""
+    fault = error.errors(include_url=False)[0]
+    location = fault["loc"]
+    key = _key(location)
+    return ConfigError(f"{layers.origin(location)}: {key}{_text(fault)}")
+
+
+def _key(location: "Sequence[str | int]") -> str:
+    key = ""
+    for step in location:
+        key += f"[{step}]" if isinstance(step, int) else f".{kebab(step)}"
+    return f"{key[1:]}: " if key else ""
+
+
+def _text(fault: "ErrorDetails") -> str:
+    if fault["type"] == "missing":
+        return "is missing; add it"
+    if fault["type"] == "value_error":
+        # Lisa's own checks name value and cure themselves.
+        return fault["msg"].removeprefix("Value error, ")
+    text = fault["msg"][:1].lower() + fault["msg"][1:]
+    if not any(step in _SECRET for step in fault["loc"]):
+        text += f", not {fault['input']!r}"
+    return f"{text}; put it in quotes" if fault["type"] == "string_type" else text

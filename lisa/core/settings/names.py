@@ -1,0 +1,121 @@
+"""Keys: their spellings, and the nearest valid one for a key that nobody knows."""
+
+import difflib
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from lisa.core.errors import ConfigError
+
+Models = Sequence[type[BaseModel]]
+
+
+def snake(key: object) -> str:
+    """`poll-timeout-millis`, `pollTimeoutMillis` and `poll_timeout_millis` are one key."""
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key))
+    return text.replace("-", "_").lower()
+
+
+def kebab(name: str) -> str:
+    """The spelling that messages and pages use."""
+    return name.replace("_", "-")
+
+
+def fields(models: Models) -> dict[str, FieldInfo]:
+    """The fields that any of the models has, by name."""
+    return {name: field for model in models for name, field in model.model_fields.items()}
+
+
+def sections(models: Models, name: str) -> list[type[BaseModel]]:
+    """The models that stand behind a key, itself or as a list; empty for a plain value."""
+    found: list[type[BaseModel]] = []
+    for model in models:
+        field = model.model_fields.get(name)
+        for leaf in _leaves(field.annotation) if field else ():
+            if isinstance(leaf, type) and issubclass(leaf, BaseModel) and leaf not in found:
+                found.append(leaf)
+    return found
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Whether the field holds several values."""
+    return get_origin(field.annotation) is tuple
+
+
+def is_text(field: FieldInfo) -> bool:
+    """Whether the field holds text as it stands, so that nothing may be read into it."""
+    annotation = field.annotation
+    union = get_origin(annotation) in (Union, types.UnionType)
+    members = [_bare(member) for member in (get_args(annotation) if union else (annotation,))]
+    return any(member in (str, SecretStr) for member in members)
+
+
+def normalise(source: str, given: Mapping[Any, Any], models: Models, at: str = "") -> Any:
+    """The same tree under the models' names, without keys that have no value.
+
+    Raises `ConfigError` for a key that no model has, for one spelled twice, and for a section
+    that is not one.
+    """
+    known = fields(models)
+    tree: dict[str, Any] = {}
+    for key, value in given.items():
+        name = snake(key)
+        if name not in known:
+            raise unknown(source, f"{at}{key}", name, models)
+        if name in tree:
+            raise ConfigError(f"{source}: {at}{key} is given twice; remove one")
+        if value is not None:
+            inner = sections(models, name)
+            many = is_list(known[name])
+            tree[name] = _value(source, value, inner, f"{at}{key}", many=many) if inner else value
+    return tree
+
+
+def _value(source: str, value: Any, models: Models, at: str, *, many: bool) -> Any:
+    if many:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{source}: {at} is not a list; begin each entry with '- '")
+        return [
+            _value(source, entry, models, f"{at}[{place}]", many=False)
+            for place, entry in enumerate(value)
+        ]
+    if isinstance(value, str) and "url" in fields(models):
+        return {"url": value}
+    if isinstance(value, BaseModel):
+        return value
+    if not isinstance(value, Mapping):
+        keys = ", ".join(kebab(name) for name in fields(models))
+        raise ConfigError(f"{source}: {at} is a section with keys of its own: {keys}")
+    return normalise(source, value, models, f"{at}.")
+
+
+def unknown(source: str, shown: str, name: str, models: Models) -> ConfigError:
+    """The refusal of a key, with the nearest valid one or the section where it belongs."""
+    cure = nearest(name, fields(models))
+    for section in fields(models):
+        if name in fields(sections(models, section)):
+            cure = f"it belongs under {kebab(section)}"
+    return ConfigError(f"{source}: unknown key {shown}; {cure}")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`did you mean ...?`, or the whole list where nothing is near."""
+    spelled = [kebab(each) for each in valid]
+    near = difflib.get_close_matches(kebab(name), spelled, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"valid are {', '.join(spelled)}"
+
+
+def _leaves(annotation: Any) -> Iterable[Any]:
+    members = get_args(annotation)
+    if not members:
+        yield annotation
+    for member in members:
+        yield from _leaves(member)
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

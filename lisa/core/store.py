@@ -1,0 +1,297 @@
+"""Runs transitions: the one place that sends scripts, and repeats what is safe to repeat.
+
+`Store` writes flows (see core.flow) and holds what is known of the topics' groups; `SyncStore`
+and `AsyncStore` run them on a connection. Every transition may be repeated, so a call whose reply
+was lost is sent again, with growing pauses, until `patience` is used up.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from lisa.core import failures, scripts
+from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.errors import ConfigError, GroupRemoved, LisaError
+from lisa.core.flow import Command, Execute, ExecuteMany, Flow, Pause, adrive, drive
+from lisa.core.keys import Keys, TopicKeys
+from lisa.core.options import PRODUCER_RETRY_TIME, TopicOptions
+from lisa.core.transitions.base import STEPS_PER_CALL, Transition, text
+from lisa.core.transitions.declare import Declare
+
+__all__ = ["SCHEMA_VERSION", "AsyncStore", "Store", "SyncStore", "chunks", "pairs"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+SCHEMA_VERSION = 1
+"""The layout of keys and envelopes that this build reads and writes."""
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+
+
+def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
+    """Consecutive pieces of at most `size` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """A hash's reply as a dict, whichever shape the protocol gave it."""
+    if isinstance(flat, dict):
+        return flat
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+class _Patience:
+    """Growing pauses, each somewhere in the upper half of its length, until a deadline."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        self._pause = FIRST_PAUSE_S
+
+    def next_pause(self) -> float | None:
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            return None
+        pause = min(self._pause * random.uniform(0.5, 1.0), left)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+        return pause
+
+
+class Store:
+    """Flows for all that Lisa asks of the server. `where` names it in errors."""
+
+    def __init__(self, keys: Keys, where: str, patience: timedelta = PRODUCER_RETRY_TIME) -> None:
+        self.keys = keys
+        self.where = where
+        self._patience_s = patience.total_seconds()
+        self._groups: dict[str, tuple[str, ...]] = {}
+
+    def run(self, transition: Transition[T]) -> Flow[T]:
+        """Run one transition. Raises what `transition.refuse` raises, and LisaError."""
+        keys = self.keys.topic(transition.topic)
+        patience = _Patience(self._patience_s)
+        while True:
+            groups = transition.fixed_groups
+            if groups is None:
+                groups = yield from self._groups_for(transition, keys, patience)
+            command = _call(transition, keys, groups)
+            try:
+                reply = yield Execute(command)
+            except failures.ClientError as error:
+                yield from self._recover(error, transition.script, keys, groups, patience)
+                continue
+            if reply[0] == b"OK":
+                return transition.parse(reply[1:])
+            if reply[0] != b"GROUPS":
+                transition.refuse(reply)
+            self._groups[keys.topic] = tuple(sorted(text(name) for name in reply[1:]))
+
+    def run_many(self, transitions: Sequence[Transition[T]]) -> Flow[list[T | LisaError]]:
+        """Run transitions in one round trip; what fails alone stands as an error in its place."""
+        commands: list[Command] = []
+        for transition in transitions:
+            keys = self.keys.topic(transition.topic)
+            groups = transition.fixed_groups
+            if groups is None:
+                groups = self._groups.get(keys.topic, ())
+            own = transition.own_group
+            known = own is None or own in groups
+            commands.append(_call(transition, keys, groups) if known else ("ECHO", "GROUPS"))
+        try:
+            replies = yield ExecuteMany(commands)
+        except failures.ClientError as error:
+            replies = [error] * len(commands)
+        results: list[T | LisaError] = []
+        for transition, reply in zip(transitions, replies, strict=True):
+            if isinstance(reply, list) and reply[0] == b"OK":
+                results.append(transition.parse(reply[1:]))
+                continue
+            # Whatever went wrong (script flushed, groups changed, connection cut), run knows.
+            try:
+                results.append((yield from self.run(transition)))
+            except LisaError as error:
+                results.append(error)
+        return results
+
+    def command(self, *command: str | bytes | float) -> Flow[Any]:
+        """One plain command that is safe to repeat; answers the raw reply."""
+        patience = _Patience(self._patience_s)
+        while True:
+            try:
+                return (yield Execute(command))
+            except failures.ClientError as error:
+                yield from self._wait(error, patience)
+
+    def commands(self, commands: Sequence[Command]) -> Flow[list[Any]]:
+        """Plain commands, safe to repeat, in one round trip. Raises the first error among them."""
+        patience = _Patience(self._patience_s)
+        while True:
+            error: BaseException | None = None
+            try:
+                replies: list[Any] = yield ExecuteMany(commands)
+            except failures.ClientError as raised:
+                error = raised
+            else:
+                error = next((one for one in replies if isinstance(one, Exception)), None)
+                if error is None:
+                    return replies
+            yield from self._wait(error, patience)
+
+    def groups(self, topic: str) -> Flow[tuple[str, ...]]:
+        """The groups declared on a topic, in order of name, asked of the server."""
+        keys = self.keys.topic(topic)
+        reply = yield from self.command("HKEYS", keys.groups)
+        found = tuple(sorted(text(name) for name in reply))
+        self._groups[topic] = found
+        return found
+
+    def options(self, topic: str) -> Flow[TopicOptions]:
+        """A topic's options as they stand on the server."""
+        reply = yield from self.command("HGETALL", self.keys.topic(topic).options)
+        return TopicOptions.from_hash(pairs(reply))
+
+    def stats(self, topic: str) -> Flow[dict[str, int]]:
+        """A topic's counters by name (`sent`, `acked@<group>`, `late:<letter>@<group>`, ...)."""
+        reply = yield from self.command("HGETALL", self.keys.topic(topic).stats)
+        return {text(name): int(value) for name, value in pairs(reply).items()}
+
+    def topics(self) -> Flow[list[str]]:
+        """The topics that are registered, in order of name."""
+        reply = yield from self.command("ZRANGE", self.keys.topics, 0, -1)
+        return sorted(text(name) for name in reply)
+
+    def register(self, topics: Iterable[str]) -> Flow[None]:
+        """Make topics known to all managers."""
+        now = int(time.time() * 1000)
+        seen = [part for topic in topics for part in (now, topic)]
+        if seen:
+            yield from self.command("ZADD", self.keys.topics, *seen)
+
+    def check_schema(self) -> Flow[None]:
+        """Refuse to work on a newer layout; write ours where there is none. Raises ConfigError."""
+        yield from self.command("SET", self.keys.schema, SCHEMA_VERSION, "NX")
+        found = yield from self.command("GET", self.keys.schema)
+        if found is not None and int(found) > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{self.where} holds layout {int(found)} of prefix {self.keys.prefix!r}; this "
+                f"build knows {SCHEMA_VERSION}: upgrade it, or use another prefix"
+            )
+
+    def server_time_us(self) -> Flow[int]:
+        """Redis's clock in microseconds."""
+        seconds, micros = yield from self.command("TIME")
+        return int(seconds) * 1_000_000 + int(micros)
+
+    def batch_size(self, topic: str) -> int:
+        """How many ids one script call may hold for a topic, by the groups known so far."""
+        return max(1, STEPS_PER_CALL // max(1, len(self._groups.get(topic, ()))))
+
+    def _groups_for(
+        self, transition: Transition[Any], keys: TopicKeys, patience: _Patience
+    ) -> Flow[tuple[str, ...]]:
+        groups = self._groups.get(keys.topic)
+        own = transition.own_group
+        if groups is not None and (own is None or own in groups):
+            return groups
+        if own is None:
+            return ()
+        try:
+            reply = yield Execute(("HKEYS", keys.groups))
+        except failures.ClientError as error:
+            yield from self._wait(error, patience)
+            return (yield from self._groups_for(transition, keys, patience))
+        found = self._groups[keys.topic] = tuple(sorted(text(name) for name in reply))
+        if own not in found:
+            raise GroupRemoved(f"group {own!r} is not declared on topic {keys.topic!r}")
+        return found
+
+    def _recover(
+        self,
+        error: BaseException,
+        name: str,
+        keys: TopicKeys,
+        groups: tuple[str, ...],
+        patience: _Patience,
+    ) -> Flow[None]:
+        """Do what makes the next try worth it, or raise Lisa's error."""
+        try:
+            if failures.is_missing_script(error):
+                yield Execute(("SCRIPT", "LOAD", scripts.load(name).source))
+            elif failures.is_missing_group(error) and groups:
+                if patience.next_pause() is None:
+                    raise failures.translated(error, self.where)
+                for group in groups:
+                    yield Execute(_call(Declare(keys.topic, group), keys, (group,)))
+            else:
+                yield from self._wait(error, patience)
+        except failures.ClientError as another:
+            if failures.is_missing_script(another):
+                yield Execute(("SCRIPT", "LOAD", scripts.load(Declare.script).source))
+            else:
+                yield from self._wait(another, patience)
+
+    def _wait(self, error: BaseException, patience: _Patience) -> Flow[None]:
+        pause = patience.next_pause() if failures.passes(error) else None
+        if pause is None:
+            raise failures.translated(error, self.where) from error
+        yield Pause(pause)
+
+
+def _call(transition: Transition[Any], keys: TopicKeys, groups: tuple[str, ...]) -> Command:
+    script = scripts.load(transition.script)
+    all_keys, arguments = transition.build(keys, groups)
+    return ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
+
+
+class SyncStore(Store):
+    """The same, run at once, blocking; safe to share between threads."""
+
+    def __init__(
+        self, connection: Connection, keys: Keys, patience: timedelta = PRODUCER_RETRY_TIME
+    ) -> None:
+        super().__init__(keys, connection.address.shown, patience)
+        self.connection = connection
+
+    def drive(self, flow: Flow[T]) -> T:
+        """Run any flow on this store's connection."""
+        return drive(flow, self.connection)
+
+    def call(self, transition: Transition[T]) -> T:
+        """Run one transition. Raises LisaError."""
+        return drive(self.run(transition), self.connection)
+
+    def ask(self, *command: str | bytes | float) -> Any:
+        """One plain command that is safe to repeat; answers the raw reply."""
+        return drive(self.command(*command), self.connection)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+
+class AsyncStore(Store):
+    """The same for asyncio."""
+
+    def __init__(
+        self, connection: AsyncConnection, keys: Keys, patience: timedelta = PRODUCER_RETRY_TIME
+    ) -> None:
+        super().__init__(keys, connection.address.shown, patience)
+        self.connection = connection
+
+    async def drive(self, flow: Flow[T]) -> T:
+        """Run any flow on this store's connection."""
+        return await adrive(flow, self.connection)
+
+    async def call(self, transition: Transition[T]) -> T:
+        """Run one transition. Raises LisaError."""
+        return await adrive(self.run(transition), self.connection)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.connection.close()

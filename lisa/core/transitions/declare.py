@@ -1,0 +1,30 @@
+"""Adds a group to a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lisa.core.transitions.base import Argument, Transition
+
+__all__ = ["Declare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Declare(Transition[bool]):
+    """Declare a group and make its stream; answers whether it is new."""
+
+    script: ClassVar[str] = "declare"
+    topic: str
+    group: str
+
+    @property
+    def fixed_groups(self) -> tuple[str, ...]:
+        return (self.group,)
+
+    def args(self) -> Sequence[Argument]:
+        return ()
+
+    def parse(self, reply: Sequence[Any]) -> bool:
+        return bool(reply[0])

@@ -1,0 +1,31 @@
+"""in flight -> ready, unhandled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lisa.core.transitions.base import Argument, Transition, letters
+
+__all__ = ["Release"]
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Transition[list[bool]]):
+    """Give deliveries, as (id, entry) pairs, back to the group; answers which were still held."""
+
+    script: ClassVar[str] = "release"
+    topic: str
+    group: str
+    receipts: Sequence[tuple[str, str]]
+
+    @property
+    def own_group(self) -> str:
+        return self.group
+
+    def args(self) -> Sequence[Argument]:
+        return [len(self.receipts), *(part for receipt in self.receipts for part in receipt)]
+
+    def parse(self, reply: Sequence[Any]) -> list[bool]:
+        return [letter == "y" for letter in letters(reply[0])]

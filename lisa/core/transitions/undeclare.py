@@ -1,0 +1,40 @@
+"""Removes a group; what it owed is settled page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from lisa.core.keys import TopicKeys
+from lisa.core.transitions.base import Argument, Transition
+
+__all__ = ["Undeclare", "Undeclared"]
+
+
+class Undeclared(NamedTuple):
+    """Messages settled for good by this page, and whether the group's keys are gone."""
+
+    settled: int
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclare(Transition[Undeclared]):
+    """One page: the group is declared no more, and `ids` are no longer owed to it."""
+
+    script: ClassVar[str] = "undeclare"
+    topic: str
+    group: str
+    ids: Sequence[str] = ()
+    drop: bool = False
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        single = [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
+        return [*keys.group(self.group), *single]
+
+    def args(self) -> Sequence[Argument]:
+        return [self.group, int(self.drop), len(self.ids), *self.ids]
+
+    def parse(self, reply: Sequence[Any]) -> Undeclared:
+        return Undeclared(reply[0], bool(reply[1]))

@@ -1,0 +1,12 @@
+-- declare: adds a group to a topic, from the stream's first id on, and makes its stream.
+-- Guarantee: safe to repeat; mends a stream or a group that a foreign hand took away.
+-- KEYS  the prelude's, with the one group to declare
+-- ARGV  none of its own
+-- Returns {'OK', 1 if the group was not declared before, else 0}
+local group = groups[1]
+local _, now = clock()
+local made = redis.pcall('XGROUP', 'CREATE', group.ready, group.name, '0', 'MKSTREAM')
+if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then return made end
+local new = call('HSETNX', GROUPS, group.name, int(now))
+if new == 1 or not made.err then wake() end
+return {'OK', new}

@@ -1,0 +1,62 @@
+-- open: right after XREADGROUP: the bodies, and the instant of hand-over by Redis's clock.
+-- Guarantee: an entry is opened only while the index names it; one whose message has gone (or
+-- lies, if the topic is paused: it goes back as a new entry) is cleared, never handed out.
+-- KEYS  the prelude's, then for each entry: body
+-- ARGV  own group's number; own ack timeout in ms or '' for the topic's; n; n times id, entry
+-- Returns {'OK', now in us, ack timeout in ms, paused 0/1, past-ttl letters (x or -), body or
+--       false for each entry}; {'GROUPS', ...}
+local changed = changed_groups()
+if changed then return changed end
+
+local group = groups[tonumber(ARGV[ARGS + 1])]
+local own_timeout, n, first = ARGV[ARGS + 2], tonumber(ARGV[ARGS + 3]), ARGS + 3
+local ids, entries, bodies = {}, {}, {}
+for i = 1, n do
+  ids[i], entries[i] = ARGV[first + 2 * i - 1], ARGV[first + 2 * i]
+  bodies[i] = KEYS[ID_KEYS + i]
+end
+local us, now = clock()
+local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused')
+local timeout = own_timeout ~= '' and own_timeout or settings[1] or DEFAULT.ack_timeout
+local paused = settings[2] == '1'
+local indexed = call('HMGET', group.entries, unpack(ids))
+local found = call('MGET', unpack(bodies))
+local has_ttls = call('EXISTS', EXPIRY) == 1
+
+local letters, gone, gone_ids, kept = {}, {}, {}, {}
+for i = 1, n do
+  letters[i] = '-'
+  if indexed[i] ~= entries[i] or not found[i] then
+    gone[#gone + 1] = entries[i]
+    if indexed[i] == entries[i] then gone_ids[#gone_ids + 1] = ids[i] end
+    found[i] = false
+  else
+    kept[#kept + 1] = i
+    if has_ttls then
+      local ends = call('ZSCORE', EXPIRY, ids[i])
+      if ends and tonumber(ends) <= now then letters[i] = 'x' end
+    end
+  end
+end
+if #gone > 0 then
+  begin_freeing()
+  drop_entries(group, gone_ids, gone)
+  if #gone_ids > 0 then forget_failures(group, gone_ids) end
+  count('cleared', #gone, group)
+end
+if paused and #kept > 0 then
+  begin_freeing()
+  local back, dues, old = {}, {}, {}
+  for k, i in ipairs(kept) do
+    local fields = read_entry(group, entries[i])
+    back[k], old[k], dues[k] = ids[i], entries[i], fields and field(fields, 'due') or int(now)
+    found[i] = false
+  end
+  add_ready(group, back, dues, failed_attempts(group, back))
+  drop_entries(group, {}, old)
+elseif own_timeout ~= '' then
+  for _, i in ipairs(kept) do
+    call('ZADD', group.leases, int(now + tonumber(own_timeout)), ids[i])
+  end
+end
+return {'OK', int(us), timeout, paused and 1 or 0, table.concat(letters), unpack(found, 1, n)}

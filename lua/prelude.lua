@@ -1,0 +1,256 @@
+-- prelude: put before every script, so that all of them read KEYS and ARGV alike.
+--
+-- KEYS  1-7 the topic's: waiting, policy, expiry, options, groups, stats, consumers
+--       then seven for each group: ready, entries, retry, garbage, attempts, reasons, leases
+--       then the keys of single messages, as the script's own header says
+-- ARGV  1 the wake channel, 2 the topic, 3 the number of groups, then their names,
+--       then the script's own
+--
+-- `DEFAULT`, the topic options where none are written, is put before this file by the loader.
+-- Every script that moves messages between groups begins by comparing the groups it was given
+-- with those declared, and answers {'GROUPS', name, ...} if they differ: the caller learns and
+-- calls again. So every key is declared, and no group is ever left out.
+local call = redis.call
+local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local WAKE, TOPIC, GROUP_COUNT = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local ARGS = 3 + GROUP_COUNT
+local ID_KEYS = 7 + 7 * GROUP_COUNT
+
+local groups = {}
+for i = 1, GROUP_COUNT do
+  local k = 7 * i
+  groups[i] = {
+    name = ARGV[3 + i], ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
+    garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
+  }
+end
+
+local function changed_groups()
+  local declared = call('HKEYS', GROUPS)
+  local known, same = {}, #declared == GROUP_COUNT
+  for _, group in ipairs(groups) do known[group.name] = true end
+  for _, name in ipairs(declared) do same = same and known[name] end
+  if same then return nil end
+  return {'GROUPS', unpack(declared)}
+end
+
+-- Microseconds, and milliseconds rounded down (for comparing) and up (for adding delays).
+local function clock()
+  local t = call('TIME')
+  local seconds, micros = tonumber(t[1]), tonumber(t[2])
+  return seconds * 1000000 + micros,
+    seconds * 1000 + math.floor(micros / 1000), seconds * 1000 + math.ceil(micros / 1000)
+end
+
+-- Lua writes large numbers as 2.5e+14; Redis and its readers want all digits.
+local function int(n) return string.format('%.0f', n) end
+
+local function option(name)
+  return tonumber(call('HGET', OPTIONS, name) or DEFAULT[name])
+end
+
+local function count(name, n, group)
+  if n > 0 then call('HINCRBY', STATS, group and name .. '@' .. group.name or name, n) end
+end
+
+-- A server at maxmemory refuses a script's first write if it can grow memory, and lets all that
+-- follow a harmless one pass: what frees memory begins with this.
+local function begin_freeing() call('ZREM', WAITING, '') end
+
+local function wake() call('PUBLISH', WAKE, TOPIC) end
+
+local function head(zset)
+  local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
+  return first[1] and tonumber(first[2])
+end
+
+-- How many more entries the group's stream may take: unread ones count, pending ones do not.
+local function room(group, max_ready, wanted)
+  local free = max_ready - call('XLEN', group.ready)
+  if free >= wanted then return free end
+  return free + call('XPENDING', group.ready, group.name)[1]
+end
+
+-- ids, due times and (where some failed before) failed attempts -> the group's stream and index.
+local function add_ready(group, ids, dues, failed)
+  local index = {}
+  for i, id in ipairs(ids) do
+    local before = failed and tonumber(failed[i] or 0) or 0
+    if before > 0 then
+      index[2 * i] =
+        call('XADD', group.ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
+    else
+      index[2 * i] = call('XADD', group.ready, '*', 'id', id, 'due', dues[i])
+    end
+    index[2 * i - 1] = id
+  end
+  if #ids > 0 then call('HSET', group.entries, unpack(index)) end
+end
+
+local function failed_attempts(group, ids)
+  if #ids == 0 or call('EXISTS', group.attempts) == 0 then return nil end
+  return call('HMGET', group.attempts, unpack(ids))
+end
+
+local function field(fields, name)
+  for i = 1, #fields, 2 do
+    if fields[i] == name then return fields[i + 1] end
+  end
+  return nil
+end
+
+-- The fields of one stream entry, or nil if it is gone.
+local function read_entry(group, entry)
+  local found = call('XRANGE', group.ready, entry, entry)
+  return found[1] and found[1][2]
+end
+
+-- The pending record {entry, consumer, idle, deliveries} of an entry, or nil if not handed out.
+local function pending(group, entry)
+  return call('XPENDING', group.ready, group.name, entry, entry, 1)[1]
+end
+
+local function drop_entries(group, ids, entries)
+  call('XACK', group.ready, group.name, unpack(entries))
+  call('XDEL', group.ready, unpack(entries))
+  if #ids > 0 then call('HDEL', group.entries, unpack(ids)) end
+end
+
+-- What a group remembers of ids beside their place; nothing is there on the happy path.
+local function forget_failures(group, ids)
+  if call('EXISTS', group.attempts, group.reasons, group.leases) == 0 then return end
+  call('HDEL', group.attempts, unpack(ids))
+  call('HDEL', group.reasons, unpack(ids))
+  call('ZREM', group.leases, unpack(ids))
+end
+
+-- Takes an id out of every place of a group. Answers whether it stood in one.
+local function take_out(group, id)
+  local entry, found = call('HGET', group.entries, id), 0
+  if entry then
+    drop_entries(group, {id}, {entry})
+    found = 1
+  end
+  found = found + call('ZREM', group.retry, id) + call('ZREM', group.garbage, id)
+  forget_failures(group, {id})
+  return found > 0
+end
+
+local function owes(group, id)
+  return call('HEXISTS', group.entries, id) == 1 or call('ZSCORE', group.retry, id)
+    or call('ZSCORE', group.garbage, id)
+end
+
+local function owed(id)
+  for _, group in ipairs(groups) do
+    if owes(group, id) then return true end
+  end
+  return false
+end
+
+-- Token and mark of a live message (nine characters), or '' if it is not live.
+local function fence(body) return call('GETRANGE', body, 1, 9) end
+
+local function token_of(body) return call('GETRANGE', body, 1, 8) end
+
+local function is_partly_settled(mark_holder)
+  local mark = string.sub(mark_holder, 9, 9)
+  return mark == '+' or mark == 'R'
+end
+
+-- One of several groups is through with it: cancel and reschedule must know.
+local function mark_partly_settled(body)
+  local mark = call('GETRANGE', body, 9, 9)
+  if mark == '-' then call('SETRANGE', body, 9, '+') end
+  if mark == 'r' then call('SETRANGE', body, 9, 'R') end
+end
+
+local function tombstone(guard, state, due, attempts, now)
+  return guard .. state .. ',' .. (due or '') .. ',' .. attempts .. ',' .. int(now)
+end
+
+-- Ends messages for good: bodies go, tombstones stay for the topic's retention.
+local function finish(ids, bodies, dones, tombstones)
+  if #ids == 0 then return end
+  call('UNLINK', unpack(bodies))
+  if call('EXISTS', POLICY, EXPIRY) > 0 then
+    call('HDEL', POLICY, unpack(ids))
+    call('ZREM', EXPIRY, unpack(ids))
+  end
+  local retention = option('retention')
+  if retention > 0 then
+    for i, done in ipairs(dones) do call('SET', done, tombstones[i], 'PX', retention) end
+  end
+end
+
+-- The pause before retry n by a policy such as '0,0,120000~0.2', or nil if there is none.
+local function nth_delay(policy, n)
+  local jitter = tonumber(string.match(policy, '~([%d.]+)') or 0)
+  local i = 0
+  for delay in string.gmatch(string.match(policy, '^[^~]*'), '%d+') do
+    i = i + 1
+    if i == n then return math.ceil(tonumber(delay) * (1 + jitter * math.random())) end
+  end
+  return nil
+end
+
+-- One failed attempt: to the group's retry, or to its garbage once the attempts are used up.
+-- `delay` is nil (by policy), milliseconds, or 'discard'. Answers the outcome and the next due.
+local function fail(group, id, entry, delay, reason, now)
+  local failed = call('HINCRBY', group.attempts, id, 1)
+  local policy = call('HGET', POLICY, id) or call('HGET', OPTIONS, 'retry_delays')
+    or DEFAULT.retry_delays
+  local pause = nth_delay(policy, failed)
+  local due = nil
+  if delay ~= 'discard' and pause then due = now + (tonumber(delay or '') or pause) end
+  call('HSET', group.reasons, id, string.sub(reason, 1, 1024))
+  if due then
+    call('ZADD', group.retry, int(due), id)
+  else
+    call('ZADD', group.garbage, int(now), id)
+    if GROUP_COUNT == 1 then call('ZREM', EXPIRY, id) end
+  end
+  drop_entries(group, {id}, {entry})
+  call('ZREM', group.leases, id)
+  count(due and 'retried' or 'garbage', 1, group)
+  return due and 'r' or 'g', due, failed
+end
+
+-- Counts first hand-overs by lateness; `buckets` has one letter a message, a space where none.
+local function count_lateness(group, buckets)
+  local seen = {}
+  for i = 1, #buckets do
+    local letter = string.sub(buckets, i, i)
+    if letter ~= ' ' then seen[letter] = (seen[letter] or 0) + 1 end
+  end
+  for letter, n in pairs(seen) do count('late:' .. letter, n, group) end
+end
+
+-- Whether a live message, not in waiting, may still be taken back: nil if so, else 'f' (a group has
+-- it in flight) or 'd' (a group is through with it). A group declared after the message was
+-- promoted never owed it. `garbage_counts` says that dead in one group is through, too.
+local function why_not_taken_back(id, body, garbage_counts)
+  if is_partly_settled(fence(body)) then return 'd' end
+  local answer, places = 'd', 0
+  for _, group in ipairs(groups) do
+    local entry = call('HGET', group.entries, id)
+    if entry then
+      if pending(group, entry) then return 'f' end
+      places = places + 1
+    elseif call('ZSCORE', group.retry, id) then
+      places = places + 1
+    elseif call('ZSCORE', group.garbage, id) then
+      if garbage_counts then return 'd' end
+      places = places + 1
+    end
+  end
+  return places == 0 and 'd' or nil
+end
+
+-- What is known of an id that is not live: 'c' if it was cancelled, 'd' settled, 'u' unknown.
+local function verdict(done)
+  local stone = call('GET', done)
+  if not stone then return 'u' end
+  return string.match(stone, '^.........(%a+)') == 'cancelled' and 'c' or 'd'
+end

@@ -1,0 +1,94 @@
+-- promote: waiting and retry -> ready, what is due by Redis's clock, in order of due.
+-- Guarantee: never early; never more than `max_ready` unread in a group; with several groups a
+-- full one takes due messages into its own retry, so it holds up nobody.
+-- KEYS  the prelude's
+-- ARGV  the most messages to move in this call
+-- Returns {'OK', moved, groups that are full, next due or '', now in ms, paused 0/1, 1 if the call
+--       was cut short by its limit, past-ttl id, ...}; {'GROUPS', ...}. Past-ttl ids stay where
+--       they are: only a script that was given their bodies' keys may end them (expire).
+local changed = changed_groups()
+if changed then return changed end
+
+local _, now = clock()
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready')
+if settings[1] == '1' then return {'OK', 0, 0, '', int(now), 1, 0} end
+if GROUP_COUNT == 0 then return {'OK', 0, 0, '', int(now), 0, 0} end
+local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
+local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 500) / GROUP_COUNT))
+
+-- Due ids of a ZSET as {ids, dues}, those past their ttl set apart.
+local has_ttls = call('EXISTS', EXPIRY) == 1
+local expired, is_expired, cut = {}, {}, 0
+local function due_of(zset)
+  local found = call('ZRANGEBYSCORE', zset, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, limit)
+  local ids, dues = {}, {}
+  if #found == 2 * limit then cut = 1 end
+  for i = 1, #found, 2 do
+    local id = found[i]
+    local ends = has_ttls and call('ZSCORE', EXPIRY, id)
+    if ends and tonumber(ends) <= now then
+      if not is_expired[id] then expired[#expired + 1] = id end
+      is_expired[id] = true
+    else
+      ids[#ids + 1], dues[#dues + 1] = id, found[i + 1]
+    end
+  end
+  return {ids = ids, dues = dues}
+end
+
+-- Two lists in order of due become one; `from` remembers which list an id came from.
+local function merge(a, b)
+  local ids, dues, from, i, j = {}, {}, {}, 1, 1
+  while a.ids[i] or b.ids[j] do
+    local left = a.ids[i] and (not b.ids[j] or tonumber(a.dues[i]) <= tonumber(b.dues[j]))
+    local k = #ids + 1
+    if left then
+      ids[k], dues[k], from[k], i = a.ids[i], a.dues[i], 'waiting', i + 1
+    else
+      ids[k], dues[k], from[k], j = b.ids[j], b.dues[j], 'retry', j + 1
+    end
+  end
+  return ids, dues, from
+end
+
+local waiting = due_of(WAITING)
+local plans, full, moved, leaving = {}, 0, 0, {}
+for g, group in ipairs(groups) do
+  local ids, dues, from = merge(waiting, due_of(group.retry))
+  local free = #ids > 0 and room(group, max_ready, #ids) or 0
+  local most = GROUP_COUNT == 1 and math.min(free, limit) or free
+  local plan = {group = group, ids = {}, dues = {}, retried = {}, held = {}}
+  for k, id in ipairs(ids) do
+    if #plan.ids < most then
+      plan.ids[#plan.ids + 1], plan.dues[#plan.dues + 1] = id, dues[k]
+      if from[k] == 'retry' then
+        plan.retried[#plan.retried + 1] = id
+      elseif GROUP_COUNT == 1 then
+        leaving[#leaving + 1] = id
+      end
+    elseif GROUP_COUNT > 1 and from[k] == 'waiting' then
+      plan.held[#plan.held + 1] = dues[k]
+      plan.held[#plan.held + 1] = id
+    end
+  end
+  if free < #ids then full = full + 1 end
+  moved = moved + #plan.ids
+  plans[g] = plan
+end
+if GROUP_COUNT > 1 then leaving = waiting.ids end
+
+begin_freeing()
+for _, plan in ipairs(plans) do
+  add_ready(plan.group, plan.ids, plan.dues, failed_attempts(plan.group, plan.ids))
+  if #plan.held > 0 then call('ZADD', plan.group.retry, unpack(plan.held)) end
+  if #plan.retried > 0 then call('ZREM', plan.group.retry, unpack(plan.retried)) end
+end
+if #leaving > 0 then call('ZREM', WAITING, unpack(leaving)) end
+count('promoted', #leaving)
+
+local next_due = head(WAITING)
+for _, group in ipairs(groups) do
+  local retry_head = head(group.retry)
+  if retry_head and (not next_due or retry_head < next_due) then next_due = retry_head end
+end
+return {'OK', moved, full, next_due and int(next_due) or '', int(now), 0, cut, unpack(expired)}

@@ -1,0 +1,34 @@
+-- purge: garbage -> settled (purged). The body goes with the last group that owed it.
+-- KEYS  the prelude's, then for each message: body, done
+-- ARGV  own group's number; purge only what died at or before this epoch ms, or '' for all; n;
+--       n times id
+-- Returns {'OK', letters}: y purged, n not in this group's garbage (or too young); {'GROUPS', ...}
+local changed = changed_groups()
+if changed then return changed end
+
+local group = groups[tonumber(ARGV[ARGS + 1])]
+local before = tonumber(ARGV[ARGS + 2])
+local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
+local _, now = clock()
+local letters, purged = {}, 0
+begin_freeing()
+for i = 1, n do
+  local id, body, done = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  local died = tonumber(call('ZSCORE', group.garbage, id) or '')
+  letters[i] = 'n'
+  if died and (not before or died <= before) then
+    local attempts, guard = call('HGET', group.attempts, id) or 0, fence(body)
+    take_out(group, id)
+    if owed(id) then
+      mark_partly_settled(body)
+    elseif guard == '' then
+      call('HDEL', POLICY, id)
+      call('ZREM', EXPIRY, id)
+    else
+      finish({id}, {body}, {done}, {tombstone(guard, 'purged', nil, attempts, now)})
+    end
+    letters[i], purged = 'y', purged + 1
+  end
+end
+count('purged', purged, group)
+return {'OK', table.concat(letters)}

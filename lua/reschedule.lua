@@ -1,0 +1,61 @@
+-- reschedule: waiting, retry, ready (not handed out) -> waiting with a new due, in one step.
+-- Guarantee: the same conditions over several groups as cancel; failed attempts stay counted. A
+-- ttl moves with the due time.
+-- KEYS  the prelude's, then for each message: body, done
+-- ARGV  n; n times id, due ('+ms' is a delay, else epoch ms)
+-- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'GROUPS', ...}
+local changed = changed_groups()
+if changed then return changed end
+
+local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
+local _, now, now_up = clock()
+local waiting_head, earliest, moved = head(WAITING), nil, 0
+
+local function due_from(spec)
+  if string.byte(spec) ~= 43 then return tonumber(spec) end
+  local delay = tonumber(string.sub(spec, 2))
+  return delay == 0 and now or now_up + delay
+end
+
+-- The due time that a ready message carries; nil in retry, where only the next attempt's is known.
+local function due_in_groups(id)
+  for _, group in ipairs(groups) do
+    local entry = call('HGET', group.entries, id)
+    local fields = entry and read_entry(group, entry)
+    if fields and not field(fields, 'attempt') then return tonumber(field(fields, 'due')) end
+  end
+  return nil
+end
+
+local letters = {}
+for i = 1, n do
+  local id, body = ARGV[first + 2 * i - 1], KEYS[ID_KEYS + 2 * i - 1]
+  if fence(body) == '' then
+    local known = verdict(KEYS[ID_KEYS + 2 * i])
+    letters[i] = known == 'u' and 'u' or 'd'
+  else
+    local before = tonumber(call('ZSCORE', WAITING, id) or '')
+    letters[i] = not before and why_not_taken_back(id, body, true) or 's'
+    if letters[i] == 's' then
+      local due = due_from(ARGV[first + 2 * i])
+      local was = before or due_in_groups(id)
+      local ends = tonumber(call('ZSCORE', EXPIRY, id) or '')
+      if ends and (was or due > now) then
+        call('ZADD', EXPIRY, int(ends + due - (was or now)), id)
+      end
+      call('ZADD', WAITING, int(due), id)
+      if not before then
+        for _, group in ipairs(groups) do
+          local entry = call('HGET', group.entries, id)
+          if entry then drop_entries(group, {id}, {entry}) end
+          call('ZREM', group.retry, id)
+        end
+      end
+      earliest = math.min(earliest or due, due)
+      moved = moved + 1
+    end
+  end
+end
+count('rescheduled', moved)
+if earliest and (not waiting_head or earliest < waiting_head) then wake() end
+return {'OK', table.concat(letters)}

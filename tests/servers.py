@@ -1,0 +1,177 @@
+"""What tests share about real servers and real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import redis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = timedelta(seconds=20)  # for what should take milliseconds on an idle machine
+POLL_SECONDS = 0.005
+
+
+def redis_server() -> Path | None:
+    """Debian's server, where it is installed."""
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+def connect(url: str) -> redis.Redis:
+    """A plain client with bytes for answers, in the one shape that Lisa uses."""
+    return redis.Redis.from_url(url, legacy_responses=False)
+
+
+def flush(url: str) -> str:
+    """Empty the server; its URL."""
+    with connect(url) as client:
+        client.flushall()
+    return url
+
+
+def wait_until(condition: Callable[[], object], *, timeout: timedelta = PATIENCE) -> None:
+    """Return as soon as the condition holds; AssertionError when it does not in time."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout.total_seconds()} s: {condition}"
+        time.sleep(POLL_SECONDS)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with suppress(FileNotFoundError, ProcessLookupError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0] != "Z"
+    return not Path("/proc/self").exists()
+
+
+class Process:
+    """A Python program under test, in a session of its own; both its outputs are collected."""
+
+    def __init__(
+        self, arguments: tuple[str, ...], environment: Mapping[str, str], cwd: Path
+    ) -> None:
+        self._changed = threading.Condition()
+        self._text = ""
+        self._closed = False
+        self._popen = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            bufsize=1,
+            env=environment,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def output(self) -> str:
+        """All that the process has written so far."""
+        with self._changed:
+            return self._text
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def wait_for(self, text: str, *, times: int = 1, timeout: timedelta = PATIENCE) -> str:
+        """Wait until the process has written the text that often; all its output."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._text.count(text) >= times or self._closed, timeout.total_seconds()
+            )
+            assert self._text.count(text) >= times, f"no {text!r} in: {self._text}"
+            return self._text
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def wait(self, *, timeout: timedelta = PATIENCE) -> int:
+        """Wait until the process ends by itself; its exit code."""
+        code = self._popen.wait(timeout.total_seconds())
+        self._reader.join(timeout.total_seconds())
+        return code
+
+    def stop(self, *, timeout: timedelta = PATIENCE) -> int:
+        """SIGTERM, and wait; its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout=timeout)
+
+    def kill(self) -> None:
+        """kill -9, and wait."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def end(self) -> None:
+        """Whatever happened: leave neither the process nor its children behind."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, PermissionError):  # the latter: macOS, on zombies
+                os.killpg(self.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._popen.wait(3)
+        self._reader.join(3)
+        if not self._reader.is_alive() and self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            with self._changed:
+                self._text += line
+                self._changed.notify_all()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Processes:
+    """Starts Python programs, and ends them all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started: list[Process] = []
+
+    def start(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Process:
+        """Run `python ARGUMENTS`, such as ("-m", "lisa.cli.manager", "--redis", url).
+
+        Nothing of the caller's LISA_* environment reaches it; `env` is added to the rest. Its
+        directory is the test's own, so that handler modules written there can be imported.
+        """
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+        path = os.pathsep.join([str(ROOT), *filter(None, [clean.get("PYTHONPATH")])])
+        clean |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
+        process = Process(arguments, clean, cwd or self._directory)
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in reversed(self._started):
+            process.end()

@@ -1,0 +1,163 @@
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lisa.core.clock import (
+    MAX_DUE_MS,
+    check_due_ms,
+    datetime_ms,
+    duration_ms,
+    human,
+    ms_datetime,
+    parse_duration,
+    parse_zone,
+)
+from lisa.core.errors import InvalidMessage
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500ms", timedelta(milliseconds=500)),
+        ("10s", timedelta(seconds=10)),
+        ("1.5s", timedelta(milliseconds=1500)),
+        ("2m", timedelta(minutes=2)),
+        ("1h30m", timedelta(minutes=90)),
+        (" 1H 30M ", timedelta(minutes=90)),
+        ("2d", timedelta(days=2)),
+        ("0", timedelta(0)),
+        (0, timedelta(0)),
+        (timedelta(seconds=3), timedelta(seconds=3)),
+    ],
+)
+def test_durations_are_read(text: object, expected: timedelta) -> None:
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("", "10", 10, "ten", "10x", "-5s", "1s2", "5 10s", "9" * 30, "99999999999d", b"10s"),
+        *(timedelta(-1), True, 1.5, float("nan"), None),
+    ],
+)
+def test_what_is_no_duration_is_refused(bad: object) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_duration(bad)
+
+
+def test_a_bare_number_is_milliseconds_only_where_the_key_says_so() -> None:
+    assert parse_duration(10_000, bare_ms=True) == timedelta(seconds=10)
+    assert parse_duration("10000", bare_ms=True) == timedelta(seconds=10)
+    assert parse_duration("10s", bare_ms=True) == timedelta(seconds=10)
+    for bad in (-1, 10**18, "9" * 18):
+        with pytest.raises(InvalidMessage):
+            parse_duration(bad, bare_ms=True)
+
+
+@given(st.timedeltas(min_value=timedelta(-(10**6)), max_value=timedelta(10**6)))
+def test_durations_are_rounded_up_by_less_than_a_millisecond(value: timedelta) -> None:
+    ms = timedelta(milliseconds=duration_ms(value))
+    assert timedelta(0) <= ms - value < timedelta(milliseconds=1)
+
+
+@given(
+    st.datetimes(
+        max_value=datetime(9999, 12, 30),  # noqa: DTZ001 - hypothesis wants a naive bound
+        timezones=st.sampled_from([UTC, BERLIN, timezone(timedelta(hours=8))]),
+    )
+)
+def test_no_instant_is_ever_early(moment: datetime) -> None:
+    early = ms_datetime(datetime_ms(moment)) - moment.astimezone(UTC)
+    assert early < timedelta(milliseconds=1)
+    wall = moment.astimezone(UTC).astimezone(moment.tzinfo)
+    if wall.replace(tzinfo=None) == moment.replace(tzinfo=None):  # not inside a gap
+        assert early >= timedelta(0)
+
+
+@given(st.integers(min_value=0, max_value=MAX_DUE_MS))
+def test_milliseconds_survive_the_way_there_and_back(ms: int) -> None:
+    assert datetime_ms(ms_datetime(ms)) == ms
+
+
+def test_fractions_of_a_millisecond_are_rounded_up() -> None:
+    assert datetime_ms(datetime(1970, 1, 1, microsecond=1, tzinfo=UTC)) == 1
+    assert datetime_ms(datetime(1970, 1, 1, microsecond=1000, tzinfo=UTC)) == 1
+    assert datetime_ms(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == 0
+
+
+def test_a_naive_datetime_needs_a_zone() -> None:
+    naive = datetime(2024, 1, 1, 12)  # noqa: DTZ001 - the point of the test
+    with pytest.raises(InvalidMessage, match="names no time zone"):
+        datetime_ms(naive)
+    assert datetime_ms(naive, BERLIN) == datetime_ms(datetime(2024, 1, 1, 11, tzinfo=UTC))
+    aware = naive.replace(tzinfo=UTC)
+    assert datetime_ms(aware, BERLIN) == datetime_ms(aware)
+
+
+def test_a_reading_that_occurs_twice_is_chosen_by_fold() -> None:
+    twice = datetime(2024, 10, 27, 2, 30)  # noqa: DTZ001
+    first = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
+    assert ms_datetime(datetime_ms(twice, BERLIN)) == first
+    assert ms_datetime(datetime_ms(twice.replace(fold=1), BERLIN)) == first + timedelta(hours=1)
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_reading_that_never_occurs_is_moved_later_by_the_gap(fold: int) -> None:
+    gap = datetime(2024, 3, 31, 2, 30, fold=fold)  # noqa: DTZ001
+    expected = datetime(2024, 3, 31, 3, 30, tzinfo=BERLIN)
+    assert datetime_ms(gap, BERLIN) == datetime_ms(expected)
+
+
+def test_the_bounds_of_a_due_time() -> None:
+    assert check_due_ms(MAX_DUE_MS) == MAX_DUE_MS
+    assert ms_datetime(MAX_DUE_MS) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+    assert check_due_ms(-1) == 0
+    for bad in (MAX_DUE_MS + 1, 10**400, 1.0, float("nan"), True, "1", None):
+        with pytest.raises(InvalidMessage):
+            check_due_ms(bad)
+
+
+def test_the_last_microseconds_of_9999_are_beyond_it_once_rounded_up() -> None:
+    with pytest.raises(InvalidMessage, match="9999"):
+        check_due_ms(datetime_ms(datetime.max.replace(tzinfo=UTC)))
+    far_west = datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))
+    with pytest.raises(InvalidMessage, match="9999"):
+        check_due_ms(datetime_ms(far_west))
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0ms"),
+        (250, "250ms"),
+        (1_000, "1s"),
+        (1_500, "1.5s"),
+        (59_999, "59.999s"),
+        (90_000, "1m 30s"),
+        (120_000, "2m"),
+        (3_600_000, "1h"),
+        (3_601_000, "1h"),
+        (90_000_000, "1d 1h"),
+        (-90_000, "-1m 30s"),
+    ],
+)
+def test_milliseconds_for_people(ms: int, text: str) -> None:
+    assert human(ms) == text
+
+
+def test_zones_by_name_and_by_offset() -> None:
+    noon = datetime(2024, 1, 1, 12)  # noqa: DTZ001
+    four = datetime_ms(datetime(2024, 1, 1, 4, tzinfo=UTC))
+    assert datetime_ms(noon, parse_zone("Asia/Shanghai")) == four
+    assert datetime_ms(noon, parse_zone("+08:00")) == four
+    assert parse_zone("-0330").utcoffset(None) == -timedelta(hours=3, minutes=30)
+    assert parse_zone(BERLIN) is BERLIN
+    for bad in ("Mars/Olympus", "", "../etc/passwd", "+99:00"):
+        with pytest.raises(InvalidMessage, match="time zone"):
+            parse_zone(bad)

@@ -1,0 +1,213 @@
+"""The layers: who may import whom, and who alone knows clients, scripts and keys.
+
+Each rule is a function from source text to offences, so each is shown to catch an offender too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parent.parent.parent
+MODULES = sorted((ROOT / "lisa").rglob("*.py"))
+
+ON_CORE = {"core", "producer", "manager", "consumer", "admin", "embedded"}
+ON_TOP = {"cli", "gateway", "pipeline"}
+CLIENTS = re.compile(r"(Strict)?Redis(Cluster)?|Sentinel|\w*ConnectionPool|from_url")
+RUNS_SCRIPTS = {"eval", "eval_ro", "evalsha", "evalsha_ro", "register_script", "script_load"}
+RUNS_SCRIPTS |= {"fcall", "fcall_ro", "function_load"}
+KEY = re.compile(
+    r":(body|done|g):"
+    r"|:(waiting|policy|expiry|options|groups|stats|consumers|history|events|archived|ready"
+    r"|entries|retry|garbage|attempts|reasons|leases|topics|managers|schema|wake)$"
+)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Full names, also of what is imported late or for the type checker only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def wrong_imports(module: str, source: str) -> list[str]:
+    """Imports that cross the layers."""
+    part = second(module)
+    if part in ON_TOP:
+        return []
+    # What is not a role, and not on top, is the public face.
+    allowed = {"core", part} if part in ON_CORE else ON_CORE | {part}
+    return [
+        name
+        for name in imported(ast.parse(source))
+        if name.split(".")[0] == "lisa" and second(name) not in allowed
+    ]
+
+
+def second(name: str) -> str:
+    return f"{name}.".split(".")[1]
+
+
+def dotted(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        return [*dotted(node.value), node.attr]
+    return [node.id] if isinstance(node, ast.Name) else [""]
+
+
+def calls(source: str) -> Iterator[tuple[list[str], ast.Call]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            yield dotted(node.func), node
+
+
+def made_clients(module: str, source: str) -> list[str]:
+    """Calls that construct a Redis client outside core.connection."""
+    if module == "lisa.core.connection":
+        return []
+    bound = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            aliases = [a for a in node.names if a.name.split(".")[0] == "redis"]
+            bound |= {a.asname or "redis" for a in aliases}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redis":
+            bound |= {a.asname or a.name for a in node.names}
+    return [
+        ".".join(name)
+        for name, _ in calls(source)
+        if name[0] in bound and CLIENTS.fullmatch(name[-1])
+    ]
+
+
+def run_scripts(module: str, source: str) -> list[str]:
+    """Scripts that are run, or Lua files that are named, outside core.scripts and transitions."""
+    if module == "lisa.core.scripts" or module.startswith("lisa.core.transitions"):
+        return []
+    found = []
+    for name, call in calls(source):
+        if len(name) > 1 and name[-1] in RUNS_SCRIPTS:
+            found.append(".".join(name))
+        if name[-1] == "execute_command" and call.args and isinstance(call.args[0], ast.Constant):
+            command = str(call.args[0].value).lower().replace(" ", "_")
+            found += [command] if command in RUNS_SCRIPTS else []
+    return found + [text for text in strings(source) if re.search(r"\w\.lua$", text)]
+
+
+def strings(source: str) -> Iterator[str]:
+    """String constants and the constant pieces of f-strings, without docstrings."""
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+
+
+def built_keys(module: str, source: str) -> list[str]:
+    """Pieces of keys outside core.keys."""
+    if module == "lisa.core.keys":
+        return []
+    return [text for text in strings(source) if KEY.search(text)]
+
+
+def undeclared(_module: str, source: str) -> list[str]:
+    """Third-party imports that pyproject.toml does not name for users."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].items()
+    lines = project["dependencies"] + [x for name, some in extras if name != "dev" for x in some]
+    declared = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
+    providers = importlib.metadata.packages_distributions()
+    roots = {name.split(".")[0] for name in imported(ast.parse(source))}
+    return [
+        root
+        for root in sorted(roots - sys.stdlib_module_names - {"lisa"})
+        if not {plain(name) for name in providers.get(root, [])} & declared
+    ]
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+RULES = [wrong_imports, made_clients, run_scripts, built_keys, undeclared]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_module_keeps(rule: Callable[[str, str], list[str]]) -> None:
+    names = {path: module_name(path) for path in MODULES}
+    offences = {names[path]: rule(names[path], path.read_text("utf-8")) for path in MODULES}
+    assert {name: found for name, found in offences.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "source"),
+    [
+        (wrong_imports, "lisa.core.store", "from lisa.producer import Producer"),
+        (wrong_imports, "lisa.core.store", "from lisa import producer"),
+        (wrong_imports, "lisa.consumer.reader", "def f():\n  import lisa.manager.promoter"),
+        (wrong_imports, "lisa.manager", "from lisa import Message"),
+        (wrong_imports, "lisa.admin.garbage", "import lisa"),
+        (wrong_imports, "lisa.embedded.server", "from lisa.cli.main import main"),
+        (wrong_imports, "lisa", "from lisa.cli.main import main"),
+        (made_clients, "lisa.manager.promoter", "import redis\nredis.Redis()"),
+        (made_clients, "lisa.cli.top", "import redis.asyncio as r\nr.Redis.from_url('redis://')"),
+        (made_clients, "lisa.admin.x", "from redis.sentinel import Sentinel as S\nS.from_url([])"),
+        (run_scripts, "lisa.core.store", "client.evalsha('ab', 0)"),
+        (run_scripts, "lisa.admin.fsck", "client.execute_command('SCRIPT LOAD', 'return 1')"),
+        (run_scripts, "lisa.manager.x", "path = 'promote.lua'"),
+        (built_keys, "lisa.admin.fsck", "key = f'{root}:body:{id}'"),
+        (built_keys, "lisa.manager.x", "key = root + ':waiting'"),
+        (built_keys, "lisa.producer.x", "channel = f'{prefix}:wake'"),
+        (undeclared, "lisa.cli.x", "import fakeredis"),
+    ],
+)
+def test_the_rule_catches(rule: Callable[[str, str], list[str]], module: str, source: str) -> None:
+    assert rule(module, source) != []
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "source"),
+    [
+        (
+            wrong_imports,
+            "lisa.consumer.reader",
+            "from lisa.consumer import x\nimport lisa.core.keys",
+        ),
+        (wrong_imports, "lisa.cli.main", "from lisa.producer import Producer"),
+        (wrong_imports, "lisa", "from lisa.producer import Producer"),
+        (made_clients, "lisa.core.connection", "import redis\nredis.Redis()"),
+        (made_clients, "lisa.core.store", "import redis\nraise redis.ConnectionError('gone')"),
+        (run_scripts, "lisa.admin.acl", "rule = '+evalsha'"),
+        (built_keys, "lisa.core.store", "def f():\n  'Reads lisa:{t}:body:<id>.'"),
+        (undeclared, "lisa.cli.x", "import yaml, uuid_utils, pydantic_settings, json"),
+    ],
+)
+def test_the_rule_lets_pass(
+    rule: Callable[[str, str], list[str]], module: str, source: str
+) -> None:
+    assert rule(module, source) == []
+
+
+def test_the_public_face_is_sorted_and_whole() -> None:
+    face = importlib.import_module("lisa")
+    assert list(face.__all__) == sorted(face.__all__)
+    assert [name for name in face.__all__ if not hasattr(face, name)] == []
+    assert {"Producer", "AsyncProducer", "Manager", "Consumer", "Message"} <= set(face.__all__)
+    assert {"Retry", "Discard", "LisaError"} <= set(face.__all__)

@@ -1,0 +1,328 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from lisa.core.clock import parse_zone
+from lisa.core.errors import ConfigError
+from lisa.core.options import encode
+from lisa.core.retry_policy import RetryPolicy
+from lisa.core.settings import (
+    ROLES,
+    ConsumerSettings,
+    ManagerSettings,
+    ProducerSettings,
+    RoleSettings,
+)
+from lisa.core.settings.names import fields, kebab, sections
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LISA_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(text: str) -> Path:
+        path = tmp_path / "lisa.yml"
+        path.write_text(dedent(text), encoding="utf-8")
+        return path
+
+    return written
+
+
+ALL_KEYS = {
+    kebab(inner) for name in fields(ROLES) for inner in (name, *fields(sections(ROLES, name)))
+}
+
+
+def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        role.load(path, **overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# The files of the original ------------------------------------------------------------------------
+
+
+def test_the_originals_manager_file() -> None:
+    settings = ManagerSettings.load(CONFIGS / "manager.yml")
+    server = settings.manager_server
+    assert server.crontab_move_to_ready_queue == "0/1 * * * * ?"
+    assert server.crontab_clean_stream == "0 */1 * * * ?"
+    assert server.crontab_process_pending_message == "0/5 * * * * ?"
+    assert (server.range_start, server.range_end, server.count) == ("-", "+", 20)
+    assert settings.enabled
+    assert settings.topics() == {"mystream": ("group-1",), "topic2": ("group-2",)}
+    expected = {
+        "ack_timeout": timedelta(seconds=10),
+        "retry_delays": RetryPolicy((20_000,) * 10),
+        "max_ready": 10_000,
+    }
+    assert settings.topic_options() == {"mystream": expected, "topic2": expected}
+    assert encode(expected)["max_ready"] == "10000"
+    assert [entry.consumer for entry in settings.groups] == ["consumer-1", "consumer-2"]
+
+
+def test_the_originals_producer_file() -> None:
+    settings = ProducerSettings.load(CONFIGS / "producer.yml")
+    assert settings.topics() == {"mystream": ("group-1",), "topic2": ("group-2",)}
+    assert settings.redis.url == "redis://localhost:6379/0"
+
+
+def test_the_originals_consumer_file() -> None:
+    settings = ConsumerSettings.load(CONFIGS / "consumer.yml")
+    assert settings.consumer_server.poll_timeout_millis == 5_000
+    assert settings.consumer_server.poll_batch_size == 10
+    assert settings.groups[1].consumer == "consumer-2"
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.full.yml")), ids=lambda path: path.name)
+def test_every_role_loads_every_full_file(role: type[RoleSettings], path: Path) -> None:
+    assert role.load(path).topics() == {"orders": ("lisa",)}
+
+
+@pytest.mark.parametrize("role", [ManagerSettings, ProducerSettings, ConsumerSettings])
+def test_a_full_file_shows_the_defaults_and_leaves_out_no_key(role: Any) -> None:
+    text = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8")
+    loaded, default = role.load(CONFIGS / f"{role.role}.full.yml"), role.load()
+    assert loaded.model_copy(update={"groups": ()}) == default
+    for name in role.model_fields:
+        assert f" {name.replace('_', '-')}:" in text, name
+        section = getattr(default, name)
+        for inner in getattr(type(section), "model_fields", {}):
+            assert f" {inner.replace('_', '-')}:" in text, inner
+
+
+def test_commented_examples_are_valid(write: Write) -> None:
+    tried = set()
+    for role in (ManagerSettings, ProducerSettings, ConsumerSettings):
+        lines = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            example = line.lstrip().removeprefix("# ")
+            key = example.partition(": ")[0]
+            if not line.lstrip().startswith("# ") or key not in ALL_KEYS:
+                continue
+            kept = lines.copy()
+            kept[number] = line.replace("# ", "", 1)
+            if key == "retry":
+                kept = [
+                    each for each in kept if "delay-time" not in each and "max-retry" not in each
+                ]
+            if key in ("tls-cert-file", "tls-key-file"):
+                kept = [each.replace("# tls", "tls") for each in kept]
+            full = role.load(CONFIGS / f"{role.role}.full.yml")
+            assert role.load(write("\n".join(kept))) != full, line
+            tried.add(key)
+    assert {"retry", "http", "zone", "target", "ack-timeout", "tls-key-file"} <= tried
+
+
+# Spelling -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("root", "section", "key"),
+    [
+        ("lisa-delay-queue", "consumer-server", "poll-timeout-millis"),
+        ("lisaDelayQueue", "consumerServer", "pollTimeoutMillis"),
+        ("lisa_delay_queue", "consumer_server", "poll_timeout_millis"),
+    ],
+)
+def test_three_spellings_are_one_key(write: Write, root: str, section: str, key: str) -> None:
+    path = write(f"{root}: {{{section}: {{{key}: 70}}}}")
+    assert ConsumerSettings.load(path).consumer_server.poll_timeout_millis == 70
+
+
+def test_other_roots_are_ignored_and_one_file_serves_several_roles(write: Write) -> None:
+    path = write("""
+        server: {port: 8080}
+        lisa-delay-queue:
+          manager-server: {count: 7}
+          consumer-server: {concurrency: 3}
+          zone: +08:00
+        """)
+    assert ManagerSettings.load(path).manager_server.count == 7
+    assert ConsumerSettings.load(path).consumer_server.concurrency == 3
+    assert ProducerSettings.load(path).zone == parse_zone("+08:00")
+
+
+def test_text_stays_text_where_yaml_sees_a_number(write: Write) -> None:
+    path = write("""
+        lisa-delay-queue:
+          redis: {password: 0123}
+          groups: [{topic: 007, group: 1e3, consumer: no}]
+        """)
+    settings = ConsumerSettings.load(path)
+    assert settings.topics() == {"007": ("1e3",)}
+    assert settings.groups[0].consumer == "no"
+    assert settings.redis.password is not None
+    assert settings.redis.password.get_secret_value() == "0123"
+
+
+def test_an_offset_is_no_number_of_minutes(write: Write) -> None:
+    # YAML 1.1 reads 10:30 as 630.
+    path = write("lisa-delay-queue: {zone: +10:30}")
+    assert ProducerSettings.load(path).zone == parse_zone("+10:30")
+
+
+def test_a_key_without_a_value_has_its_default(write: Write) -> None:
+    path = write("lisa-delay-queue: {groups: , manager-server: {count: }}")
+    assert ManagerSettings.load(path) == ManagerSettings.load()
+
+
+# Precedence ---------------------------------------------------------------------------------------
+
+
+def test_flag_above_environment_above_file_above_default(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("lisa-delay-queue: {consumer-server: {concurrency: 2, grace: 3s, processes: 4}}")
+    monkeypatch.setenv("LISA_CONSUMER_SERVER__CONCURRENCY", "5")
+    monkeypatch.setenv("LISA_CONSUMER_SERVER__PROCESSES", "6")
+    server = ConsumerSettings.load(
+        path, consumer_server={"concurrency": 7, "processes": None}, http=None
+    ).consumer_server
+    assert server.concurrency == 7
+    assert server.processes == 6
+    assert server.grace == timedelta(seconds=3)
+    assert server.poll_timeout_millis == 5_000
+
+
+def test_the_environment_alone(monkeypatch: pytest.MonkeyPatch, write: Write) -> None:
+    monkeypatch.setenv("LISA_REDIS_URL", "redis://elsewhere:1/2")
+    monkeypatch.setenv("LISA_ENABLED", "false")
+    monkeypatch.setenv("LISA_HANDLERS", "shop.a, shop.b")
+    monkeypatch.setenv("LISA_MANAGER_SERVER__TIMEOUT", "3000")
+    monkeypatch.setenv("LISA_MANAGER_SERVER__RETRY", '{"fixed": {"delay": "1s", "count": 2}}')
+    monkeypatch.setenv("LISA_GROUPS", '[{"topic": "orders", "max-length": 5}]')
+    monkeypatch.setenv("LISA_REDIS__PASSWORD", "[not json")
+    settings = ManagerSettings.load()
+    assert settings.redis.url == "redis://elsewhere:1/2"
+    assert not settings.enabled
+    assert settings.handlers == ("shop.a", "shop.b")
+    assert settings.topic_options() == {
+        "orders": {
+            "ack_timeout": timedelta(seconds=3),
+            "retry_delays": RetryPolicy((1_000, 1_000)),
+            "max_ready": 5,
+        }
+    }
+    monkeypatch.setenv("LISA_CONFIG", str(write("lisa-delay-queue: {prefix: named}")))
+    assert ManagerSettings.load().prefix == "named"
+
+
+# The server ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "url", "password"),
+    [
+        ("{host: cache, port: 6380, password: s3, database: 4}", "redis://cache:6380/4", "s3"),
+        ("{host: cache}", "redis://cache:6379/0", None),
+        (
+            "{host: cache, ssl: true, lettuce: {pool: {max-active: 8}}}",
+            "rediss://cache:6379/0",
+            None,
+        ),
+        ("{url: 'redis://u:p@cache:1/2', timeout: 5000}", "redis://u:p@cache:1/2", None),
+    ],
+)
+def test_spring_names_the_server(
+    write: Write, section: str, url: str, password: str | None
+) -> None:
+    redis = ProducerSettings.load(write(f"spring: {{redis: {section}}}")).redis
+    assert redis.url == url
+    assert (redis.password.get_secret_value() if redis.password else None) == password
+
+
+def test_a_url_given_above_takes_no_password_from_below(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spring = write("spring: {redis: {host: cache, password: s3}}\nlisa-delay-queue: {prefix: p}")
+    redis = ProducerSettings.load(spring, redis="redis://other").redis
+    assert (redis.url, redis.password) == ("redis://other", None)
+    own = write("lisa-delay-queue: {redis: {url: redis://cache, password: s3, socket-timeout: 9s}}")
+    assert ProducerSettings.load(own).redis.password is not None
+    monkeypatch.setenv("LISA_REDIS_URL", "redis://other")
+    redis = ProducerSettings.load(own).redis
+    assert (redis.url, redis.password) == ("redis://other", None)
+    assert redis.socket_timeout == timedelta(seconds=9)
+
+
+def test_what_only_spring_can_read_is_refused_unless_lisa_is_told(write: Write) -> None:
+    cluster = write("spring: {redis: {cluster: {nodes: a:1}}}\nlisa-delay-queue: {}")
+    assert "spring.redis.cluster is not read" in refusal(ManagerSettings, cluster)
+    assert ManagerSettings.load(cluster, redis="redis://x").redis.url == "redis://x"
+    placeholder = write("spring: {redis: {host: '${HOST:x}'}}")
+    assert "spring.redis.host is a placeholder" in refusal(ManagerSettings, placeholder)
+
+
+def test_secrets_are_not_shown(write: Write) -> None:
+    settings = ProducerSettings.load(redis={"url": "redis://:hunter2@x", "password": "hunter2"})
+    assert "hunter2" not in repr(settings)
+    path = write("lisa-delay-queue: {redis: {url: 'hunter2@x', password: [hunter2]}}")
+    assert "hunter2" not in refusal(ProducerSettings, path)
+
+
+# Topics -------------------------------------------------------------------------------------------
+
+
+def test_several_groups_of_one_topic(write: Write) -> None:
+    path = write("""
+        lisa-delay-queue:
+          groups:
+            - {topic: orders, group: mail, ack-timeout: 30s, moving-size: 5000}
+            - {topic: orders, group: bill, capacity: 9, moving-size: 20}
+            - {topic: other, retry-delays: "0,2m~0.5", retention: 0}
+        """)
+    settings = ManagerSettings.load(path)
+    assert settings.topics() == {"orders": ("mail", "bill"), "other": ()}
+    assert settings.topic_options() == {
+        "orders": {"ack_timeout": timedelta(seconds=30), "capacity": 9},
+        "other": {"retry_delays": RetryPolicy((0, 120_000), 0.5), "retention": timedelta(0)},
+    }
+    assert settings.moving_sizes() == {"orders": 500}
+
+
+def test_a_topics_own_options_win_over_the_managers(write: Write) -> None:
+    path = write("""
+        lisa-delay-queue:
+          manager-server: {timeout: 1s, max-retry-count: 2}
+          groups: [{topic: a, ack-timeout: 5s, retry-delays: []}, {topic: b}]
+        """)
+    assert ManagerSettings.load(path).topic_options() == {
+        "a": {"ack_timeout": timedelta(seconds=5), "retry_delays": RetryPolicy(())},
+        "b": {
+            "ack_timeout": timedelta(seconds=1),
+            "retry_delays": RetryPolicy((20_000, 20_000)),
+        },
+    }
+
+
+def test_settings_are_frozen() -> None:
+    settings = ManagerSettings.load()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.prefix = "other"
+
+
+def test_loading_brings_in_neither_client_nor_scheduler() -> None:
+    check = (
+        "import sys; from lisa.core.settings import ManagerSettings; ManagerSettings.load();"
+        "print(sorted({'redis', 'apscheduler', 'rich'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
