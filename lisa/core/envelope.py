@@ -34,8 +34,11 @@ __all__ = [
     "decode_envelope",
     "encode_body",
     "encode_envelope",
+    "encode_head",
     "encode_headers",
+    "encode_tail",
     "new_id",
+    "new_ids",
     "new_token",
 ]
 
@@ -68,6 +71,18 @@ def new_id() -> str:
     rest = uuid_utils.uuid7().int << 4
     pairs = _PAIRS
     return "".join([pairs[(rest >> shift) & 0xFFF] for shift in range(120, -1, -12)])
+
+
+def new_ids(count: int) -> list[str]:
+    """That many ids at once, at most 4096, in order; several times faster than one by one.
+
+    One UUIDv7 serves them all: twelve of its random bits are replaced by the place in the list.
+    Creation time and counter, which give the order between calls, stay as they are.
+    """
+    pattern = new_id()
+    # A pair of characters is twelve bits; the last holds eight random ones and the padding.
+    stem, end = pattern[:18], pattern[20:]
+    return [f"{stem}{pair}{end}" for pair in _PAIRS[:count]]
 
 
 def new_token() -> str:
@@ -140,6 +155,8 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     """Length and JSON of the headers, ready to stand before the body. Raises InvalidMessage."""
     if not headers:
         return b"0000"
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers are a mapping of text to text, not {headers!r}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"headers are text to text; {name!r}: {value!r} is not")
@@ -154,10 +171,20 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     return b"%04x" % len(encoded) + encoded
 
 
+def encode_head(token: str) -> bytes:
+    """What stands before the kind of the body in the envelope of a new message."""
+    return b"1" + token.encode() + b"-"
+
+
+def encode_tail(body: object, headers: bytes) -> bytes:
+    """What follows the head: kind, headers (see `encode_headers`), body. Raises InvalidMessage."""
+    kind, encoded = encode_body(body)
+    return b"%b%b%b" % (kind, headers, encoded)
+
+
 def encode_envelope(token: str, body: object, headers: Mapping[str, str] | None = None) -> bytes:
     """The whole envelope of a new message. Raises InvalidMessage."""
-    kind, encoded = encode_body(body)
-    return b"".join((VERSION, token.encode(), b"-", kind, encode_headers(headers), encoded))
+    return encode_head(token) + encode_tail(body, encode_headers(headers))
 
 
 def decode_envelope(data: bytes) -> Envelope:

@@ -25,7 +25,13 @@ __all__ = [
 
 
 class LisaError(Exception):
-    """The root of every error that Lisa raises."""
+    """The root of every error that Lisa raises.
+
+    `sent`: where a `send_many` ends in an error, how many of its messages, from the first on, were
+    settled before (accepted, duplicate, ...): what remains is `bodies[error.sent:]`.
+    """
+
+    sent: int = 0
 
 
 class InvalidMessage(LisaError, ValueError):
@@ -39,12 +45,8 @@ class DuplicateMessage(LisaError):
 class TopicFull(LisaError):
     """The topic holds as many live messages as its `capacity` allows; nothing was sent.
 
-    `sent` is the number of messages that earlier calls of the same `send_many` got accepted.
+    Of a `send_many` the calls before this one were sent: see `sent`.
     """
-
-    def __init__(self, message: str, *, sent: int = 0) -> None:
-        super().__init__(message)
-        self.sent = sent
 
 
 class GroupRemoved(LisaError):

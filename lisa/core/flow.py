@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 __all__ = [
@@ -137,7 +137,7 @@ def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concate
 
 def awaiting(
     method: Callable[Concatenate[Any, P], Flow[T]],
-) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """The same for asyncio: the method becomes a coroutine function."""
 
     @functools.wraps(method)

@@ -175,8 +175,11 @@ class Store:
 
     def check_schema(self) -> Flow[None]:
         """Refuse to work on a newer layout; write ours where there is none. Raises ConfigError."""
-        yield from self.command("SET", self.keys.schema, SCHEMA_VERSION, "NX")
         found = yield from self.command("GET", self.keys.schema)
+        if found is None:
+            # Asked first: a replica or a full server refuses writes, yet can be read and drained.
+            yield from self.command("SET", self.keys.schema, SCHEMA_VERSION, "NX")
+            found = yield from self.command("GET", self.keys.schema)
         if found is not None and int(found) > SCHEMA_VERSION:
             raise ConfigError(
                 f"{self.where} holds layout {int(found)} of prefix {self.keys.prefix!r}; this "
