@@ -22,11 +22,11 @@ begin_freeing()
 -- A late success: the message, if it is still that one, leaves wherever this group has it.
 local function settle_late(i)
   local body, token = KEYS[ID_KEYS + 2 * i - 1], string.sub(ARGV[first + 5 * i - 2], 1, 8)
-  local live = token_of(body)
-  if live == token then
+  local live = fence(body)
+  if string.sub(live, 1, 8) == token then
     if take_out(group, ids[i]) then return 'l' end
     if GROUP_COUNT == 1 and call('ZREM', WAITING, ids[i]) == 1 then return 'l' end
-    return 's'
+    return is_partly_settled(live) and 'r' or 's'
   end
   local stone = live == '' and call('GET', KEYS[ID_KEYS + 2 * i]) or ''
   local same = string.sub(stone, 1, 8) == token
@@ -34,21 +34,23 @@ local function settle_late(i)
 end
 
 local letters, matched, entries, gone = {}, {}, {}, {}
-local matched_ids, lateness, late, stale = {}, {}, 0, 0
+local matched_ids, lateness, late, stale, seen = {}, {}, 0, 0, {}
 for i = 1, n do
   if indexed[i] == ARGV[first + 5 * i - 3] then
-    letters[i] = 'a'
+    letters[i] = seen[ids[i]] and 'r' or 'a'
+  else
+    letters[i] = settle_late(i)
+  end
+  if letters[i] == 'a' then
+    seen[ids[i]] = true
     matched_ids[#matched_ids + 1], entries[#entries + 1] = ids[i], indexed[i]
     lateness[#lateness + 1] = string.sub(buckets, i, i)
     gone[#gone + 1] = i
-  else
-    letters[i] = settle_late(i)
-    if letters[i] == 'l' then
-      late = late + 1
-      gone[#gone + 1] = i
-    elseif letters[i] == 's' then
-      stale = stale + 1
-    end
+  elseif letters[i] == 'l' then
+    late = late + 1
+    gone[#gone + 1] = i
+  elseif letters[i] == 's' then
+    stale = stale + 1
   end
 end
 if #matched_ids > 0 then

@@ -12,15 +12,17 @@ local function write(name, value)
   if value then call('HSET', OPTIONS, name, value) else call('HDEL', OPTIONS, name) end
 end
 
+begin_freeing()
 for i = 1, n do
   local name, value = ARGV[first + 3 * i - 2], ARGV[first + 3 * i]
   if ARGV[first + 3 * i - 1] == '0' then value = false end
   local is, was = call('HGET', OPTIONS, name), call('HGET', OPTIONS, 'declared:' .. name)
-  if declared then write('declared:' .. name, value) end
-  if not declared or not is or is == was then
+  local written = not declared or name ~= 'paused' and (not is or is == was)
+  if declared and name ~= 'paused' then write('declared:' .. name, value) end
+  if written then
     write(name, value)
     if is ~= value then changes = changes + 1 end
   end
-  if name == 'paused' then wake() end
+  if written and name == 'paused' then wake() end
 end
 return {'OK', changes}

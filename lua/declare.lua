@@ -5,8 +5,9 @@
 -- Returns {'OK', 1 if the group was not declared before, else 0}
 local group = groups[1]
 local _, now = clock()
+begin_freeing()
 local made = redis.pcall('XGROUP', 'CREATE', group.ready, group.name, '0', 'MKSTREAM')
-if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then return made end
+if made.err and not string.find(tostring(made.err), 'BUSYGROUP', 1, true) then return made end
 local new = call('HSETNX', GROUPS, group.name, int(now))
 if new == 1 or not made.err then wake() end
 return {'OK', new}

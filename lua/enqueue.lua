@@ -26,6 +26,20 @@ for i = 1, n do
   if size > limit then return {'LARGE', i, size, limit} end
 end
 
+-- How many ids this call would bring to life: an id counts once, and one that was settled lately
+-- only if it is to be replaced, and not by a replay.
+local function count_new()
+  local new, counted = 0, {}
+  for i = 1, n do
+    if not counted[ids[i]] and call('EXISTS', bodies[i]) == 0 then
+      local settled = call('GETRANGE', dones[i], 0, 7)
+      if settled == '' or (mode == 'replace' and settled ~= token) then new = new + 1 end
+      counted[ids[i]] = true
+    end
+  end
+  return new
+end
+
 local capacity = tonumber(settings[1] or '')
 if capacity then
   local held = 0
@@ -33,8 +47,10 @@ if capacity then
     held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry))
   end
   local live = call('ZCARD', WAITING) + held
-  local new = n - call('EXISTS', unpack(bodies))
-  if new > 0 and live + new > capacity then return {'FULL', live, capacity} end
+  if live + n - call('EXISTS', unpack(bodies)) > capacity then
+    local new = count_new()
+    if new > 0 and live + new > capacity then return {'FULL', live, capacity} end
+  end
 end
 
 -- Most batches are all new: one command tells and writes.
@@ -45,8 +61,9 @@ local function write_all_new()
   return call('MSETNX', unpack(pairs_)) == 1
 end
 
--- The outcome of one message, its body written if it is to be placed.
-local seen = {}
+-- The outcome of one message, its body written if it is to be placed. An id that comes twice in
+-- one call is a duplicate of itself; the mark of the first stays, so that a replay tells the same.
+local seen, replayed = {}, {}
 local function write_one(i)
   local live = fence(bodies[i])
   local known = live
@@ -55,13 +72,16 @@ local function write_one(i)
     call('SET', bodies[i], envelopes[i])
     return 'a', true
   end
-  if not seen[ids[i]] and string.sub(known, 1, 8) == token then
-    local mark = string.sub(known, 9, 9)
+  local mark, same = string.sub(known, 9, 9), string.sub(known, 1, 8) == token
+  if same and not seen[ids[i]] then
+    replayed[ids[i]] = true
     return (mark == 'r' or mark == 'R') and 'r' or 'a', false
   end
   if mode == 'keep' then return 'd', false end
   if mode == 'reject' then return 'x', false end
-  call('SET', bodies[i], string.sub(envelopes[i], 1, 9) .. 'r' .. string.sub(envelopes[i], 11))
+  if replayed[ids[i]] then return 'r', false end
+  if not same then mark = 'r' end
+  call('SET', bodies[i], string.sub(envelopes[i], 1, 9) .. mark .. string.sub(envelopes[i], 11))
   if live == '' then call('DEL', dones[i]) end
   for _, group in ipairs(groups) do take_out(group, ids[i]) end
   call('HDEL', POLICY, ids[i])
@@ -99,15 +119,17 @@ end
 
 local _, now, now_up = clock()
 local due, is_placed, earliest, ordered = {}, {}, nil, true
+local read, written = {}, {} -- many messages of a call share a due time
 local previous = nil
 for _, i in ipairs(placed) do
   local spec = ARGV[first + 3 * i - 1]
-  if string.byte(spec) == 43 then
-    local delay = tonumber(string.sub(spec, 2))
-    due[i] = delay == 0 and now or now_up + delay
-  else
-    due[i] = tonumber(spec)
+  local at = read[spec]
+  if not at then
+    at = tonumber(spec)
+    if string.byte(spec) == 43 then at = at == 0 and now or now_up + at end
+    read[spec], written[at] = at, int(at)
   end
+  due[i] = at
   is_placed[i] = true
   ordered = ordered and (not previous or previous <= due[i])
   previous = due[i]
@@ -134,16 +156,16 @@ if not ordered and free > 0 then
   end)
 end
 
-local straight, straight_dues, straight_ids, later = {}, {}, {}, {}
+local straight_dues, straight_ids, later, l = {}, {}, {}, 0
 for _, i in ipairs(placed) do
-  if due[i] <= now and #straight < free then
-    straight[#straight + 1] = i
+  local at = due[i]
+  if at <= now and #straight_ids < free then
     straight_ids[#straight_ids + 1] = ids[i]
-    straight_dues[#straight_dues + 1] = int(due[i])
+    straight_dues[#straight_dues + 1] = written[at]
   else
-    later[#later + 1] = int(due[i])
-    later[#later + 1] = ids[i]
-    earliest = math.min(earliest or due[i], due[i])
+    later[l + 1], later[l + 2] = written[at], ids[i]
+    l = l + 2
+    if not earliest or at < earliest then earliest = at end
   end
 end
 if #later > 0 then call('ZADD', WAITING, unpack(later)) end
@@ -167,7 +189,7 @@ for p = 1, tonumber(ARGV[at]) do
 end
 
 count('sent', #placed)
-count('promoted', #straight)
+count('promoted', #straight_ids)
 local _, duplicates = string.gsub(outcomes, 'd', '')
 count('duplicate', duplicates)
 if earliest and (not waiting_head or earliest < waiting_head) then wake() end

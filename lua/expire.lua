@@ -15,11 +15,11 @@ local letters, reply, expired = {}, {}, 0
 begin_freeing()
 
 -- Drops an id from a group unless it is in flight there. Answers whether it is.
-local function drop_unless_in_flight(group, id)
+local function drop_unless_in_flight(group, id, waits)
   local entry = call('HGET', group.entries, id)
   if entry and pending(group, entry) then return true end
   if entry then drop_entries(group, {id}, {entry}) end
-  if entry or call('ZREM', group.retry, id) == 1 then forget_failures(group, {id}) end
+  if entry or waits or call('ZREM', group.retry, id) == 1 then forget_failures(group, {id}) end
   return false
 end
 
@@ -35,7 +35,7 @@ for i = 1, n do
     local due = tonumber(call('ZSCORE', WAITING, id) or '')
     for _, group in ipairs(groups) do
       attempts = math.max(attempts, tonumber(call('HGET', group.attempts, id) or 0))
-      in_flight = drop_unless_in_flight(group, id) or in_flight
+      in_flight = drop_unless_in_flight(group, id, due) or in_flight
     end
     if due then call('ZREM', WAITING, id) end
     if in_flight then

@@ -1,4 +1,5 @@
--- inspect: where an id stands, in every group. Changes nothing.
+-- inspect: where an id stands, in every group.
+-- Guarantee: changes nothing; all groups are seen at one instant.
 -- KEYS  the prelude's, then for each message: body, done
 -- ARGV  1 if bodies are wanted, else 0 (then only the envelope's head comes); n; n times id
 -- Returns {'OK', now in ms, for each id {envelope or '', tombstone or '', due in waiting or '',

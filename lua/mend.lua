@@ -1,62 +1,107 @@
 -- mend: puts an id right that a foreign hand (or a lost server) left standing wrongly.
 -- Guarantee: never loses a live message: one without any place goes to waiting, due now; one whose
--- stream entry is gone goes to that group's retry, due now. Records of ids that are not live go.
+-- stream entry is gone, or was given to a consumer whose name a foreign hand deleted, goes to that
+-- group's retry, due now. Records of ids that are not live go.
+-- Told only to judge, it says the same and changes nothing.
 -- KEYS  the prelude's, then for each id: body
--- ARGV  n; n times id
--- Returns {'OK', what was done for each id, as words with a blank between, or ''}; {'GROUPS', ...}
+-- ARGV  n; n times id; 1 only to judge, else 0
+-- Returns {'OK', what was wrong with each id, as words with a blank between, or ''}; {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
+local judge = ARGV[first + n + 1] == '1'
 local _, now = clock()
 local reply, woken = {'OK'}, false
 
--- One group's places of a live message, reduced to one. Answers how many were right already.
-local function mend_group(group, id, said)
-  local entry = call('HGET', group.entries, id)
-  local fields = entry and read_entry(group, entry)
-  if entry and not (fields and field(fields, 'id') == id) then
-    call('ZADD', group.retry, int(now), id)
-    drop_entries(group, {id}, {entry})
-    said[#said + 1], woken, entry = 'entry-lost', true, nil
-  end
-  local places = entry and 1 or 0
-  for _, zset in ipairs({group.retry, group.garbage}) do
-    if call('ZSCORE', zset, id) then
-      places = places + 1
-      if places > 1 then
-        call('ZREM', zset, id)
-        said[#said + 1] = 'second-place'
-      end
+local function remembers(group, id)
+  return call('HEXISTS', group.attempts, id) == 1 or call('HEXISTS', group.reasons, id) == 1
+    or call('ZSCORE', group.leases, id)
+end
+
+-- Whether an entry is pending, or lies beyond the last one that the group was given.
+local function can_be_delivered(group, entry)
+  if pending(group, entry) then return true end
+  local ms, n = string.match(entry, '(%d+)-(%d+)')
+  for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
+    if field(info, 'name') == group.name then
+      local last_ms, last_n = string.match(field(info, 'last-delivered-id'), '(%d+)-(%d+)')
+      ms, n, last_ms, last_n = tonumber(ms), tonumber(n), tonumber(last_ms), tonumber(last_n)
+      return ms > last_ms or ms == last_ms and n > last_n
     end
   end
-  if places == 0 then forget_failures(group, {id}) end
-  return math.min(places, 1)
+  return true
+end
+
+-- The index names an entry that is of no more use (it goes), or that is another id's (it stays).
+local function replace_entry(group, id, entry, goes)
+  call('ZADD', group.retry, 'NX', int(now), id)
+  if goes then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
+  woken = true
+end
+
+-- One group's places of a live message, reduced to one. Answers how many are left.
+local function mend_group(group, id, waits, said)
+  local entry = call('HGET', group.entries, id)
+  local fields = entry and read_entry(group, entry)
+  local its_own = fields and field(fields, 'id') == id
+  local lost = entry and not (its_own and can_be_delivered(group, entry))
+  local retries, dead = lost or call('ZSCORE', group.retry, id), call('ZSCORE', group.garbage, id)
+  if lost then
+    said[#said + 1] = 'entry-lost'
+    if not judge then replace_entry(group, id, entry, its_own or not fields) end
+  end
+  local indexed = entry and not lost
+  if indexed and retries then
+    said[#said + 1] = 'second-place'
+    if not judge then call('ZREM', group.retry, id) end
+  end
+  if dead and (indexed or retries) then
+    said[#said + 1] = 'second-place'
+    if not judge then call('ZREM', group.garbage, id) end
+  end
+  if indexed or retries or dead then return 1 end
+  -- A rescheduled message waits with its failed attempts counted.
+  if not waits and remembers(group, id) then
+    said[#said + 1] = 'leftover'
+    if not judge then forget_failures(group, {id}) end
+  end
+  return 0
 end
 
 local function mend_live(id, said)
   local waits, places = call('ZSCORE', WAITING, id), 0
   for _, group in ipairs(groups) do
-    places = places + mend_group(group, id, said)
+    places = places + mend_group(group, id, waits, said)
   end
   if waits and places > 0 then
-    call('ZREM', WAITING, id)
     said[#said + 1] = 'second-place'
+    if not judge then call('ZREM', WAITING, id) end
   elseif not waits and places == 0 then
-    call('ZADD', WAITING, int(now), id)
-    said[#said + 1], woken = 'no-place', true
+    said[#said + 1] = 'no-place'
+    if not judge then
+      call('ZADD', WAITING, int(now), id)
+      woken = true
+    end
   end
 end
 
 local function mend_dead(id, said)
-  local found = call('ZREM', WAITING, id) + call('HDEL', POLICY, id) + call('ZREM', EXPIRY, id)
+  local found = call('ZSCORE', WAITING, id) or call('HEXISTS', POLICY, id) == 1
+    or call('ZSCORE', EXPIRY, id)
   for _, group in ipairs(groups) do
-    if take_out(group, id) then found = found + 1 end
+    found = found or owes(group, id) or remembers(group, id)
+    if not judge then take_out(group, id) end
   end
-  if found > 0 then said[#said + 1] = 'no-body' end
+  if not judge then
+    call('ZREM', WAITING, id)
+    call('HDEL', POLICY, id)
+    call('ZREM', EXPIRY, id)
+  end
+  if found then said[#said + 1] = 'no-body' end
 end
 
-begin_freeing()
+if not judge then begin_freeing() end
 for i = 1, n do
   local id, said = ARGV[first + i], {}
   if call('EXISTS', KEYS[ID_KEYS + i]) == 1 then mend_live(id, said) else mend_dead(id, said) end

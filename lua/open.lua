@@ -54,7 +54,9 @@ if paused and #kept > 0 then
   end
   add_ready(group, back, dues, failed_attempts(group, back))
   drop_entries(group, {}, old)
+  call('ZREM', group.leases, unpack(back))
 elseif own_timeout ~= '' then
+  begin_freeing()
   for _, i in ipairs(kept) do
     call('ZADD', group.leases, int(now + tonumber(own_timeout)), ids[i])
   end

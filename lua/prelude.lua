@@ -152,8 +152,6 @@ end
 -- Token and mark of a live message (nine characters), or '' if it is not live.
 local function fence(body) return call('GETRANGE', body, 1, 9) end
 
-local function token_of(body) return call('GETRANGE', body, 1, 8) end
-
 local function is_partly_settled(mark_holder)
   local mark = string.sub(mark_holder, 9, 9)
   return mark == '+' or mark == 'R'

@@ -71,7 +71,7 @@ for g, group in ipairs(groups) do
       plan.held[#plan.held + 1] = id
     end
   end
-  if free < #ids then full = full + 1 end
+  if free < (GROUP_COUNT == 1 and math.min(#ids, limit) or #ids) then full = full + 1 end
   moved = moved + #plan.ids
   plans[g] = plan
 end

@@ -1,4 +1,6 @@
--- purge: garbage -> settled (purged). The body goes with the last group that owed it.
+-- purge: garbage -> settled (purged).
+-- Guarantee: only what is in this group's garbage ends. The body goes with the last group that
+-- owed it.
 -- KEYS  the prelude's, then for each message: body, done
 -- ARGV  own group's number; purge only what died at or before this epoch ms, or '' for all; n;
 --       n times id

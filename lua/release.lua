@@ -13,10 +13,11 @@ for i = 1, n do ids[i] = ARGV[first + 2 * i - 1] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 local _, now = clock()
 
-local letters, back, old, dues = {}, {}, {}, {}
+local letters, back, old, dues, seen = {}, {}, {}, {}, {}
 for i = 1, n do
   local entry = ARGV[first + 2 * i]
-  if indexed[i] == entry then
+  if indexed[i] == entry and not seen[ids[i]] then
+    seen[ids[i]] = true
     local fields = read_entry(group, entry)
     letters[i] = 'y'
     back[#back + 1], old[#old + 1] = ids[i], entry

@@ -1,4 +1,5 @@
 -- requeue: garbage -> that group's retry, due now, its failed attempts forgotten.
+-- Guarantee: only what is in this group's garbage moves; other groups keep theirs.
 -- KEYS  the prelude's
 -- ARGV  own group's number; n; n times id
 -- Returns {'OK', letters}: y requeued, n not in this group's garbage; {'GROUPS', ...}
@@ -9,6 +10,7 @@ local group = groups[tonumber(ARGV[ARGS + 1])]
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now = clock()
 local letters, moved = {}, 0
+begin_freeing()
 for i = 1, n do
   local id = ARGV[first + i]
   letters[i] = 'n'

@@ -19,15 +19,16 @@ for i = 1, n do ids[i] = ARGV[first + 4 * i - 3] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 begin_freeing()
 
-local reply, lateness, stale, earliest = {'OK', int(now)}, {}, 0, nil
+local reply, lateness, stale, earliest, seen = {'OK', int(now)}, {}, 0, nil, {}
 for i = 1, n do
   local at = first + 4 * i
   local entry, delay = ARGV[at - 2], ARGV[at - 1]
-  if indexed[i] ~= entry then
+  if indexed[i] ~= entry or seen[ids[i]] then
     stale = stale + 1
     reply[#reply + 1] = 's'
     reply[#reply + 1] = 0
   else
+    seen[ids[i]] = true
     local outcome, due, failed =
       fail(group, ids[i], entry, delay ~= '' and delay or nil, ARGV[at], now)
     if due then earliest = math.min(earliest or due, due) end

@@ -29,7 +29,7 @@ for i = 1, n do
     settled = settled + 1
   end
 end
-count('purged', settled)
+count('purged', settled, group)
 
 local left = call('HLEN', group.entries) + call('ZCARD', group.retry) + call('ZCARD', group.garbage)
 local gone = 0

@@ -20,7 +20,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_DUE_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last instant that a `datetime` can hold in whole milliseconds."""
 
-_MILLISECOND = timedelta(milliseconds=1)
 _UNIT_US = {
     "ms": 1_000,
     "s": 1_000_000,
@@ -81,7 +80,8 @@ def _part_us(part: re.Match[str]) -> int:
 
 def duration_ms(value: timedelta) -> int:
     """Whole milliseconds, rounded up. What a negative duration means is the caller's to say."""
-    return -(-value // _MILLISECOND)
+    # By its parts: a timedelta of extreme length cannot be negated.
+    return value.days * 86_400_000 + value.seconds * 1_000 - (-value.microseconds // 1_000)
 
 
 def datetime_ms(moment: datetime, zone: tzinfo | None = None) -> int:

@@ -26,6 +26,7 @@ import msgspec
 import uuid_utils
 
 from lisa.core.errors import InvalidMessage
+from lisa.core.options import LARGEST_BODY_BYTES
 
 __all__ = [
     "HEAD_BYTES",
@@ -108,13 +109,14 @@ def encode_body(body: object) -> tuple[bytes, bytes]:
     msgspec structs, dataclasses and pydantic models have a JSON form. Raises InvalidMessage for
     what has none, and for NaN and infinities, which JSON cannot write.
     """
-    if isinstance(body, (bytes, bytearray, memoryview)):
-        return b"b", bytes(body)
-    if isinstance(body, str):
-        try:
-            return b"s", body.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidMessage(f"the body cannot be written as UTF-8: {error}") from None
+    if type(body) is not dict:  # most are: spare them the questions
+        if isinstance(body, (bytes, bytearray, memoryview)):
+            return b"b", bytes(body)
+        if isinstance(body, str):
+            try:
+                return b"s", body.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidMessage(f"the body cannot be written as UTF-8: {error}") from None
     try:
         encoded = _encoder.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -135,8 +137,11 @@ def _has_nan(value: object) -> bool:
     if isinstance(value, msgspec.Struct) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     ):
-        return _has_nan(msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct)
-                        else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        return _has_nan(
+            msgspec.structs.asdict(value)
+            if isinstance(value, msgspec.Struct)
+            else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        )
     dump = getattr(value, "model_dump", None)
     return _has_nan(dump()) if callable(dump) else False
 
@@ -179,7 +184,11 @@ def encode_head(token: str) -> bytes:
 def encode_tail(body: object, headers: bytes) -> bytes:
     """What follows the head: kind, headers (see `encode_headers`), body. Raises InvalidMessage."""
     kind, encoded = encode_body(body)
-    return b"%b%b%b" % (kind, headers, encoded)
+    if len(encoded) > LARGEST_BODY_BYTES:
+        raise InvalidMessage(
+            f"the body has {len(encoded)} bytes; no topic takes more than {LARGEST_BODY_BYTES}"
+        )
+    return kind + headers + encoded
 
 
 def encode_envelope(token: str, body: object, headers: Mapping[str, str] | None = None) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -60,17 +61,27 @@ Flow: TypeAlias = Generator[Step, Any, T]
 class Link(Protocol):
     """A connection as a blocking caller sees it."""
 
-    def execute(self, command: Command) -> Any: ...
-    def execute_many(self, commands: Sequence[Command]) -> list[Any]: ...
-    def close(self) -> None: ...
+    def execute(self, command: Command) -> Any:
+        """Send one command; raises the client's errors."""
+
+    def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands together; errors stand among the replies."""
+
+    def close(self) -> None:
+        """Close all sockets."""
 
 
 class AsyncLink(Protocol):
     """A connection as an asyncio caller sees it."""
 
-    async def execute(self, command: Command) -> Any: ...
-    async def execute_many(self, commands: Sequence[Command]) -> list[Any]: ...
-    async def close(self) -> None: ...
+    async def execute(self, command: Command) -> Any:
+        """As `Link.execute`."""
+
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """As `Link.execute_many`."""
+
+    async def close(self) -> None:
+        """As `Link.close`."""
 
 
 def drive(flow: Flow[T], link: Link) -> T:
@@ -78,14 +89,15 @@ def drive(flow: Flow[T], link: Link) -> T:
     try:
         step = next(flow)
         while True:
+            result: object = None
             try:
                 if isinstance(step, Execute):
                     result = link.execute(step.command)
                 elif isinstance(step, ExecuteMany):
                     result = link.execute_many(step.commands)
                 else:
-                    result = time.sleep(step.seconds)
-            except Exception as error:
+                    time.sleep(step.seconds)
+            except Exception as error:  # noqa: BLE001  the flow is told, and judges
                 step = flow.throw(error)
             else:
                 step = flow.send(result)
@@ -106,7 +118,7 @@ async def adrive(flow: Flow[T], link: AsyncLink) -> T:
                     result = await link.execute_many(step.commands)
                 else:
                     await asyncio.sleep(step.seconds)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  the flow is told, and judges
                 step = flow.throw(error)
             else:
                 step = flow.send(result)
@@ -122,6 +134,13 @@ class _Awaiting(Protocol):
     async def _drive(self, flow: Flow[T]) -> T: ...
 
 
+def _show(call: Callable[..., object], method: Callable[..., object]) -> None:
+    """Let `help()` name what a caller gets, not the flow that the method writes."""
+    signature = inspect.signature(method)
+    result = str(signature.return_annotation).removeprefix("Flow[").removesuffix("]")
+    call.__dict__["__signature__"] = signature.replace(return_annotation=result)
+
+
 def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
     """A method that writes a flow becomes a blocking one, its signature and docstring kept.
 
@@ -132,6 +151,7 @@ def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concate
     def call(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._drive(method(self, *args, **kwargs))
 
+    _show(call, method)
     return call
 
 
@@ -144,4 +164,5 @@ def awaiting(
     async def call(self: _Awaiting, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._drive(method(self, *args, **kwargs))
 
+    _show(call, method)
     return call

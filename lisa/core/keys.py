@@ -188,6 +188,14 @@ class Keys:
         """A SCAN pattern for the `waiting` key of every topic."""
         return _escaped(self.prefix) + ":{*}:waiting"
 
+    def structure_pattern(self) -> str:
+        """A SCAN pattern for every key of every topic but those of single messages."""
+        return _escaped(self.prefix) + ":{*}:[^bd]*"
+
+    def bodies_pattern(self) -> str:
+        """A SCAN pattern for the bodies of all topics."""
+        return _escaped(self.prefix) + ":{*}:body:*"
+
     def place_pattern(self) -> str:
         """A SCAN pattern for every group's keys of every topic."""
         return _escaped(self.prefix) + ":{*}:g:*"

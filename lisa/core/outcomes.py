@@ -9,7 +9,7 @@ from lisa.core.errors import InvalidMessage
 __all__ = ["Discard", "Retry"]
 
 
-class Retry(Exception):  # noqa: N818  it is a request, not an error
+class Retry(Exception):
     """Try again: after `delay` if given, else after the policy's pause. Counts as an attempt."""
 
     def __init__(self, reason: str = "", *, delay: timedelta | None = None) -> None:
@@ -19,7 +19,7 @@ class Retry(Exception):  # noqa: N818  it is a request, not an error
         self.delay = delay
 
 
-class Discard(Exception):  # noqa: N818  it is a request, not an error
+class Discard(Exception):
     """Give up: to garbage at once, with the reason."""
 
     def __init__(self, reason: str = "") -> None:

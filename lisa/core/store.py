@@ -32,6 +32,7 @@ SCHEMA_VERSION = 1
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
+MOST_MENDS = 20
 
 
 def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
@@ -48,11 +49,21 @@ def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 class _Patience:
-    """Growing pauses, each somewhere in the upper half of its length, until a deadline."""
+    """What one call may spend: growing pauses until a deadline, and a number of repairs.
+
+    Each pause lies somewhere in the upper half of its length.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
         self._pause = FIRST_PAUSE_S
+        self._mends = 0
+
+    def mend(self, error: BaseException, where: str) -> None:
+        """Count a repair on the server; raise when it is of no use again and again."""
+        self._mends += 1
+        if self._mends > MOST_MENDS:
+            raise failures.translated(error, where)
 
     def next_pause(self) -> float | None:
         left = self._ends - time.monotonic()
@@ -74,8 +85,10 @@ class Store:
 
     def run(self, transition: Transition[T]) -> Flow[T]:
         """Run one transition. Raises what `transition.refuse` raises, and LisaError."""
+        return (yield from self._run(transition, _Patience(self._patience_s)))
+
+    def _run(self, transition: Transition[T], patience: _Patience) -> Flow[T]:
         keys = self.keys.topic(transition.topic)
-        patience = _Patience(self._patience_s)
         while True:
             groups = transition.fixed_groups
             if groups is None:
@@ -108,13 +121,15 @@ class Store:
         except failures.ClientError as error:
             replies = [error] * len(commands)
         results: list[T | LisaError] = []
+        patience = _Patience(self._patience_s)
         for transition, reply in zip(transitions, replies, strict=True):
             if isinstance(reply, list) and reply[0] == b"OK":
                 results.append(transition.parse(reply[1:]))
                 continue
-            # Whatever went wrong (script flushed, groups changed, connection cut), run knows.
+            # Whatever went wrong (script flushed, groups changed, connection cut), _run knows;
+            # all of them share one patience, or many would wait for a dead server in turn.
             try:
-                results.append((yield from self.run(transition)))
+                results.append((yield from self._run(transition, patience)))
             except LisaError as error:
                 results.append(error)
         return results
@@ -150,6 +165,10 @@ class Store:
         found = tuple(sorted(text(name) for name in reply))
         self._groups[topic] = found
         return found
+
+    def known_groups(self, topic: str) -> tuple[str, ...] | None:
+        """The groups of a topic as last heard of, or None if nothing was; asks nobody."""
+        return self._groups.get(topic)
 
     def options(self, topic: str) -> Flow[TopicOptions]:
         """A topic's options as they stand on the server."""
@@ -225,10 +244,10 @@ class Store:
         """Do what makes the next try worth it, or raise Lisa's error."""
         try:
             if failures.is_missing_script(error):
+                patience.mend(error, self.where)
                 yield Execute(("SCRIPT", "LOAD", scripts.load(name).source))
             elif failures.is_missing_group(error) and groups:
-                if patience.next_pause() is None:
-                    raise failures.translated(error, self.where)
+                patience.mend(error, self.where)
                 for group in groups:
                     yield Execute(_call(Declare(keys.topic, group), keys, (group,)))
             else:

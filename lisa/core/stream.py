@@ -11,7 +11,7 @@ __all__ = ["Entry", "parse_entry", "parse_read", "read_command"]
 
 
 class Entry(NamedTuple):
-    """One entry of a ready stream. `id` is empty in an entry that a foreign hand wrote."""
+    """One entry of a ready stream. What a foreign hand wrote may have an empty or a mangled id."""
 
     entry: str
     id: str
@@ -41,7 +41,7 @@ def parse_entry(item: Sequence[Any]) -> Entry:
     fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
     return Entry(
         entry.decode(),
-        fields.get(b"id", b"").decode("utf-8", "surrogateescape"),
+        fields.get(b"id", b"").decode("utf-8", "replace"),
         _number(fields.get(b"due"), 0),
         _number(fields.get(b"attempt"), 1),
     )

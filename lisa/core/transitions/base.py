@@ -40,7 +40,7 @@ class Transition(ABC, Generic[T]):
         """The groups to name whatever is declared; None to name those declared."""
         return None
 
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:  # noqa: ARG002  for those that have some
         """The keys of single messages, in the order of the script's header."""
         return ()
 

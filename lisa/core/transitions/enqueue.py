@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.errors import InvalidMessage, TopicFull
 from lisa.core.keys import TopicKeys
 from lisa.core.transitions.base import Argument, Transition, letters
 
-__all__ = ["Enqueue", "Item", "OnDuplicate", "Sent"]
+__all__ = ["Enqueue", "Item", "OnDuplicate", "Sent", "items"]
 
 
 class OnDuplicate(StrEnum):
@@ -41,7 +43,26 @@ class Item(NamedTuple):
     policy: str | None = None
 
 
+def items(
+    ids: Iterable[str],
+    dues: Iterable[str],
+    envelopes: Iterable[bytes],
+    ttls_ms: Iterable[int | None],
+    policies: Iterable[str | None],
+) -> list[Item]:
+    """Items from columns, at a third of the cost of making them one by one."""
+    return list(map(_as_item, zip(ids, dues, envelopes, ttls_ms, policies, strict=True)))
+
+
+_as_item: Callable[[tuple[object, ...]], Item] = partial(tuple.__new__, Item)
+
 _OUTCOMES = {"a": Sent.ACCEPTED, "d": Sent.DUPLICATE, "r": Sent.REPLACED, "x": Sent.REJECTED}
+
+
+def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
+    """How many are given, then each with its message's number, from 1."""
+    given = [(number, value) for number, value in enumerate(values, 1) if value is not None]
+    return [len(given), *chain.from_iterable(given)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +76,17 @@ class Enqueue(Transition[list[Sent]]):
     on_duplicate: OnDuplicate = OnDuplicate.KEEP
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body, done = keys.body, keys.done
-        return [key(item.id) for item in self.items for key in (body, done)]
+        body, done = keys.body(""), keys.done("")
+        return [key + item[0] for item in self.items for key in (body, done)]
 
     def args(self) -> Sequence[Argument]:
-        items = self.items
-        distinct = len({item.id for item in items}) == len(items)
+        items, n = self.items, len(self.items)
+        ids, dues, envelopes, ttls_ms, policies = zip(*items, strict=True)
         arguments: list[Argument] = [
-            self.token, self.on_duplicate.value, int(distinct), len(items),
+            self.token, self.on_duplicate.value, int(len(set(ids)) == n), n,
+            *chain.from_iterable(zip(ids, dues, envelopes, strict=True)),
         ]  # fmt: skip
-        ttls: list[Argument] = []
-        policies: list[Argument] = []
-        for number, (message_id, due, envelope, ttl_ms, policy) in enumerate(items, 1):
-            arguments += (message_id, due, envelope)
-            if ttl_ms is not None:
-                ttls += (number, ttl_ms)
-            if policy is not None:
-                policies += (number, policy)
-        return [*arguments, len(ttls) // 2, *ttls, len(policies) // 2, *policies]
+        return [*arguments, *_numbered(ttls_ms), *_numbered(policies)]
 
     def parse(self, reply: Sequence[Any]) -> list[Sent]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

@@ -50,12 +50,10 @@ class Open(Transition[Opened]):
             len(self.entries),
         ]
         for entry in self.entries:
-            arguments += (entry.id.encode("utf-8", "surrogateescape"), entry.entry)
+            arguments += (entry.id, entry.entry)
         return arguments
 
     def parse(self, reply: Sequence[Any]) -> Opened:
         now_us, timeout, paused, past_ttl, *envelopes = reply
-        return Opened(
-            int(now_us), int(timeout), bool(paused), [letter == "x" for letter in letters(past_ttl)],
-            envelopes,
-        )  # fmt: skip
+        expired = [letter == "x" for letter in letters(past_ttl)]
+        return Opened(int(now_us), int(timeout), bool(paused), expired, envelopes)

@@ -1,0 +1,19 @@
+"""Three messages, half a second apart, sent and moved by one process."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from lisa import Manager, Producer
+
+config = Path(__file__).with_name("both.yml")
+
+with Manager.from_config(config), Producer.from_config(config) as producer:
+    ids = [
+        producer.send("mystream", f"message {number}", delay=timedelta(seconds=number / 2))
+        for number in (1, 2, 3)
+    ]
+    for message_id in ids:
+        while producer.get("mystream", message_id).state == "waiting":
+            time.sleep(0.05)
+        print(message_id, producer.get("mystream", message_id).state, flush=True)

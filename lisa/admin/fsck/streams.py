@@ -1,0 +1,114 @@
+"""Ready streams: entries that the index does not name, deliveries whose entry is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lisa.admin.fsck.report import Finding, Report
+from lisa.admin.reading import PAGE, stream_group, stream_ids
+from lisa.core.flow import Flow
+from lisa.core.keys import GroupKeys
+from lisa.core.store import Store
+from lisa.core.transitions.declare import Declare
+
+__all__ = ["Streams"]
+
+
+@dataclass(slots=True)
+class Streams:
+    """Checks the streams of a topic's groups, window by window."""
+
+    store: Store
+    report: Report
+    repair: bool
+
+    def check(self, topic: str) -> Flow[None]:
+        """All groups of one topic."""
+        for group in (yield from self.store.groups(topic)):
+            keys = self.store.keys.topic(topic).group(group)
+            if (yield from self._finds_group(keys.ready, group)):
+                yield from self._entries(topic, group, keys)
+                yield from self._pending(topic, group, keys)
+
+    def missing(self, topic: str) -> Flow[None]:
+        """Declared groups whose stream a foreign hand took. One undeclared meanwhile is none."""
+        for group in (yield from self.store.groups(topic)):
+            stream = self.store.keys.topic(topic).group(group).ready
+            if (yield from self._finds_group(stream, group)):
+                continue
+            declared = group in (yield from self.store.groups(topic))
+            if not declared or (yield from self._finds_group(stream, group)):
+                continue
+            if self.repair:
+                yield from self.store.run(Declare(topic, group))
+            self.report.add(
+                Finding(kind="no-stream", topic=topic, group=group, repaired=self.repair)
+            )
+
+    def _finds_group(self, stream: str, group: str) -> Flow[bool]:
+        if not (yield from self.store.command("EXISTS", stream)):
+            return False
+        reply = yield from self.store.command("XINFO", "GROUPS", stream)
+        return stream_group(reply, group) is not None
+
+    def _entries(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
+        start = "-"
+        while True:
+            window = yield from self.store.command("XRANGE", keys.ready, start, "+", "COUNT", PAGE)
+            if not window:
+                return
+            self.report.entries += len(window)
+            found = stream_ids(window)
+            indexed = yield from self.store.command(
+                "HMGET", keys.entries, *(one or b"" for _, one, _ in found)
+            )
+            foreign = [
+                entry for (entry, _, _), named in zip(found, indexed, strict=True)
+                if named != entry.encode()
+            ]  # fmt: skip
+            for entry in foreign:
+                yield from self._foreign(topic, group, keys, entry)
+            start = f"({found[-1][0]}"
+
+    def _foreign(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
+        # The index only ever names entries that are new in the same step. So one that it did not
+        # name a moment ago and that is still there is not ours, and no consumer may be handed it.
+        still = yield from self.store.command("XRANGE", keys.ready, entry, entry)
+        if not still:
+            return
+        if self.repair:
+            yield from self.store.command("XACK", keys.ready, group, entry)
+            yield from self.store.command("XDEL", keys.ready, entry)
+        one = stream_ids(still)[0][1]
+        what = f"entry {entry}" + (f", id {one.decode('utf-8', 'replace')[:80]!r}" if one else "")
+        self.report.add(
+            Finding(kind="foreign-entry", topic=topic, group=group, what=what, repaired=self.repair)
+        )
+
+    def _pending(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
+        start = "-"
+        while True:
+            held = yield from self.store.command("XPENDING", keys.ready, group, start, "+", PAGE)
+            if not held:
+                return
+            entries = [item[0].decode() for item in held]
+            items = yield from self.store.commands(
+                [("XRANGE", keys.ready, entry, entry) for entry in entries]
+            )
+            for entry in [one for one, item in zip(entries, items, strict=True) if not item]:
+                yield from self._lost(topic, group, keys, entry)
+            start = f"({entries[-1]}"
+
+    def _lost(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
+        # Scripts take an entry from the list and from the stream in one step, and none comes back.
+        still = yield from self.store.command("XPENDING", keys.ready, group, entry, entry, 1)
+        if not still:
+            return
+        if self.repair:
+            yield from self.store.command("XACK", keys.ready, group, entry)
+        self.report.add(
+            Finding(
+                kind="pending-lost", topic=topic, group=group, repaired=self.repair,
+                what=f"entry {entry}, held by {still[0][1].decode('utf-8', 'replace')}",
+            )
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The command line: `lisa`, and its siblings `lisa-manager` and `lisa-consumer`."""

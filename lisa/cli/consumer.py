@@ -1,0 +1,127 @@
+"""`lisa-consumer`: a consumer as a daemon."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from lisa.core.settings import ConsumerSettings
+
+__all__ = ["main"]
+
+EXIT_CONFIG = 2
+EXIT_NO_SERVER = 3
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("target", required=False)
+@click.option("--config", "path", type=click.Path(path_type=Path), help="The YAML file.")
+@click.option("--redis", metavar="URL", help="The server, e.g. redis://localhost:6379/0.")
+@click.option("--prefix", help="First part of every key.")
+@click.option("--group", help="The group to join on each topic.")
+@click.option("--concurrency", type=int, help="Handlers that run at a time.")
+@click.option("--processes", type=int, help="Consumer processes to start.")
+@click.option("--http", metavar="HOST:PORT", help="Serve /healthz there.")
+@click.option("--log-format", type=click.Choice(["text", "json"]))
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--leash", type=int, hidden=True)
+def main(  # noqa: PLR0917  click passes them by name
+    target: str | None,
+    path: Path | None,
+    group: str | None,
+    concurrency: int | None,
+    processes: int | None,
+    leash: int | None,
+    **flags: str | None,
+) -> None:
+    """Handle due messages until SIGTERM.
+
+    TARGET is pkg.module (its only Consumer, or its receivers of message_received) or
+    pkg.module:name. Exit codes: 0, 2 if something is configured wrong, 3 without a server.
+    """
+    # Late, so that --help answers at once.
+    from lisa.core import logs
+    from lisa.core.errors import LisaError, ServerUnavailable
+    from lisa.core.settings import ConsumerSettings
+
+    server = {"concurrency": concurrency, "processes": processes}
+    overrides: dict[str, Any] = {
+        **flags,
+        "target": target,
+        "consumer_server": {name: value for name, value in server.items() if value is not None},
+    }
+    try:
+        settings = ConsumerSettings.load(path, **overrides)
+        if not settings.enabled:
+            click.echo("lisa-consumer: enabled is false in the configuration; nothing to do")
+            return
+        logs.configure(settings.log_format, settings.log_level)
+        if leash is None and settings.consumer_server.processes > 1:
+            sys.exit(_run_family(settings))
+        _run_one(settings, group, leash)
+    except LisaError as error:
+        click.echo(f"lisa-consumer: {error}", err=True)
+        sys.exit(EXIT_NO_SERVER if isinstance(error, ServerUnavailable) else EXIT_CONFIG)
+
+
+def _run_one(settings: ConsumerSettings, group: str | None, leash: int | None) -> None:
+    from lisa.consumer.loader import load
+    from lisa.consumer.processes import end_with_parent
+    from lisa.core.errors import ConfigError
+
+    if leash is not None:
+        end_with_parent(leash)
+    _import(settings.handlers)
+    if settings.target is None:
+        raise ConfigError("name what to run: lisa-consumer pkg.module, or pkg.module:name")
+    consumer = load(settings.target)
+    consumer.configure(settings, only_given=True)
+    if group is not None:
+        consumer.group = group
+    with ExitStack() as stack:
+        if leash is None:
+            _serve_health(stack, settings, consumer.health)
+        consumer.run()
+
+
+def _run_family(settings: ConsumerSettings) -> int:
+    from lisa.consumer.processes import Family
+    from lisa.core.errors import ConfigError
+
+    if settings.target is None:
+        raise ConfigError("name what to run: lisa-consumer pkg.module, or pkg.module:name")
+    command = [sys.executable, "-m", "lisa.cli.consumer", *sys.argv[1:]]
+    family = Family(
+        settings.consumer_server.processes, lambda leash: [*command, "--leash", str(leash)]
+    )
+    with ExitStack() as stack:
+        _serve_health(stack, settings, family.health)
+        return family.run()
+
+
+def _serve_health(stack: ExitStack, settings: ConsumerSettings, report: Any) -> None:
+    if settings.http is not None:
+        from lisa.core.status import HEALTH, StatusServer, health_page
+
+        stack.enter_context(StatusServer(settings.http, {HEALTH: lambda: health_page(report())}))
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    from lisa.core.errors import ConfigError
+
+    sys.path.insert(0, "")  # a console script's path leaves the present directory out
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(f"handlers: cannot import {module!r}: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

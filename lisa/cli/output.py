@@ -1,0 +1,111 @@
+"""What commands print: tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from lisa.core.clock import human, ms_datetime
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "body_fields", "confirm", "console", "iso", "number", "print_json", "print_table", "printable",
+    "table", "when",
+]  # fmt: skip
+
+WIDE = 10_000
+"""Columns where nobody looks: a pipe gets whole lines."""
+
+
+def print_json(document: Any) -> None:
+    """One document, one line."""
+    click.echo(msgspec.json.encode(document).decode())
+
+
+def console(*, err: bool = False) -> Console:
+    """A console that shows text as it is: ids and bodies are data, not mark-up."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() else WIDE
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+    """A table; columns whose name ends with a blank are numbers, flush right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    headed = any(name.strip() for name in columns)
+    made = Table(
+        box=SIMPLE_HEAD if headed else None, show_header=headed, pad_edge=False,
+        title=title or None, title_justify="left",
+    )  # fmt: skip
+    for name in columns:
+        made.add_column(name.strip(), justify="right" if name.endswith(" ") else "left",
+                        overflow="fold")  # fmt: skip
+    for row in rows:
+        cells = ("" if cell is None else str(cell) for cell in row)
+        made.add_row(*(Text(printable(cell)) for cell in cells))
+    return made
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """Print a table."""
+    console().print(table(columns, rows, title))
+
+
+def printable(text: str) -> str:
+    """Text without what could steer a terminal: such characters are shown by their codes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
+def when(ms: int | None, now_ms: int) -> str:
+    """An instant in the local zone, and how far away it is: `... (in 29m 58s)`."""
+    if ms is None:
+        return ""
+    try:
+        local = ms_datetime(ms).astimezone()
+    except (OverflowError, OSError):  # a zone ahead of UTC, in the last hours of the year 9999
+        local = ms_datetime(ms)
+    away = f"in {human(ms - now_ms)}" if ms > now_ms else f"{human(now_ms - ms)} ago"
+    return f"{local:%Y-%m-%d %H:%M:%S} ({away})"
+
+
+def iso(ms: int | None) -> str | None:
+    """An instant for programs: ISO 8601, UTC, milliseconds."""
+    if ms is None:
+        return None
+    moment: datetime = ms_datetime(ms).astimezone(UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A figure for a table, empty where there is none."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def body_fields(body: Any) -> dict[str, Any]:
+    """A body for JSON: as it is, or base64 where it is bytes; `body_encoding` says which."""
+    if isinstance(body, bytes):
+        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+    return {"body": body, "body_encoding": "text" if isinstance(body, str) else "json"}
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is lost; leave with exit code 1 unless the answer is yes."""
+    if not yes and not click.confirm(question, err=True):
+        click.echo("lisa: nothing was changed", err=True)
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,233 @@
+"""The threads of one running consumer, and how they start and end together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.handlers import Handlers
+from lisa.consumer.heartbeat import Heartbeat
+from lisa.consumer.joining import find_group
+from lisa.consumer.pull import Puller
+from lisa.consumer.reader import Reader
+from lisa.consumer.settler import Settler
+from lisa.consumer.signalling import Announcer
+from lisa.consumer.slots import Slots
+from lisa.consumer.subscription import Subscription
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.keys import Keys
+from lisa.core.presence import unique_name
+from lisa.core.store import SyncStore
+
+__all__ = ["Crew", "Wanted"]
+
+log = logging.getLogger("lisa.consumer")
+
+PATIENCE = timedelta(seconds=1)
+"""How long one call is repeated; whoever made it goes on trying in a way of its own."""
+
+LAST_CALLS_S = 2.0
+
+
+class Wanted(NamedTuple):
+    """A topic to take, the group if one was named, and the first part of the consumer's name."""
+
+    topic: str
+    group: str | None
+    name: str | None
+
+
+class Crew:
+    """Readers, dispatcher, settler and heartbeat of one consumer. It starts once."""
+
+    def __init__(
+        self,
+        address: Address,
+        keys: Keys,
+        handlers: Handlers,
+        *,
+        name: str | None,
+        concurrency: int,
+        poll: timedelta,
+        cap: int | None,
+        failed: Callable[[LisaError], None],
+    ) -> None:
+        self._address = address
+        self._handlers = handlers
+        self._poll = poll
+        self._cap = cap
+        self._failed = failed
+        self._name = name
+        self._unique_name = unique_name(name)
+        self._store = SyncStore(Connection(address), keys, PATIENCE)
+        self._patient_store = SyncStore(Connection(address), keys)
+        self._slots = Slots(concurrency)
+        self._announcer = Announcer(handlers.signals, self._spawn)
+        self._settler = Settler(self._subscriptions, self._announcer)
+        self._dispatcher = Dispatcher(self._slots, handlers, self._settler)
+        self._heartbeat = Heartbeat(self._store, self._subscriptions, concurrency, self._drained)
+        self._readers: dict[Subscription, Reader] = {}
+        self._puller: Puller | None = None
+        self._lock = threading.Lock()
+        self.is_started = False
+
+    def _spawn(self, awaitable: Awaitable[Any]) -> None:
+        self._dispatcher.spawn(awaitable)
+
+    def _subscriptions(self) -> Iterable[Subscription]:
+        return list(self._readers)
+
+    def start(self, all_wanted: Iterable[Wanted]) -> None:
+        """Start the threads. Raises ConfigError for what is seen to be wrong at once."""
+        all_wanted = list(all_wanted)
+        try:
+            self._store.drive(self._store.check_schema())
+            for wanted in all_wanted:
+                if wanted.group is None:
+                    self._store.drive(find_group(self._store, wanted.topic))
+        except ServerUnavailable as error:
+            log.warning("starting without the server: %s", error)
+        self.is_started = True
+        self._settler.start()
+        self._heartbeat.start()
+        for wanted in all_wanted:
+            self.take(wanted)
+
+    def take(self, wanted: Wanted) -> None:
+        """Begin to read a topic, unless it is read already."""
+        group = wanted.group or ""
+        name = unique_name(wanted.name) if wanted.name else self._unique_name
+        sub = Subscription(self._store, wanted.topic, group, name)
+        with self._lock:
+            if not self.is_started or any(
+                one.topic == sub.topic and not one.closing.is_set() and one.wanted == group
+                for one in self._readers
+            ):
+                return
+            reader = self._readers[sub] = Reader(
+                sub, self._address, poll=self._poll, cap=self._cap, handlers=self._handlers,
+                dispatcher=self._dispatcher, settler=self._settler,
+                topics=lambda: len(self._readers), failed=self._failed,
+            )  # fmt: skip
+            reader.start()
+
+    def let_go(self, topic: str) -> None:
+        """Stop reading a topic and give back what is unstarted; the heartbeat sees to the rest."""
+        readers = {sub: one for sub, one in self._readers.items() if sub.topic == topic}
+        for sub in readers:
+            sub.closing.set()
+        for sub, reader in readers.items():
+            if reader.thread is not threading.current_thread():
+                reader.end(LAST_CALLS_S)
+            sub.give_back(sub.withdraw())
+
+    def pause(self, topic: str | None, *, paused: bool) -> None:
+        """Stop or resume reading, in this consumer only."""
+        for sub, reader in list(self._readers.items()):
+            if topic in (None, sub.topic):
+                sub.is_paused_here = paused
+                reader.interrupt()
+
+    def puller(self, group: str | None) -> Puller:
+        """What pulls, made at the first use."""
+        if self._puller is None:
+            self._puller = Puller(
+                self._patient_store, self._address, group or "", self._unique_name, self._announcer
+            )
+        return self._puller
+
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is a handler."""
+        current = threading.current_thread()
+        return self._dispatcher.owns_this_thread() or any(
+            reader.thread is current for reader in self._readers.values()
+        )
+
+    def health(self) -> Mapping[str, Any]:
+        """State by topic."""
+        topics = {
+            f"{sub.topic}/{sub.group or '-'}": {
+                "state": "unreachable" if reader.is_in_trouble else sub.state,
+                "held": len(sub.held), "handled": sub.handled,
+            }
+            for sub, reader in list(self._readers.items())
+        }  # fmt: skip
+        failing = any(reader.is_in_trouble for reader in list(self._readers.values()))
+        waiting = any(not sub.group for sub in self._subscriptions())
+        status = "failing" if failing else "starting" if waiting else "ok"
+        return {"status": status, "topics": topics}
+
+    def close(self, grace_s: float) -> None:
+        """Stop reading, give back, let handlers finish, settle, leave."""
+        ends = time.monotonic() + grace_s
+        with self._lock:
+            was_started, self.is_started = self.is_started, False
+            subs = list(self._readers)
+        for sub in subs:
+            sub.closing.set()
+        if was_started:
+            self._end_reading(subs)
+            self._slots.wait_all_free(max(0.0, ends - time.monotonic()))
+            self._take_away(subs)
+            self._settler.hurry()
+            self._settler.close(LAST_CALLS_S)
+            self._heartbeat.close()
+            self._dispatcher.close()
+        self._leave(subs)
+        self._store.close()
+        self._patient_store.close()
+
+    def _end_reading(self, subs: list[Subscription]) -> None:
+        readers = [self._readers[sub] for sub in subs if sub in self._readers]
+        for sub, reader in zip(subs, readers, strict=False):
+            sub.give_back(sub.withdraw())
+            reader.interrupt()
+        ends = time.monotonic() + LAST_CALLS_S
+        for reader in readers:
+            reader.end(max(0.1, ends - time.monotonic()))
+        for sub in subs:
+            sub.give_back(sub.withdraw())
+
+    def _take_away(self, subs: list[Subscription]) -> None:
+        """After the grace time: cancel what can be cancelled; the rest keeps its lease's end."""
+        for sub in subs:
+            running = [one for one in list(sub.held.values()) if one.started and not one.ended]
+            cancelled = [one for one in running if one.task is not None]
+            for one in cancelled:
+                one.ended = True
+            sub.give_back(cancelled)
+            if left := len(running) - len(cancelled):
+                log.warning("topic %s: %d handlers did not finish in time; their messages come "
+                            "back when the leases end", sub.topic, left)  # fmt: skip
+        self._dispatcher.cancel_tasks()
+
+    def _drained(self, sub: Subscription) -> None:
+        """A closing subscription holds nothing any more."""
+        reader = self._readers.get(sub)
+        if reader is None or reader.thread.is_alive():
+            return
+        self._leave([sub])
+        with self._lock:
+            self._readers.pop(sub, None)
+
+    def _leave(self, subs: Iterable[Subscription]) -> None:
+        try:
+            for sub in subs:
+                self._leave_one(sub)
+            if self._puller is not None:
+                self._puller.close()
+        except LisaError as error:
+            log.warning("left without saying so: %s", error)
+
+    def _leave_one(self, sub: Subscription) -> None:
+        try:
+            self._heartbeat.leave(sub)
+        except GroupRemoved:
+            log.debug("topic %s: group %s is gone already", sub.topic, sub.group)

@@ -1,0 +1,110 @@
+"""One delivery in a consumer's hands, and what a handler said about it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, Protocol
+
+from lisa.core.clock import duration_ms
+from lisa.core.envelope import Envelope
+from lisa.core.message import Message
+from lisa.core.outcomes import Discard, Retry
+from lisa.core.transitions.ack import Settlement
+
+__all__ = ["RETURNED_FALSE", "Cancellable", "Held", "Verdict", "heavier", "reason_of", "verdict_of"]
+
+LONGEST_REASON_BYTES = 1024
+
+
+class Cancellable(Protocol):
+    """What stops a running `async def` handler from another thread."""
+
+    def cancel(self) -> Any:
+        """Make it end as soon as it awaits something."""
+
+
+class Held:
+    """One delivery from its opening until Redis has confirmed what became of it.
+
+    Times are of the monotonic clock, in seconds; `started` is 0 while no handler runs.
+    `lease_ends` is when the manager may take the delivery back, as far as this side knows.
+    """
+
+    __slots__ = (
+        "ended", "envelope", "lease_ends", "message", "opened", "overdue", "settlement", "started",
+        "task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        settlement: Settlement,
+        envelope: Envelope,
+        message: Message,
+        opened: float,
+        lease_ends: float,
+    ) -> None:
+        self.settlement = settlement
+        self.envelope = envelope
+        self.message = message
+        self.opened = opened
+        self.lease_ends = lease_ends
+        self.started = 0.0
+        self.ended = False
+        self.overdue = False
+        self.task: Cancellable | None = None
+
+    @property
+    def receipt(self) -> tuple[str, str]:
+        """Id and stream entry id."""
+        return self.settlement.id, self.settlement.entry
+
+
+class Verdict(NamedTuple):
+    """Why a message was not handled: `delay` as in a Failure (None: by policy).
+
+    `error` is what the handler raised, for the log; None if it said so in words of its own.
+    """
+
+    reason: str
+    delay: int | Literal["discard"] | None = None
+    error: BaseException | None = None
+
+    @property
+    def is_discard(self) -> bool:
+        """Whether no further attempt is wanted."""
+        return self.delay == "discard"
+
+
+RETURNED_FALSE = Verdict("the handler returned False")
+
+Outcome = Verdict | None
+
+
+def reason_of(error: BaseException) -> str:
+    """`ExceptionName: message`, at most 1 KiB of UTF-8."""
+    said = str(error)
+    name = type(error).__name__
+    encoded = (f"{name}: {said}" if said else name).encode("utf-8", "replace")
+    return encoded[:LONGEST_REASON_BYTES].decode("utf-8", "ignore")
+
+
+def verdict_of(error: object) -> Verdict:
+    """What an exception (or, for `Batch.fail`, a text) says about its message."""
+    if isinstance(error, Retry):
+        delay: timedelta | None = error.delay
+        return Verdict(str(error), None if delay is None else duration_ms(delay))
+    if isinstance(error, Discard):
+        return Verdict(str(error), "discard")
+    if isinstance(error, BaseException):
+        return Verdict(reason_of(error), None, error)
+    return Verdict(str(error))
+
+
+def heavier(first: Outcome, second: Outcome) -> Outcome:
+    """What counts when several receivers spoke: a wish to try again outranks a discard.
+
+    Each receiver gets its chance that way; the discard will be said again.
+    """
+    if first is None or second is None:
+        return first or second
+    return second if first.is_discard and not second.is_discard else first

@@ -1,0 +1,53 @@
+"""Which group a consumer takes a topic's messages for."""
+
+from __future__ import annotations
+
+from lisa.core import presence
+from lisa.core.errors import ConfigError
+from lisa.core.flow import Flow
+from lisa.core.store import Store
+from lisa.core.transitions.declare import Declare
+
+__all__ = ["ask_for_group", "find_group", "is_emptied", "join"]
+
+
+def find_group(store: Store, topic: str) -> Flow[str | None]:
+    """The topic's only group; None while there is none. Raises ConfigError for several."""
+    groups = yield from store.groups(topic)
+    if len(groups) > 1:
+        raise ConfigError(
+            f"topic {topic!r} has several groups ({', '.join(groups)}): name one with group="
+        )
+    return groups[0] if groups else None
+
+
+def join(store: Store, topic: str, wanted: str) -> Flow[str | None]:
+    """The group to take messages for; None while the topic has none and none is wanted.
+
+    Declares the wanted one. Raises LisaError.
+    """
+    yield from store.check_schema()
+    yield from store.register([topic])
+    if not wanted:
+        return (yield from find_group(store, topic))
+    yield from store.run(Declare(topic, wanted))
+    return wanted
+
+
+def ask_for_group(store: Store, topic: str, name: str) -> Flow[None]:
+    """Stand as waiting for a group, and wake the managers, which answer by declaring one."""
+    waiting = presence.ConsumerPresence(name=name, topic=topic, state="waiting")
+    yield from presence.announce_consumer(store, waiting)
+    yield from store.command("PUBLISH", store.keys.wake, topic)
+
+
+def is_emptied(store: Store, topic: str, name: str) -> Flow[bool]:
+    """Whether the server has lost all since this consumer announced itself.
+
+    A group is then gone without anyone having removed it. The schema alone does not tell: another
+    role may have written it again already.
+    """
+    if (yield from store.command("GET", store.keys.schema)) is None:
+        return True
+    record = yield from store.command("HEXISTS", store.keys.topic(topic).consumers, name)
+    return not record

@@ -1,0 +1,77 @@
+"""Finds what `lisa-consumer` is to run: TARGET is `pkg.module` or `pkg.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from lisa.consumer.consumer import Consumer
+from lisa.core.errors import ConfigError
+from lisa.core.signals import everywhere
+
+__all__ = ["load"]
+
+
+def load(target: str) -> Consumer:
+    """The consumer that a target names, not yet started.
+
+    Of `pkg.module` it is the only one there; without any, a new one for the module's receivers of
+    `message_received`. Modules of the present directory are found. Raises ConfigError; what the
+    module itself raises is let through.
+    """
+    module_name, colon, name = target.partition(":")
+    if not module_name or (colon and not name):
+        raise ConfigError(f"target {target!r} is neither pkg.module nor pkg.module:name")
+    module = _module(module_name)
+    if colon:
+        return _named(module, name)
+    return _only(module)
+
+
+def _module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it needs is not
+        raise ConfigError(
+            f"there is no module {name!r} in {here} or among what is installed"
+        ) from None
+
+
+def _named(module: ModuleType, name: str) -> Consumer:
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise ConfigError(f"module {module.__name__} has no {name!r}")
+    if not isinstance(found, Consumer):
+        raise ConfigError(
+            f"{module.__name__}:{name} is a {type(found).__name__}, not a lisa.Consumer"
+        )
+    return found
+
+
+def _only(module: ModuleType) -> Consumer:
+    consumers = {id(one): name for name, one in vars(module).items() if isinstance(one, Consumer)}
+    if len(consumers) > 1:
+        names = ", ".join(sorted(consumers.values()))
+        raise ConfigError(
+            f"module {module.__name__} has several consumers ({names}): name one as "
+            f"{module.__name__}:NAME"
+        )
+    if consumers:
+        one = getattr(module, next(iter(consumers.values())))
+        assert isinstance(one, Consumer)  # noqa: S101  for the type checker
+        return one
+    if not everywhere.received.receivers:
+        raise ConfigError(
+            f"module {module.__name__} has neither a lisa.Consumer nor a receiver of "
+            "lisa.message_received"
+        )
+    return Consumer()

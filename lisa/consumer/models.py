@@ -1,0 +1,74 @@
+"""Typed bodies: an encoded body becomes an instance of a handler's model, or is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lisa.core.envelope import Envelope
+from lisa.core.errors import ConfigError, InvalidMessage
+
+__all__ = ["Misfit", "Reader", "reader_for"]
+
+Reader = Callable[[Envelope], Any]
+
+
+class Misfit(InvalidMessage):
+    """A body that does not fit its handler's model."""
+
+
+def reader_for(model: Any) -> Reader:
+    """What reads a body as `model`, and raises Misfit with the reason if it does not fit.
+
+    A model is a msgspec Struct, dataclass, TypedDict, pydantic model or any type msgspec knows.
+    JSON is read straight from its bytes; text and bytes count as values of their own type.
+    """
+    if hasattr(model, "__pydantic_core_schema__") or hasattr(model, "__get_pydantic_core_schema__"):
+        return _pydantic(model)
+    try:
+        decoder = msgspec.json.Decoder(model)
+    except TypeError as error:
+        raise ConfigError(f"{_name(model)} cannot be a model: {error}") from None
+
+    def read(envelope: Envelope) -> Any:
+        try:
+            if envelope.kind == "j":
+                return decoder.decode(envelope.body)
+            return msgspec.convert(_plain(envelope), model)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Misfit(f"the body is no {_name(model)}: {error}") from None
+
+    return read
+
+
+def _pydantic(model: Any) -> Reader:
+    from pydantic import TypeAdapter, ValidationError
+
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
+
+    def read(envelope: Envelope) -> Any:
+        try:
+            if envelope.kind == "j":
+                return adapter.validate_json(envelope.body)
+            return adapter.validate_python(_plain(envelope))
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_input=False)
+            said = "; ".join(
+                f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults
+            )
+            raise Misfit(f"the body is no {_name(model)}: {said}") from None
+        except UnicodeDecodeError as error:
+            raise Misfit(f"the body is no {_name(model)}: {error}") from None
+
+    return read
+
+
+def _plain(envelope: Envelope) -> str | bytes:
+    return envelope.body.decode() if envelope.kind == "s" else envelope.body
+
+
+def _name(model: Any) -> str:
+    return model.__name__ if inspect.isclass(model) else str(model)

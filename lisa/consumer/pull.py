@@ -1,0 +1,285 @@
+"""Deliveries for those who want a loop of their own."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from lisa.consumer.joining import ask_for_group, is_emptied, join
+from lisa.consumer.opening import unpack
+from lisa.consumer.signalling import Announcer
+from lisa.core import presence
+from lisa.core.address import Address
+from lisa.core.clock import duration_ms
+from lisa.core.connection import Connection
+from lisa.core.errors import GroupRemoved, InvalidMessage
+from lisa.core.failures import ClientError, passes, translated
+from lisa.core.message import Message
+from lisa.core.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
+from lisa.core.store import SyncStore
+from lisa.core.stream import Entry
+from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.pull import Pull, Pulled
+from lisa.core.transitions.release import Release
+from lisa.core.transitions.retry import Failed, Failure
+from lisa.core.transitions.retry import Retry as Fail
+
+__all__ = ["Delivery", "Puller"]
+
+MOST = 500
+LONGEST_WAIT_S = 60.0
+"""One blocking read waits at most so long; then the next one goes on."""
+
+LOOK_AGAIN_S = 0.5
+
+
+class Delivery:
+    """One message in the caller's hands: `.message`'s attributes, and what to do with it.
+
+    Unsettled it goes back when its ack timeout ends; `extend` starts that time anew. Each call
+    raises LisaError.
+    """
+
+    def __init__(
+        self, puller: Puller, message: Message, settlement: Settlement, ack_timeout_ms: int | None
+    ) -> None:
+        self._puller = puller
+        self.message = message
+        self._settlement = settlement
+        self._ack_timeout_ms = ack_timeout_ms
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.message.id
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+        return self.message.topic
+
+    @property
+    def group(self) -> str:
+        """The group that it was taken for."""
+        return self.message.group
+
+    @property
+    def body(self) -> Any:
+        """What was sent: JSON values, str or bytes."""
+        return self.message.body
+
+    @property
+    def due(self) -> datetime:
+        """The due time, aware, UTC."""
+        return self.message.due
+
+    @property
+    def due_ms(self) -> int:
+        """The due time in epoch milliseconds."""
+        return self.message.due_ms
+
+    @property
+    def attempt(self) -> int:
+        """1, 2, ..."""
+        return self.message.attempt
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers, text to text."""
+        return self.message.headers
+
+    def __repr__(self) -> str:
+        return f"<Delivery of {self.id!r} on {self.topic!r}, attempt {self.attempt}>"
+
+    def ack(self) -> str:
+        """It is handled: `acked`, `late` (the lease had ended), `stale` or `repeated`."""
+        return self._puller.ack(self.message, self._settlement)
+
+    def retry(self, *, delay: timedelta | None = None, reason: str = "") -> str:
+        """It failed: `retrying`, `dead` (attempts used up), or `stale` if no longer held."""
+        wait_ms = None if delay is None else _checked_ms(delay)
+        return self._puller.fail(
+            self.message, self._settlement, reason or "the puller asked for a retry", wait_ms
+        )
+
+    def discard(self, reason: str = "") -> str:
+        """Give it up, to garbage: `dead`, or `stale` if no longer held."""
+        return self._puller.fail(
+            self.message, self._settlement, reason or "the puller discarded it", "discard"
+        )
+
+    def extend(self) -> bool:
+        """Start its ack timeout anew; False if it is no longer held."""
+        return self._puller.extend(self.message, self._settlement, self._ack_timeout_ms)
+
+    def release(self) -> bool:
+        """Give it back, unhandled, no attempt counted; False if it is no longer held."""
+        return self._puller.release(self.message, self._settlement)
+
+
+class Puller:
+    """Pulls for one consumer. Safe to share between threads."""
+
+    def __init__(
+        self, store: SyncStore, address: Address, wanted: str, name: str, announcer: Announcer
+    ) -> None:
+        self._store = store
+        self._waiting = Connection(address.blocking_for(LONGEST_WAIT_S))
+        self._wanted = wanted
+        self._name = name
+        self._announcer = announcer
+        self._groups: dict[str, str] = {}
+        self._seen: dict[str, float] = {}
+
+    def pull(
+        self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
+    ) -> list[Delivery]:
+        """At most `batch` deliveries; waits up to `wait` for the first. Raises LisaError."""
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST:
+            raise InvalidMessage(f"a pull takes 1 to {MOST} messages, not {batch!r}")
+        timeout_ms = None if ack_timeout is None else _checked_timeout_ms(ack_timeout)
+        ends = time.monotonic() + wait.total_seconds()
+        group = self._group(topic, ends)
+        if group is None:
+            return []
+        try:
+            return self._pull(topic, group, batch, ends, timeout_ms)
+        except GroupRemoved:
+            self._groups.pop(topic, None)
+            if not self._store.drive(is_emptied(self._store, topic, self._name)):
+                raise
+            self._seen.pop(topic, None)
+            return self.pull(topic, batch, timedelta(seconds=max(0.0, ends - time.monotonic())),
+                             ack_timeout)  # fmt: skip
+
+    def _pull(
+        self, topic: str, group: str, batch: int, ends: float, timeout_ms: int | None
+    ) -> list[Delivery]:
+        while True:
+            self._announce(topic, group)
+            pulled = self._store.call(Pull(topic, group, self._name, batch, timeout_ms))
+            found = self._opened(topic, group, pulled.entries, timeout_ms)
+            left_s = ends - time.monotonic()
+            if found or left_s <= 0:
+                return found
+            if not pulled.entries:
+                self._wait(topic, group, pulled, left_s)
+
+    def close(self) -> None:
+        """Take the consumer's records away. Raises LisaError."""
+        self._waiting.close()
+        for topic in list(self._seen):
+            self._store.drive(presence.leave_consumer(self._store, topic, self._name))
+        self._seen.clear()
+
+    def _group(self, topic: str, ends: float) -> str | None:
+        group = self._groups.get(topic)
+        if group:
+            return group
+        asked, pause = False, 0.02
+        while (group := self._store.drive(join(self._store, topic, self._wanted))) is None:
+            if not asked:
+                self._store.drive(ask_for_group(self._store, topic, self._name))
+                self._seen[topic] = 0.0
+                asked = True
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                return None
+            time.sleep(min(pause, left_s))
+            pause = min(2 * pause, LOOK_AGAIN_S)
+        self._groups[topic] = group
+        return group
+
+    def _announce(self, topic: str, group: str) -> None:
+        now = time.monotonic()
+        if now - self._seen.get(topic, -math.inf) < presence.BEAT.total_seconds():
+            return
+        self._seen[topic] = now
+        record = presence.ConsumerPresence(name=self._name, topic=topic, group=group)
+        self._store.drive(presence.announce_consumer(self._store, record))
+
+    def _wait(self, topic: str, group: str, pulled: Pulled, left_s: float) -> None:
+        """Until the group's stream has an entry that nobody was given, or the time is up."""
+        if pulled.paused:
+            time.sleep(min(LOOK_AGAIN_S, left_s))
+            return
+        # Not beyond a beat: whoever waits is alive, and should be seen to be.
+        block_s = min(left_s, presence.BEAT.total_seconds())
+        stream = self._store.keys.topic(topic).group(group).ready
+        try:
+            self._waiting.execute(
+                ("XREAD", "COUNT", 1, "BLOCK", max(1, math.ceil(block_s * 1000)),
+                 "STREAMS", stream, pulled.last_id or "$")
+            )  # fmt: skip
+        except ClientError as error:
+            # The next pull is repeated with patience, and says so if the server stays away.
+            if not passes(error):
+                raise translated(error, self._store.where) from error
+
+    def _opened(
+        self, topic: str, group: str, entries: list[Entry], timeout_ms: int | None
+    ) -> list[Delivery]:
+        if not entries:
+            return []
+        opened = self._store.call(Open(topic, group, entries, timeout_ms))
+        found = []
+        for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
+            if data is None:
+                continue
+            _, message, settlement, fault = unpack(topic, group, entry, data, opened.now_us)
+            if fault:
+                self.fail(message, settlement, fault, "discard")
+            elif is_past:
+                self.ack(message, settlement, "expired")
+            else:
+                found.append(Delivery(self, message, settlement, timeout_ms))
+        return found
+
+    def ack(self, message: Message, settlement: Settlement, state: str = "acked") -> Acked:
+        """Settle one delivery. Raises LisaError."""
+        outcome = self._store.call(Ack(message.topic, message.group, [settlement], state))[0]
+        if outcome is not Acked.STALE:
+            told = self._announcer.acked if state == "acked" else self._announcer.expired
+            self._announcer.fire(told, message)
+        return outcome
+
+    def fail(
+        self, message: Message, settlement: Settlement, reason: str, delay: Any = None
+    ) -> Failed:
+        """Give one delivery up for this time. Raises LisaError."""
+        failure = Failure(settlement.id, settlement.entry, reason, delay, settlement.lateness)
+        retried = self._store.call(Fail(message.topic, message.group, [failure]))[0]
+        if retried.outcome is not Failed.STALE:
+            dead = retried.outcome is Failed.DEAD
+            told = self._announcer.dead if dead else self._announcer.retrying
+            self._announcer.fire(told, replace(message, reason=reason, next_due_ms=retried.due_ms))
+        return retried.outcome
+
+    def extend(self, message: Message, settlement: Settlement, timeout_ms: int | None) -> bool:
+        """Renew one lease. Raises LisaError."""
+        receipt = (settlement.id, settlement.entry)
+        call = Extend(message.topic, message.group, self._name, [receipt], timeout_ms)
+        return self._store.call(call)[0]
+
+    def release(self, message: Message, settlement: Settlement) -> bool:
+        """Give one delivery back. Raises LisaError."""
+        receipt = (settlement.id, settlement.entry)
+        return self._store.call(Release(message.topic, message.group, [receipt]))[0]
+
+
+def _checked_ms(delay: timedelta) -> int:
+    if delay < timedelta(0):
+        raise InvalidMessage(f"a retry's delay cannot be negative: {delay}")
+    return duration_ms(delay)
+
+
+def _checked_timeout_ms(value: timedelta) -> int:
+    if not MIN_ACK_TIMEOUT <= value <= MAX_ACK_TIMEOUT:
+        raise InvalidMessage(f"an ack timeout is {MIN_ACK_TIMEOUT} to {MAX_ACK_TIMEOUT}: {value}")
+    return duration_ms(value)

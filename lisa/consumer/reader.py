@@ -1,0 +1,347 @@
+"""Reads one topic for one group, and sees that the handlers get what it read."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from lisa.consumer.batches import Collector
+from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.handlers import Handlers, Plan
+from lisa.consumer.joining import ask_for_group, is_emptied, join
+from lisa.consumer.pace import MOST
+from lisa.consumer.settler import Settler
+from lisa.consumer.slots import Turn
+from lisa.consumer.subscription import Subscription, Work
+from lisa.core import failures
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import ConfigError, GroupRemoved, LisaError
+from lisa.core.stream import Entry, parse_read, read_command
+from lisa.core.transitions.declare import Declare
+
+__all__ = ["LOOK_AGAIN_S", "Reader"]
+
+log = logging.getLogger("lisa.consumer")
+
+LOOK_AGAIN_S = 1.0
+"""How often a paused topic, or one without a group, is looked at."""
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+FIRST_DEGRADED_PAUSE_S = 0.25
+LONGEST_DEGRADED_PAUSE_S = 30.0
+LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
+
+
+class Reader:
+    """One thread: join, then read, open and hand over until the subscription closes.
+
+    `topics` says how many share the slots; `failed` is told of an error that ends the consumer.
+    """
+
+    def __init__(
+        self,
+        sub: Subscription,
+        address: Address,
+        *,
+        poll: timedelta,
+        cap: int | None,
+        handlers: Handlers,
+        dispatcher: Dispatcher,
+        settler: Settler,
+        topics: Callable[[], int],
+        failed: Callable[[LisaError], None],
+    ) -> None:
+        # CLIENT UNBLOCK needs to know the node; on a cluster short blocks do instead.
+        self._block = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
+        self._connection = Connection(address.blocking_for(self._block.total_seconds()))
+        self._is_cluster = address.kind == "cluster"
+        self._sub = sub
+        self._cap = cap
+        self._handlers = handlers
+        self._dispatcher = dispatcher
+        self._settler = settler
+        self._topics = topics
+        self._failed = failed
+        self._turn = Turn(dispatcher.slots)
+        self._client_id: int | None = None
+        self._blocked = False
+        self._unopened: list[Entry] = []
+        self._collector: Collector | None = None
+        self._trouble = False
+        self._pause_s = FIRST_PAUSE_S
+        self._degraded_pause_s = FIRST_DEGRADED_PAUSE_S
+        self._woken = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"lisa-{sub.topic}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether the server did not answer, or not as it should."""
+        return self._trouble
+
+    def interrupt(self) -> None:
+        """Make it look up from whatever it waits for, without losing what it may just be given."""
+        self._woken.set()
+        self._turn.wake()
+        client_id = self._client_id
+        if self._blocked and client_id is not None:
+            try:
+                self._sub.store.ask("CLIENT", "UNBLOCK", client_id)
+            except LisaError as error:
+                log.debug("topic %s: cannot be interrupted: %s", self._sub.topic, error)
+
+    def end(self, timeout_s: float) -> bool:
+        """Stop reading; whether the thread ended in time. A handler that runs on it holds it."""
+        ends = time.monotonic() + timeout_s
+        while self.thread.is_alive() and time.monotonic() < ends:
+            self.interrupt()
+            self.thread.join(0.05)
+            if not self._blocked and self._sub.running():
+                break
+        return not self.thread.is_alive()
+
+    def _run(self) -> None:
+        closing = self._sub.closing
+        while not closing.is_set():
+            try:
+                self._step()
+                if self._trouble:
+                    log.info("topic %s: reading again", self._sub.topic)
+                self._trouble, self._pause_s = False, FIRST_PAUSE_S
+            except GroupRemoved as error:
+                self._group_removed(error)
+            except failures.ClientError as error:
+                self._client_id = None
+                self._recover(error)
+            except ConfigError as error:
+                if not self._sub.group:
+                    self._failed(error)
+                    break
+                self._wait_out(error)
+            except Exception as error:  # noqa: BLE001  logged; a reader never ends by itself
+                self._wait_out(error)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._unopened:
+            self._sub.release([(entry.id, entry.entry) for entry in self._unopened])
+        self._give_back_gathered()
+        self._connection.close()
+
+    def _give_back_gathered(self) -> None:
+        if self._collector:
+            self._sub.give_back(self._collector.take())
+
+    def _recover(self, error: BaseException) -> None:
+        """After an error of the blocking read: what can be mended at once is."""
+        sub = self._sub
+        if failures.is_missing_group(error) or str(error).startswith("UNBLOCKED"):
+            try:
+                if sub.group in sub.store.drive(sub.store.groups(sub.topic)):
+                    sub.store.call(Declare(sub.topic, sub.group))
+                else:
+                    self._group_removed(error)
+                return
+            except LisaError as another:
+                self._wait_out(another)
+                return
+        self._wait_out(failures.translated(error, sub.store.where))
+
+    def _group_removed(self, error: BaseException) -> None:
+        sub = self._sub
+        try:
+            flow = is_emptied(sub.store, sub.topic, sub.name)
+            emptied = sub.is_forgotten or sub.store.drive(flow)
+        except LisaError as another:
+            self._wait_out(another)
+            return
+        self._unopened.clear()
+        if emptied:
+            log.warning("topic %s: the server was emptied; joining again", sub.topic)
+            sub.group, sub.is_forgotten = "", False
+            self._pausing(FIRST_PAUSE_S)
+            return
+        log.error("topic %s: group %s was removed; no longer reading it (%s)", sub.topic,
+                  sub.group, error)  # fmt: skip
+        sub.closing.set()
+
+    def _wait_out(self, error: BaseException) -> None:
+        if not self._trouble:
+            unforeseen = None if isinstance(error, LisaError) else error
+            log.warning("topic %s: trying again until it works: %s", self._sub.topic, error,
+                        exc_info=unforeseen)  # fmt: skip
+        self._trouble = True
+        self._pausing(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _pausing(self, seconds: float) -> None:
+        self._woken.clear()
+        if not self._sub.closing.is_set():
+            self._woken.wait(seconds)
+
+    def _step(self) -> None:
+        """One round: whatever this topic needs just now. Raises LisaError, client errors."""
+        sub = self._sub
+        if not sub.group:
+            self._join()
+        elif sub.is_paused_here:
+            self._give_back_gathered()
+            self._pausing(LOOK_AGAIN_S)
+        elif sub.is_paused_topic:
+            self._give_back_gathered()
+            self._pausing(LOOK_AGAIN_S)
+            sub.is_paused_topic = sub.store.drive(sub.store.options(sub.topic)).paused
+        else:
+            plan = self._handlers.plan(sub.topic)
+            sub.handler_timeout_s = plan.timeout_s
+            if self._unopened:
+                self._hand_over(plan)
+            elif sub.is_degraded:
+                self._read_degraded(plan)
+            else:
+                self._degraded_pause_s = FIRST_DEGRADED_PAUSE_S
+                if plan.batch is not None:
+                    self._read_batch(plan, plan.batch.batch or 1, plan.batch.within_s)
+                else:
+                    self._read(plan)
+
+    def _join(self) -> None:
+        sub = self._sub
+        group = sub.store.drive(join(sub.store, sub.topic, sub.wanted))
+        if group is None:
+            log.info("topic %s has no group yet; waiting for one", sub.topic)
+            sub.store.drive(ask_for_group(sub.store, sub.topic, sub.name))
+            pause = FIRST_PAUSE_S
+            while not sub.closing.is_set() and not sub.store.drive(sub.store.groups(sub.topic)):
+                self._pausing(pause)
+                pause = min(2 * pause, LOOK_AGAIN_S)
+            return
+        sub.group = group
+        log.info("topic %s: reading for group %s as %s", sub.topic, group, sub.name)
+
+    def _read(self, plan: Plan) -> None:
+        """Read as much as handlers can start on soon, and hand it over."""
+        sub, slots = self._sub, self._dispatcher.slots
+        topics = self._topics()
+        several = topics > 1
+        room = sub.pace.ahead(slots.size) // topics - len(sub.unstarted)
+        if room > 0:
+            self._fetch(room + slots.free, self._block)
+            self._hand_over(plan)
+            return
+        # Handlers are slow, or not yet known: read only once one of them is free.
+        if not self._turn.take(self._is_interrupted):
+            return
+        if several and not sub.unstarted:
+            self._fetch(1, timedelta(0))
+            if self._unopened:
+                self._hand_over(plan, has_slot=True)
+                return
+        self._turn.leave()
+        if not sub.unstarted:
+            self._fetch(1 if several else slots.free, self._block)
+            self._hand_over(plan)
+
+    def _is_interrupted(self) -> bool:
+        return self._sub.closing.is_set() or self._sub.is_paused_here
+
+    def _read_degraded(self, plan: Plan) -> None:
+        """One message at a time, after a pause that grows until one succeeds."""
+        sub = self._sub
+        if self._collector:
+            self._hand_over_work(plan, [self._collector.take()])
+        if sub.held:
+            self._pausing(FIRST_PAUSE_S)
+            return
+        self._pausing(self._degraded_pause_s)
+        if self._is_interrupted():
+            return
+        self._fetch(1, self._block)
+        if self._unopened:
+            self._degraded_pause_s = min(2 * self._degraded_pause_s, LONGEST_DEGRADED_PAUSE_S)
+            self._hand_over(plan)
+
+    def _read_batch(self, plan: Plan, size: int, within_s: float) -> None:
+        """Gather until a batch is full or its first message has waited long enough."""
+        sub = self._sub
+        gathered = self._collector
+        if gathered is None or gathered.size != size:
+            kept = gathered.take() if gathered else []
+            gathered = self._collector = Collector(size, within_s)
+            gathered.add(kept)
+        if not gathered and sub.unstarted:  # a batch waits for a handler: no other behind it
+            if self._turn.take(self._is_interrupted):
+                self._turn.leave()
+            return
+        left_s = gathered.left_s()
+        block = self._block
+        if left_s is not None:
+            block = min(block, timedelta(milliseconds=math.ceil(left_s * 1000)))
+        ahead = sub.pace.ahead(self._dispatcher.slots.size) - len(sub.unstarted) * size
+        self._fetch(max(size - len(gathered), ahead), block, least_cap=size)
+        self._hand_over(plan)
+        ready = gathered.ready()
+        if ready:
+            self._hand_over_work(plan, ready)
+
+    def _fetch(self, count: int, block: timedelta, *, least_cap: int = 1) -> None:
+        """XREADGROUP into `_unopened`. Raises client errors."""
+        sub = self._sub
+        if self._cap is not None:
+            count = min(count, max(least_cap, self._cap - len(sub.unstarted)))
+        stream = sub.store.keys.topic(sub.topic).group(sub.group).ready
+        block_ms = block // timedelta(milliseconds=1)
+        count = max(1, min(count, MOST))
+        command = read_command(stream, sub.group, sub.name, count, block_ms)
+        if self._client_id is None and not self._is_cluster:
+            self._client_id = self._connection.execute(("CLIENT", "ID"))
+        self._blocked = True
+        try:
+            if self._is_interrupted():
+                return
+            reply = self._connection.execute(command)
+        finally:
+            self._blocked = False
+        self._unopened = parse_read(reply)
+
+    def _hand_over(self, plan: Plan, *, has_slot: bool = False) -> None:
+        """Open what was read and give it to the handlers. Raises LisaError; then it is kept."""
+        if not self._unopened:
+            return
+        sub = self._sub
+        try:
+            if sub.closing.is_set():
+                return
+            deliveries = sub.open(self._unopened)
+            self._unopened = []
+            if sub.failures or sub.expired:
+                self._settler.ring()
+            if plan.batch is not None and self._collector is not None:
+                self._collector.add(deliveries)
+            elif deliveries:
+                had_slot, has_slot = has_slot, False
+                self._hand_over_work(plan, deliveries, has_slot=had_slot)
+        finally:
+            if has_slot:
+                self._turn.leave()
+
+    def _hand_over_work(self, plan: Plan, work: Sequence[Work], *, has_slot: bool = False) -> None:
+        """Run on this thread, or submit. The caller's slot, if it has one, is used up."""
+        sub, dispatcher = self._sub, self._dispatcher
+        if dispatcher.slots.size > 1 or plan.is_async:
+            dispatcher.submit(sub, plan, work, has_slot=has_slot)
+            return
+        sub.unstarted.extend(work)
+        if not has_slot and not self._turn.take(sub.closing.is_set):
+            return
+        if dispatcher.inline(sub, plan, self._turn):
+            self._turn.leave()

@@ -1,0 +1,193 @@
+"""Settles what handlers have finished, many deliveries a call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from lisa.consumer.held import Held, Verdict
+from lisa.consumer.signalling import Announcer
+from lisa.consumer.subscription import Subscription
+from lisa.core.errors import GroupRemoved, LisaError
+from lisa.core.transitions.ack import Ack, Acked
+from lisa.core.transitions.retry import Failed, Failure, Retried
+from lisa.core.transitions.retry import Retry as Fail
+
+__all__ = ["FLUSH_AFTER_S", "Settler"]
+
+log = logging.getLogger("lisa.consumer")
+
+T = TypeVar("T")
+
+FLUSH_AFTER_S = 0.005
+"""A handler's word waits at most so long for others to share its call."""
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+
+class Settler:
+    """One thread: waits for the first word, a moment for more, then flushes topic by topic.
+
+    `subscriptions` gives those to look at. What the server does not take is kept and tried again,
+    with growing pauses for its topic alone.
+    """
+
+    def __init__(
+        self, subscriptions: Callable[[], Iterable[Subscription]], announcer: Announcer
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._announcer = announcer
+        self._awake = False
+        self._rung = threading.Event()
+        self._hurried = threading.Event()
+        self._closes: float | None = None
+        self._pauses: dict[Subscription, tuple[float, float]] = {}
+        self._thread = threading.Thread(target=self._run, name="lisa-settler", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Something was finished: flush within 5 ms. Cheap if the settler knows already."""
+        if not self._awake:
+            self._awake = True
+            self._rung.set()
+
+    def hurry(self) -> None:
+        """Nothing else is coming soon: flush at once."""
+        self._hurried.set()
+
+    def close(self, timeout_s: float) -> None:
+        """Flush what is left, for at most so long, and end."""
+        self._closes = time.monotonic() + timeout_s
+        self._hurried.set()
+        self._rung.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s + 1)
+
+    def _run(self) -> None:
+        while True:
+            self._rung.wait(self._next_try_s())
+            if self._closes is None:
+                self._hurried.wait(FLUSH_AFTER_S)
+            self._hurried.clear()
+            # Whoever finishes from here on rings again: cleared before the queues are looked at.
+            self._rung.clear()
+            self._awake = False
+            left = self.flush()
+            closes = self._closes
+            if closes is not None:
+                if not left or time.monotonic() > closes:
+                    return
+                time.sleep(FIRST_PAUSE_S)
+                self._rung.set()
+
+    def _next_try_s(self) -> float | None:
+        if not self._pauses:
+            return None
+        return max(0.0, min(again for again, _ in self._pauses.values()) - time.monotonic())
+
+    def flush(self) -> bool:
+        """Settle all that is finished; whether something is left for a later try."""
+        for sub in list(self._subscriptions()):
+            if not (sub.acks or sub.failures or sub.expired):
+                continue
+            again, _ = self._pauses.get(sub, (0.0, 0.0))
+            if again > time.monotonic() and self._closes is None:
+                continue
+            try:
+                self._flush_one(sub)
+            except GroupRemoved as error:
+                self._give_up(sub, error)
+            except Exception as error:  # noqa: BLE001  logged, and tried again
+                self._postpone(sub, error)
+            else:
+                if self._pauses.pop(sub, None):
+                    log.info("topic %s: settling again", sub.topic)
+        return bool(self._pauses)
+
+    def _postpone(self, sub: Subscription, error: Exception) -> None:
+        _, last = self._pauses.get(sub, (0.0, 0.0))
+        if not last:
+            unforeseen = None if isinstance(error, LisaError) else error
+            log.warning("topic %s: cannot settle, trying again: %s", sub.topic, error,
+                        exc_info=unforeseen)  # fmt: skip
+        pause = min(2 * last, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
+        self._pauses[sub] = (time.monotonic() + pause, pause)
+
+    def _give_up(self, sub: Subscription, error: GroupRemoved) -> None:
+        self._pauses.pop(sub, None)
+        lost = [*sub.acks, *(held for held, _ in sub.failures), *sub.expired]
+        for queue in (sub.acks, sub.failures, sub.expired):
+            queue.clear()
+        for held in lost:
+            sub.drop(held)
+        log.warning("topic %s: %d settlements count no more: %s", sub.topic, len(lost), error)
+
+    def _flush_one(self, sub: Subscription) -> None:
+        size = sub.store.batch_size(sub.topic)
+        while sub.acks:
+            self._ack(sub, sub.acks, size, "acked")
+        while sub.expired:
+            self._ack(sub, sub.expired, size, "expired")
+        while sub.failures:
+            self._fail(sub, size)
+
+    def _ack(self, sub: Subscription, queue: deque[Held], size: int, state: str) -> None:
+        some = _first(queue, size)
+        try:
+            settlements = [held.settlement for held in some]
+            outcomes = sub.store.call(Ack(sub.topic, sub.group, settlements, state))
+        except Exception:
+            queue.extendleft(reversed(some))
+            raise
+        pair = self._announcer.expired if state == "expired" else self._announcer.acked
+        heard = self._announcer.heard(pair)
+        forget = sub.held.pop
+        for held, outcome in zip(some, outcomes, strict=True):
+            forget(held.settlement.entry, None)
+            if outcome is Acked.STALE:
+                log.info("topic %s: message %s was settled by someone else, or is another by now",
+                         sub.topic, held.message.id)  # fmt: skip
+            elif heard:
+                self._announcer.fire(pair, held.message)
+
+    def _fail(self, sub: Subscription, size: int) -> None:
+        some = _first(sub.failures, size)
+        failures = [
+            Failure(*held.receipt, verdict.reason, verdict.delay, held.settlement.lateness)
+            for held, verdict in some
+        ]
+        try:
+            outcomes = sub.store.call(Fail(sub.topic, sub.group, failures))
+        except Exception:
+            sub.failures.extendleft(reversed(some))
+            raise
+        for (held, verdict), outcome in zip(some, outcomes, strict=True):
+            sub.held.pop(held.settlement.entry, None)
+            self._announce_failure(held, verdict, outcome)
+
+    def _announce_failure(self, held: Held, verdict: Verdict, outcome: Retried) -> None:
+        if outcome.outcome is Failed.STALE:
+            return
+        dead = outcome.outcome is Failed.DEAD
+        if dead:
+            log.error("topic %s: message %s went to garbage after %d failed attempts: %s",
+                      held.message.topic, held.message.id, outcome.failed_attempts,
+                      verdict.reason)  # fmt: skip
+        pair = self._announcer.dead if dead else self._announcer.retrying
+        if self._announcer.heard(pair):
+            self._announcer.fire(pair, msgspec.structs.replace(
+                held.message, reason=verdict.reason, next_due_ms=outcome.due_ms))  # fmt: skip
+
+
+def _first(queue: deque[T], size: int) -> list[T]:
+    return [queue.popleft() for _ in range(min(size, len(queue)))]

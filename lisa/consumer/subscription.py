@@ -1,0 +1,194 @@
+"""One topic taken for one group: what is held of it, and what is known of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from lisa.consumer.held import Held, Outcome, Verdict
+from lisa.consumer.opening import unpack
+from lisa.consumer.pace import Pace
+from lisa.core.errors import LisaError
+from lisa.core.store import SyncStore, chunks
+from lisa.core.stream import Entry
+from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.release import Release
+
+__all__ = ["DEGRADED_AFTER", "Subscription", "Work", "deliveries_of"]
+
+log = logging.getLogger("lisa.consumer")
+
+DEGRADED_AFTER = 20
+"""Failures without a success, after which a topic is taken one message at a time."""
+
+Work = Held | list[Held]
+
+
+def deliveries_of(work: Work) -> list[Held]:
+    """The deliveries of a batch, or the one."""
+    return work if isinstance(work, list) else [work]
+
+
+class Subscription:
+    """State shared by the reader, the handlers' threads, the settler and the heartbeat.
+
+    Each field has one writer, or is a deque or dict whose single steps are atomic. `wanted` is
+    the group that was asked for, or empty; `group` is empty until it is known. `unstarted` holds
+    deliveries, or whole batches of them.
+    """
+
+    def __init__(self, store: SyncStore, topic: str, wanted: str, name: str) -> None:
+        self.store = store
+        self.topic = topic
+        self.wanted = wanted
+        self.group = ""
+        self.name = name
+        self.held: dict[str, Held] = {}
+        self.unstarted: deque[Work] = deque()
+        self.acks: deque[Held] = deque()
+        self.failures: deque[tuple[Held, Verdict]] = deque()
+        self.expired: deque[Held] = deque()
+        self.pace = Pace()
+        self.ack_timeout_s = 10.0
+        self.handler_timeout_s = 0.0
+        self.failed_in_row = 0
+        self.handled = 0
+        self.is_paused_topic = False
+        self.is_paused_here = False
+        self.is_announced = False
+        self.is_forgotten = False
+        self.closing = threading.Event()
+
+    @property
+    def state(self) -> str:
+        """The word for it in presence records."""
+        if self.closing.is_set():
+            return "stopping"
+        if not self.group:
+            return "waiting"
+        if self.is_paused_topic or self.is_paused_here:
+            return "paused"
+        return "degraded" if self.is_degraded else "running"
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it failed too often in a row."""
+        return self.failed_in_row >= DEGRADED_AFTER
+
+    def running(self) -> int:
+        """How many deliveries a handler works on."""
+        return sum(1 for held in list(self.held.values()) if held.started and not held.ended)
+
+    def open(self, entries: Sequence[Entry]) -> list[Held]:
+        """What XREADGROUP gave, ready for the handlers; the rest is settled. Raises LisaError."""
+        read_at = time.monotonic()
+        opened = self.store.call(Open(self.topic, self.group, entries))
+        self.ack_timeout_s = opened.ack_timeout_ms / 1000
+        self.is_paused_topic = opened.paused
+        return self._take(entries, opened, read_at)
+
+    def _take(self, entries: Sequence[Entry], opened: Opened, read_at: float) -> list[Held]:
+        topic, group, now_us, held = self.topic, self.group, opened.now_us, self.held
+        lease_ends = read_at + self.ack_timeout_s
+        taken = []
+        for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
+            if data is None:
+                continue
+            envelope, message, settlement, fault = unpack(topic, group, entry, data, now_us)
+            one = held[entry.entry] = Held(settlement, envelope, message, read_at, lease_ends)
+            if fault:
+                self.end(one, Verdict(fault, "discard"))
+            elif is_past:
+                one.ended = True
+                self.expired.append(one)
+            else:
+                taken.append(one)
+        return taken
+
+    def start(self, held: Held, now: float) -> bool:
+        """Mark a delivery as running; False if it was lost while it waited for its turn."""
+        if now > held.lease_ends and not self.renew(held):
+            self.drop(held)
+            return False
+        held.started = now
+        return True
+
+    def finish(self, held: Held, outcome: Outcome) -> None:
+        """Take a handler's word; the settler does the rest."""
+        self.handled += 1
+        if outcome is None:
+            if self.failed_in_row:
+                self._healed()
+            held.ended = True
+            self.acks.append(held)
+            return
+        if outcome.is_discard:
+            self.failed_in_row = 0
+        else:
+            self.failed_in_row += 1
+            if self.failed_in_row == DEGRADED_AFTER:
+                log.warning("topic %s: degraded after %d failures in a row", self.topic,
+                            DEGRADED_AFTER)  # fmt: skip
+        log.warning("topic %s: message %s, attempt %d, was not handled: %s", self.topic,
+                    held.message.id, held.message.attempt, outcome.reason,
+                    exc_info=outcome.error)  # fmt: skip
+        self.end(held, outcome)
+
+    def end(self, held: Held, verdict: Verdict) -> None:
+        """Have a delivery settled as failed."""
+        held.ended = True
+        self.failures.append((held, verdict))
+
+    def _healed(self) -> None:
+        if self.is_degraded:
+            log.info("topic %s: handled again, no longer degraded", self.topic)
+        self.failed_in_row = 0
+
+    def renew(self, held: Held) -> bool:
+        """Extend one lease that may have ended; whether it is still this consumer's."""
+        now = time.monotonic()
+        try:
+            kept = self.store.call(Extend(self.topic, self.group, self.name, [held.receipt]))[0]
+        except LisaError:
+            return False
+        if kept:
+            held.lease_ends = now + self.ack_timeout_s
+        return kept
+
+    def drop(self, held: Held) -> None:
+        """Forget a delivery that is no longer this consumer's."""
+        held.ended = True
+        self.held.pop(held.settlement.entry, None)
+
+    def next_work(self) -> Work | None:
+        """The next unstarted delivery or batch."""
+        try:
+            return self.unstarted.popleft()
+        except IndexError:
+            return None
+
+    def withdraw(self) -> list[Held]:
+        """Take back all that no handler has started on."""
+        taken: list[Held] = []
+        while (work := self.next_work()) is not None:
+            taken += deliveries_of(work)
+        return taken
+
+    def give_back(self, deliveries: Sequence[Held]) -> None:
+        """Release deliveries that no handler saw; what fails is left to its lease."""
+        self.release([held.receipt for held in deliveries])
+        for held in deliveries:
+            self.drop(held)
+
+    def release(self, receipts: Sequence[tuple[str, str]]) -> None:
+        """Put deliveries back into the group's stream, no attempt counted."""
+        for some in chunks(receipts, self.store.batch_size(self.topic)):
+            try:
+                self.store.call(Release(self.topic, self.group, some))
+            except LisaError as error:
+                log.warning("topic %s: %d messages could not be given back (%s): they come back "
+                            "when their lease ends", self.topic, len(some), error)  # fmt: skip

@@ -1,0 +1,256 @@
+"""All services of a manager, wired to the threads that run them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+
+from lisa.core import presence
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import ConfigError, LisaError
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.manager.announcer import Announcer
+from lisa.manager.expirer import Expirer
+from lisa.manager.greeter import Greeter
+from lisa.manager.jobs import Jobs
+from lisa.manager.loop import Loop, Service
+from lisa.manager.plan import Plan, Schedules
+from lisa.manager.promoter import Promoter
+from lisa.manager.pulse import Pulse, Signs
+from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.registry import Registry
+from lisa.manager.sampler import Sampler
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.sweeper import Sweeper
+from lisa.manager.trimmer import Trimmer
+from lisa.manager.waker import Waker
+
+__all__ = ["Engine"]
+
+PATIENCE = timedelta(milliseconds=60)
+"""A loop tries again by itself: no need to insist within one call."""
+
+PULSE_S = 1.0
+REFRESH = timedelta(seconds=1)
+SEARCH = timedelta(hours=6)
+SAMPLE = "2 * * * * ?"  # not at the full minute, where a clock that is a little off would miss it
+STUCK_S = 10.0
+PROMOTERS, RECLAIMERS, BATCH = 4, 2, 8
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs everything for one manager, once: `start`, then `stop`."""
+
+    def __init__(self, address: Address, plan: Plan, prefix: str, name: str) -> None:
+        self.name = name
+        self.store = store = SyncStore(Connection(address), Keys(prefix), PATIENCE)
+        self._clock = ServerClock()
+        self._pulse = Pulse(store, self._clock)
+        self._nudge = threading.Event()
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._started_ms = 0
+        self._announcer = Announcer(store)
+        expirer = Expirer(store, self._announcer)
+        self._registry = registry = Registry(store, plan, self._learnt)
+        self._promoter = Promoter(store, self._clock, expirer, registry.batch)
+        self._reclaimer = Reclaimer(store, self._announcer, plan.window)
+        self._trimmer = Trimmer(store)
+        self._sweeper = Sweeper(store, expirer, registry.is_configured)
+        # A cluster's pipeline is one command after the other: nothing is gained by batches.
+        self._most = 1 if address.kind == "cluster" else BATCH
+        self._promoting = self._loop("promoter", self._promoter, PROMOTERS)
+        self._reclaiming = self._loop("reclaimer", self._reclaimer, RECLAIMERS)
+        self._greeting = self._loop("greeter", Greeter(store, registry), 1)
+        self._loops = (self._promoting, self._reclaiming, self._greeting)
+        self._waker = Waker(
+            store.connection, store.keys.wake, self._woken, self._promoting.agenda.hurry_all
+        )
+        self._jobs = self._schedule(plan.schedules)
+
+    def _loop(self, name: str, service: Service, workers: int) -> Loop:
+        return Loop(
+            name, service, reachable=self._pulse.reachable, suspect=self._nudge.set,
+            workers=workers, batch=self._most,
+        )  # fmt: skip
+
+    def _schedule(self, schedules: Schedules) -> Jobs:
+        jobs = Jobs(self._pulse.reachable, self._nudge.set, lambda: self._registry.topics)
+        sampler = Sampler(self.store)
+        jobs.add("move", schedules.move, self._promoting.agenda.hurry_all)
+        jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
+        jobs.add_for_each("clean", schedules.clean, self._trimmer.step)
+        jobs.add_for_each("sweep", schedules.sweep, self._sweep)
+        jobs.add_for_each(
+            "sample", SAMPLE, lambda topic: sampler.step(topic, self._clock.now_ms())
+        )
+        jobs.add("managers", schedules.sweep, self._sweeper.managers)
+        jobs.add("refresh", REFRESH, self._refresh)
+        jobs.add("search", SEARCH, self._registry.search)
+        jobs.add("presence", presence.BEAT, self._beat)
+        return jobs
+
+    def start(self) -> None:
+        """Begin; a server that is not there is waited for.
+
+        Raises ConfigError if it refuses us, or is of a newer layout.
+        """
+        try:
+            self._feel_pulse()
+        except ConfigError:
+            self.store.close()
+            raise
+        self._announcer.start()
+        for loop in self._loops:
+            loop.start()
+        self._waker.start()
+        self._jobs.start()
+        for name, work in (("pulse", self._watch), ("search", self._search_first)):
+            thread = threading.Thread(target=work, name=f"lisa-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish the scripts that run, and end."""
+        self._stopped.set()
+        self._nudge.set()
+        for loop in self._loops:
+            loop.close()
+        self._jobs.stop()
+        self._waker.stop()
+        for loop in self._loops:
+            loop.stop()
+        self._announcer.stop()
+        for thread in self._threads:
+            thread.join(2 * PULSE_S)
+        if self._pulse.reachable.is_set():
+            try:
+                self.store.drive(presence.leave_manager(self.store, self.name))
+            except LisaError as error:
+                log.info("could not sign off: %s", error)
+        self.store.close()
+
+    def reconfigure(self, plan: Plan) -> list[str]:
+        """Follow another plan's topics; what changed, in words."""
+        said = self._registry.reconfigure(plan)
+        try:
+            self._registry.step()
+        except LisaError as error:
+            log.warning("declared as soon as the server answers: %s", error)
+        return said
+
+    def health(self) -> dict[str, object]:
+        """What `/healthz` tells: `status` is ok, starting or failing."""
+        alive = all(loop.alive for loop in self._loops) and self._waker.alive
+        stuck = max(loop.agenda.overdue_s() for loop in self._loops) > STUCK_S
+        reachable = self._pulse.reachable.is_set()
+        begun = self._started_ms or self._pulse.trouble
+        status = "ok" if reachable and alive and not stuck else "failing" if begun else "starting"
+        return {
+            "status": status,
+            "name": self.name,
+            "redis": {
+                "address": self.store.where, "reachable": reachable, "error": self._pulse.trouble
+            },
+            "topics": {
+                topic: {
+                    "promoted_s_ago": self._promoter.age_s(topic),
+                    "error": self._promoting.troubles.of(topic)
+                    or self._reclaiming.troubles.of(topic),
+                }
+                for topic in self._registry.topics
+            },
+        }  # fmt: skip
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            self._nudge.wait(PULSE_S)
+            self._nudge.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                self._feel_pulse()
+            except ConfigError:
+                pass  # told by the pulse; a password may be set right while we wait
+            except Exception:
+                log.exception("the server's pulse could not be taken")
+            if not self._pulse.reachable.is_set():
+                self._stopped.wait(PULSE_S / 4)
+                self._nudge.set()
+
+    def _feel_pulse(self) -> None:
+        signs = self._pulse.step()
+        if signs and (signs.back or signs.another_run or signs.emptied):
+            self._meet(signs)
+
+    def _meet(self, signs: Signs) -> None:
+        """The server is there, again or for the first time: nothing we knew of it is certain."""
+        now = time.monotonic()
+        # Leases did not age unfairly before we came, unless the server itself was away until then.
+        self._reclaimer.hold(now - signs.uptime_s if signs.first else now)
+        self._registry.declare_again()
+        try:
+            self._registry.step()
+            self._beat()
+        except LisaError as error:
+            log.info("%s", error)
+            return  # gone again; the next look tells
+        self._pulse.here()
+        for loop in self._loops:
+            loop.agenda.hurry_all()
+
+    def _search_first(self) -> None:
+        while not self._stopped.is_set():
+            if self._pulse.reachable.wait(PULSE_S):
+                try:
+                    self._registry.search()
+                except LisaError as error:
+                    log.debug("the search for topics is repeated: %s", error)
+                else:
+                    return
+                self._stopped.wait(PULSE_S)
+
+    def _learnt(self, topic: str) -> None:
+        for loop in self._loops:
+            loop.agenda.add(topic)
+
+    def _woken(self, topic: str) -> None:
+        self._registry.learn([topic])
+        self._promoting.agenda.hurry(topic)
+        if not self.store.known_groups(topic):
+            self._greeting.agenda.hurry(topic)
+
+    def _refresh(self) -> None:
+        self._registry.step()
+        for topic in self._registry.topics:
+            if self.store.known_groups(topic) == ():
+                self._greeting.agenda.hurry(topic)
+
+    def _reclaim_all(self) -> None:
+        self._reclaimer.look_at_all()
+        self._reclaiming.agenda.hurry_all()
+
+    def _sweep(self, topic: str) -> None:
+        if self._sweeper.step(topic):
+            self._registry.forget(topic)
+            for loop in self._loops:
+                loop.agenda.remove(topic)
+            for service in (self._promoter, self._reclaimer, self._trimmer):
+                service.forget(topic)
+
+    def _beat(self) -> None:
+        if not self._started_ms:
+            self._started_ms = self._clock.now_ms()
+        me = presence.ManagerPresence(
+            name=self.name, host=socket.gethostname(), pid=os.getpid(),
+            started_ms=self._started_ms, topics=len(self._registry.topics),
+        )  # fmt: skip
+        self.store.drive(presence.announce_manager(self.store, me))

@@ -1,0 +1,59 @@
+"""Answers consumers that wait for a group: declares the one that the configuration names."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from lisa.core import presence
+from lisa.core.clock import duration_ms
+from lisa.core.errors import LisaError
+from lisa.core.presence import GONE_AFTER
+from lisa.core.store import SyncStore
+from lisa.core.transitions.declare import Declare
+from lisa.manager.loop import Outcome
+from lisa.manager.registry import Registry
+
+__all__ = ["Greeter"]
+
+LOOK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Greeter:
+    """Looks at topics without any group, each second; messages alone declare nothing."""
+
+    def __init__(self, store: SyncStore, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+
+    def step(self, topics: Sequence[str]) -> list[Outcome]:
+        """Look at each topic; when to look again."""
+        outcomes: list[Outcome] = []
+        for topic in topics:
+            try:
+                outcomes.append(self._answer(topic))
+            except LisaError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _answer(self, topic: str) -> Outcome:
+        if self._store.drive(self._store.groups(topic)):
+            return None  # whoever finds it without one again hurries us
+        now_ms = self._store.drive(self._store.server_time_us()) // 1000
+        oldest = now_ms - duration_ms(GONE_AFTER)
+        waiting = [
+            one.name
+            for one in self._store.drive(presence.consumers(self._store, topic))
+            if not one.group and one.seen_ms > oldest
+        ]
+        if not waiting:
+            return time.monotonic() + LOOK_S
+        for group in self._registry.plan.groups_for(topic):
+            self._store.call(Declare(topic, group))
+            log.info("topic %s: group %s declared for %s", topic, group, ", ".join(waiting),
+                     extra={"topic": topic, "group": group})  # fmt: skip
+        self._store.drive(self._store.groups(topic))
+        return None

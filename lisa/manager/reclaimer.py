@@ -1,0 +1,149 @@
+"""in flight for too long -> retry or garbage: as soon as the oldest lease can end.
+
+A full look goes through a group's whole pending list, window by window, and says when its oldest
+lease can end: no delivery made later, with the topic's ack timeout, ends before that. Leases of
+their own may be shorter, so those are looked at each second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from lisa.core.errors import GroupRemoved, LisaError
+from lisa.core.store import SyncStore
+from lisa.core.transitions.reclaim import Reclaim, Reclaimed
+from lisa.core.transitions.retry import Failed, Retried
+from lisa.manager.announcer import Announcer
+from lisa.manager.loop import Outcome
+
+__all__ = ["Reclaimer"]
+
+GLANCE_S = 1.0
+CLOSEST_S = 0.050
+FARTHEST_S = 60.0  # an ack timeout that was shortened meanwhile shows by then at the latest
+BEFORE_ALL = "0-0"  # ends a range before the first entry: only leases of their own are looked at
+
+log = logging.getLogger(__name__)
+
+
+class Reclaimer:
+    """Takes back what was in flight for too long. `window`: pending entries that one call sees."""
+
+    def __init__(self, store: SyncStore, announcer: Announcer, window: int) -> None:
+        self._store = store
+        self._announcer = announcer
+        self._window = window
+        self._scan_at: dict[tuple[str, str], float] = {}
+        self._held_from: float | None = None
+        self._held_until: dict[str, float] = {}
+
+    def hold(self, since: float) -> None:
+        """Wait until one ack timeout after an instant: an outage ages leases unfairly."""
+        self._held_until.clear()
+        self._held_from = since
+
+    def look_at_all(self) -> None:
+        """Make the next look at every group a full one."""
+        self._scan_at.clear()
+
+    def forget(self, topic: str) -> None:
+        """Keep nothing of a topic that is gone."""
+        self._held_until.pop(topic, None)
+        for key in [key for key in self._scan_at if key[0] == topic]:
+            self._scan_at.pop(key, None)
+
+    def step(self, topics: Sequence[str]) -> list[Outcome]:
+        """Look at each topic's groups, first windows in one round trip; when to look again."""
+        outcomes: dict[str, Outcome] = {}
+        calls: list[Reclaim] = []
+        now = time.monotonic()
+        for topic in topics:
+            try:
+                held = self._hold_of(topic)
+                outcomes[topic] = held if held > now else now + GLANCE_S
+                if held <= now:
+                    calls += self._calls(topic, now)
+            except LisaError as error:
+                outcomes[topic] = error
+        results = self._store.drive(self._store.run_many(calls)) if calls else []
+        for call, result in zip(calls, results, strict=True):
+            so_far = outcomes[call.topic]
+            if isinstance(so_far, float):
+                outcomes[call.topic] = self._settle(call, result, so_far)
+        return [outcomes[topic] for topic in topics]
+
+    def _calls(self, topic: str, now: float) -> list[Reclaim]:
+        groups = self._store.known_groups(topic)
+        if groups is None:
+            groups = self._store.drive(self._store.groups(topic))
+        full = {group: self._scan_at.get((topic, group), now) <= now for group in groups}
+        return [
+            Reclaim(topic, group, window=self._window)
+            if full[group]
+            else Reclaim(topic, group, end=BEFORE_ALL, window=self._window)
+            for group in groups
+        ]
+
+    def _settle(self, call: Reclaim, result: Reclaimed | LisaError, so_far: float) -> Outcome:
+        """Go on to the end of one group's list; the earlier of `so_far` and its next look."""
+        topic, group = call.topic, call.group
+        try:
+            if isinstance(result, GroupRemoved):
+                self._store.drive(self._store.groups(topic))
+                return so_far
+            if isinstance(result, LisaError):
+                return result
+            ends_ms = self._follow(call, result)
+        except LisaError as error:
+            return error
+        now = time.monotonic()
+        pause = FARTHEST_S if ends_ms is None else (ends_ms + 1) / 1e3
+        at = now + min(max(pause, CLOSEST_S), FARTHEST_S)
+        if call.end != BEFORE_ALL:
+            self._scan_at[topic, group] = at if ends_ms is not None else now + GLANCE_S
+        return min(so_far, at, self._scan_at.get((topic, group), so_far))
+
+    def _follow(self, call: Reclaim, result: Reclaimed) -> int | None:
+        """Window after window; in how many ms the earliest lease that was seen can end."""
+        topic, group, ends = call.topic, call.group, result.next_end_ms
+        moved, cleared = 0, 0
+        while True:
+            moved, cleared = moved + len(result.moved), cleared + result.cleared
+            self._announcer.failed(topic, group, result.moved)
+            self._log_deaths(topic, group, result.moved)
+            if result.next_end_ms is not None:
+                ends = min(result.next_end_ms, ends if ends is not None else result.next_end_ms)
+            if result.cursor is None:
+                break
+            result = self._store.call(
+                Reclaim(topic, group, start=result.cursor, end=call.end, window=self._window)
+            )
+        if moved or cleared:
+            log.info(
+                "topic %s, group %s: %d taken back after the ack timeout, %d entries cleared",
+                topic, group, moved, cleared, extra={"topic": topic, "group": group},
+            )  # fmt: skip
+        return ends
+
+    def _log_deaths(self, topic: str, group: str, moved: Sequence[tuple[str, Retried]]) -> None:
+        for message_id, retried in moved:
+            if retried.outcome is Failed.DEAD:
+                log.warning(
+                    "topic %s, group %s: message %r went to garbage after %d attempts",
+                    topic, group, message_id, retried.failed_attempts,
+                    extra={"topic": topic, "group": group},
+                )  # fmt: skip
+
+    def _hold_of(self, topic: str) -> float:
+        since = self._held_from
+        if since is None:
+            return 0.0
+        until = self._held_until.get(topic)
+        if until is None:
+            options = self._store.drive(self._store.options(topic))
+            until = since + options.ack_timeout.total_seconds()
+            if since == self._held_from:
+                self._held_until[topic] = until
+        return until

@@ -1,0 +1,81 @@
+"""A topic's counters over time: a sample each minute for 7 days, each hour for 90.
+
+A sample's stream id is its minute, so several managers write one sample. Counters only grow: where
+nothing changed since the last sample none is written, and a reader carries that one forward.
+"""
+
+from __future__ import annotations
+
+from lisa.core.errors import LisaError
+from lisa.core.store import SyncStore, pairs
+from lisa.core.transitions.base import text
+
+__all__ = ["Sampler"]
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+MINUTES_KEPT_MS = 7 * DAY_MS
+HOURS_KEPT_MS = 90 * DAY_MS
+PAGE = 200
+MOST_PAGES = 100
+
+
+class Sampler:
+    """Writes the `history` stream of each topic."""
+
+    def __init__(self, store: SyncStore) -> None:
+        self._store = store
+
+    def step(self, topic: str, now_ms: int) -> bool:
+        """Take the sample of this minute; whether one was written. Raises LisaError."""
+        keys = self._store.keys.topic(topic)
+        minute_ms = now_ms - now_ms % MINUTE_MS
+        stats = pairs(self._store.ask("HGETALL", keys.stats))
+        if not stats:
+            return False
+        written = False
+        last = self._store.ask("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
+        if not last or _changed(last[0], stats, minute_ms):
+            # Names in one order: the server then stores them once for many samples.
+            fields = [part for name in sorted(stats) for part in (name, stats[name])]
+            written = self._add(keys.history, minute_ms, fields)
+        if minute_ms % HOUR_MS == 0:
+            self._thin(keys.history, minute_ms)
+        return written
+
+    def _add(self, history: str, minute_ms: int, fields: list[bytes]) -> bool:
+        oldest = minute_ms - HOURS_KEPT_MS
+        try:
+            self._store.ask(
+                "XADD", history, "MINID", "~", f"{oldest}-0", f"{minute_ms}-0", *fields
+            )
+        except LisaError as error:
+            if "equal or smaller" in str(error):
+                return False  # another manager was quicker
+            raise
+        return True
+
+    def _thin(self, history: str, now_ms: int) -> None:
+        """Of what is older than 7 days only full hours stay, or the last sample before one."""
+        start, end = "-", f"{now_ms - MINUTES_KEPT_MS}"
+        for _ in range(MOST_PAGES):
+            page = self._store.ask("XRANGE", history, start, end, "COUNT", PAGE)
+            times = [_time_ms(entry) for entry, _ in page]
+            last_of_hour = {-(-ms // HOUR_MS): ms for ms in times}
+            surplus = [f"{ms}-0" for ms in times if last_of_hour[-(-ms // HOUR_MS)] != ms]
+            if surplus:
+                self._store.ask("XDEL", history, *surplus)
+            if len(page) < PAGE:
+                return
+            # The page's last hour may go on in the next page: its sample is looked at again.
+            start = text(page[-1][0])
+
+
+def _time_ms(entry: bytes) -> int:
+    return int(text(entry).partition("-")[0])
+
+
+def _changed(last: tuple[bytes, list[bytes]], stats: dict[bytes, bytes], minute_ms: int) -> bool:
+    entry, fields = last
+    return _time_ms(entry) < minute_ms and pairs(fields) != stats

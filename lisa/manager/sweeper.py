@@ -1,0 +1,143 @@
+"""Clears away what time has made useless.
+
+That is: expired messages, names of dead consumers, old garbage, idle topics' names, and the
+records of managers that are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from lisa.core import presence
+from lisa.core.clock import duration_ms, human
+from lisa.core.errors import GroupRemoved
+from lisa.core.presence import GONE_AFTER, ConsumerPresence
+from lisa.core.store import SyncStore, chunks
+from lisa.core.transitions.base import text
+from lisa.core.transitions.expire import Expired
+from lisa.core.transitions.forget import Forget
+from lisa.core.transitions.purge import Purge
+from lisa.manager.expirer import Expirer
+
+__all__ = ["Sweeper"]
+
+PAGE = 200
+MOST_PAGES = 100
+"""One run takes no more pages of a kind; what is left waits for the next."""
+
+IDLE_AFTER_MS = 3_600_000
+GONE_AFTER_MS = duration_ms(GONE_AFTER)
+
+log = logging.getLogger(__name__)
+
+
+class Sweeper:
+    """`configured` says whether a topic stands in the configuration: it is never unregistered."""
+
+    def __init__(
+        self, store: SyncStore, expirer: Expirer, configured: Callable[[str], bool]
+    ) -> None:
+        self._store = store
+        self._expirer = expirer
+        self._configured = configured
+
+    def step(self, topic: str) -> bool:
+        """One bounded run over a topic; whether it was idle and is unregistered now."""
+        now_ms = self._now_ms()
+        self.expire(topic, now_ms)
+        records = self._store.drive(presence.consumers(self._store, topic))
+        alive = {one.name for one in records if one.seen_ms > now_ms - GONE_AFTER_MS}
+        gone = [one for one in records if one.name not in alive]
+        groups = self._store.drive(self._store.groups(topic))
+        for group in groups:
+            try:
+                self._forget(topic, group, alive, gone)
+                self._purge(topic, group, now_ms)
+            except GroupRemoved:
+                continue
+        for record in gone:
+            if record.group not in groups:  # no group that could still owe it anything
+                self._store.drive(presence.leave_consumer(self._store, topic, record.name))
+        return not self._configured(topic) and self._unregister(topic, groups, now_ms)
+
+    def expire(self, topic: str, now_ms: int) -> int:
+        """End what is past its ttl, page by page past ids in flight; answers how many ended."""
+        expiry, ended, passed = self._store.keys.topic(topic).expiry, 0, 0
+        for _ in range(MOST_PAGES):
+            found = self._store.ask(
+                "ZRANGEBYSCORE", expiry, "-inf", now_ms, "LIMIT", passed, PAGE
+            )
+            if not found:
+                break
+            outcomes = self._expirer.end(topic, [text(message_id) for message_id in found])
+            # What still stands in the list is stepped over; what was ended has left it.
+            passed += sum(one in (Expired.IN_FLIGHT, Expired.NOT_DUE) for one in outcomes)
+            ended += outcomes.count(Expired.EXPIRED)
+        if ended:
+            log.info("topic %s: %d messages were past their ttl", topic, ended,
+                     extra={"topic": topic})  # fmt: skip
+        return ended
+
+    def managers(self) -> None:
+        """Take away the records of managers that are gone. Raises LisaError."""
+        now_ms = self._now_ms()
+        for record in self._store.drive(presence.managers(self._store)):
+            if record.seen_ms <= now_ms - GONE_AFTER_MS:
+                self._store.drive(presence.leave_manager(self._store, record.name))
+
+    def _forget(
+        self, topic: str, group: str, alive: set[str], gone: list[ConsumerPresence]
+    ) -> None:
+        ready = self._store.keys.topic(topic).group(group).ready
+        known = self._store.ask("XINFO", "CONSUMERS", ready, group)
+        names = {text(dict(zip(info[::2], info[1::2], strict=True))[b"name"]) for info in known}
+        names |= {one.name for one in gone if one.group == group}
+        for some in chunks(sorted(names - alive), PAGE):
+            forgotten = self._store.call(Forget(topic, group, some, GONE_AFTER_MS))
+            if forgotten:
+                log.info("topic %s, group %s: forgot consumers %s", topic, group,
+                         ", ".join(forgotten), extra={"topic": topic, "group": group})  # fmt: skip
+
+    def _purge(self, topic: str, group: str, now_ms: int) -> None:
+        keep_ms = duration_ms(self._store.drive(self._store.options(topic)).garbage_keep)
+        garbage = self._store.keys.topic(topic).group(group).garbage
+        before_ms, purged = now_ms - keep_ms, 0
+        for _ in range(MOST_PAGES):
+            found = self._store.ask("ZRANGEBYSCORE", garbage, "-inf", before_ms, "LIMIT", 0, PAGE)
+            ids = [text(message_id) for message_id in found]
+            count = 0
+            for some in chunks(ids, self._store.batch_size(topic)):
+                done = self._store.call(Purge(topic, group, some, before_ms))
+                count += done.count(True)
+            purged += count
+            if count == 0:
+                break
+        if purged:
+            log.warning("topic %s, group %s: purged %d messages of garbage older than %s",
+                        topic, group, purged, human(keep_ms),
+                        extra={"topic": topic, "group": group})  # fmt: skip
+
+    def _unregister(self, topic: str, groups: tuple[str, ...], now_ms: int) -> bool:
+        seen = self._store.ask("ZSCORE", self._store.keys.topics, topic)
+        idle = seen is not None and float(seen) < now_ms - IDLE_AFTER_MS
+        if not idle or self._is_used(topic, groups):
+            return False
+        self._store.ask("ZREM", self._store.keys.topics, topic)
+        # Somebody may have sent between the look and the removal.
+        if self._is_used(topic, groups):
+            self._store.drive(self._store.register([topic]))
+            return False
+        log.info("topic %s is idle and no longer listed", topic, extra={"topic": topic})
+        return True
+
+    def _is_used(self, topic: str, groups: tuple[str, ...]) -> bool:
+        keys = self._store.keys.topic(topic)
+        places = [keys.waiting, keys.consumers]
+        for group in groups:
+            own = keys.group(group)
+            places += [own.entries, own.retry, own.garbage]
+        return bool(self._store.ask("EXISTS", *places))
+
+    def _now_ms(self) -> int:
+        return self._store.drive(self._store.server_time_us()) // 1000

@@ -1,0 +1,157 @@
+"""What the options of one call mean: checked once, and turned into what scripts read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, TypedDict
+
+import msgspec
+
+from lisa.core.clock import MAX_DUE_MS, check_due_ms, datetime_ms, duration_ms, parse_zone
+from lisa.core.envelope import encode_headers
+from lisa.core.errors import InvalidMessage
+from lisa.core.retry_policy import RetryPolicy
+from lisa.core.transitions.enqueue import OnDuplicate
+
+__all__ = ["NOW", "Outgoing", "Plan", "RetryDelays", "SendOptions", "due_text"]
+
+RetryDelays = RetryPolicy | Sequence[timedelta] | str
+"""A policy, its delays, or both as text: `"0,0,2m"`. Empty for no retries."""
+
+NOW = "+0"
+
+
+class SendOptions(TypedDict, total=False):
+    """What may be said of all messages of one call; see `Producer.send`."""
+
+    delay: timedelta | None
+    at: datetime | None
+    at_ms: int | None
+    tz: tzinfo | str | None
+    ttl: timedelta | None
+    retry: RetryDelays | None
+    headers: Mapping[str, str] | None
+    on_duplicate: OnDuplicate | str
+
+
+class _Body(msgspec.Struct, frozen=True):
+    body: Any
+
+
+class Outgoing(_Body, frozen=True, kw_only=True):
+    """One message of a `send_many` that differs from the others; see `Producer.send`.
+
+    What is None here is as the call says. `retry=[]` is no retries, `headers={}` no headers.
+    """
+
+    id: str | None = None
+    delay: timedelta | None = None
+    at: datetime | None = None
+    at_ms: int | None = None
+    ttl: timedelta | None = None
+    retry: RetryDelays | None = None
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The options of a call, or of one message in it, as the enqueue script reads them."""
+
+    due: str = NOW
+    ttl_ms: int | None = None
+    policy: str | None = None
+    headers: bytes = b"0000"
+    on_duplicate: OnDuplicate = OnDuplicate.KEEP
+    zone: tzinfo | None = None
+
+    @classmethod
+    def of(cls, options: SendOptions, zone: tzinfo | None) -> Plan:
+        """Check a call's options. `zone` is the producer's own. Raises InvalidMessage."""
+        unknown = options.keys() - SendOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+        tz = options.get("tz")
+        zone = parse_zone(tz) if tz is not None else zone
+        duplicates = options.get("on_duplicate", OnDuplicate.KEEP)
+        return cls(
+            due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone) or NOW,
+            _ttl_ms(options.get("ttl")),
+            _policy(options.get("retry")),
+            encode_headers(options.get("headers")),
+            _on_duplicate(duplicates),
+            zone,
+        )
+
+    def with_differences(self, message: Outgoing) -> Plan:
+        """The plan of one message that says more than the call. Raises InvalidMessage."""
+        due = due_text(message.delay, message.at, message.at_ms, self.zone)
+        return replace(
+            self,
+            due=due or self.due,
+            ttl_ms=self.ttl_ms if message.ttl is None else _ttl_ms(message.ttl),
+            policy=self.policy if message.retry is None else _policy(message.retry),
+            headers=self.headers if message.headers is None else encode_headers(message.headers),
+        )
+
+
+def due_text(
+    delay: timedelta | None, at: datetime | None, at_ms: int | None, zone: tzinfo | None
+) -> str | None:
+    """A due time for a script: '+<ms>' for a delay, else epoch ms; None if nothing is given.
+
+    Fractions of a millisecond are rounded up. Raises InvalidMessage.
+    """
+    given = [option for option in (delay, at, at_ms) if option is not None]
+    if len(given) > 1:
+        raise InvalidMessage("give one of delay, at and at_ms; they contradict each other")
+    if delay is not None:
+        return f"+{_delay_ms(delay)}"
+    if at is not None:
+        return str(_at_ms(at, zone))
+    return None if at_ms is None else str(check_due_ms(at_ms))
+
+
+def _delay_ms(delay: timedelta) -> int:
+    if not isinstance(delay, timedelta):
+        raise InvalidMessage(f"delay is a timedelta, as in timedelta(seconds=30), not {delay!r}")
+    if delay < timedelta(0):
+        raise InvalidMessage(f"a delay cannot be negative: {delay!r}; 0 is now")
+    delay_ms = duration_ms(delay)
+    # The server's clock decides when it is due; this one is near enough for the year.
+    if delay_ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
+        raise InvalidMessage(f"a delay of {delay} ends beyond the year 9999")
+    return delay_ms
+
+
+def _at_ms(at: datetime, zone: tzinfo | None) -> int:
+    if not isinstance(at, datetime):
+        raise InvalidMessage(f"at is a datetime, not {at!r}; for epoch milliseconds use at_ms")
+    try:
+        return check_due_ms(datetime_ms(at, zone))
+    except OverflowError:  # zones look a day around
+        raise InvalidMessage(f"the due time {at.isoformat()} lies beyond what zones know") from None
+
+
+def _ttl_ms(ttl: timedelta | None) -> int | None:
+    if ttl is None:
+        return None
+    if not isinstance(ttl, timedelta):
+        raise InvalidMessage(f"ttl is a timedelta, as in timedelta(hours=1), not {ttl!r}")
+    if ttl <= timedelta(0):
+        raise InvalidMessage(f"a ttl counts from due and is longer than 0, not {ttl!r}")
+    return min(duration_ms(ttl), MAX_DUE_MS)
+
+
+def _policy(retry: RetryDelays | None) -> str | None:
+    return None if retry is None else RetryPolicy.parse(retry).encode()
+
+
+def _on_duplicate(value: OnDuplicate | str) -> OnDuplicate:
+    try:
+        return OnDuplicate(value)
+    except ValueError:
+        allowed = ", ".join(OnDuplicate)
+        raise InvalidMessage(f"on_duplicate is one of {allowed}, not {value!r}") from None

@@ -1,0 +1,100 @@
+"""The bench on which a script's contract is tried: one empty topic on one server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lisa.core.envelope import encode_envelope
+from lisa.core.stream import Entry
+from lisa.core.transitions.ack import Settlement
+from lisa.core.transitions.enqueue import Enqueue, Item, OnDuplicate, Sent
+from tests.contract import state as states
+
+if TYPE_CHECKING:
+    from lisa.core.store import SyncStore
+    from lisa.core.transitions.base import Transition
+
+T = TypeVar("T")
+TOPIC = "orders"
+
+
+class Near:
+    """Equal to whatever instant lies between the bench's start and now, moved by an offset."""
+
+    def __init__(self, bench: Bench, offset: int = 0) -> None:
+        self._bench = bench
+        self._offset = offset
+
+    def __add__(self, ms: int) -> Near:
+        return Near(self._bench, self._offset + ms)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return NotImplemented
+        return self._bench.start <= other - self._offset <= self._bench.clock() + 1
+
+    __hash__ = None  # type: ignore[assignment]  # equal to many numbers, so it has no hash
+
+    def __repr__(self) -> str:
+        return f"<now{self._offset:+d} ms>"
+
+
+class Bench:
+    """One empty topic on one server."""
+
+    def __init__(self, store: SyncStore) -> None:
+        self.store = store
+        self.keys = store.keys.topic(TOPIC)
+        self.start = self.clock()
+        self.now = Near(self)
+
+    def clock(self) -> int:
+        """Redis's clock, ms rounded down."""
+        seconds, micros = self.store.ask("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def call(self, transition: Transition[T]) -> T:
+        return self.store.call(transition)
+
+    def put(self, **parts: Any) -> None:
+        """Write a state (see `state.topic`)."""
+        states.put(self.store, TOPIC, states.topic(**parts))
+
+    def state(self) -> states.State:
+        return states.read(self.store, TOPIC)
+
+    def check(self, **parts: Any) -> None:
+        """The whole key space is exactly this."""
+        assert self.state() == states.expected(**parts)
+
+    def entry(self, message_id: str, group: str = "lisa") -> str:
+        """The entry id that the index names."""
+        found: bytes = self.store.ask("HGET", self.keys.group(group).entries, message_id)
+        return found.decode()
+
+    def receipt(self, message_id: str, group: str = "lisa") -> tuple[str, str]:
+        return (message_id, self.entry(message_id, group))
+
+    def opening(self, message_id: str, group: str = "lisa") -> Entry:
+        """The entry as a consumer reads it."""
+        return Entry(self.entry(message_id, group), message_id, 0, 1)
+
+    def settlement(
+        self, message_id: str, *, group: str = "lisa", fence: str = "AAAAAAAA-", due: int = 0,
+        attempt: int = 1, lateness: str = "c",
+    ) -> Settlement:  # fmt: skip
+        entry = self.entry(message_id, group)
+        return Settlement(message_id, entry, fence, due, attempt, lateness)
+
+    def send(
+        self, *items: Item, token: str = "A", on_duplicate: OnDuplicate = OnDuplicate.KEEP
+    ) -> list[Sent]:
+        return self.call(Enqueue(TOPIC, token * 8, items, on_duplicate))
+
+
+def item(
+    message_id: str, due: str, body: str = "", *, token: str = "A", ttl_ms: int | None = None,
+    policy: str | None = None,
+) -> Item:  # fmt: skip
+    """One message of the call with that token."""
+    return Item(message_id, due, encode_envelope(token * 8, body), ttl_ms, policy)

@@ -1,0 +1,62 @@
+"""Two messages' whole life as one flow, to be run by whatever store and connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lisa.core.envelope import decode_envelope
+from lisa.core.stream import parse_entry
+from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.pull import Pull
+from tests.contract.bench import TOPIC, item
+
+if TYPE_CHECKING:
+    from lisa.core.flow import Flow
+    from lisa.core.store import Store
+
+EXPECTED: dict[str, Any] = {
+    "sent": [Sent.ACCEPTED] * 3,
+    "taken": ["a", "b"],
+    "bodies": [b"one", b"two"],
+    "acked": [Acked.ACKED] * 2,
+    "cancelled": [Cancelled.CANCELLED],
+    "left": ["acked", "acked", "cancelled"],
+    "stats": {"sent": 3, "promoted": 2, "acked@lisa": 2, "cancelled": 1},
+    "topics": [TOPIC],
+}
+
+
+def life(store: Store) -> Flow[dict[str, Any]]:
+    """Send three, read and settle two, cancel the third; what every step answered."""
+    found: dict[str, Any] = {}
+    yield from store.check_schema()
+    yield from store.register([TOPIC])
+    yield from store.run(Declare(TOPIC, "lisa"))
+    batch = [item("a", "1", "one"), item("b", "2", "two"), item("c", "+60000")]
+    found["sent"] = yield from store.run(Enqueue(TOPIC, "A" * 8, batch))
+    # What a lost reply took stays in flight; whoever read it, its receipts are in the index.
+    yield from store.run(Pull(TOPIC, "lisa", "c1", 10))
+    seen = yield from store.run(Inspect(TOPIC, ["a", "b"]))
+    entries = [one.places[0].entry for one in seen]
+    stream = store.keys.topic(TOPIC).group("lisa").ready
+    read = yield from store.command("XRANGE", stream, "-", "+", "COUNT", 10)
+    found["taken"] = [flat[1].decode() for _, flat in read]
+    opened = yield from store.run(Open(TOPIC, "lisa", [parse_entry(one) for one in read]))
+    envelopes = [decode_envelope(data or b"") for data in opened.envelopes]
+    found["bodies"] = [one.body for one in envelopes]
+    settlements = [
+        Settlement(message_id, entry or "", one.fence, due, 1)
+        for message_id, entry, one, due in zip("ab", entries, envelopes, (1, 2), strict=True)
+    ]
+    found["acked"] = yield from store.run(Ack(TOPIC, "lisa", settlements))
+    found["cancelled"] = yield from store.run(Cancel(TOPIC, ["c"]))
+    left = yield from store.run(Inspect(TOPIC, ["a", "b", "c"]))
+    found["left"] = [one.tombstone.state for one in left if one.tombstone]
+    found["stats"] = yield from store.stats(TOPIC)
+    found["topics"] = yield from store.topics()
+    return found

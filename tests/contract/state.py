@@ -1,0 +1,236 @@
+"""A topic's whole state as plain values: put it in, read it back, compare.
+
+`topic(...)` names a state in the words of the design; `put` writes it with plain commands and
+`read` reads the entire key space in the same form, so a test says "from this state, this call,
+that state" and nothing that is left over goes unseen.
+
+- a body is `"A-text"`: the send token's letter (eight times), the mark, and the text;
+- a tombstone is `("A-", state, due or None, attempts, instant)`;
+- a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread;
+- `entries` maps an id to the number of its row, None if the stream has no such entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lisa.core.envelope import decode_envelope, encode_envelope
+from lisa.core.keys import GROUP_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lisa.core.keys import TopicKeys
+    from lisa.core.store import SyncStore
+
+State = dict[str, Any]
+FOREIGN = "(acknowledged by a foreign hand)"
+
+
+class Row(NamedTuple):
+    """One stream entry. `holder` has it in flight, for `idle_ms` already (written, not read)."""
+
+    id: str
+    due: int
+    attempt: int = 1
+    holder: str | None = None
+    idle_ms: int = 0
+
+
+@dataclass(frozen=True)
+class G:
+    """One group's places. `entries` None: every row's id stands in the index."""
+
+    ready: Sequence[Row] = ()
+    retry: Mapping[str, Any] = field(default_factory=dict)
+    garbage: Mapping[str, Any] = field(default_factory=dict)
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    leases: Mapping[str, Any] = field(default_factory=dict)
+    entries: Mapping[str, int | None] | None = None
+
+
+def topic(
+    *,
+    waiting: Mapping[str, Any] | None = None,
+    body: Mapping[str, str] | None = None,
+    done: Mapping[str, tuple[Any, ...]] | None = None,
+    policy: Mapping[str, str] | None = None,
+    expiry: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+    stats: Mapping[str, int] | None = None,
+    consumers: Mapping[str, str] | None = None,
+    declared: Sequence[str] | None = None,
+    **groups: G,
+) -> State:
+    """A state. Each group given is declared, unless `declared` says which are."""
+    state: State = {
+        "waiting": waiting, "body": body, "done": done, "policy": policy, "expiry": expiry,
+        "options": options, "stats": stats, "consumers": consumers,
+        "groups": sorted(groups if declared is None else declared),
+    }  # fmt: skip
+    state = {name: value for name, value in state.items() if value}
+    for name, group in groups.items():
+        entries = group.entries
+        if entries is None:
+            entries = {row.id: number for number, row in enumerate(group.ready)}
+        rows = [tuple(row[:4]) for row in group.ready]
+        state[f"{name}:ready"] = rows
+        state[f"{name}:idle"] = [row.idle_ms for row in group.ready]
+        for kind in GROUP_KEYS[1:]:
+            value = entries if kind == "entries" else getattr(group, kind)
+            if value:
+                state[f"{name}:{kind}"] = dict(value)
+    return state
+
+
+def expected(**parts: Any) -> State:
+    """A state to compare with what `read` gives: idle times are not compared."""
+    return {k: v for k, v in topic(**parts).items() if not k.endswith(":idle")}
+
+
+def envelope(short: str) -> bytes:
+    """The envelope that `"A-text"` stands for."""
+    data = encode_envelope(short[0] * 8, short[2:])
+    return data[:9] + short[1].encode() + data[10:]
+
+
+def put(store: SyncStore, name: str, state: State) -> None:
+    """Write a state with plain commands."""
+    keys = store.keys.topic(name)
+    for kind in ("waiting", "expiry"):
+        _zset(store, getattr(keys, kind), state.get(kind, {}))
+    for kind in ("policy", "options", "stats", "consumers"):
+        _hash(store, getattr(keys, kind), state.get(kind, {}))
+    _hash(store, keys.groups, dict.fromkeys(state.get("groups", ()), 1))
+    for message_id, short in state.get("body", {}).items():
+        store.ask("SET", keys.body(message_id), envelope(short))
+    for message_id, (guard, final, due, attempts, at) in state.get("done", {}).items():
+        stone = f"{guard[0] * 8}{guard[1]}{final},{'' if due is None else due},{attempts},{at}"
+        store.ask("SET", keys.done(message_id), stone, "PX", 60_000)
+    for group in {key.partition(":")[0] for key in state if ":" in key}:
+        _put_group(store, keys, group, state)
+
+
+def _put_group(store: SyncStore, keys: TopicKeys, group: str, state: State) -> None:
+    its = keys.group(group)
+    store.ask("XGROUP", "CREATE", its.ready, group, "0", "MKSTREAM")
+    made: list[bytes] = []
+    idles = state[f"{group}:idle"]
+    for (message_id, due, attempt, holder), idle_ms in zip(
+        state[f"{group}:ready"], idles, strict=True
+    ):
+        more = ("attempt", attempt) if attempt > 1 else ()
+        entry = store.ask("XADD", its.ready, "*", "id", message_id, "due", due, *more)
+        made.append(entry)
+        if holder is not None:
+            store.ask("XREADGROUP", "GROUP", group, holder, "COUNT", 1, "STREAMS", its.ready, ">")
+            claim = ("XCLAIM", its.ready, group, holder, 0, entry, "IDLE", idle_ms, "JUSTID")
+            if idle_ms:
+                store.ask(*claim)
+            if holder == FOREIGN:
+                store.ask("XACK", its.ready, group, entry)
+    index = state.get(f"{group}:entries", {})
+    _hash(store, its.entries, {i: b"1-1" if n is None else made[n] for i, n in index.items()})
+    for kind in ("retry", "garbage", "leases"):
+        _zset(store, getattr(its, kind), state.get(f"{group}:{kind}", {}))
+    for kind in ("attempts", "reasons"):
+        _hash(store, getattr(its, kind), state.get(f"{group}:{kind}", {}))
+
+
+def _zset(store: SyncStore, key: str, scores: Mapping[str, int]) -> None:
+    for member, score in scores.items():
+        store.ask("ZADD", key, score, member)
+
+
+def _hash(store: SyncStore, key: str, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        store.ask("HSET", key, name, value)
+
+
+def read(store: SyncStore, name: str) -> State:
+    """The whole key space in the form of `expected`; what is foreign to the topic under its key."""
+    keys = store.keys.topic(name)
+    state: State = {}
+    for key in sorted(one.decode() for one in store.ask("KEYS", "*")):
+        rest = key.removeprefix(keys.root)
+        ends = store.ask("PTTL", key)
+        if rest.startswith("done:"):
+            assert 0 < ends <= 60_000, f"{key} is kept for {ends} ms"
+            state.setdefault("done", {})[rest[5:]] = _tombstone(store.ask("GET", key).decode())
+            continue
+        assert ends == -1, f"{key} would vanish by itself in {ends} ms"
+        if rest.startswith("body:"):
+            state.setdefault("body", {})[rest[5:]] = _short(store.ask("GET", key))
+        elif (group := keys.group_of(key)) is not None:
+            kind = rest.rpartition(":")[2]
+            state[f"{group}:{kind}"] = _of_group(store, keys, group, kind)
+        elif rest in ("waiting", "expiry"):
+            state[rest] = _scores(store, key)
+        elif rest in ("policy", "options", "consumers"):
+            state[rest] = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
+        elif rest == "stats":
+            state[rest] = {k.decode(): int(v) for k, v in _pairs(store.ask("HGETALL", key))}
+        elif rest == "groups":
+            state[rest] = sorted(field.decode() for field in store.ask("HKEYS", key))
+        else:
+            state[key] = "a key that no state names"
+    return state
+
+
+def _of_group(store: SyncStore, keys: TopicKeys, group: str, kind: str) -> Any:
+    its = keys.group(group)
+    if kind in ("retry", "garbage", "leases"):
+        return _scores(store, getattr(its, kind))
+    pairs = [] if kind == "ready" else _pairs(store.ask("HGETALL", getattr(its, kind)))
+    if kind == "attempts":
+        return {name.decode(): int(value) for name, value in pairs}
+    if kind == "reasons":
+        return {name.decode(): value.decode() for name, value in pairs}
+    entries = store.ask("XRANGE", its.ready, "-", "+")
+    if kind == "entries":
+        number = {entry: i for i, (entry, _) in enumerate(entries)}
+        return {name.decode(): number.get(entry) for name, entry in pairs}
+    return _rows(store, its.ready, group, entries)
+
+
+def _rows(store: SyncStore, ready: str, group: str, entries: Sequence[Any]) -> list[Any]:
+    infos = [dict(_pairs(info)) for info in store.ask("XINFO", "GROUPS", ready)]
+    read_up_to = {info[b"name"].decode(): info[b"last-delivered-id"] for info in infos}.get(group)
+    if read_up_to is None:
+        return ["the stream has no such group"]
+    pending = {one[0]: one for one in store.ask("XPENDING", ready, group, "-", "+", 1000)}
+    rows: list[Any] = []
+    for entry, flat in entries:
+        fields = dict(_pairs(flat))
+        held = pending.pop(entry, None)
+        holder = held[1].decode() if held else None
+        if held is None and _order(entry) <= _order(read_up_to):
+            holder = FOREIGN
+        row = (fields[b"id"].decode(), int(fields[b"due"]), int(fields.get(b"attempt", 1)), holder)
+        rows.append(row)
+    return rows + [f"pending without an entry: {one[1].decode()}" for one in pending.values()]
+
+
+def _order(entry: bytes) -> tuple[int, ...]:
+    return tuple(int(part) for part in entry.split(b"-"))
+
+
+def _pairs(flat: Any) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _scores(store: SyncStore, key: str) -> dict[str, int]:
+    rows = _pairs(store.ask("ZRANGE", key, 0, -1, "WITHSCORES"))
+    return {member.decode(): int(float(score)) for member, score in rows}
+
+
+def _short(data: bytes) -> str:
+    found = decode_envelope(data)
+    return f"{found.token[0]}{found.mark}{found.body.decode()}"
+
+
+def _tombstone(stone: str) -> tuple[Any, ...]:
+    final, due, attempts, at = stone[9:].split(",")
+    return (stone[0] + stone[8], final, int(due) if due else None, int(attempts), int(at))

@@ -1,0 +1,261 @@
+"""enqueue: new -> waiting, or straight to ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.envelope import encode_envelope
+from lisa.core.errors import InvalidMessage, TopicFull
+from lisa.core.transitions.enqueue import Item, OnDuplicate, Sent
+from tests.contract.bench import item
+from tests.contract.state import G, Row
+
+if TYPE_CHECKING:
+    from tests.contract.bench import Bench
+
+FAR = 4_000_000_000_000
+PAST = 1_000
+ACCEPTED, DUPLICATE, REPLACED, REJECTED = Sent
+
+
+def test_a_message_that_is_not_due_waits(bench: Bench) -> None:
+    said = bench.send(item("a", "+60000", "x"), item("b", str(FAR), "y", ttl_ms=5, policy="0,7"))
+    assert said == [ACCEPTED, ACCEPTED]
+    bench.check(
+        waiting={"a": bench.now + 60_000, "b": FAR}, body={"a": "A-x", "b": "A-y"},
+        expiry={"b": FAR + 5}, policy={"b": "0,7"}, stats={"sent": 2},
+    )  # fmt: skip
+
+
+def test_a_delay_is_rounded_up_and_none_is_due_at_once(bench: Bench) -> None:
+    bench.send(item("a", "+1"), item("b", "+0"))
+    waiting = bench.state()["waiting"]
+    assert waiting["a"] - waiting["b"] in {1, 2}
+
+
+def test_what_is_due_waits_while_no_group_is_declared(bench: Bench) -> None:
+    bench.send(item("a", str(PAST)))
+    bench.check(waiting={"a": PAST}, body={"a": "A-"}, stats={"sent": 1})
+
+
+def test_what_is_due_goes_straight_to_every_group_in_order_of_due(bench: Bench) -> None:
+    bench.put(lisa=G(), audit=G())
+    bench.send(item("late", "3000"), item("early", "2000"), item("far", str(FAR)))
+    rows = [Row("early", 2000), Row("late", 3000)]
+    bench.check(
+        waiting={"far": FAR}, body={"late": "A-", "early": "A-", "far": "A-"},
+        stats={"sent": 3, "promoted": 2}, lisa=G(ready=rows), audit=G(ready=rows),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "forbids",
+    [
+        {"options": {"paused": "1"}, "lisa": G()},
+        {"waiting": {"b": PAST}, "body": {"b": "B-"}, "lisa": G()},
+        {"body": {"b": "B-"}, "lisa": G(retry={"b": PAST})},
+        {"body": {"b": "B-"}, "lisa": G(), "audit": G(retry={"b": PAST})},
+        {"options": {"max_ready": "1"}, "body": {"b": "B-"}, "lisa": G(ready=[Row("b", PAST)])},
+        {
+            "options": {"max_ready": "1"}, "body": {"b": "B-"},
+            "lisa": G(), "audit": G(ready=[Row("b", PAST)]),
+        },
+    ],
+    ids=["paused", "waiting due", "retry due", "other group's retry due", "full", "other full"],
+)  # fmt: skip
+def test_nothing_goes_straight_to_ready_when(bench: Bench, forbids: dict[str, Any]) -> None:
+    bench.put(**forbids)
+    bench.send(item("a", "+0"))
+    after = {"waiting": {}, **forbids}
+    after["body"] = {**forbids.get("body", {}), "a": "A-"}
+    after["waiting"] = {**after["waiting"], "a": bench.now}
+    bench.check(**after, stats={"sent": 1})
+
+
+def test_what_waits_for_later_forbids_nothing_and_pending_entries_take_no_room(
+    bench: Bench,
+) -> None:
+    held = Row("held", PAST, 1, "c1")
+    bench.put(
+        options={"max_ready": "2"}, waiting={"w": FAR},
+        body={"w": "B-", "r": "B-", "held": "B-"}, lisa=G(ready=[held], retry={"r": FAR}),
+    )  # fmt: skip
+    bench.send(item("a", "1"), item("b", "2"), item("c", "3"))
+    bench.check(
+        options={"max_ready": "2"}, waiting={"w": FAR, "c": 3},
+        body={"w": "B-", "r": "B-", "held": "B-", "a": "A-", "b": "A-", "c": "A-"},
+        stats={"sent": 3, "promoted": 2},
+        lisa=G(ready=[held, Row("a", 1), Row("b", 2)], retry={"r": FAR}),
+    )  # fmt: skip
+
+
+LIFE: dict[str, dict[str, Any]] = {
+    "waiting": {"waiting": {"a": FAR}, "body": {"a": "A-"}, "lisa": G()},
+    "ready": {"body": {"a": "A-"}, "lisa": G(ready=[Row("a", PAST)])},
+    "in flight": {"body": {"a": "A-"}, "lisa": G(ready=[Row("a", PAST, 1, "c1")])},
+    "retry": {
+        "body": {"a": "A-"}, "lisa": G(retry={"a": PAST}, attempts={"a": 1}, reasons={"a": "no"}),
+    },
+    "garbage": {
+        "body": {"a": "A-"}, "policy": {"a": "0"}, "expiry": {"a": FAR},
+        "lisa": G(garbage={"a": PAST}, attempts={"a": 2}, reasons={"a": "no"}),
+    },
+    "partly settled": {"body": {"a": "A+"}, "lisa": G(), "audit": G(retry={"a": FAR})},
+    "settled": {"done": {"a": ("A-", "acked", PAST, 1, PAST)}, "lisa": G()},
+}  # fmt: skip
+STAGES = pytest.mark.parametrize("stage", LIFE)
+
+
+@STAGES
+@pytest.mark.parametrize("mode", OnDuplicate)
+def test_the_same_send_token_is_a_replay(bench: Bench, stage: str, mode: OnDuplicate) -> None:
+    bench.put(**LIFE[stage])
+    assert bench.send(item("a", "+0"), on_duplicate=mode) == [ACCEPTED]
+    bench.check(**LIFE[stage])
+
+
+@pytest.mark.parametrize("mark", "rR")
+def test_a_replay_of_what_replaced_says_replaced(bench: Bench, mark: str) -> None:
+    state: dict[str, Any] = {"body": {"a": f"A{mark}"}, "lisa": G(retry={"a": FAR})}
+    state["done"] = {"b": (f"A{mark}", "acked", PAST, 1, PAST)}
+    bench.put(**state)
+    said = bench.send(item("a", "+0"), item("b", "+0"), on_duplicate=OnDuplicate.REPLACE)
+    assert said == [REPLACED, REPLACED]
+    bench.check(**state)
+
+
+@STAGES
+def test_keep_reports_a_duplicate_and_changes_nothing(bench: Bench, stage: str) -> None:
+    bench.put(**LIFE[stage])
+    assert bench.send(item("a", "+0", token="B"), token="B") == [DUPLICATE]
+    bench.check(**LIFE[stage], stats={"duplicate": 1})
+
+
+@STAGES
+def test_reject_changes_nothing(bench: Bench, stage: str) -> None:
+    bench.put(**LIFE[stage])
+    said = bench.send(item("a", "+0", token="B"), token="B", on_duplicate=OnDuplicate.REJECT)
+    assert said == [REJECTED]
+    bench.check(**LIFE[stage])
+
+
+@STAGES
+def test_replace_gives_a_new_life(bench: Bench, stage: str) -> None:
+    bench.put(**LIFE[stage])
+    new = item("a", str(FAR + 1), "new", token="B")
+    assert bench.send(new, token="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
+    groups = {"audit": G()} if stage == "partly settled" else {}
+    bench.check(
+        waiting={"a": FAR + 1}, body={"a": "Brnew"}, stats={"sent": 1}, lisa=G(), **groups
+    )
+
+
+def test_replace_may_go_straight_to_ready(bench: Bench) -> None:
+    bench.put(**LIFE["waiting"])
+    new = item("a", "5", token="B")
+    assert bench.send(new, token="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
+    bench.check(
+        body={"a": "Br"}, stats={"sent": 1, "promoted": 1}, lisa=G(ready=[Row("a", 5)])
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "second", "lasts"),
+    [
+        (OnDuplicate.KEEP, DUPLICATE, ("A-one", FAR)),
+        (OnDuplicate.REJECT, REJECTED, ("A-one", FAR)),
+        (OnDuplicate.REPLACE, REPLACED, ("A-two", FAR + 1)),
+    ],
+)
+def test_an_id_twice_in_one_call(
+    bench: Bench, mode: OnDuplicate, second: Sent, lasts: tuple[str, int]
+) -> None:
+    batch = [
+        item("a", str(FAR), "one", ttl_ms=5, policy="1"), item("b", str(FAR)),
+        item("a", str(FAR + 1), "two"),
+    ]  # fmt: skip
+    assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
+    extras: dict[str, Any] = {"expiry": {"a": FAR + 5}, "policy": {"a": "1"}}
+    stats = {"sent": 2, "duplicate": 1} if mode is OnDuplicate.KEEP else {"sent": 2}
+    after: dict[str, Any] = {
+        "waiting": {"a": lasts[1], "b": FAR}, "body": {"a": lasts[0], "b": "A-"},
+        **({} if mode is OnDuplicate.REPLACE else extras),
+    }  # fmt: skip
+    bench.check(**after, stats=stats)
+    assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
+    if mode is OnDuplicate.KEEP:
+        stats["duplicate"] = 2
+    bench.check(**after, stats=stats)
+
+
+def test_a_batch_of_old_and_new_ids_takes_each_by_itself(bench: Bench) -> None:
+    bench.put(
+        waiting={"a": FAR}, body={"a": "B-"}, done={"b": ("B-", "cancelled", None, 0, PAST)},
+        lisa=G(),
+    )  # fmt: skip
+    said = bench.send(item("a", "1"), item("b", "2"), item("c", "3", "new"))
+    assert said == [DUPLICATE, DUPLICATE, ACCEPTED]
+    bench.check(
+        waiting={"a": FAR}, body={"a": "B-", "c": "A-new"},
+        done={"b": ("B-", "cancelled", None, 0, PAST)},
+        stats={"sent": 1, "duplicate": 2, "promoted": 1}, lisa=G(ready=[Row("c", 3)]),
+    )  # fmt: skip
+
+
+def test_capacity_is_checked_for_the_batch_before_it_writes(bench: Bench) -> None:
+    state: dict[str, Any] = {
+        "options": {"capacity": "4"}, "waiting": {"w": FAR}, "body": {"w": "B-", "e": "B-"},
+        "lisa": G(ready=[Row("e", PAST)]), "audit": G(retry={"e": PAST}),
+    }  # fmt: skip
+    bench.put(**state)
+    with pytest.raises(TopicFull, match=r"'orders' holds 2 live messages and takes at most 4"):
+        bench.send(item("x", "1"), item("y", "1"), item("z", "1"))
+    bench.check(**state)
+    assert bench.send(item("x", str(FAR)), item("y", str(FAR))) == [ACCEPTED, ACCEPTED]
+
+
+def test_capacity_counts_only_ids_that_are_not_live(bench: Bench) -> None:
+    full: dict[str, Any] = {
+        "options": {"capacity": "1"}, "waiting": {"a": FAR}, "body": {"a": "A-"},
+        "done": {"s": ("A-", "acked", PAST, 1, PAST)},
+    }  # fmt: skip
+    bench.put(**full)
+    assert bench.send(item("a", str(FAR)), item("s", "1")) == [ACCEPTED, ACCEPTED]
+    assert bench.send(item("s", "1", token="B"), token="B") == [DUPLICATE]
+    replaced = item("a", str(FAR + 1), token="B")
+    assert bench.send(replaced, token="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
+    with pytest.raises(TopicFull):
+        bench.send(item("s", "1", token="B"), token="B", on_duplicate=OnDuplicate.REPLACE)
+
+
+def test_an_id_twice_in_one_call_takes_one_place(bench: Bench) -> None:
+    bench.put(options={"capacity": "1"})
+    assert bench.send(item("a", str(FAR)), item("a", str(FAR))) == [ACCEPTED, DUPLICATE]
+
+
+def test_a_body_above_the_limit_is_refused_and_nothing_sent(bench: Bench) -> None:
+    state: dict[str, Any] = {"options": {"max_body_bytes": "3"}, "lisa": G()}
+    bench.put(**state)
+    with pytest.raises(InvalidMessage, match="body of message 'b' has 4 bytes; .* at most 3"):
+        bench.send(item("a", "1", "123"), item("b", "1", "1234"))
+    bench.check(**state)
+    assert bench.send(item("a", "1", "123")) == [ACCEPTED]
+
+
+def test_headers_are_no_part_of_the_body_that_is_limited(bench: Bench) -> None:
+    bench.put(options={"max_body_bytes": "3"})
+    long = encode_envelope("A" * 8, "123", {"trace": "long enough"})
+    assert bench.send(Item("a", str(FAR), long)) == [ACCEPTED]
+
+
+def test_the_latest_due_time_keeps_all_its_digits(bench: Bench) -> None:
+    latest = 253_402_300_799_999
+    bench.put(lisa=G())
+    bench.send(item("a", str(latest), ttl_ms=1))
+    assert bench.store.ask("ZSCORE", bench.keys.waiting, "a") == b"253402300799999"
+    bench.check(
+        waiting={"a": latest}, expiry={"a": latest + 1}, body={"a": "A-"}, stats={"sent": 1},
+        lisa=G(),
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""declare and undeclare: the groups of a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.undeclare import Undeclare, Undeclared
+from tests.contract.bench import TOPIC
+from tests.contract.state import G, Row
+
+if TYPE_CHECKING:
+    from tests.contract.bench import Bench
+
+FAR = 4_000_000_000_000
+
+
+def test_declare_makes_the_group_and_its_stream(bench: Bench) -> None:
+    bench.put(waiting={"a": 1}, body={"a": "A-"}, audit=G())
+    assert bench.call(Declare(TOPIC, "lisa")) is True
+    bench.check(waiting={"a": 1}, body={"a": "A-"}, audit=G(), lisa=G())
+    assert bench.call(Declare(TOPIC, "lisa")) is False
+    bench.check(waiting={"a": 1}, body={"a": "A-"}, audit=G(), lisa=G())
+
+
+def test_declare_mends_a_stream_that_was_deleted(bench: Bench) -> None:
+    bench.put(lisa=G())
+    bench.store.ask("DEL", bench.keys.group("lisa").ready)
+    assert bench.call(Declare(TOPIC, "lisa")) is False
+    bench.check(lisa=G())
+
+
+def test_declare_mends_a_group_that_was_destroyed_from_the_first_entry_on(bench: Bench) -> None:
+    bench.put(body={"a": "A-", "b": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1"), Row("b", 2)]))
+    bench.store.ask("XGROUP", "DESTROY", bench.keys.group("lisa").ready, "lisa")
+    bench.call(Declare(TOPIC, "lisa"))
+    bench.check(body={"a": "A-", "b": "A-"}, lisa=G(ready=[Row("a", 1), Row("b", 2)]))
+
+
+def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:
+    bodies = {"r": "A-", "f": "A-", "t": "A-", "g": "A-", "both": "A-", "w": "A-", "left": "A-"}
+    bench.put(
+        waiting={"w": FAR}, body=bodies, policy={"t": "5"}, expiry={"t": FAR},
+        lisa=G(
+            ready=[Row("f", 1, 1, "c1"), Row("r", 2), Row("both", 3)],
+            retry={"t": 4, "left": 6}, garbage={"g": 5}, attempts={"t": 1, "g": 2},
+            reasons={"t": "no", "g": "no"}, leases={"f": FAR},
+        ),
+        audit=G(ready=[Row("both", 3)]),
+    )  # fmt: skip
+    page = ["f", "r", "both", "t", "g", "w", "x"]
+    said = bench.call(Undeclare(TOPIC, "lisa", page, drop=True))
+    assert said == Undeclared(4, False)
+    done = {m: ("A-", "purged", None, n, bench.now) for m, n in zip("frtg", (0, 0, 1, 2),
+                                                                   strict=True)}  # fmt: skip
+    bodies = {"both": "A-", "w": "A-", "left": "A-"}
+    bench.check(
+        declared=["audit"], waiting={"w": FAR}, body=bodies, done=done, stats={"purged@lisa": 4},
+        lisa=G(retry={"left": 6}), audit=G(ready=[Row("both", 3)]),
+    )  # fmt: skip
+    after = bench.state()
+    assert bench.call(Undeclare(TOPIC, "lisa", page, drop=True)) == Undeclared(0, False)
+    assert bench.state() == after
+    assert bench.call(Undeclare(TOPIC, "lisa", ["left"], drop=True)) == Undeclared(1, True)
+    del bodies["left"]
+    bench.check(
+        waiting={"w": FAR}, body=bodies, stats={"purged@lisa": 5},
+        done={**done, "left": ("A-", "purged", None, 0, bench.now)},
+        audit=G(ready=[Row("both", 3)]),
+    )  # fmt: skip
+
+
+def test_undeclare_without_drop_keeps_the_keys(bench: Bench) -> None:
+    bench.put(lisa=G())
+    assert bench.call(Undeclare(TOPIC, "lisa")) == Undeclared(0, False)
+    bench.check(declared=[], lisa=G())
+    assert bench.call(Undeclare(TOPIC, "lisa", drop=True)) == Undeclared(0, True)
+    bench.check()
+
+
+def test_a_removed_group_may_be_declared_again(bench: Bench) -> None:
+    bench.put(lisa=G(), audit=G())
+    bench.call(Undeclare(TOPIC, "lisa", drop=True))
+    assert bench.call(Declare(TOPIC, "lisa")) is True
+    bench.check(lisa=G(), audit=G())

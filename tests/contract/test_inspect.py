@@ -1,0 +1,55 @@
+"""inspect: where an id stands, in every group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.core.transitions.inspect import Inspect, Inspection, Place, Tombstone
+from tests.contract.bench import TOPIC
+from tests.contract.state import G, Row, envelope
+
+if TYPE_CHECKING:
+    from tests.contract.bench import Bench
+
+FAR = 253_402_300_799_999
+
+
+def test_it_tells_every_place_and_changes_nothing(bench: Bench) -> None:
+    state = {
+        "waiting": {"w": FAR},
+        "body": {"w": "A-wait", "a": "A+all", "b": "A-two"},
+        "expiry": {"w": FAR},
+        "done": {"d": ("Ar", "acked", 7, 2, 9)},
+        "lisa": G(
+            ready=[Row("a", 1, 3, "c1", 5000), Row("b", 2)], attempts={"a": 2},
+            reasons={"a": "no"}, garbage={"x": 5},
+        ),
+        "audit": G(retry={"a": 4}, garbage={"b": 6}, attempts={"b": 11}, reasons={"b": "bad"}),
+    }  # fmt: skip
+    bench.put(**state)
+    w, a, b, d, unknown = bench.call(Inspect(TOPIC, ["w", "a", "b", "d", "?"]))
+    assert w == Inspection(envelope("A-wait"), None, FAR, FAR, [])
+    held, retry = sorted(a.places)[::-1]
+    assert a._replace(places=[]) == Inspection(envelope("A+all"), None, None, None, [])
+    assert held.idle_ms is not None
+    assert 5000 <= held.idle_ms <= 5000 + bench.clock() - bench.start
+    assert held._replace(idle_ms=None) == Place(
+        "lisa", "in_flight", 1, 2, "c1", None, "no", bench.entry("a")
+    )
+    assert retry == Place("audit", "retry", 4, 0, None, None, None, None)
+    assert sorted(b.places) == [
+        Place("audit", "garbage", 6, 11, None, None, "bad", None),
+        Place("lisa", "ready", 2, 0, None, None, None, bench.entry("b")),
+    ]
+    assert d == Inspection(b"", Tombstone("AAAAAAAA", "acked", 7, 2, 9), None, None, [])
+    assert unknown == Inspection(b"", None, None, None, [])
+    bench.check(**state)
+
+
+@pytest.mark.parametrize("body", ["", "long enough to be seen"])
+def test_without_bodies_only_heads_come(bench: Bench, body: str) -> None:
+    bench.put(waiting={"a": 1}, body={"a": f"A-{body}"})
+    (said,) = bench.call(Inspect(TOPIC, ["a"], bodies=False))
+    assert said.envelope == envelope("A-")

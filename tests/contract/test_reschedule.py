@@ -1,0 +1,98 @@
+"""reschedule: waiting, retry, ready (not handed out) -> waiting with a new due time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from tests.contract.bench import TOPIC
+from tests.contract.state import G, Row, expected
+
+if TYPE_CHECKING:
+    from tests.contract.bench import Bench
+
+FAR = 4_000_000_000_000
+RESCHEDULED, IN_FLIGHT, DONE, UNKNOWN = Rescheduled
+READY, HELD = Row("a", 1000), Row("a", 1000, 1, "c1")
+FAILED: dict[str, Any] = {"attempts": {"a": 2}, "reasons": {"a": "no"}}
+
+MOVABLE: dict[str, tuple[dict[str, Any], int | None, dict[str, Any]]] = {
+    # state, the due time that its ttl counts from (None: from now), what each group keeps
+    "waiting": ({"waiting": {"a": FAR + 9}, "lisa": G()}, FAR + 9, {"lisa": G()}),
+    "waiting without a group": ({"waiting": {"a": FAR + 9}}, FAR + 9, {}),
+    "ready": ({"lisa": G(ready=[READY])}, 1000, {"lisa": G()}),
+    "ready again": (
+        {"lisa": G(ready=[Row("a", 1000, 3)], **FAILED)}, None, {"lisa": G(**FAILED)},
+    ),
+    "retry": ({"lisa": G(retry={"a": 5}, **FAILED)}, None, {"lisa": G(**FAILED)}),
+    "ready in one, retry in the other": (
+        {"lisa": G(retry={"a": 5}, **FAILED), "audit": G(ready=[READY])}, 1000,
+        {"lisa": G(**FAILED), "audit": G()},
+    ),
+    "a group was declared later": (
+        {"lisa": G(ready=[READY]), "audit": G()}, 1000, {"lisa": G(), "audit": G()},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", MOVABLE)
+def test_it_waits_for_the_new_due_and_its_ttl_moves_along(bench: Bench, place: str) -> None:
+    state, was, groups = MOVABLE[place]
+    bench.put(body={"a": "A-"}, policy={"a": "5"}, expiry={"a": FAR + 50}, **state)
+    assert bench.call(Reschedule(TOPIC, [("a", str(FAR))])) == [RESCHEDULED]
+    after = bench.state()
+    ends = after.pop("expiry")["a"]
+    if was is None:
+        assert FAR + 50 - ends + FAR == bench.now
+    else:
+        assert ends == FAR + 50 + FAR - was
+    assert after == expected(
+        waiting={"a": FAR}, body={"a": "A-"}, policy={"a": "5"}, stats={"rescheduled": 1}, **groups
+    )
+
+
+def test_fire_now_is_due_now(bench: Bench) -> None:
+    bench.put(waiting={"a": FAR, "b": FAR}, body={"a": "A-", "b": "A-"}, lisa=G())
+    said = bench.call(Reschedule(TOPIC, [("a", "+0"), ("b", "+7000")]))
+    assert said == [RESCHEDULED, RESCHEDULED]
+    bench.check(
+        waiting={"a": bench.now, "b": bench.now + 7000}, body={"a": "A-", "b": "A-"},
+        stats={"rescheduled": 2}, lisa=G(),
+    )  # fmt: skip
+
+
+REFUSED: dict[str, tuple[Rescheduled, dict[str, Any]]] = {
+    "in flight": (IN_FLIGHT, {"body": {"a": "A-"}, "lisa": G(ready=[HELD])}),
+    "in flight in one of two": (
+        IN_FLIGHT, {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(ready=[HELD])},
+    ),
+    "garbage": (DONE, {"body": {"a": "A-"}, "lisa": G(garbage={"a": 1})}),
+    "garbage in one of two": (
+        DONE, {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(garbage={"a": 1})},
+    ),
+    "settled in one": (DONE, {"body": {"a": "A+"}, "lisa": G(), "audit": G(ready=[READY])}),
+    "acked": (DONE, {"done": {"a": ("A-", "acked", 1, 1, 1)}, "lisa": G()}),
+    "cancelled": (DONE, {"done": {"a": ("A-", "cancelled", 1, 1, 1)}, "lisa": G()}),
+    "unknown": (UNKNOWN, {"lisa": G()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_else_it_says_why_and_changes_nothing(bench: Bench, case: str) -> None:
+    said, state = REFUSED[case]
+    bench.put(**state)
+    assert bench.call(Reschedule(TOPIC, [("a", str(FAR))])) == [said]
+    bench.check(**state)
+
+
+def test_each_id_of_a_call_has_its_own_answer(bench: Bench) -> None:
+    bench.put(waiting={"b": 5, "c": 6}, body={"a": "A-", "b": "A-", "c": "A-"},
+              lisa=G(ready=[HELD]))  # fmt: skip
+    said = bench.call(Reschedule(TOPIC, [("a", "7"), ("b", "8"), ("x", "9"), ("b", "10")]))
+    assert said == [IN_FLIGHT, RESCHEDULED, UNKNOWN, RESCHEDULED]
+    bench.check(
+        waiting={"b": 10, "c": 6}, body={"a": "A-", "b": "A-", "c": "A-"},
+        stats={"rescheduled": 2}, lisa=G(ready=[HELD]),
+    )  # fmt: skip

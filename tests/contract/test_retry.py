@@ -1,0 +1,152 @@
+"""retry: in flight -> retry, or garbage once the attempts are used up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.transitions.retry import Failed, Failure, Retried, Retry
+from tests.contract.bench import TOPIC
+from tests.contract.state import G, Row
+
+if TYPE_CHECKING:
+    from tests.contract.bench import Bench
+
+D = 1_000
+FAR = 4_000_000_000_000
+HELD = Row("a", D, 1, "c1")
+
+
+def fail(bench: Bench, **options: Any) -> Retried:
+    failure = Failure(*bench.receipt("a"), "boom", **options)
+    (said,) = bench.call(Retry(TOPIC, "lisa", [failure]))
+    return said
+
+
+def test_by_default_twenty_seconds_from_now(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, expiry={"a": FAR}, lisa=G(ready=[HELD], leases={"a": FAR}))
+    said = fail(bench, lateness="e")
+    assert said == Retried(Failed.RETRYING, said.due_ms, 1)
+    bench.check(
+        body={"a": "A-"}, expiry={"a": FAR}, stats={"retried@lisa": 1, "late:e@lisa": 1},
+        lisa=G(retry={"a": bench.now + 20_000}, attempts={"a": 1}, reasons={"a": "boom"}),
+    )  # fmt: skip
+    assert bench.state()["lisa:retry"]["a"] == said.due_ms
+
+
+POLICIES = [
+    # options, own policy, failed before, pause or None for garbage
+    ({}, None, 9, 20_000),
+    ({}, None, 10, None),
+    ({"retry_delays": "0,5000"}, None, 0, 0),
+    ({"retry_delays": "0,5000"}, None, 1, 5000),
+    ({"retry_delays": "0,5000"}, None, 2, None),
+    ({"retry_delays": ""}, None, 0, None),
+    ({"retry_delays": "0,5000"}, "7000", 0, 7000),
+    ({"retry_delays": "0,5000"}, "7000", 1, None),
+    ({"retry_delays": "0,5000"}, "", 0, None),
+    ({"retry_delays": "~0.5"}, None, 0, None),
+]
+
+
+@pytest.mark.parametrize(("options", "own", "failed", "pause"), POLICIES)
+def test_the_policy_says_when_and_whether(
+    bench: Bench, options: dict[str, str], own: str | None, failed: int, pause: int | None
+) -> None:
+    shared: dict[str, Any] = {
+        "options": options, "policy": {} if own is None else {"a": own}, "body": {"a": "A-"},
+    }  # fmt: skip
+    attempts = {"a": failed} if failed else {}
+    bench.put(**shared, lisa=G(ready=[Row("a", D, failed + 1, "c1")], attempts=attempts))
+    said = fail(bench)
+    assert said.outcome is (Failed.DEAD if pause is None else Failed.RETRYING)
+    assert said.failed_attempts == failed + 1
+    if pause is None:
+        places: dict[str, Any] = {"garbage": {"a": bench.now}}
+    else:
+        places = {"retry": {"a": bench.now + pause}}
+    bench.check(
+        **shared, stats={"garbage@lisa" if pause is None else "retried@lisa": 1},
+        lisa=G(**places, attempts={"a": failed + 1}, reasons={"a": "boom"}),
+    )  # fmt: skip
+
+
+def test_jitter_only_lengthens_and_differs(bench: Bench) -> None:
+    ids = [f"m{i}" for i in range(30)]
+    bench.put(
+        options={"retry_delays": "1000~0.5"}, body=dict.fromkeys(ids, "A-"),
+        lisa=G(ready=[Row(m, D, 1, "c1") for m in ids]),
+    )  # fmt: skip
+    failures = [Failure(*bench.receipt(m), "boom") for m in ids]
+    before = bench.clock()
+    said = bench.call(Retry(TOPIC, "lisa", failures))
+    pauses = [one.due_ms - before for one in said if one.due_ms is not None]
+    assert len(pauses) == 30
+    assert min(pauses) >= 1000
+    assert max(pauses) <= 1500 + bench.clock() - before + 1
+    assert len(set(pauses)) > 10
+
+
+def test_a_handlers_own_delay_goes_before_the_policy(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
+    fail(bench, delay=0)
+    bench.check(
+        body={"a": "A-"}, stats={"retried@lisa": 1},
+        lisa=G(retry={"a": bench.now}, attempts={"a": 1}, reasons={"a": "boom"}),
+    )  # fmt: skip
+
+
+def test_a_handlers_own_delay_gives_no_further_attempt(bench: Bench) -> None:
+    bench.put(policy={"a": ""}, body={"a": "A-"}, lisa=G(ready=[HELD]))
+    assert fail(bench, delay=5).outcome is Failed.DEAD
+
+
+def test_discard_goes_to_garbage_at_once_and_ends_the_ttl(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, expiry={"a": FAR}, lisa=G(ready=[HELD]))
+    assert fail(bench, delay="discard") == Retried(Failed.DEAD, None, 1)
+    bench.check(
+        body={"a": "A-"}, stats={"garbage@lisa": 1},
+        lisa=G(garbage={"a": bench.now}, attempts={"a": 1}, reasons={"a": "boom"}),
+    )  # fmt: skip
+
+
+def test_among_several_groups_the_failure_is_ones_own(bench: Bench) -> None:
+    bench.put(
+        body={"a": "A-"}, policy={"a": ""}, expiry={"a": FAR}, lisa=G(ready=[HELD]),
+        audit=G(ready=[HELD]),
+    )  # fmt: skip
+    assert fail(bench).outcome is Failed.DEAD
+    bench.check(
+        body={"a": "A-"}, policy={"a": ""}, expiry={"a": FAR}, stats={"garbage@lisa": 1},
+        lisa=G(garbage={"a": bench.now}, attempts={"a": 1}, reasons={"a": "boom"}),
+        audit=G(ready=[HELD]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "place", [G(retry={"a": FAR}), G(garbage={"a": D}), G(ready=[Row("a", D, 1, "c2")]), G()]
+)
+def test_a_stale_receipt_changes_nothing(bench: Bench, place: G) -> None:
+    bench.put(body={"a": "A-"}, lisa=place)
+    (said,) = bench.call(Retry(TOPIC, "lisa", [Failure("a", "1-1", "boom")]))
+    assert said == Retried(Failed.STALE, None, 0)
+    bench.check(body={"a": "A-"}, stats={"stale@lisa": 1}, lisa=place)
+
+
+def test_the_same_receipt_twice_in_one_call_fails_once(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, options={"retry_delays": "5000"}, lisa=G(ready=[HELD]))
+    failure = Failure(*bench.receipt("a"), "boom")
+    said = bench.call(Retry(TOPIC, "lisa", [failure, failure]))
+    assert [one.outcome for one in said] == [Failed.RETRYING, Failed.STALE]
+    bench.check(
+        body={"a": "A-"}, options={"retry_delays": "5000"},
+        stats={"retried@lisa": 1, "stale@lisa": 1},
+        lisa=G(retry={"a": bench.now + 5000}, attempts={"a": 1}, reasons={"a": "boom"}),
+    )  # fmt: skip
+
+
+def test_a_reason_is_cut_at_one_kibibyte(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
+    bench.call(Retry(TOPIC, "lisa", [Failure(*bench.receipt("a"), "x" * 5000)]))
+    assert bench.state()["lisa:reasons"] == {"a": "x" * 1024}

@@ -1,0 +1,243 @@
+"""The store: what it mends by itself, what it repeats, and when it gives up."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from lisa.core.address import Address
+from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.keys import Keys
+from lisa.core.store import AsyncStore, SyncStore
+from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.undeclare import Undeclare
+from lisa.embedded import EmbeddedServer
+from lisa.embedded.server import free_port
+from tests.contract.bench import TOPIC, item
+from tests.contract.life import EXPECTED, life
+from tests.contract.state import G, Row
+
+if TYPE_CHECKING:
+    from lisa.core.flow import Command
+    from tests.contract.bench import Bench
+
+FAR = 4_000_000_000_000
+
+
+def store_on(url: str, **options: Any) -> SyncStore:
+    patience = options.pop("patience", timedelta(seconds=10))
+    return SyncStore(Connection(Address(url, **options)), Keys(), patience)
+
+
+class Flushing(Connection):
+    """Before each command, the server forgets all scripts."""
+
+    def execute(self, command: Command) -> Any:
+        if command[0] == "EVALSHA" and not self.just_loaded:
+            super().execute(("SCRIPT", "FLUSH"))
+        self.just_loaded = command[0] == "SCRIPT"
+        return super().execute(command)
+
+    def execute_many(self, commands: Any) -> list[Any]:
+        super().execute(("SCRIPT", "FLUSH"))
+        return super().execute_many(commands)
+
+    just_loaded = False
+
+
+class Lossy(Connection):
+    """Every other reply is lost on its way, what was asked having been done."""
+
+    replies = 0
+
+    def execute(self, command: Command) -> Any:
+        reply = super().execute(command)
+        self._lose()
+        return reply
+
+    def execute_many(self, commands: Any) -> list[Any]:
+        replies = super().execute_many(commands)
+        self._lose()
+        return replies
+
+    def _lose(self) -> None:
+        self.replies += 1
+        if self.replies % 2:
+            raise redis.ConnectionError("the reply was lost")
+
+
+def test_a_whole_life(server: str) -> None:
+    store = store_on(server)
+    assert store.drive(life(store)) == EXPECTED
+    store.close()
+
+
+async def test_a_whole_life_on_asyncio(server: str) -> None:
+    store = AsyncStore(AsyncConnection(Address(server)), Keys())
+    assert await store.drive(life(store)) == EXPECTED
+    await store.close()
+
+
+@pytest.mark.parametrize("connection", [Flushing, Lossy])
+def test_a_whole_life_where(server: str, connection: type[Connection]) -> None:
+    store = SyncStore(connection(Address(server)), Keys())
+    found = store.drive(life(store))
+    lost = Acked.REPEATED if connection is Lossy else Acked.ACKED
+    assert found == {**EXPECTED, "acked": [lost, lost]}
+    store.close()
+
+
+def sends(*names: str) -> list[Enqueue]:
+    return [Enqueue(TOPIC, name[0] * 8, [item(name, "+0", token=name[0])]) for name in names]
+
+
+@pytest.mark.parametrize("connection", [Connection, Flushing, Lossy])
+def test_a_pipeline(server: str, connection: type[Connection]) -> None:
+    store = SyncStore(connection(Address(server)), Keys())
+    store.call(Declare(TOPIC, "lisa"))
+    assert store.drive(store.run_many(sends("a", "b", "a"))) == [[Sent.ACCEPTED]] * 3
+    stats = store.drive(store.stats(TOPIC))
+    assert stats == {"sent": 2, "promoted": 2}
+    store.close()
+
+
+def test_what_fails_in_a_pipeline_stands_as_an_error_in_its_place(bench: Bench) -> None:
+    bench.put(options={"capacity": "1"}, lisa=G())
+    batch: list[Any] = [*sends("a", "b"), Pull(TOPIC, "nobody", "c1", 1)]
+    ok, full, removed = bench.store.drive(bench.store.run_many(batch))
+    assert ok == [Sent.ACCEPTED]
+    assert isinstance(full, LisaError)
+    assert isinstance(removed, GroupRemoved)
+
+
+def test_groups_changed_by_another_hand_are_learnt(bench: Bench) -> None:
+    store = bench.store
+    other = SyncStore(store.connection, Keys())
+    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
+    other.call(Declare(TOPIC, "lisa"))
+    other.call(Declare(TOPIC, "audit"))
+    assert store.call(Promote(TOPIC)).moved == 2
+    assert store.batch_size(TOPIC) == 250
+    other.call(Undeclare(TOPIC, "audit", ["a"], drop=True))
+    assert store.drive(store.run_many(sends("b"))) == [[Sent.ACCEPTED]]
+    with pytest.raises(GroupRemoved, match="group 'audit' is not declared on topic 'orders'"):
+        store.call(Pull(TOPIC, "audit", "c1", 1))
+    bench.check(
+        body={"a": "a-", "b": "b-"}, stats={"sent": 2, "promoted": 2},
+        lisa=G(ready=[Row("a", bench.now), Row("b", bench.now)]),
+    )  # fmt: skip
+
+
+def test_a_deleted_stream_is_declared_again(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(retry={"a": FAR}))
+    for transition in (Pull(TOPIC, "lisa", "c1", 1), Reclaim(TOPIC, "lisa")):
+        bench.store.ask("DEL", bench.keys.group("lisa").ready)
+        bench.call(transition)
+        bench.check(body={"a": "A-"}, lisa=G(retry={"a": FAR}))
+
+
+def test_a_destroyed_group_is_declared_again_in_a_pipeline(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1)]))
+    bench.call(Inspect(TOPIC, ["a"]))
+    bench.store.ask("XGROUP", "DESTROY", bench.keys.group("lisa").ready, "lisa")
+    pulls = [Pull(TOPIC, "lisa", "c1", 1), Pull(TOPIC, "lisa", "c1", 1)]
+    results = bench.store.drive(bench.store.run_many(pulls))
+    taken = [one.id for said in results if not isinstance(said, LisaError) for one in said.entries]
+    assert taken == ["a"]
+
+
+def test_a_dead_server_is_given_up_when_patience_ends() -> None:
+    patience = timedelta(seconds=0.4)
+    store = store_on(f"redis://127.0.0.1:{free_port()}/0", patience=patience)
+    began = time.monotonic()
+    with pytest.raises(ServerUnavailable, match="does not answer"):
+        store.call(Promote(TOPIC))
+    assert patience.total_seconds() <= time.monotonic() - began < 4 * patience.total_seconds()
+    store.close()
+
+
+def test_a_pipeline_has_one_patience_for_all() -> None:
+    patience = timedelta(seconds=0.4)
+    store = store_on(f"redis://127.0.0.1:{free_port()}/0", patience=patience)
+    began = time.monotonic()
+    results = store.drive(store.run_many([Promote(TOPIC)] * 20))
+    assert [type(one) for one in results] == [ServerUnavailable] * 20
+    assert time.monotonic() - began < 4 * patience.total_seconds()
+    store.close()
+
+
+async def test_a_dead_server_is_given_up_on_asyncio_too() -> None:
+    patience = timedelta(seconds=0.4)
+    address = Address(f"redis://127.0.0.1:{free_port()}/0")
+    store = AsyncStore(AsyncConnection(address), Keys(), patience)
+    with pytest.raises(ServerUnavailable, match="does not answer"):
+        await store.call(Promote(TOPIC))
+    await store.close()
+
+
+def test_a_server_that_comes_back_in_time_is_no_error(own_server: EmbeddedServer) -> None:
+    store = store_on(own_server.url)
+    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
+    own_server.kill()
+    own_server.restart()
+    assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
+    assert store.drive(store.stats(TOPIC)) == {"sent": 1}
+    store.close()
+
+
+def test_a_wrong_password_is_told_at_once() -> None:
+    with EmbeddedServer(extra=("--requirepass", "secret")) as locked:
+        for password in (None, "wrong"):
+            store = store_on(locked.url, password=password, patience=timedelta(minutes=1))
+            with pytest.raises(ConfigError, match="refused user or password") as caught:
+                store.call(Promote(TOPIC))
+            assert "secret" not in str(caught.value)
+            store.close()
+        store = store_on(locked.url, password="secret")
+        assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
+        store.close()
+
+
+def test_a_newer_layout_is_refused(bench: Bench) -> None:
+    bench.store.drive(bench.store.check_schema())
+    bench.store.drive(bench.store.check_schema())
+    bench.store.ask("SET", bench.store.keys.schema, 2)
+    with pytest.raises(ConfigError, match="holds layout 2 of prefix 'lisa'; this build knows 1"):
+        bench.store.drive(bench.store.check_schema())
+
+
+def test_prefixes_share_nothing(server: str) -> None:
+    one, two = store_on(server), SyncStore(Connection(Address(server)), Keys("other"))
+    assert one.call(sends("a")[0]) == [Sent.ACCEPTED]
+    two.call(Declare(TOPIC, "lisa"))
+    assert two.drive(two.groups(TOPIC)) == ("lisa",)
+    assert one.drive(one.groups(TOPIC)) == ()
+    assert two.call(Promote(TOPIC)).moved == 0
+    for store in (one, two):
+        store.close()
+
+
+def test_a_delivery_past_a_restart_is_still_ones_own(own_server: EmbeddedServer) -> None:
+    store = store_on(own_server.url)
+    store.call(Declare(TOPIC, "lisa"))
+    store.call(sends("a")[0])
+    taken = store.call(Pull(TOPIC, "lisa", "c1", 1)).entries
+    own_server.kill()
+    own_server.restart()
+    opened = store.call(Open(TOPIC, "lisa", taken))
+    assert opened.envelopes[0] is not None
+    receipt = Settlement("a", taken[0].entry, "aaaaaaaa-", 1, 1)
+    assert store.call(Ack(TOPIC, "lisa", [receipt])) == [Acked.ACKED]
+    store.close()

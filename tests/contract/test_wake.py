@@ -1,0 +1,89 @@
+"""Whoever creates an earlier head wakes the managers; nobody else does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import Enqueue
+from lisa.core.transitions.mend import Mend
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.requeue import Requeue
+from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.retry import Failure, Retry
+from tests.contract.bench import TOPIC, item
+from tests.contract.state import G, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lisa.core.transitions.base import Transition
+    from tests.contract.bench import Bench
+
+FAR = 4_000_000_000_000
+HEAD: dict[str, Any] = {"waiting": {"h": FAR}, "body": {"h": "A-", "a": "A-"}}
+HELD = Row("a", 1, 1, "c1", 60_000)
+
+
+def send(due: int) -> Callable[[Bench], Transition[Any]]:
+    return lambda _: Enqueue(TOPIC, "B" * 8, [item("n", str(due), token="B")])
+
+
+def move(due: int) -> Callable[[Bench], Transition[Any]]:
+    return lambda _: Reschedule(TOPIC, [("a", str(due))])
+
+
+def fail(delay: Any) -> Callable[[Bench], Transition[Any]]:
+    return lambda bench: Retry(TOPIC, "lisa", [Failure(*bench.receipt("a"), "no", delay)])
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[Bench], Transition[Any]], bool]] = {
+    "first message": ({"lisa": G()}, send(FAR), True),
+    "first message, no group": ({}, send(1), True),
+    "earlier message": ({**HEAD, "lisa": G()}, send(FAR - 1), True),
+    "later message": ({**HEAD, "lisa": G()}, send(FAR + 1), False),
+    "straight to ready": ({**HEAD, "lisa": G()}, send(1), False),
+    "rescheduled to earlier": ({**HEAD, "lisa": G(retry={"a": FAR})}, move(FAR - 1), True),
+    "rescheduled to later": ({**HEAD, "lisa": G(retry={"a": FAR})}, move(FAR + 1), False),
+    "requeued": (
+        {**HEAD, "lisa": G(garbage={"a": 1})}, lambda _: Requeue(TOPIC, "lisa", ["a"]), True,
+    ),
+    "earlier retry": ({**HEAD, "lisa": G(ready=[HELD], retry={"r": FAR})}, fail(5), True),
+    "later retry": ({**HEAD, "lisa": G(ready=[HELD], retry={"r": 1})}, fail(5), False),
+    "to garbage": ({**HEAD, "lisa": G(ready=[HELD])}, fail("discard"), False),
+    "reclaimed": ({**HEAD, "lisa": G(ready=[HELD])}, lambda _: Reclaim(TOPIC, "lisa"), True),
+    "resumed": (
+        {"options": {"paused": "1"}}, lambda _: Configure(TOPIC, {"paused": "0"}), True,
+    ),
+    "another option": ({}, lambda _: Configure(TOPIC, {"max_ready": "5"}), False),
+    "a new group": ({**HEAD}, lambda _: Declare(TOPIC, "lisa"), True),
+    "the same group": ({**HEAD, "lisa": G()}, lambda _: Declare(TOPIC, "lisa"), False),
+    "a message without a place": ({**HEAD, "lisa": G()}, lambda _: Mend(TOPIC, ["a"]), True),
+    "promote": ({"waiting": {"a": 1}, "lisa": G()}, lambda _: Promote(TOPIC), False),
+}  # fmt: skip
+
+
+@pytest.mark.not_on_fakeredis("a subscription of another client hears nothing from a script")
+@pytest.mark.parametrize("case", CASES)
+def test_a_wake_goes_out_when(bench: Bench, case: str) -> None:
+    state, make, wakes = CASES[case]
+    bench.put(**state)
+    transition = make(bench)
+    subscription = bench.store.connection.subscribe(bench.keys.wake)
+    try:
+        # What the server has answered here, it has subscribed before what follows.
+        assert subscription.get(0.02) is None
+        while not bench.store.ask("PUBSUB", "NUMSUB", bench.keys.wake)[1]:
+            pass
+        bench.call(transition)
+        bench.store.ask("PUBLISH", bench.keys.wake, "end")
+        heard = []
+        while (message := subscription.get(5.0)) != b"end":
+            heard.append(message)
+        assert heard == [TOPIC.encode()] * wakes
+    finally:
+        subscription.close()

@@ -1,0 +1,98 @@
+"""What the pages show works: programs run, commands and options exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+DEFAULT_URL = "redis://localhost:6379/0"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(program: str, url: str) -> str:
+    program = program.replace(DEFAULT_URL, url)
+    # Not as __main__: a page's `consumer.run()` would run until it is stopped.
+    code = f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_program_is_short_and_does_what_it_says(redis_url: str) -> None:
+    (program,) = blocks(ROOT / "README.md", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) < 15
+    assert run(program, redis_url) == "order 42 was not paid: cancelled\n"
+
+
+WITH_PROGRAMS = [page for page in PAGES if page.name != "README.md" and blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name_of)
+def test_programs_run(page: Path, redis_url: str) -> None:
+    run("\n".join(blocks(page, "python")), redis_url)
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.splitlines():
+                command = line.removeprefix("$ ").split("  #")[0].split(" | ")[0].strip()
+                if line.startswith("$ ") and command.startswith("lisa"):
+                    found.append((name_of(page), command))
+    return found
+
+
+def command_tree(program: str) -> click.Command:
+    if program == "lisa":
+        from lisa.cli.main import main
+    elif program == "lisa-manager":
+        from lisa.cli.manager import main
+    else:
+        from lisa.cli.consumer import main
+    return main
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_commands_and_their_options_exist(page: str, command: str) -> None:
+    program, *words = shlex.split(command)
+    here = command_tree(program)
+    context = click.Context(here)
+    options = {name for param in here.params for name in param.opts}
+    for word in words:
+        if word.startswith("--"):
+            assert word.split("=")[0] in options, f"{page}: {command}: no option {word}"
+        elif isinstance(here, click.Group) and (found := here.get_command(context, word)):
+            here, context = found, click.Context(found, parent=context)
+            options |= {name for param in here.params for name in param.opts}
+    assert not isinstance(here, click.Group) or len(words) == 0, f"{page}: {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_script_is_listed() -> None:
+    page = (ROOT / "docs" / "reference" / "keys.md").read_text()
+    scripts = {path.stem for path in (ROOT / "lua").glob("*.lua")} - {"prelude"}
+    assert not [name for name in scripts if name not in page]

@@ -1,0 +1,191 @@
+"""What the producer's tests share: one face for both producers, and a proxy that loses replies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.stream import Entry
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
+from lisa.producer import AsyncProducer, Producer, SendOutcome, SendReport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+    from lisa.core.address import Address
+
+
+def noting(drawn: list[int], count: int) -> Iterator[int]:
+    """Numbers from 0 on, each noted as it is drawn."""
+    for number in range(count):
+        drawn.append(number)
+        yield number
+
+
+class Either:
+    """A `Producer`, or an `AsyncProducer` on an event loop of its own, called alike."""
+
+    def __init__(self, kind: str, server: str | Address, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop() if kind == "async" else None
+        made = AsyncProducer if self._loop else Producer
+        self.producer: Any = made(server, **options)
+
+    def _run(self, name: str, *args: Any, **options: Any) -> Any:
+        result = getattr(self.producer, name)(*args, **options)
+        return self._loop.run_until_complete(result) if self._loop else result
+
+    def send(self, topic: str, body: object, **options: Any) -> str:
+        message_id: str = self._run("send", topic, body, **options)
+        return message_id
+
+    def send_many(self, topic: str, bodies: Iterable[object], **options: Any) -> SendReport:
+        report: SendReport = self._run("send_many", topic, bodies, **options)
+        return report
+
+    def stream(self, topic: str, bodies: Iterable[object], take: int) -> list[SendOutcome]:
+        """The first `take` outcomes of a `send_stream`."""
+        outcomes = self.producer.send_stream(topic, bodies)
+        if self._loop is None:
+            return [outcome for outcome, _ in zip(outcomes, range(take), strict=False)]
+
+        async def collect() -> list[SendOutcome]:
+            got: list[SendOutcome] = []
+            async for outcome in outcomes:
+                got.append(outcome)
+                if len(got) == take:
+                    break
+            await outcomes.aclose()
+            return got
+
+        return self._loop.run_until_complete(collect())
+
+    def ask(self, name: str, *args: Any, **options: Any) -> Any:
+        """Any other method."""
+        return self._run(name, *args, **options)
+
+    def together(self, *calls: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+        """Coroutines at the same time, for an `AsyncProducer` only."""
+        assert self._loop is not None
+
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*(call(self.producer) for call in calls))
+
+        return self._loop.run_until_complete(all_of_them())
+
+    def close(self) -> None:
+        self._run("close")
+        if self._loop:
+            self._loop.close()
+
+
+class Topic:
+    """A topic as manager and consumers see it, played by single transitions."""
+
+    def __init__(self, url: str, name: str = "orders") -> None:
+        self.name = name
+        self.store = SyncStore(Connection(url_address(url)), Keys())
+        self.keys = self.store.keys.topic(name)
+
+    def declare(self, *groups: str) -> None:
+        for group in groups:
+            self.store.call(Declare(self.name, group))
+
+    def waiting(self) -> dict[str, int]:
+        """Ids and due times."""
+        flat = self.store.ask("ZRANGE", self.keys.waiting, 0, -1, "WITHSCORES")
+        return {
+            one.decode(): int(float(due)) for one, due in zip(flat[::2], flat[1::2], strict=True)
+        }
+
+    def now_ms(self) -> int:
+        return self.store.drive(self.store.server_time_us()) // 1_000
+
+    def promote(self) -> int:
+        return self.store.call(Promote(self.name)).moved
+
+    def take(self, group: str, count: int = 100) -> Sequence[Entry]:
+        """Hand out what is ready."""
+        return self.store.call(Pull(self.name, group, "c1", count)).entries
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def url_address(url: str) -> Address:
+    from lisa.core.address import Address
+
+    return Address(url)
+
+
+class LossyProxy:
+    """Forwards to a server, and can lose the reply to a script: it arrives, nobody hears of it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._server = (str(parts.hostname), int(parts.port or 0))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self.lost = 0
+        self._to_lose = 0
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def lose(self, replies: int) -> None:
+        """Lose the next replies to EVALSHA, and cut the connection each time."""
+        self._to_lose = replies
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                self._sockets += (client, server)
+                self._start(self._serve, client, server)
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        """Strictly by turns, as a client without pipelining speaks: all requests, then replies."""
+        client.settimeout(0.01)
+        server.settimeout(0.01)
+        armed = False
+        with client, server, suppress(ConnectionError, OSError):
+            while True:
+                with suppress(TimeoutError):
+                    request = client.recv(1 << 20)
+                    if not request:
+                        return
+                    armed = armed or (self._to_lose > 0 and b"EVALSHA" in request)
+                    server.sendall(request)
+                    continue
+                with suppress(TimeoutError):
+                    reply = server.recv(1 << 20)
+                    if armed and not reply.startswith(b"-"):
+                        self._to_lose -= 1
+                        self.lost += 1
+                        return
+                    armed = False
+                    if not reply:
+                        return
+                    client.sendall(reply)

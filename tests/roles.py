@@ -1,0 +1,113 @@
+"""A producer and a consumer, played by bare transitions: for tests of the manager alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.envelope import decode_envelope, encode_envelope, new_id, new_token
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.stream import Entry, parse_read, read_command
+from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import Enqueue, Item
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.retry import Failure, Retry
+
+if TYPE_CHECKING:
+    from lisa.core.transitions.inspect import Inspection
+
+
+class Cast:
+    """Plays on one topic and group; the group is declared by `declare`."""
+
+    def __init__(self, url: str, topic: str = "orders", group: str = "g") -> None:
+        self.store = SyncStore(Connection(Address(url)), Keys())
+        self.topic = topic
+        self.group = group
+        self.keys = self.store.keys.topic(topic)
+        self.own = self.keys.group(group)
+
+    def on(self, topic: str, group: str | None = None) -> Cast:
+        """The same on another topic or group."""
+        return Cast(self.store.connection.address.url, topic, group or self.group)
+
+    def declare(self, **options: str) -> Cast:
+        self.store.drive(self.store.check_schema())
+        self.store.call(Declare(self.topic, self.group))
+        if options:
+            self.configure(**options)
+        return self
+
+    def configure(self, **options: str) -> None:
+        self.store.call(Configure(self.topic, dict(options)))
+
+    def now_ms(self) -> int:
+        return self.store.drive(self.store.server_time_us()) // 1000
+
+    def send(
+        self,
+        body: object = "x",
+        *,
+        delay_ms: int = 0,
+        message_id: str | None = None,
+        ttl_ms: int | None = None,
+        policy: str | None = None,
+    ) -> str:
+        token, message_id = new_token(), message_id or new_id()
+        envelope = encode_envelope(token, body)
+        item = Item(message_id, f"+{delay_ms}", envelope, ttl_ms, policy)
+        self.store.drive(self.store.register([self.topic]))
+        self.store.call(Enqueue(self.topic, token, [item]))
+        return message_id
+
+    def send_due(self, *, message_id: str | None = None, ttl_ms: int | None = None) -> str:
+        """A message that is due, but waits: it was sent for later and then fired."""
+        sent = self.send(delay_ms=60_000, message_id=message_id, ttl_ms=ttl_ms)
+        self.store.call(Reschedule(self.topic, [(sent, "+0")]))
+        return sent
+
+    def read(self, count: int = 100, *, block_ms: int = 0, consumer: str = "c1") -> list[Entry]:
+        command = read_command(self.own.ready, self.group, consumer, count, block_ms)
+        return parse_read(self.store.ask(*command))
+
+    def open(self, entries: list[Entry]) -> Opened:
+        return self.store.call(Open(self.topic, self.group, entries))
+
+    def take(self, count: int = 100, *, consumer: str = "c1") -> list[Entry]:
+        """Read and open, as a consumer does."""
+        entries = self.read(count, consumer=consumer)
+        if entries:
+            self.open(entries)
+        return entries
+
+    def ack(self, entry: Entry) -> Acked:
+        inspection = self.look(entry.id)
+        fence = decode_envelope(inspection.envelope).fence if inspection.envelope else "-" * 9
+        settlement = Settlement(entry.id, entry.entry, fence, entry.due_ms, entry.attempt)
+        return self.store.call(Ack(self.topic, self.group, [settlement]))[0]
+
+    def discard(self, entry: Entry) -> None:
+        self.store.call(
+            Retry(self.topic, self.group, [Failure(entry.id, entry.entry, "no", "discard")])
+        )
+
+    def look(self, message_id: str) -> Inspection:
+        return self.store.call(Inspect(self.topic, [message_id]))[0]
+
+    def state(self, message_id: str) -> str:
+        """waiting, the state in the one group that has it, that of the tombstone, or unknown."""
+        found = self.look(message_id)
+        if found.waiting_due_ms is not None:
+            return "waiting"
+        if found.places:
+            return found.places[0].state
+        return found.tombstone.state if found.tombstone else "unknown"
+
+    def stats(self) -> dict[str, int]:
+        return self.store.drive(self.store.stats(self.topic))

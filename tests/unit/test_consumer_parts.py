@@ -1,0 +1,489 @@
+"""The consumer's parts without a server: pace, slots, batches, models, running, settling."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+import msgspec
+import pydantic
+import pytest
+
+from lisa.consumer import Batch, Consumer
+from lisa.consumer.batches import Collector
+from lisa.consumer.handlers import Handlers, Plan, Receiver
+from lisa.consumer.held import Held, Verdict, heavier, reason_of, verdict_of
+from lisa.consumer.models import Misfit, reader_for
+from lisa.consumer.pace import MOST, Pace
+from lisa.consumer.running import NOBODY, arun, on_batch, on_message, run
+from lisa.consumer.settler import Settler
+from lisa.consumer.signalling import Announcer
+from lisa.consumer.slots import Slots, Turn
+from lisa.consumer.subscription import Subscription
+from lisa.core.envelope import decode_envelope, encode_envelope
+from lisa.core.errors import ConfigError, GroupRemoved, InvalidMessage, ServerUnavailable
+from lisa.core.message import Message
+from lisa.core.outcomes import Discard, Retry
+from lisa.core.signals import Signals
+from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.retry import Failed, Retried
+
+if TYPE_CHECKING:
+    from lisa.core.transitions.base import Transition
+    from tests.servers import Processes
+
+
+def held(name: str = "a", body: object = None) -> Held:
+    message = Message(id=name, topic="orders", group="lisa", body=body, due_ms=0)
+    envelope = decode_envelope(encode_envelope("tokentok", body))
+    return Held(Settlement(name, f"{name}-1", envelope.fence, 0, 1), envelope, message, 0.0, 9e9)
+
+
+def no_wait(_awaitable: object) -> object:
+    raise AssertionError("nothing here is to be awaited")
+
+
+def of(*handlers: Any, batch: Any = None) -> Plan:
+    receivers = tuple(Receiver(handler) for handler in handlers)
+    return Plan(receivers, Receiver(batch, batch=10) if batch else None)
+
+
+# How much is read ahead
+
+
+def test_nothing_is_read_ahead_before_a_handler_was_measured() -> None:
+    assert Pace().ahead(8) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "handlers", "ahead"),
+    [(0.1, 1, 0), (0.05, 1, 1), (0.01, 1, 5), (0.01, 4, 20), (1e-6, 1, MOST), (0.0, 8, MOST)],
+)
+def test_ahead_is_what_handlers_finish_in_50_ms(seconds: float, handlers: int, ahead: int) -> None:
+    pace = Pace()
+    pace.measured(seconds)
+    assert pace.ahead(handlers) == ahead
+
+
+def test_one_slow_message_ends_reading_ahead_at_once_and_fast_ones_bring_it_back() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.measured(0.0001)
+    assert pace.ahead(1) == MOST
+    pace.measured(2.0)
+    assert pace.ahead(1) == 0
+    for _ in range(100):
+        pace.measured(0.0001)
+    assert pace.ahead(1) > 400
+
+
+# Slots
+
+
+def test_slots_bound_and_go_round_robin_over_those_who_claim() -> None:
+    slots = Slots(2)
+    granted: list[str] = []
+    grants = {name: lambda name=name: granted.append(name) for name in "abc"}
+    slots.claim(grants["a"], 5)
+    slots.claim(grants["b"], 2)
+    slots.claim(grants["c"], 1)
+    assert granted == ["a", "a"]
+    assert slots.waiting
+    for _ in range(6):
+        slots.leave()
+    assert "".join(granted) == "aa" + "abcaba"
+    assert not slots.waiting
+    slots.leave()
+    assert not slots.wait_all_free(0)
+    slots.leave()
+    assert slots.wait_all_free(0)
+    assert slots.free == 2
+
+
+def test_a_turn_that_is_called_off_takes_no_slot() -> None:
+    slots = Slots(1)
+    first, second = Turn(slots), Turn(slots)
+    over = threading.Event()
+    assert first.take(over.is_set)
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(second.take(over.is_set)))
+    thread.start()
+    over.set()
+    second.wake()
+    thread.join(5)
+    assert taken == [False]
+    first.leave()
+    assert slots.free == 1
+
+
+# Batches
+
+
+def test_a_batch_is_ready_when_full() -> None:
+    collector = Collector(3, 60)
+    collector.add([held(name) for name in "abcdefgh"])
+    assert [[one.message.id for one in batch] for batch in collector.ready()] == [
+        ["a", "b", "c"],
+        ["d", "e", "f"],
+    ]
+    left = collector.left_s()
+    assert left is not None
+    assert 59 < left <= 60
+    assert [one.message.id for one in collector.take()] == ["g", "h"]
+    assert collector.left_s() is None
+
+
+def test_a_batch_is_ready_when_its_first_has_waited_long_enough() -> None:
+    collector = Collector(3, 0)
+    collector.add([held("a")])
+    assert collector.left_s() == 0
+    assert len(collector.ready()) == 1
+    assert not collector
+
+
+def test_a_batch_is_a_sequence_and_fails_only_its_own_messages() -> None:
+    one, other = held("a").message, held("a").message
+    batch = Batch([one])
+    assert (len(batch), batch[0], list(batch)) == (1, one, [one])
+    with pytest.raises(InvalidMessage, match="not one of this batch"):
+        batch.fail(other, "why")
+    batch.fail(one, Retry(delay=timedelta(seconds=2)))
+    assert batch.verdict(one) == Verdict("the handler asked for a retry", 2000)
+
+
+# Verdicts
+
+
+def test_reasons_name_the_exception_within_1_kib() -> None:
+    assert reason_of(ValueError("no stock")) == "ValueError: no stock"
+    assert reason_of(KeyError()) == "KeyError"
+    long = reason_of(ValueError("ü" * 2000))
+    assert len(long.encode()) in (1023, 1024)
+
+
+@pytest.mark.parametrize(
+    ("error", "delay"),
+    [
+        (Retry("later"), None),
+        (Retry(delay=timedelta(milliseconds=1.5)), 2),
+        (Retry(delay=timedelta(0)), 0),
+        (Discard("bad"), "discard"),
+        (ValueError("x"), None),
+        ("said in words", None),
+    ],
+)
+def test_what_a_handler_raises_says_what_follows(error: object, delay: object) -> None:
+    assert verdict_of(error).delay == delay
+
+
+def test_a_wish_to_try_again_outranks_a_discard() -> None:
+    discard, again = Verdict("d", "discard"), Verdict("r")
+    assert heavier(discard, again) is again
+    assert heavier(again, discard) is again
+    assert heavier(None, discard) is discard
+    assert heavier(None, None) is None
+
+
+# Running handlers
+
+
+def test_all_receivers_run_even_if_one_raised() -> None:
+    seen: list[str] = []
+
+    def fails(message: Message) -> None:
+        seen.append("fails")
+        raise ValueError("boom")
+
+    plan = of(fails, lambda message: seen.append("second"))
+    verdict = run(on_message(plan, held()), no_wait)
+    assert seen == ["fails", "second"]
+    assert verdict is not None
+    assert verdict.reason == "ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    ("value", "failed"), [(False, True), (0, False), (None, False), ("", False)]
+)
+def test_only_false_itself_asks_for_a_retry(value: object, *, failed: bool) -> None:
+    verdict = run(on_message(of(lambda message: value), held()), no_wait)
+    assert (verdict is not None) is failed
+
+
+def test_nobody_is_never_an_ack() -> None:
+    assert run(on_message(of(), held()), no_wait) is NOBODY
+
+
+def test_sys_exit_in_a_handler_is_a_failure() -> None:
+    def leaves(message: Message) -> None:
+        raise SystemExit(3)
+
+    verdict = run(on_message(of(leaves), held()), no_wait)
+    assert verdict is not None
+    assert verdict.reason == "SystemExit: 3"
+
+
+def test_an_error_of_lisas_own_in_a_handler_is_retried_not_discarded() -> None:
+    def sends(message: Message) -> None:
+        raise InvalidMessage("the handler sent something odd")
+
+    verdict = run(on_message(of(sends), held()), no_wait)
+    assert verdict is not None
+    assert not verdict.is_discard
+
+
+async def test_async_receivers_are_awaited() -> None:
+    async def works(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    async def fails(message: Message) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    assert of(works).is_async
+    assert not of(works, lambda message: None).is_async
+    assert await arun(on_message(of(works), held())) is None
+    assert await arun(on_message(of(works, fails), held())) is not None
+
+
+def test_a_batch_settles_message_by_message() -> None:
+    deliveries = [held(name) for name in "abc"]
+
+    def handle(batch: Batch) -> None:
+        batch.fail(batch[1], ValueError("only this one"))
+
+    outcomes = run(on_batch(of(batch=handle), deliveries), no_wait)
+    assert [outcome and outcome.reason for outcome in outcomes] == [
+        None,
+        "ValueError: only this one",
+        None,
+    ]
+
+
+def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
+    def handle(batch: Batch) -> None:
+        batch.fail(batch[0], Discard("hopeless"))
+        raise ValueError("all")
+
+    outcomes = run(on_batch(of(batch=handle), [held("a"), held("b")]), no_wait)
+    assert [outcome and outcome.delay for outcome in outcomes] == ["discard", None]
+
+
+# Typed bodies
+
+
+class Order(msgspec.Struct):
+    order: int
+
+
+@dataclass
+class DataOrder:
+    order: int
+
+
+class TypedOrder(TypedDict):
+    order: int
+
+
+class PydanticOrder(pydantic.BaseModel):
+    order: int
+
+
+@pytest.mark.parametrize("model", [Order, DataOrder, TypedOrder, PydanticOrder])
+def test_a_body_becomes_its_model_or_is_refused(model: Any) -> None:
+    read = reader_for(model)
+    found = read(decode_envelope(encode_envelope("tokentok", {"order": 42})))
+    assert (found["order"] if isinstance(found, dict) else found.order) == 42
+    for body in ({"order": "x"}, {"other": 1}, [1], "text", b"\xff"):
+        with pytest.raises(Misfit, match=f"the body is no {model.__name__}"):
+            read(decode_envelope(encode_envelope("tokentok", body)))
+
+
+def test_text_and_bytes_are_models_too() -> None:
+    assert reader_for(str)(decode_envelope(encode_envelope("tokentok", "hello"))) == "hello"
+    assert reader_for(bytes)(decode_envelope(encode_envelope("tokentok", b"\xff"))) == b"\xff"
+
+
+def test_what_cannot_be_a_model_is_refused_when_the_handler_is_taken() -> None:
+    with pytest.raises(ConfigError, match="cannot be a model"):
+        Consumer().on("orders", print, model=Order | DataOrder)
+
+
+# Taking handlers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 0},
+        {"batch": True},
+        {"within": "50ms"},
+        {"batch": 5, "within": "soon"},
+        {"timeout": "0"},
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="orders"):
+        Consumer().on("orders", print, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"concurrency": 0}, {"poll_batch_size": 0}, {"poll_timeout": timedelta(0)}, {"prefix": "{"}],
+)
+def test_a_consumer_refuses_what_cannot_work(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Consumer(**options)
+
+
+def test_handlers_are_held_strongly_and_let_go() -> None:
+    handlers = Handlers()
+    handlers.add("orders", lambda message: None)
+    assert handlers.topics() == ["orders"]
+    assert len(handlers.plan("orders").receivers) == 1
+    assert handlers.plan("invoices").is_empty
+    handlers.remove("orders")
+    assert handlers.plan("orders").is_empty
+    assert handlers.topics() == []
+
+
+def test_on_is_a_decorator_and_a_call() -> None:
+    consumer = Consumer()
+
+    @consumer.on("orders")
+    def first(message: Message) -> None: ...
+
+    assert first.__name__ == "first"
+    assert consumer.on("orders", first) is first
+
+
+def test_the_shortest_timeout_counts() -> None:
+    handlers = Handlers()
+    handlers.add("orders", lambda message: None)
+    assert handlers.plan("orders").timeout_s == 3600
+    handlers.add("orders", lambda message: None, timeout="30s")
+    handlers.add("orders", lambda message: None, timeout=timedelta(seconds=90))
+    assert handlers.plan("orders").timeout_s == 30
+
+
+# Settling
+
+
+class Script:
+    """A store whose calls answer what a test wrote down."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = deque(answers)
+        self.calls: list[Transition[Any]] = []
+
+    def batch_size(self, topic: str) -> int:
+        return 2
+
+    def call(self, transition: Transition[Any]) -> Any:
+        self.calls.append(transition)
+        answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def settler_for(store: Script) -> tuple[Settler, Subscription, Signals]:
+    sub = Subscription(cast("Any", store), "orders", "lisa", "me")
+    sub.group = "lisa"
+    signals = Signals()
+    return Settler(lambda: [sub], Announcer(signals, lambda result: None)), sub, signals
+
+
+def test_acks_go_in_calls_of_the_batch_size_and_fire_after_the_answer() -> None:
+    store = Script([Acked.ACKED, Acked.LATE], [Acked.STALE])
+    settler, sub, signals = settler_for(store)
+    fired: list[str] = []
+
+    def hear(topic: str, *, message: Message) -> None:
+        fired.append(message.id)
+
+    signals.acked.connect(hear)
+    for name in "abc":
+        sub.held[f"{name}-1"] = one = held(name)
+        sub.finish(one, None)
+    assert not settler.flush()
+    assert [len(cast("Ack", call).settlements) for call in store.calls] == [2, 1]
+    assert fired == ["a", "b"]
+    assert sub.held == {}
+
+
+def test_what_the_server_does_not_take_is_kept_in_order_and_tried_again() -> None:
+    store = Script(ServerUnavailable("down"), [Acked.ACKED, Acked.ACKED])
+    settler, sub, _ = settler_for(store)
+    for name in "ab":
+        sub.held[f"{name}-1"] = one = held(name)
+        sub.finish(one, None)
+    assert settler.flush()
+    assert settler.flush()  # its pause is not over: not even asked
+    assert len(store.calls) == 1
+    assert len(sub.held) == 2
+    settler._pauses[sub] = (0.0, 0.1)
+    assert not settler.flush()
+    assert [one.id for one in cast("Ack", store.calls[1]).settlements] == ["a", "b"]
+
+
+def test_settlements_for_a_removed_group_are_dropped() -> None:
+    settler, sub, _ = settler_for(Script(GroupRemoved("gone")))
+    sub.held["a-1"] = one = held("a")
+    sub.finish(one, None)
+    assert not settler.flush()
+    assert sub.held == {}
+
+
+def test_failures_tell_when_the_next_attempt_is_due() -> None:
+    retrying, dead = Retried(Failed.RETRYING, 123, 1), Retried(Failed.DEAD, None, 3)
+    settler, sub, signals = settler_for(Script([retrying, dead]))
+    fired: list[tuple[str, str | None, int | None]] = []
+
+    def hear(topic: str, *, message: Message) -> None:
+        fired.append((message.id, message.reason, message.next_due_ms))
+
+    signals.retrying.connect(hear)
+    signals.dead.connect(hear)
+    for name in "ab":
+        sub.held[f"{name}-1"] = one = held(name)
+        sub.finish(one, Verdict("why"))
+    settler.flush()
+    assert fired == [("a", "why", 123), ("b", "why", None)]
+
+
+def test_a_receiver_that_raises_after_settling_stops_nobody() -> None:
+    settler, sub, signals = settler_for(Script([Acked.ACKED, Acked.ACKED]))
+    fired: list[str] = []
+
+    def hear(topic: str, *, message: Message) -> None:
+        fired.append(message.id)
+        raise ValueError("too late to matter")
+
+    signals.acked.connect(hear)
+    for name in "ab":
+        sub.finish(held(name), None)
+    assert not settler.flush()
+    assert fired == ["a", "b"]
+
+
+def test_twenty_failures_in_a_row_degrade_and_one_success_heals() -> None:
+    _, sub, _ = settler_for(Script())
+    for _ in range(19):
+        sub.finish(held(), Verdict("why"))
+    assert sub.state == "running"
+    sub.finish(held(), Verdict("why"))
+    assert sub.state == "degraded"
+    sub.finish(held(), None)
+    assert sub.state == "running"
+
+
+def test_help_is_quick(processes: Processes) -> None:
+    help_text = processes.start("-X", "importtime", "-m", "lisa.cli.consumer", "--help")
+    assert help_text.wait() == 0
+    assert "TARGET" in help_text.output
+    imported = {line.rpartition("|")[2].strip() for line in help_text.output.splitlines()}
+    assert not imported & {"redis", "pydantic", "lisa.consumer", "apscheduler"}

@@ -1,0 +1,87 @@
+"""The public face: what `from lisa import ...` gives, and what `import lisa` costs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import lisa
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert list(lisa.__all__) == sorted(lisa.__all__)
+    assert len(set(lisa.__all__)) == len(lisa.__all__)
+    assert set(lisa.__all__) <= set(dir(lisa))
+
+
+@pytest.mark.parametrize("name", lisa.__all__)
+def test_each_name_is_there_and_stays_the_same_object(name: str) -> None:
+    assert getattr(lisa, name) is getattr(lisa, name)
+
+
+@pytest.mark.parametrize(
+    "module", ["lisa.producer", "lisa.producer.shared", "lisa.manager", "lisa.consumer"]
+)
+def test_what_a_package_exports_is_there(module: str) -> None:
+    package = importlib.import_module(module)
+    names = list(package.__all__)
+    assert names == sorted(names)
+    assert all(hasattr(package, name) for name in names)
+
+
+def test_names_from_the_design() -> None:
+    for name in (
+        "Producer", "AsyncProducer", "Manager", "Consumer", "Message", "Retry", "Discard",
+        "LisaError", "InvalidMessage", "DuplicateMessage", "TopicFull", "ServerUnavailable",
+        "ConfigError", "message_received", "message_acked", "message_retrying", "message_dead",
+        "message_expired",
+    ):  # fmt: skip
+        assert name in lisa.__all__
+
+
+def test_errors_are_one_family() -> None:
+    names = ["InvalidMessage", "DuplicateMessage", "TopicFull", "ServerUnavailable", "ConfigError"]
+    for name in [*names, "GroupRemoved"]:
+        assert issubclass(getattr(lisa, name), lisa.LisaError)
+    assert issubclass(lisa.InvalidMessage, ValueError)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Prodcuer"):
+        _ = lisa.Prodcuer
+    with pytest.raises(ImportError, match="Prodcuer"):
+        importlib.import_module("lisa.Prodcuer")
+
+
+def test_help_names_options_and_results() -> None:
+    shown = {
+        name: inspect.signature(getattr(lisa, name)) for name in ("send", "send_many", "cancel")
+    }
+    assert next(iter(shown["send"].parameters)) == "topic"
+    assert "delay" in shown["send"].parameters
+    assert [one.return_annotation for one in shown.values()] == ["str", "SendReport", "Cancelled"]
+    assert inspect.signature(lisa.AsyncProducer.send).return_annotation == "str"
+    assert inspect.iscoroutinefunction(lisa.AsyncProducer.send)
+    assert "milliseconds" in (lisa.send.__doc__ or "")
+
+
+def test_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert lisa.__version__ == project["version"]
+
+
+def test_importing_lisa_loads_nothing_heavy() -> None:
+    code = "import sys, lisa; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    heavy = {"redis", "apscheduler", "pydantic", "blinker", "msgspec", "yaml", "asyncio"}
+    assert not heavy & set(found.stdout.split())
