@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from lisa.admin.reading import START, member_page, readable
-from lisa.core.flow import Flow
+from lisa.core.flow import Command, Flow
 from lisa.core.keys import GroupKeys, check_group
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.base import text
@@ -19,7 +19,7 @@ from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 
-__all__ = ["MARK_RENEWED_S", "add", "mark_age_ms", "owed", "remove", "removing"]
+__all__ = ["MARK_RENEWED_S", "add", "mark_age_ms", "mark_command", "owed", "remove", "removing"]
 
 MARK_RENEWED_S = 5.0
 """How often a running removal renews its mark."""
@@ -41,9 +41,14 @@ def removing(store: Store, topic: str) -> Flow[set[str]]:
     return {name[len(_MARK) :] for name in names if name.startswith(_MARK)}
 
 
+def mark_command(store: Store, topic: str, group: str) -> Command:
+    """Reads a removal's mark; None: no removal is at work."""
+    return ("HGET", store.keys.topic(topic).options, _mark(group))
+
+
 def mark_age_ms(store: Store, topic: str, group: str) -> Flow[int | None]:
     """How long ago a removal of this group was at work, by Redis's clock; None: none is."""
-    mark = yield from store.command("HGET", store.keys.topic(topic).options, _mark(group))
+    mark = yield from store.command(*mark_command(store, topic, group))
     if mark is None or not mark.isdigit():
         return None
     now_ms = (yield from store.server_time_us()) // 1000

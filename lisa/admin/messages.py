@@ -10,6 +10,7 @@ from typing import NamedTuple
 from lisa.admin.reading import (
     PAGE,
     Position,
+    ask_stream,
     entry_number,
     readable,
     sorted_page,
@@ -151,9 +152,7 @@ def _candidates(
 def _ready(
     store: Store, key: str, group: str, position: str, wanted: int
 ) -> Flow[list[_Candidate]]:
-    if not (yield from store.command("EXISTS", key)):
-        return []
-    info = stream_group((yield from store.command("XINFO", "GROUPS", key)), group)
+    info = stream_group((yield from ask_stream(store, "XINFO", "GROUPS", key)), group)
     if info is None:
         return []
     start = info["last-delivered-id"].decode()
@@ -166,11 +165,9 @@ def _ready(
 def _in_flight(
     store: Store, key: str, group: str, position: str, wanted: int
 ) -> Flow[list[_Candidate]]:
-    if not (yield from store.command("EXISTS", key)):
-        return []
     start = "({}-{}".format(*entry_number(position)) if position else "-"
-    held = yield from store.command("XPENDING", key, group, start, "+", wanted)
-    entries = [item[0] for item in held]
+    held = yield from ask_stream(store, "XPENDING", key, group, start, "+", wanted)
+    entries = [item[0] for item in held or ()]
     items = yield from store.commands([("XRANGE", key, one, one) for one in entries])
     found = []
     for entry, item in zip(entries, items, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lisa.core import failures
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.flow import Command, Flow
 from lisa.core.keys import check_id
@@ -15,6 +16,7 @@ __all__ = [
     "START",
     "Position",
     "ask_all",
+    "ask_stream",
     "entry_number",
     "info",
     "member_page",
@@ -62,6 +64,16 @@ def _ask_or_none(store: Store, command: Command) -> Flow[Any]:
         raise
     except LisaError:
         return None
+
+
+def ask_stream(store: Store, *command: str | bytes | float) -> Flow[Any]:
+    """One command on a stream; None if the stream or its group is not there (any more)."""
+    try:
+        return (yield from store.command(*command))
+    except LisaError as error:
+        if error.__cause__ is not None and failures.is_missing_group(error.__cause__):
+            return None
+        raise
 
 
 def member_page(

@@ -104,7 +104,7 @@ class Crew:
         """Begin to read a topic, unless it is read already."""
         group = wanted.group or ""
         name = unique_name(wanted.name) if wanted.name else self._unique_name
-        sub = Subscription(self._store, wanted.topic, group, name)
+        sub = Subscription(self._store, wanted.topic, group, name, self._heartbeat.wake)
         with self._lock:
             if not self.is_started or any(
                 one.topic == sub.topic and not one.closing.is_set() and one.wanted == group

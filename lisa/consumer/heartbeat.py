@@ -50,22 +50,32 @@ class Heartbeat:
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
         self._trouble = False
-        self._closed = threading.Event()
+        self._closed = False
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lisa-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Take the next step now."""
+        self._woken.set()
+
     def close(self) -> None:
         """End the thread."""
-        self._closed.set()
+        self._closed = True
+        self.wake()
         if self._thread.ident is not None:
             self._thread.join(5)
 
     def _run(self) -> None:
         tick = 0.0
-        while not self._closed.wait(tick):
+        while True:
+            self._woken.wait(tick)
+            self._woken.clear()
+            if self._closed:
+                return
             try:
                 tick = self.step()
             except Exception:
@@ -114,7 +124,7 @@ class Heartbeat:
         sub.is_announced = True
         self._store.drive(self._store.register([sub.topic]))
         options = self._store.drive(self._store.options(sub.topic))
-        sub.ack_timeout_s = options.ack_timeout.total_seconds()
+        sub.learn_ack_timeout(options.ack_timeout.total_seconds())
 
     def leave(self, sub: Subscription) -> None:
         """Take the record and the consumer's name away. Raises LisaError."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lisa.consumer.held import Held, Outcome, Verdict
 from lisa.consumer.opening import unpack
@@ -38,10 +38,17 @@ class Subscription:
 
     Each field has one writer, or is a deque or dict whose single steps are atomic. `wanted` is
     the group that was asked for, or empty; `group` is empty until it is known. `unstarted` holds
-    deliveries, or whole batches of them.
+    deliveries, or whole batches of them. `shortened` is told when the ack timeout was cut.
     """
 
-    def __init__(self, store: SyncStore, topic: str, wanted: str, name: str) -> None:
+    def __init__(
+        self,
+        store: SyncStore,
+        topic: str,
+        wanted: str,
+        name: str,
+        shortened: Callable[[], None] = lambda: None,
+    ) -> None:
         self.store = store
         self.topic = topic
         self.wanted = wanted
@@ -54,6 +61,7 @@ class Subscription:
         self.expired: deque[Held] = deque()
         self.pace = Pace()
         self.ack_timeout_s = 10.0
+        self._shortened = shortened
         self.handler_timeout_s = 0.0
         self.failed_in_row = 0
         self.handled = 0
@@ -87,9 +95,15 @@ class Subscription:
         """What XREADGROUP gave, ready for the handlers; the rest is settled. Raises LisaError."""
         read_at = time.monotonic()
         opened = self.store.call(Open(self.topic, self.group, entries))
-        self.ack_timeout_s = opened.ack_timeout_ms / 1000
+        self.learn_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         return self._take(entries, opened, read_at)
+
+    def learn_ack_timeout(self, seconds: float) -> None:
+        """Keep to the topic's option; the heartbeat has to know at once if it got shorter."""
+        was, self.ack_timeout_s = self.ack_timeout_s, seconds
+        if seconds < was:
+            self._shortened()
 
     def _take(self, entries: Sequence[Entry], opened: Opened, read_at: float) -> list[Held]:
         topic, group, now_us, held = self.topic, self.group, opened.now_us, self.held

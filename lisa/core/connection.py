@@ -35,8 +35,12 @@ __all__ = [
 ]
 
 
+_SHAPED = ("CLUSTER", "COMMAND")
+"""What a cluster's client asks for itself, to find the node that a key belongs to."""
+
+
 class _RawCluster(RedisCluster):
-    """Replies of a cluster's nodes, raw; only the client's own CLUSTER commands stay shaped."""
+    """Replies of a cluster's nodes, raw but for what the client itself lives on."""
 
     def get_redis_connection(self, node: ClusterNode) -> redis.Redis:
         client: redis.Redis = super().get_redis_connection(node)
@@ -45,8 +49,26 @@ class _RawCluster(RedisCluster):
 
 
 def _unshape(callbacks: Any) -> None:
-    for name in [name for name in callbacks if not name.upper().startswith("CLUSTER")]:
+    for name in [one for one in callbacks if not one.upper().startswith(_SHAPED)]:
         del callbacks[name]
+
+
+def _for_cluster(command: Command) -> Command:
+    """What a cluster's client sends to every node it must know as one word."""
+    if command[0] == "SCRIPT":
+        return (f"SCRIPT {command[1]}", *command[2:])
+    return command
+
+
+def _sentinels(client: Any) -> Sequence[Any]:
+    """The clients to the sentinels, which closing a client leaves open."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return manager.sentinels if manager is not None else ()
+
+
+def _one_reply(reply: Any) -> Any:
+    """Of a command that went to every node of a cluster, one node's reply."""
+    return next(iter(reply.values())) if isinstance(reply, dict) else reply
 
 
 class _Packer:
@@ -119,7 +141,24 @@ class Connection:
 
     def execute(self, command: Command) -> Any:
         """Send one command; raises the client's errors."""
+        if self.address.kind == "cluster":
+            return self._on_cluster(command)
         return self._redis.execute_command(*command)
+
+    def _on_cluster(self, command: Command) -> Any:
+        if command[0] == "SCAN":
+            return self._scan_cluster(int(command[1]), command[2:])
+        return _one_reply(self._redis.execute_command(*_for_cluster(command)))
+
+    def _scan_cluster(self, cursor: int, rest: Command) -> list[Any]:
+        # The callers' cursor holds a node's own one and the node's number among the primaries.
+        nodes = sorted(self._redis.get_primaries(), key=lambda node: node.name)
+        inner, number = divmod(cursor, len(nodes))
+        node = nodes[min(number, len(nodes) - 1)]
+        reply = self._redis.get_redis_connection(node).execute_command("SCAN", inner, *rest)
+        inner = int(reply[0])
+        number = number if inner else (number + 1) % len(nodes)
+        return [b"%d" % (inner * len(nodes) + number), reply[1]]
 
     def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands together; errors stand among the replies."""
@@ -146,6 +185,8 @@ class Connection:
         client, self._open = self._open, None
         if client is not None:
             client.close()
+            for sentinel in _sentinels(client):
+                sentinel.close()
 
 
 class Subscription:
@@ -190,6 +231,8 @@ class AsyncConnection:
 
     async def execute(self, command: Command) -> Any:
         """Send one command; raises the client's errors."""
+        if self.address.kind == "cluster":
+            return _one_reply(await self._redis.execute_command(*_for_cluster(command)))
         return await self._redis.execute_command(*command)
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
@@ -213,6 +256,8 @@ class AsyncConnection:
         client, self._open = self._open, None
         if client is not None:
             await client.aclose()
+            for sentinel in _sentinels(client):
+                await sentinel.aclose()
 
 
 def wrap(client: redis.Redis) -> Connection:

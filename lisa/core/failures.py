@@ -8,7 +8,7 @@ from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 
 __all__ = ["ClientError", "is_missing_group", "is_missing_script", "passes", "translated"]
 
-ClientError = (client.RedisError, OSError, EOFError)
+ClientError = (client.RedisError, client.RedisClusterException, OSError, EOFError)
 """Everything that a connection may raise."""
 
 _PASSING = (
@@ -21,7 +21,7 @@ _PASSING = (
     client.MovedError,
     client.MasterDownError,
     client.ReadOnlyError,
-    client.SlotNotCoveredError,
+    client.RedisClusterException,
     OSError,
     EOFError,
 )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +14,7 @@ import redis
 
 from lisa.core.address import Address
 from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.errors import ServerUnavailable
 from lisa.core.keys import Keys
 from lisa.core.store import AsyncStore, SyncStore
 from lisa.embedded import EmbeddedServer
@@ -36,12 +41,26 @@ def program(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def cluster_url(program: Path) -> Iterator[str]:
-    """One node that has all slots."""
-    with EmbeddedServer(binary=program, extra=("--cluster-enabled", "yes")) as node:
-        with connect(node.url) as client:
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-            wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
-        yield f"redis+cluster://{HOST}:{node.port}"
+    """Two nodes with half of the slots each; the address names one of them."""
+    with ExitStack() as stack:
+        nodes = []
+        for first in (0, 8192):
+            bus = free_port()
+            extra = ("--cluster-enabled", "yes", "--cluster-port", str(bus))
+            node = stack.enter_context(EmbeddedServer(binary=program, extra=extra))
+            client = stack.enter_context(connect(node.url))
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, first + 8191)
+            nodes.append((node, client, bus))
+        (one, client, _), (other, _, bus) = nodes
+        client.execute_command("CLUSTER", "MEET", HOST, other.port, bus)
+        for _, client, _ in nodes:
+            wait_until(partial(_is_whole, client))
+        yield f"redis+cluster://{HOST}:{one.port}"
+
+
+def _is_whole(client: redis.Redis) -> bool:
+    said = str(client.execute_command("CLUSTER INFO"))
+    return "'ok'" in said and "'cluster_known_nodes': '2'" in said
 
 
 @PROGRAMS
@@ -64,6 +83,42 @@ def test_a_pipeline_on_a_cluster(cluster_url: str) -> None:
     flow = store.commands([("SET", "{x}:a", "1"), ("GET", "{x}:a"), ("GET", "{y}:a")])
     assert store.drive(flow)[1:] == [b"1", None]
     store.close()
+
+
+@PROGRAMS
+def test_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
+    store = SyncStore(Connection(Address(cluster_url)), Keys())
+    assert abs(store.drive(store.server_time_us()) / 1e6 - time.time()) < 60
+    keys = {f"key{i}".encode() for i in range(300)}
+    for key in keys:
+        store.ask("SET", key, 1)
+    cursor, found, calls = b"0", [], 0
+    while calls == 0 or cursor != b"0":
+        cursor, page = store.ask("SCAN", cursor, "MATCH", "key*", "COUNT", 50)
+        found += page
+        calls += 1
+    assert set(found) == keys
+    assert calls > 2
+    assert b"redis_version" in store.ask("INFO")
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_where_nobody_answers_it_is_said_in_lisas_words(kind: str) -> None:
+    address = Address(f"redis+{kind}://{HOST}:{free_port()}/mymaster")
+    store = SyncStore(Connection(address), Keys(), timedelta(seconds=0.3))
+    with pytest.raises(ServerUnavailable, match="does not answer"):
+        store.ask("PING")
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+async def test_where_nobody_answers_asyncio_says_so_too(kind: str) -> None:
+    address = Address(f"redis+{kind}://{HOST}:{free_port()}/mymaster")
+    store = AsyncStore(AsyncConnection(address), Keys(), timedelta(seconds=0.3))
+    with pytest.raises(ServerUnavailable, match="does not answer"):
+        await store.drive(store.command("PING"))
+    await store.close()
 
 
 @pytest.fixture
@@ -93,7 +148,7 @@ def sentinel_url(program: Path, tmp_path: Path) -> Iterator[str]:
 def _watches(port: int) -> bool:
     with connect(f"redis://{HOST}:{port}") as client:
         try:
-            return b"status=ok" in client.execute_command("INFO", "sentinel")
+            return "status': 'ok'" in str(client.info("sentinel"))
         except redis.ConnectionError:
             return False
 

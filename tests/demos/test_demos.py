@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.servers import Processes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,14 +31,14 @@ def test_every_demo_has_a_readme_and_is_listed() -> None:
     assert all((DEMOS / name / "README.md").is_file() for name in folders)
 
 
-def test_manager_producer_and_consumer(
-    redis_url: str, processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LISA_REDIS_URL", redis_url)
-    processes.start("-m", "lisa.cli.manager", "--config", str(DEMOS / "manager" / "manager.yml"))
-    monkeypatch.setenv("PYTHONPATH", str(DEMOS / "consumer"))
-    config = str(DEMOS / "consumer" / "consumer.yml")
-    consumer = processes.start("-m", "lisa.cli.consumer", "--config", config, "handlers")
+def test_manager_producer_and_consumer(redis_url: str, processes: Processes) -> None:
+    env = {"LISA_REDIS_URL": redis_url}
+    manager = str(DEMOS / "manager" / "manager.yml")
+    processes.start("-m", "lisa.cli.manager", "--config", manager, env=env)
+    consumer = processes.start(
+        "-m", "lisa.cli.consumer", "--config", "consumer.yml", "handlers",
+        env=env, cwd=DEMOS / "consumer",
+    )  # fmt: skip
     produce = str(DEMOS / "producer" / "produce.py")
     run(produce, "hello", url=redis_url)
     run(produce, "later", "--delay", "1", url=redis_url)

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.core import presence, signals
+from lisa.core.address import Address
+from lisa.core.connection import Connection
 from lisa.core.errors import ConfigError, LisaError
+from lisa.core.keys import Keys
 from lisa.core.message import Message
+from lisa.core.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.undeclare import Undeclare
@@ -302,7 +306,7 @@ class TestTrimmer:
         self, cast: Cast, kit: SimpleNamespace, raw: redis.Redis
     ) -> None:
         sent = [cast.send() for _ in range(5)]
-        raw.xtrim(cast.own.ready, maxlen=2)
+        raw.xtrim(cast.own.ready, maxlen=2, approximate=False)
         kit.trimmer.step("orders")
         assert [cast.state(one) for one in sent] == ["retry"] * 3 + ["ready"] * 2
         kit.promoter.step(["orders"])
@@ -338,8 +342,8 @@ class TestSweeper:
         monkeypatch.setattr("lisa.manager.sweeper.GONE_AFTER_MS", 40)
         cast.send()
         cast.take(consumer="holds")
-        cast.read(consumer="idle")
-        cast.read(consumer="alive")
+        for name in ("idle", "alive"):
+            cast.store.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", name)
         self.announce(cast, "holds", group="g")
         self.announce(cast, "idle", group="g")
         self.announce(cast, "never-read", group="g")
@@ -628,7 +632,9 @@ class TestPulse:
         assert not pulse.reachable.is_set()
 
     def test_a_server_that_is_away_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
-        pulse = Pulse(Cast("redis://127.0.0.1:1/0").store, ServerClock())
+        nobody = Connection(Address("redis://127.0.0.1:1/0"))
+        store = SyncStore(nobody, Keys(), patience=timedelta(milliseconds=10))
+        pulse = Pulse(store, ServerClock())
         assert [pulse.step() for _ in range(3)] == [None, None, None]
         assert len(caplog.records) == 1
         assert pulse.trouble is not None

@@ -92,11 +92,11 @@ def test_slots_bound_and_go_round_robin_over_those_who_claim() -> None:
     slots.claim(grants["b"], 2)
     slots.claim(grants["c"], 1)
     assert granted == ["a", "a"]
-    assert slots.waiting
+    assert [slots.waiting] == [True]
     for _ in range(6):
         slots.leave()
     assert "".join(granted) == "aa" + "abcaba"
-    assert not slots.waiting
+    assert [slots.waiting] == [False]
     slots.leave()
     assert not slots.wait_all_free(0)
     slots.leave()

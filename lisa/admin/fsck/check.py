@@ -11,7 +11,7 @@ from lisa.admin.fsck.report import Finding, Report
 from lisa.admin.fsck.streams import Streams
 from lisa.admin.reading import START, scan_keys
 from lisa.core.flow import Flow, Pause
-from lisa.core.keys import GROUP_KEYS, TOPIC_KEYS, check_topic
+from lisa.core.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
@@ -121,12 +121,12 @@ class _Check:
 
     def _undeclared(self, topic: str, group: str) -> Flow[None]:
         keys = self.store.keys.topic(topic).group(group)
+        if not (yield from self._is_left(topic, group, keys)):
+            return
+        yield Pause(LOOK_AGAIN_S)  # one that is removed and added again is not taken for a ruin
+        if not (yield from self._is_left(topic, group, keys)):
+            return
         age_ms = yield from groups.mark_age_ms(self.store, topic, group)
-        if age_ms is not None and age_ms < REMOVAL_IS_DEAD_MS:
-            return
-        declared = group in (yield from self.store.groups(topic))
-        if declared or not (yield from self.store.command("EXISTS", *keys)):
-            return
         owed = yield from groups.owed(self.store, keys)
         what = f"owes {owed} messages; "
         if age_ms is not None:
@@ -148,6 +148,16 @@ class _Check:
                 kind="undeclared-group", topic=topic, group=group, what=what, repaired=self.repair
             )
         )
+
+    def _is_left(self, topic: str, group: str, keys: GroupKeys) -> Flow[bool]:
+        """Whether keys stand there undeclared and nobody is at work on them."""
+        age_ms = yield from groups.mark_age_ms(self.store, topic, group)
+        found, declared, mark, still = yield from self.store.commands([
+            ("EXISTS", *keys), ("HEXISTS", self.store.keys.topic(topic).groups, group),
+            groups.mark_command(self.store, topic, group), ("EXISTS", *keys),
+        ])  # fmt: skip
+        is_worked_on = mark is not None and (age_ms is None or age_ms < REMOVAL_IS_DEAD_MS)
+        return bool(found and still) and not declared and not is_worked_on
 
     def _cure(self, done: str, to_do: str) -> str:
         return done if self.repair else to_do

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lisa.admin.fsck.report import Finding, Report
-from lisa.admin.reading import PAGE, stream_group, stream_ids
+from lisa.admin.reading import PAGE, ask_stream, stream_group, stream_ids
 from lisa.core.flow import Flow
 from lisa.core.keys import GroupKeys
 from lisa.core.store import Store
@@ -46,9 +46,7 @@ class Streams:
             )
 
     def _finds_group(self, stream: str, group: str) -> Flow[bool]:
-        if not (yield from self.store.command("EXISTS", stream)):
-            return False
-        reply = yield from self.store.command("XINFO", "GROUPS", stream)
+        reply = yield from ask_stream(self.store, "XINFO", "GROUPS", stream)
         return stream_group(reply, group) is not None
 
     def _entries(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
@@ -88,7 +86,9 @@ class Streams:
     def _pending(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
         start = "-"
         while True:
-            held = yield from self.store.command("XPENDING", keys.ready, group, start, "+", PAGE)
+            held = yield from ask_stream(
+                self.store, "XPENDING", keys.ready, group, start, "+", PAGE
+            )
             if not held:
                 return
             entries = [item[0].decode() for item in held]
@@ -101,7 +101,7 @@ class Streams:
 
     def _lost(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
         # Scripts take an entry from the list and from the stream in one step, and none comes back.
-        still = yield from self.store.command("XPENDING", keys.ready, group, entry, entry, 1)
+        still = yield from ask_stream(self.store, "XPENDING", keys.ready, group, entry, entry, 1)
         if not still:
             return
         if self.repair:

@@ -94,7 +94,7 @@ def follow(
     with Progress(*columns, tail, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task("orders settled", total=messages, p50=0.0, p99=0.0)
         while not tally.finished and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.25)
             for reader in readers:
                 tally.add(reader.new_events())
             p50, p99 = tally.percentile_ms(0.5), tally.percentile_ms(0.99)

@@ -1,0 +1,66 @@
+"""`lisa demo` ends clean: no process, no directory left, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.servers import Process, Processes, runs, wait_until
+
+DEMO = ("-m", "lisa.cli.main", "demo", "--messages", "2000", "--seconds", "5")
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one, by Linux's own list."""
+    found: set[int] = set()
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, tasks.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
+def demo_in_full_swing(processes: Processes, tmp_path: Path) -> tuple[Process, set[int], Path]:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("needs /proc to see which processes a program started")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    demo = processes.start(*DEMO, env={"TMPDIR": str(scratch), "COLUMNS": "100"})
+    wait_until(lambda: any(scratch.rglob("consumer.ledger")))
+    # A server, three roles, and for each of them the process that holds its leash.
+    wait_until(lambda: len(descendants(demo.pid)) >= 8)
+    return demo, descendants(demo.pid), scratch
+
+
+def nothing_is_left(started: set[int], scratch: Path) -> None:
+    wait_until(lambda: not [pid for pid in started if runs(pid)])
+    wait_until(lambda: not list(scratch.iterdir()))
+
+
+def test_ctrl_c(processes: Processes, tmp_path: Path) -> None:
+    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
+    demo.signal(signal.SIGINT)
+    assert demo.wait() != 0
+    assert "Traceback" not in demo.output
+    nothing_is_left(started, scratch)
+
+
+def test_kill_9(processes: Processes, tmp_path: Path) -> None:
+    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
+    demo.kill()
+    nothing_is_left(started, scratch)
+
+
+def test_terminated(processes: Processes, tmp_path: Path) -> None:
+    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
+    os.kill(demo.pid, signal.SIGTERM)
+    demo.wait()
+    nothing_is_left(started, scratch)
+
+
+def test_a_finished_demo_leaves_nothing(processes: Processes, tmp_path: Path) -> None:
+    demo, started, scratch = demo_in_full_swing(processes, tmp_path)
+    assert demo.wait() == 0, demo.output
+    nothing_is_left(started, scratch)
+    assert "lost" in demo.output

@@ -1,0 +1,218 @@
+"""What befalls a manager and its server: kills, restarts, hangs, flushes, a full memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.core.errors import ServerUnavailable
+from tests.roles import Cast
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+    from lisa.core.stream import Entry
+    from lisa.embedded import EmbeddedServer
+    from tests.servers import Process, Processes
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    cast = Cast(redis_url)
+    yield cast
+    cast.store.close()
+
+
+def daemon(processes: Processes, url: str) -> Process:
+    process = processes.start("-m", "lisa.cli.manager", "--redis", url)
+    process.wait_for("is reachable")
+    return process
+
+
+def collect(cast: Cast, count: int) -> list[Entry]:
+    """Read, open and ack until so many came."""
+    got: list[Entry] = []
+
+    def more() -> bool:
+        entries = cast.take()
+        for entry in entries:
+            cast.ack(entry)
+        got.extend(entries)
+        return len(got) >= count
+
+    wait_until(more)
+    return got
+
+
+def test_kill_9_with_messages_waiting_and_a_second_manager_goes_on(
+    cast: Cast, redis_url: str, processes: Processes
+) -> None:
+    cast.declare()
+    first = daemon(processes, redis_url)
+    sent = {cast.send(delay_ms=20 * number) for number in range(100)}
+    wait_until(lambda: cast.store.ask("XLEN", cast.own.ready) > 10)
+    first.kill()
+    left = cast.store.ask("ZCARD", cast.keys.waiting)
+    assert left > 0
+    daemon(processes, redis_url)
+    got = collect(cast, 100)
+    assert sorted(entry.id for entry in got) == sorted(sent)
+
+
+def test_while_one_of_two_managers_dies_nobody_waits(
+    cast: Cast, redis_url: str, processes: Processes
+) -> None:
+    cast.declare()
+    first = daemon(processes, redis_url)
+    daemon(processes, redis_url)
+    for number in range(100):
+        cast.send(delay_ms=300 + 10 * number)
+    late: list[float] = []
+    killed = False
+    while len(late) < 100:
+        entries = cast.read(block_ms=1_000)
+        assert entries
+        now_us = cast.open(entries).now_us
+        late += [now_us / 1e3 - entry.due_ms for entry in entries]
+        if len(late) > 30 and not killed:
+            first.kill()
+            killed = True
+    assert min(late) >= 0
+    assert max(late) < 500  # there is no leader, so there is nobody to be elected
+
+
+def test_kill_9_of_the_server_with_messages_in_every_state(
+    own_server: EmbeddedServer, processes: Processes
+) -> None:
+    cast = Cast(own_server.url).declare(ack_timeout="1000", retry_delays="500")
+    manager = daemon(processes, own_server.url)
+    garbage = cast.send({"state": "garbage"})
+    cast.discard(cast.take()[0])
+    # "0" first, so that its one retry comes soon after the restart.
+    retrying = cast.send({"state": "retry"}, policy="1500,0")
+    cast.take()
+    wait_until(lambda: cast.state(retrying) == "retry")
+    flying = cast.send({"state": "in flight"})
+    cast.take()
+    ready = cast.send({"state": "ready"})
+    waiting = cast.send({"state": "waiting"}, delay_ms=2_000)
+    states = [cast.state(one) for one in (garbage, retrying, flying, ready, waiting)]
+    assert states == ["garbage", "retry", "in_flight", "ready", "waiting"]
+    own_server.kill()
+    manager.wait_for("trying again")
+    own_server.restart()
+    got = collect(cast, 4)
+    assert {entry.id for entry in got} == {retrying, flying, ready, waiting}
+    attempts = {entry.id: entry.attempt for entry in got}
+    assert attempts == {retrying: 2, flying: 2, ready: 1, waiting: 1}
+    assert cast.state(garbage) == "garbage"
+    assert [cast.state(one) for one in attempts] == ["acked"] * 4
+    assert manager.stop() == 0
+
+
+def test_an_outage_does_not_age_leases(own_server: EmbeddedServer, processes: Processes) -> None:
+    cast = Cast(own_server.url).declare(ack_timeout="1500", retry_delays="60000")
+    manager = daemon(processes, own_server.url)
+    sent = cast.send()
+    (entry,) = cast.take()
+    own_server.kill()
+    time.sleep(1.6)
+    own_server.restart()
+    manager.wait_for("is reachable", times=2)
+    time.sleep(0.5)
+    # The consumer could not say that it still works on it; it has one ack timeout to do so now.
+    assert cast.state(sent) == "in_flight"
+    assert cast.ack(entry).value == "acked"
+
+
+def test_a_server_that_is_not_there_at_start_is_waited_for(
+    own_server: EmbeddedServer, processes: Processes
+) -> None:
+    cast = Cast(own_server.url).declare()
+    sent = cast.send(delay_ms=100)
+    own_server.kill()
+    manager = processes.start("-m", "lisa.cli.manager", "--redis", own_server.url)
+    manager.wait_for("trying again")
+    time.sleep(1.0)
+    own_server.restart()
+    assert [entry.id for entry in collect(cast, 1)] == [sent]
+    assert manager.output.count("trying again") == 1
+    own_server.kill()
+    manager.wait_for("trying again", times=2)
+    began = time.monotonic()
+    assert manager.stop() == 0  # also while the server is away
+    assert time.monotonic() - began < 5
+
+
+def test_a_server_that_hangs_for_a_while(
+    own_server: EmbeddedServer, processes: Processes
+) -> None:
+    cast = Cast(own_server.url).declare()
+    daemon(processes, own_server.url)
+    for number in range(20):
+        cast.send(delay_ms=200 + 20 * number)
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        time.sleep(1.0)
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    assert len(collect(cast, 20)) == 20
+
+
+def test_scripts_that_are_flushed_all_the_time(
+    cast: Cast, redis_url: str, processes: Processes, client: redis.Redis
+) -> None:
+    cast.declare(ack_timeout="200", retry_delays="50")
+    manager = daemon(processes, redis_url)
+    sent = {cast.send(delay_ms=10 * number) for number in range(50)}
+    got: set[str] = set()
+    ends = time.monotonic() + 20
+    while got != sent and time.monotonic() < ends:
+        client.script_flush()
+        entries = cast.take(5)
+        got |= {entry.id for entry in entries}
+        for entry in entries[1:]:  # the first of each lot is left to its ack timeout
+            cast.ack(entry)
+    assert got == sent
+    wait_until(lambda: cast.stats().get("reclaimed@g", 0) >= 5)
+    assert "ERROR" not in manager.output
+
+
+def test_a_subscription_that_was_cut_is_made_again(
+    cast: Cast, redis_url: str, processes: Processes, client: redis.Redis
+) -> None:
+    cast.declare()
+    daemon(processes, redis_url)
+    wait_until(lambda: client.pubsub_numsub(cast.store.keys.wake)[0][1] == 1)
+    for _ in range(3):
+        client.client_kill_filter(_type="pubsub")
+    wait_until(lambda: client.pubsub_numsub(cast.store.keys.wake)[0][1] == 1)
+    cast.send(delay_ms=3_600_000)
+    sent = cast.send(delay_ms=100)
+    assert [entry.id for entry in collect(cast, 1)] == [sent]
+
+
+def test_a_server_at_maxmemory_still_drains(
+    own_server: EmbeddedServer, processes: Processes
+) -> None:
+    cast = Cast(own_server.url).declare(ack_timeout="300", retry_delays="0")
+    with connect(own_server.url) as client:
+        sent = {cast.send("x" * 1_000, delay_ms=1_000) for _ in range(200)}
+        client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+        with pytest.raises(ServerUnavailable, match="out of memory"):
+            cast.send("y" * 1_000)
+        manager = daemon(processes, own_server.url)
+        left: list[Entry] = []
+        wait_until(lambda: left or left.extend(cast.take(10)) or left)
+        got = collect(cast, 200)  # also those ten, taken back from one who never settled them
+        assert {entry.id for entry in got} == sent
+        assert manager.stop(timeout=timedelta(seconds=10)) == 0
+        client.config_set("maxmemory", 0)

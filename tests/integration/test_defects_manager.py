@@ -1,0 +1,221 @@
+"""Defects of the original's manager, by their numbers: each would show here again.
+
+L3 a pending entry that was trimmed stopped reclaiming for ever; L4 so did an entry of another form;
+L5 one topic's error stopped every topic after it; L6 trimming by length dropped unread entries;
+L9 a retry was counted from the old due time; L10 calls were limited and not repeated; L11 a second
+group was never made, a first one began at its own start; L15 garbage and bodies stayed for ever;
+L19 errors vanished without a word; L20 one slow job held up all others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.manager import Manager
+from lisa.manager.announcer import Announcer
+from lisa.manager.expirer import Expirer
+from lisa.manager.promoter import Promoter
+from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.sweeper import Sweeper
+from lisa.manager.trimmer import Trimmer
+from tests.roles import Cast
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+    from lisa.core.stream import Entry
+
+ORIGINAL_COUNT = 20
+ORIGINAL_MOVING_SIZE = 100
+
+
+@pytest.fixture
+def cast(server: str) -> Iterator[Cast]:
+    cast = Cast(server).declare(ack_timeout="50", retry_delays="20000")
+    yield cast
+    cast.store.close()
+
+
+@pytest.fixture
+def foreign(server: str) -> Iterator[redis.Redis]:
+    """A foreign hand."""
+    with connect(server) as client:
+        yield client
+
+
+@pytest.fixture
+def reclaimer(cast: Cast) -> Reclaimer:
+    return Reclaimer(cast.store, Announcer(cast.store), ORIGINAL_COUNT)
+
+
+@pytest.fixture
+def promoter(cast: Cast) -> Promoter:
+    expirer = Expirer(cast.store, Announcer(cast.store))
+    return Promoter(cast.store, ServerClock(), expirer, lambda _: ORIGINAL_MOVING_SIZE)
+
+
+def test_l3_a_pending_entry_that_was_trimmed_stops_nothing(
+    cast: Cast, foreign: redis.Redis, reclaimer: Reclaimer
+) -> None:
+    lost, behind = cast.send(), cast.send()
+    entries = {entry.id: entry.entry for entry in cast.take()}
+    foreign.xdel(cast.own.ready, entries[lost])  # pending at the head of the list, and gone
+    time.sleep(0.06)
+    reclaimer.step(["orders"])
+    assert cast.state(behind) == "retry"
+    assert cast.store.ask("XPENDING", cast.own.ready, "g")[0] == 0
+    Trimmer(cast.store).step("orders")
+    assert cast.state(lost) == "retry"  # and the message of the trimmed entry is not lost
+
+
+def test_l4_a_pending_entry_of_another_form_stops_nothing(
+    cast: Cast, foreign: redis.Redis, reclaimer: Reclaimer
+) -> None:
+    foreign.xadd(cast.own.ready, {"name": '{"body":"init message...remember lisa"}'})
+    behind = cast.send()
+    cast.read()
+    time.sleep(0.06)
+    reclaimer.step(["orders"])
+    assert cast.state(behind) == "retry"
+    assert cast.store.ask("XPENDING", cast.own.ready, "g")[0] == 0
+    assert cast.store.ask("XLEN", cast.own.ready) == 0
+    assert cast.stats()["cleared@g"] == 1
+
+
+def test_l5_one_topics_error_stops_no_topic_after_it(
+    server: str, cast: Cast, foreign: redis.Redis
+) -> None:
+    broken, after = cast.on("aaa").declare(), cast.on("zzz").declare(ack_timeout="100")
+    for key in (broken.keys.waiting, broken.own.ready, broken.keys.expiry):
+        foreign.delete(key)
+        foreign.set(key, "of the wrong type")
+    quick = timedelta(milliseconds=200)
+    late = after.send(delay_ms=100)
+    topics = {"aaa": {}, "zzz": {"garbage_keep": "1ms"}}
+    with Manager(server, topics=topics, move=quick, clean=quick, process_pending=quick,
+                 sweep=quick):  # fmt: skip
+        wait_until(after.take)  # promoted
+        wait_until(lambda: after.state(late) == "retry")  # reclaimed
+        dead = after.send()
+        taken: list[Entry] = []
+        wait_until(lambda: taken.extend(after.take()) or taken)
+        after.discard(taken[0])
+        wait_until(lambda: after.state(dead) == "purged")  # swept
+
+
+def test_l6_trimming_never_drops_unread_entries(cast: Cast, promoter: Promoter) -> None:
+    cast.configure(max_ready="10", ack_timeout="60000")
+    sent = {cast.send_due() for _ in range(30)}
+    got: set[str] = set()
+    for _ in range(3):
+        promoter.step(["orders"])
+        Trimmer(cast.store).step("orders")
+        got |= {entry.id for entry in cast.take()}
+        Trimmer(cast.store).step("orders")  # what is pending stays as well
+    assert got == sent
+    assert {cast.state(one) for one in sent} == {"in_flight"}
+
+
+def test_l9_a_retry_is_counted_from_now(cast: Cast, reclaimer: Reclaimer) -> None:
+    sent = cast.send()
+    time.sleep(0.2)  # consumed late
+    cast.take()
+    time.sleep(0.06)
+    before_ms = cast.now_ms()
+    reclaimer.step(["orders"])
+    (place,) = cast.look(sent).places
+    assert place.due_ms is not None
+    assert before_ms + 20_000 <= place.due_ms <= cast.now_ms() + 20_000
+
+
+def test_l10_one_run_reclaims_and_promotes_all(
+    server: str, cast: Cast, reclaimer: Reclaimer
+) -> None:
+    cast.configure(ack_timeout="300", retry_delays="0")
+    sent = [cast.send() for _ in range(5 * ORIGINAL_COUNT)]
+    cast.take(1_000)
+    time.sleep(0.31)
+    reclaimer.step(["orders"])
+    assert cast.store.ask("ZCARD", cast.own.retry) == len(sent)
+    waiting = [cast.send(delay_ms=50) for _ in range(5 * ORIGINAL_MOVING_SIZE)]
+    # A day between two ticks: whatever comes was moved by calls that follow each other.
+    with Manager(server, topics=["orders"], move=timedelta(days=1)):
+        wait_until(
+            lambda: cast.store.ask("XLEN", cast.own.ready) == len(sent) + len(waiting),
+            timeout=timedelta(seconds=5),
+        )
+
+
+def test_l11_every_group_is_made_and_begins_with_the_first_message(
+    server: str, cast: Cast, promoter: Promoter
+) -> None:
+    early = cast.on("early", "first")
+    sent = early.send(delay_ms=20)  # before any manager, any group, any consumer
+    time.sleep(0.05)
+    with Manager(server, topics={"early": {"groups": ["first", "second"]}}):
+        got: list[Entry] = []
+        for one in (early, early.on("early", "second")):
+            wait_until(lambda one=one: cast.store.ask("EXISTS", one.own.ready))  # type: ignore[misc]
+            got += one.read(block_ms=3_000)
+    assert [entry.id for entry in got] == [sent, sent]
+
+
+def test_l15_garbage_is_purged_after_its_time_and_leaves_nothing(
+    cast: Cast, foreign: redis.Redis
+) -> None:
+    cast.configure(garbage_keep="100", retry_delays="", retention="0")
+    sent = cast.send({"n": 1}, ttl_ms=60_000, policy="")
+    cast.discard(cast.take()[0])
+    assert cast.state(sent) == "garbage"
+    sweeper = Sweeper(
+        cast.store, Expirer(cast.store, Announcer(cast.store)), lambda _: True
+    )
+    sweeper.step("orders")
+    assert cast.state(sent) == "garbage"
+    time.sleep(0.12)
+    sweeper.step("orders")
+    left = {key.decode().removeprefix(cast.keys.root) for key in foreign.keys("*")}
+    assert {key for key in left if not key.startswith("lisa:")} == {
+        "options", "groups", "stats", "g:g:ready",
+    }  # fmt: skip
+
+
+def test_l19_every_error_is_told(
+    server: str, cast: Cast, foreign: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign.set(cast.keys.waiting, "of the wrong type")
+    with Manager(server, topics=["orders"]):
+        wait_until(lambda: "promoter: topic orders: " in caplog.text)
+    told = [one for one in caplog.messages if one.startswith("promoter: topic orders")]
+    assert len(told) == 1  # and once, not at each try
+    assert "WRONGTYPE" in told[0]
+
+
+def test_l20_a_slow_job_holds_up_no_other(
+    server: str, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def dawdle(_service: Trimmer, topic: str) -> None:
+        entered.set()
+        leave.wait(20)
+
+    monkeypatch.setattr(Trimmer, "step", dawdle)
+    cast.configure(ack_timeout="300", retry_delays="100")
+    with Manager(server, topics=["orders"], clean=timedelta(milliseconds=100)):
+        try:
+            assert entered.wait(10)
+            sent = cast.send(delay_ms=100)
+            assert [entry.id for entry in cast.read(block_ms=3_000)] == [sent]
+            assert [entry.attempt for entry in cast.read(block_ms=5_000)] == [2]  # reclaimed
+        finally:
+            leave.set()

@@ -1,0 +1,487 @@
+"""fsck names every kind of orphan, mends it without losing a message, and takes no motion for one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from lisa.admin import groups
+from lisa.admin.fsck import KINDS, Report, check
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.envelope import decode_envelope, encode_envelope, new_token
+from lisa.core.errors import LisaError
+from lisa.core.keys import GroupKeys, Keys, TopicKeys
+from lisa.core.store import SyncStore
+from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import Enqueue, Item
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.release import Release
+from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.retry import Failure, Retry
+
+TOPIC = "orders"
+GROUP = "lisa"
+LATER = "+600000"
+SLOW_US = 5_000
+
+
+def open_store(url: str) -> SyncStore:
+    return SyncStore(Connection(Address(url)), Keys())
+
+
+@pytest.fixture
+def store(server: str) -> Iterator[SyncStore]:
+    store = open_store(server)
+    store.drive(store.register([TOPIC]))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def keys(store: SyncStore) -> TopicKeys:
+    return store.keys.topic(TOPIC)
+
+
+@pytest.fixture
+def own(keys: TopicKeys) -> GroupKeys:
+    return keys.group(GROUP)
+
+
+@pytest.fixture
+def raw(server: str) -> Iterator[redis.Redis]:
+    """The foreign hand."""
+    with redis.Redis.from_url(server, legacy_responses=False) as client:
+        yield client
+
+
+def send(store: SyncStore, *ids: str, due: str = "+0", ttl_ms: int | None = None) -> None:
+    token = new_token()
+    envelope = encode_envelope(token, {"n": 1})
+    store.call(Enqueue(TOPIC, token, [Item(one, due, envelope, ttl_ms, "0") for one in ids]))
+
+
+def take(store: SyncStore, count: int = 100, group: str = GROUP) -> dict[str, str]:
+    """Entries by id, as a consumer is handed them."""
+    found = store.call(Pull(TOPIC, group, "c1", count)).entries
+    if found:
+        store.call(Open(TOPIC, group, found))
+    return {entry.id: entry.entry for entry in found}
+
+
+def one_of_each(store: SyncStore) -> None:
+    """A message in every state: waiting, ready, in flight, retry, garbage."""
+    store.call(Declare(TOPIC, GROUP))
+    send(store, "dead", "retrying", "held")
+    held = take(store)
+    store.call(Retry(TOPIC, GROUP, [
+        Failure("dead", held["dead"], "boom", "discard"),
+        Failure("retrying", held["retrying"], "boom", 600_000),
+    ]))  # fmt: skip
+    send(store, "ready", ttl_ms=600_000)
+    send(store, "waiting", due=LATER, ttl_ms=600_000)
+
+
+def run(store: SyncStore, *, repair: bool = False, topics: tuple[str, ...] = ()) -> Report:
+    return store.drive(check(store, topics, repair=repair))
+
+
+def test_an_empty_server_is_in_order(store: SyncStore) -> None:
+    assert run(store).ok
+
+
+def test_a_message_in_every_state_is_in_order(store: SyncStore) -> None:
+    one_of_each(store)
+    report = run(store)
+    assert report.findings == []
+    assert report.bodies == 5
+    assert report.entries == 2
+
+
+def test_a_topic_without_groups_is_in_order(store: SyncStore) -> None:
+    send(store, "a", "b")
+    store.call(Promote(TOPIC))
+    assert run(store).findings == []
+
+
+def test_a_rescheduled_message_keeps_its_attempts(store: SyncStore) -> None:
+    one_of_each(store)
+    store.call(Reschedule(TOPIC, [("retrying", LATER)]))
+    assert run(store, repair=True).findings == []
+    assert store.ask("HGET", store.keys.topic(TOPIC).group(GROUP).attempts, "retrying") == b"1"
+
+
+def test_partly_settled_and_late_groups_are_in_order(store: SyncStore) -> None:
+    one_of_each(store)
+    store.call(Declare(TOPIC, "second"))
+    send(store, "both")
+    store.call(Promote(TOPIC))
+    held = take(store, group="second")
+    body = store.ask("GET", store.keys.topic(TOPIC).body("both"))
+    store.call(Ack(TOPIC, "second", [
+        Settlement("both", held["both"], decode_envelope(body).fence, 0, 1)
+    ]))  # fmt: skip
+    assert run(store).findings == []
+
+
+def drop_entry(raw: redis.Redis, own: GroupKeys, one: str) -> None:
+    entry = raw.hget(own.entries, one)
+    assert entry is not None
+    raw.xdel(own.ready, entry)
+
+
+Break = Callable[[redis.Redis, TopicKeys, GroupKeys], Any]
+
+BREAKAGES: list[tuple[str, str, Break]] = [
+    ("no-place", "waiting", lambda raw, keys, own: raw.zrem(keys.waiting, "waiting")),
+    ("no-place", "retrying", lambda raw, keys, own: raw.zrem(own.retry, "retrying")),
+    ("no-place", "dead", lambda raw, keys, own: raw.zrem(own.garbage, "dead")),
+    ("no-body", "waiting", lambda raw, keys, own: raw.delete(keys.body("waiting"))),
+    ("no-body", "ready", lambda raw, keys, own: raw.delete(keys.body("ready"))),
+    ("no-body", "held", lambda raw, keys, own: raw.delete(keys.body("held"))),
+    ("no-body", "retrying", lambda raw, keys, own: raw.delete(keys.body("retrying"))),
+    ("no-body", "dead", lambda raw, keys, own: raw.delete(keys.body("dead"))),
+    ("no-body", "x", lambda raw, keys, own: raw.hset(keys.policy, "x", "0")),
+    ("no-body", "x", lambda raw, keys, own: raw.zadd(keys.expiry, {"x": 1})),
+    ("no-body", "x", lambda raw, keys, own: raw.hset(own.attempts, "x", 2)),
+    ("no-body", "x", lambda raw, keys, own: raw.hset(own.reasons, "x", "boom")),
+    ("no-body", "x", lambda raw, keys, own: raw.zadd(own.leases, {"x": 1})),
+    ("second-place", "waiting", lambda raw, keys, own: raw.zadd(own.retry, {"waiting": 9e12})),
+    ("second-place", "held", lambda raw, keys, own: raw.zadd(own.retry, {"held": 9e12})),
+    ("second-place", "retrying", lambda raw, keys, own: raw.zadd(own.garbage, {"retrying": 1})),
+    ("second-place", "ready", lambda raw, keys, own: raw.zadd(keys.waiting, {"ready": 9e12})),
+    ("entry-lost", "ready", lambda raw, keys, own: drop_entry(raw, own, "ready")),
+    ("entry-lost", "held", lambda raw, keys, own: drop_entry(raw, own, "held")),
+    ("entry-lost", "ready", lambda raw, keys, own: raw.hset(own.entries, "ready", "1-1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: "-".join(breakage[:2]))
+def test_an_orphan_id_is_named_and_mended(
+    breakage: tuple[str, str, Break], store: SyncStore, raw: redis.Redis, keys: TopicKeys
+) -> None:
+    kind, one, damage = breakage
+    own = keys.group(GROUP)
+    one_of_each(store)
+    bodies = set(raw.scan_iter(keys.bodies_pattern()))
+    damage(raw, keys, own)
+    left = set(raw.scan_iter(keys.bodies_pattern()))
+    seen = run(store)
+    assert (kind, one) in {(found.kind, found.id) for found in seen.findings}
+    assert {found.id for found in seen.findings if found.id} == {one}
+    assert not seen.ok
+    assert run(store).kinds == seen.kinds, "looking alone mends nothing"
+    mended = run(store, repair=True)
+    assert mended.ok
+    assert mended.total > 0
+    assert run(store).findings == []
+    assert set(raw.scan_iter(keys.bodies_pattern())) == left, "no message is lost"
+    assert left == bodies - ({keys.body(one).encode()} if kind == "no-body" else set())
+
+
+def test_failures_remembered_of_what_a_group_does_not_owe(
+    store: SyncStore, raw: redis.Redis, keys: TopicKeys
+) -> None:
+    one_of_each(store)
+    store.call(Declare(TOPIC, "second"))  # after these were promoted: it owes none of them
+    raw.hset(keys.group("second").attempts, "held", 3)
+    assert Counter(run(store).kinds) == {"leftover": 1}
+    assert run(store, repair=True).ok
+    assert not raw.exists(keys.group("second").attempts)
+
+
+def test_foreign_entries_go_and_ours_stay(
+    store: SyncStore, raw: redis.Redis, own: GroupKeys
+) -> None:
+    one_of_each(store)
+    raw.xadd(own.ready, {"id": "stranger"})
+    raw.xadd(own.ready, {"what": "ever"})
+    raw.xadd(own.ready, {"id": "held", "due": "0"})
+    raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=2)  # ready, and the stranger
+    seen = run(store)
+    assert seen.kinds == {"foreign-entry": 3}
+    assert run(store, repair=True).ok
+    assert run(store).findings == []
+    assert raw.xlen(own.ready) == raw.hlen(own.entries) == 2
+
+
+def test_deliveries_of_entries_that_are_gone(
+    store: SyncStore, raw: redis.Redis, own: GroupKeys
+) -> None:
+    one_of_each(store)
+    entry = raw.xadd(own.ready, {"id": "stranger"})
+    raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=5)
+    raw.xdel(own.ready, entry)
+    assert run(store).kinds == {"pending-lost": 1}
+    assert run(store, repair=True).ok
+    assert run(store).findings == []
+
+
+def test_a_lost_stream(store: SyncStore, raw: redis.Redis, own: GroupKeys) -> None:
+    one_of_each(store)
+    raw.delete(own.ready)
+    seen = run(store)
+    assert seen.kinds == {"no-stream": 1, "entry-lost": 2}
+    assert run(store, repair=True).ok
+    assert run(store).findings == []
+    assert store.call(Promote(TOPIC)).moved == 2
+    assert set(take(store)) == {"ready", "held"}
+
+
+def test_a_lost_index(store: SyncStore, raw: redis.Redis, own: GroupKeys) -> None:
+    one_of_each(store)
+    raw.delete(own.entries)
+    assert run(store).kinds == {"no-place": 2, "foreign-entry": 2}
+    assert run(store, repair=True).ok
+    assert run(store).findings == []
+    store.call(Promote(TOPIC))
+    assert set(take(store)) == {"ready", "held"}
+
+
+def test_a_lost_declaration_is_declared_again(
+    store: SyncStore, raw: redis.Redis, keys: TopicKeys
+) -> None:
+    one_of_each(store)
+    raw.delete(keys.groups)
+    seen = run(store)
+    assert seen.kinds == {"undeclared-group": 1}
+    assert "owes 4 messages" in seen.findings[0].what
+    assert run(store, repair=True).ok
+    assert store.drive(store.groups(TOPIC)) == (GROUP,)
+    assert run(store).findings == []
+    assert raw.exists(*(keys.body(one) for one in ("dead", "retrying", "held", "ready"))) == 4
+
+
+def test_empty_keys_of_a_group_that_is_not_declared_go(
+    store: SyncStore, raw: redis.Redis, keys: TopicKeys
+) -> None:
+    raw.hset(keys.group("ghost").reasons, "x", "boom")
+    assert run(store).kinds == {"undeclared-group": 1}
+    assert run(store, repair=True).ok
+    assert not raw.exists(*keys.group("ghost"))
+    assert run(store).findings == []
+
+
+class Crash(BaseException):
+    """Ends a removal where it stands."""
+
+
+def cut_removal_short(store: SyncStore) -> None:
+    def stop(_: int) -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        store.drive(groups.remove(store, TOPIC, GROUP, progress=stop))
+
+
+def test_a_removal_under_way_is_no_finding(store: SyncStore) -> None:
+    one_of_each(store)
+    cut_removal_short(store)
+    assert run(store).findings == []
+    assert run(store, repair=True).findings == []
+
+
+def test_a_removal_cut_short_is_finished(
+    store: SyncStore, raw: redis.Redis, keys: TopicKeys
+) -> None:
+    one_of_each(store)
+    cut_removal_short(store)
+    raw.hset(keys.options, f"removing:{GROUP}", 1)  # long ago
+    seen = run(store)
+    assert seen.kinds == {"undeclared-group": 1}
+    assert "cut short" in seen.findings[0].what
+    assert run(store, repair=True).ok
+    assert not raw.exists(*keys.group(GROUP))
+    assert list(raw.scan_iter(keys.bodies_pattern())) == [keys.body("waiting").encode()]
+    assert run(store).findings == []
+
+
+def test_a_topic_that_nobody_knows_of(store: SyncStore, raw: redis.Redis) -> None:
+    send(store, "a", due=LATER)
+    raw.delete(store.keys.topics)
+    assert run(store).kinds == {"unregistered": 1}
+    assert run(store, repair=True).ok
+    assert store.drive(store.topics()) == [TOPIC]
+
+
+def test_what_only_a_foreign_hand_can_write(
+    store: SyncStore, raw: redis.Redis, keys: TopicKeys
+) -> None:
+    send(store, "a", due=LATER)
+    raw.zadd(keys.waiting, {b"\xff\x00": 1})
+    raw.set("lisa:{broken}:waiting", "a string")
+    raw.set("lisa:{broken}:body:x", "1")
+    report = run(store, repair=True)
+    assert report.kinds == {"bad-id": 1, "wrong-type": 1}
+    assert not report.ok, "neither can be mended by a program"
+
+
+def test_only_the_topics_named(store: SyncStore, raw: redis.Redis, keys: TopicKeys) -> None:
+    send(store, "a", due=LATER)
+    raw.delete(keys.body("a"))
+    assert run(store, topics=("other",)).ok
+    assert run(store, topics=(TOPIC,)).kinds == {"no-body": 1}
+
+
+def test_the_kinds_are_explained() -> None:
+    assert {kind for kind, _, _ in BREAKAGES} <= KINDS.keys()
+
+
+# While messages move
+
+
+class Traffic(threading.Thread):
+    """Sends, promotes, fails, releases, cancels, reschedules and settles, by two groups."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.done = threading.Event()
+        self.settled = 0
+        self.failure: BaseException | None = None
+        self._store = open_store(url)
+        self._random = random.Random(seed)
+        self._name = f"t{seed}"
+
+    def run(self) -> None:
+        try:
+            n = 0
+            while not self.done.is_set():
+                n += 1
+                self._step([f"{self._name}-{n}-{i}" for i in range(20)])
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            self.failure = error
+        finally:
+            self._store.close()
+
+    def _step(self, ids: list[str]) -> None:
+        send(self._store, *ids[:10], due="+2", ttl_ms=600_000)
+        send(self._store, *ids[10:])
+        self._store.call(Promote(TOPIC))
+        self._store.call(Cancel(TOPIC, ids[:2]))
+        self._store.call(Reschedule(TOPIC, [(ids[3], "+1"), (ids[12], "+1")]))
+        for group in (GROUP, "second"):
+            held = take(self._store, 30, group)
+            for one, entry in held.items():
+                self._settle(group, one, entry)
+
+    def _settle(self, group: str, one: str, entry: str) -> None:
+        choice = self._random.random()
+        if choice < 0.2:
+            self._store.call(Retry(TOPIC, group, [Failure(one, entry, "boom", 0)]))
+        elif choice < 0.3:
+            self._store.call(Release(TOPIC, group, [(one, entry)]))
+        else:
+            body = self._store.ask("GET", self._store.keys.topic(TOPIC).body(one))
+            if body is not None:
+                fence = decode_envelope(body).fence
+                self._store.call(Ack(TOPIC, group, [Settlement(one, entry, fence, 0, 1)]))
+                self.settled += 1
+
+
+def test_what_moves_is_never_reported(server: str) -> None:
+    store = open_store(server)
+    store.drive(store.register([TOPIC]))
+    for group in (GROUP, "second"):
+        store.call(Declare(TOPIC, group))
+    traffic = [Traffic(server, seed) for seed in (1, 2)]
+    for one in traffic:
+        one.start()
+    try:
+        reports: list[Report] = []
+        while sum(one.settled for one in traffic) < 2_000 and not any(t.failure for t in traffic):
+            reports.append(run(store, repair=len(reports) % 2 == 1))
+    finally:
+        for one in traffic:
+            one.done.set()
+        for one in traffic:
+            one.join(timedelta(seconds=20).total_seconds())
+    assert [one.failure for one in traffic] == [None, None]
+    assert len(reports) > 3
+    assert [found for report in reports for found in report.findings] == []
+    assert sum(report.bodies for report in reports) > 0
+
+
+def test_groups_that_come_and_go_are_never_reported(server: str) -> None:
+    store, other = open_store(server), open_store(server)
+    store.drive(store.register([TOPIC]))
+    done, failures = threading.Event(), list[BaseException]()
+
+    def change() -> None:
+        try:
+            n = 0
+            while not done.is_set():
+                n += 1
+                other.drive(groups.add(other, TOPIC, GROUP))
+                send(other, *(f"{n}-{i}" for i in range(300)))
+                other.call(Promote(TOPIC))
+                other.drive(groups.remove(other, TOPIC, GROUP))
+        except LisaError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=change, daemon=True)
+    thread.start()
+    try:
+        reports = [run(store) for _ in range(30)]
+    finally:
+        done.set()
+        thread.join(timedelta(seconds=20).total_seconds())
+    assert failures == []
+    assert [found for report in reports for found in report.findings] == []
+    store.close()
+    other.close()
+
+
+# Bounded steps
+
+
+def slow_commands(raw: redis.Redis) -> set[bytes]:
+    """The commands above the limit since the last call, each with its arguments."""
+    found = {bytes(entry["command"]) for entry in raw.slowlog_get(1000)}
+    raw.slowlog_reset()
+    return found
+
+
+def test_no_step_blocks_the_server(redis_url: str) -> None:
+    """200,000 waiting messages; the limit is 5 ms a command by the server's own slow log.
+
+    A command that is unbounded is slow whenever it is given; one that the machine held up is not
+    held up again at the very same arguments. So only what is slow in two runs counts.
+    """
+    store = open_store(redis_url)
+    raw = redis.Redis.from_url(redis_url, legacy_responses=False)
+    store.drive(store.register([TOPIC]))
+    store.call(Declare(TOPIC, GROUP))
+    envelope = encode_envelope(new_token(), "x")
+    for start in range(0, 200_000, 500):
+        items = [Item(f"{start + i:08d}", LATER, envelope) for i in range(500)]
+        store.call(Enqueue(TOPIC, new_token(), items))
+    before: dict[Any, Any] = raw.config_get("slowlog-log-slower-than", "slowlog-max-len")
+    raw.config_set("slowlog-log-slower-than", SLOW_US)
+    raw.config_set("slowlog-max-len", 1000)
+    try:
+        slow_commands(raw)
+        report = run(store)
+        first = slow_commands(raw)
+        assert report.findings == []
+        assert report.bodies == report.records == 200_000
+        run(store)
+        assert first & slow_commands(raw) == set()
+        raw.zrange(store.keys.topic(TOPIC).waiting, 0, -1)
+        assert slow_commands(raw), "the slow log would have told"
+    finally:
+        for name, value in before.items():
+            raw.config_set(name, value)
+        raw.flushall()
+        raw.close()
+        store.close()

@@ -1,0 +1,374 @@
+"""The manager as a whole, in this process and as the real `lisa-manager`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.core import presence
+from lisa.core.envelope import new_id
+from lisa.core.errors import ConfigError, LisaError
+from lisa.core.presence import ConsumerPresence
+from lisa.manager import Manager
+from tests.roles import Cast
+from tests.servers import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import redis
+
+    from lisa.core.stream import Entry
+    from lisa.embedded import EmbeddedServer
+    from tests.servers import Process, Processes
+
+NEVER = timedelta(days=1)
+"""A schedule that has no part in a test: what happens does not come from the safety net."""
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    cast = Cast(redis_url)
+    yield cast
+    cast.store.close()
+
+
+def lateness_ms(cast: Cast, count: int, *, within_s: float = 20.0) -> list[float]:
+    """Read and open so many messages; how late each was handed over."""
+    found: list[float] = []
+    ends = time.monotonic() + within_s
+    while len(found) < count:
+        assert time.monotonic() < ends, f"only {len(found)} of {count} came"
+        entries = cast.read(block_ms=200)
+        if entries:
+            now_us = cast.open(entries).now_us
+            found += [now_us / 1e3 - entry.due_ms for entry in entries]
+    return sorted(found)
+
+
+class TestInThisProcess:
+    def test_messages_come_when_due_without_any_cron(self, cast: Cast, redis_url: str) -> None:
+        topics = {"orders": {"group": "g"}}
+        with Manager(redis_url, topics=topics, move=NEVER, process_pending=NEVER):
+            for delay_ms in range(100, 1_100, 10):
+                cast.send(delay_ms=delay_ms)
+            late = lateness_ms(cast, 100)
+        assert late[0] >= 0
+        assert late[50] < 20
+        # Bounded by the machine alone; a cron tick would come a second apart.
+        assert late[-1] < 500
+
+    def test_an_earlier_message_wakes_the_promoter(self, cast: Cast, redis_url: str) -> None:
+        with Manager(redis_url, topics={"orders": {"group": "g"}}, move=NEVER):
+            later = cast.send(delay_ms=3_600_000)
+            time.sleep(0.3)
+            cast.send(delay_ms=200)
+            assert lateness_ms(cast, 1)[0] < 500
+            assert cast.state(later) == "waiting"
+
+    def test_a_topic_unknown_until_now_is_found_by_its_first_message(
+        self, cast: Cast, redis_url: str
+    ) -> None:
+        with Manager(redis_url, move=NEVER) as manager:
+            wait_until(lambda: manager.health()["status"] == "ok")
+            other = cast.on("brand-new").declare()
+            other.send(delay_ms=100)
+            assert lateness_ms(other, 1)[0] < 1_000
+
+    def test_a_dead_consumers_message_is_back_whatever_the_cron_says(
+        self, cast: Cast, redis_url: str
+    ) -> None:
+        options = {"ack_timeout": "500ms", "retry_delays": [timedelta(milliseconds=200)]}
+        topics = {"orders": {"group": "g", **options}}
+        with Manager(redis_url, topics=topics, process_pending=NEVER, move=NEVER):
+            cast.send()
+            time.sleep(0.3)  # the manager has looked meanwhile, and found nothing in flight
+            cast.take()
+            began = time.monotonic()
+            again = cast.read(block_ms=5_000)
+            took = time.monotonic() - began
+        assert [entry.attempt for entry in again] == [2]
+        assert 0.7 <= took <= 0.5 + 1.0 + 0.2
+
+    def test_a_paused_topic_rests_and_resumes_at_once(self, cast: Cast, redis_url: str) -> None:
+        with Manager(redis_url, topics={"orders": {"group": "g"}}, move=NEVER):
+            cast.configure(paused="1")
+            sent = cast.send(delay_ms=50)
+            time.sleep(0.3)
+            assert cast.state(sent) == "waiting"
+            cast.configure(paused="0")
+            assert [entry.id for entry in cast.read(block_ms=2_000)] == [sent]
+
+    def test_a_consumer_that_waits_gets_its_group_at_once(
+        self, cast: Cast, redis_url: str
+    ) -> None:
+        with Manager(redis_url) as manager:
+            wait_until(lambda: manager.health()["status"] == "ok")
+            mails = cast.on("mails", "lisa")
+            record = ConsumerPresence(name="c", topic="mails")
+            cast.store.drive(presence.announce_consumer(cast.store, record))
+            cast.store.ask("PUBLISH", cast.store.keys.wake, "mails")
+            wait_until(
+                lambda: cast.store.drive(cast.store.groups("mails")) == ("lisa",),
+                timeout=timedelta(seconds=2),
+            )
+            mails.send()
+            assert len(mails.read(block_ms=2_000)) == 1
+
+    def test_several_managers_move_nothing_twice(self, cast: Cast, redis_url: str) -> None:
+        topics = {"orders": {"group": "g"}}
+        managers = [Manager(redis_url, topics=topics) for _ in range(3)]
+        for manager in managers:
+            manager.start()
+        try:
+            wait_until(lambda: len(cast.store.drive(presence.managers(cast.store))) == 3)
+            sent = sorted(cast.send(delay_ms=300) for _ in range(300))
+            got: list[Entry] = []
+            wait_until(lambda: got.extend(cast.take()) or len(got) >= 300)
+            time.sleep(0.2)
+            got += cast.take()
+            assert sorted(entry.id for entry in got) == sent
+            assert cast.stats()["promoted"] == 300
+        finally:
+            for manager in managers:
+                manager.stop()
+        assert cast.store.drive(presence.managers(cast.store)) == []
+
+    def test_one_topics_broken_key_delays_no_other(
+        self, cast: Cast, redis_url: str, client: redis.Redis
+    ) -> None:
+        topics = {name: {"group": "g"} for name in ("aaa", "orders", "zzz")}
+        with Manager(redis_url, topics=topics, move=NEVER) as manager:
+            for name in ("aaa", "zzz"):
+                client.set(cast.store.keys.topic(name).waiting, "not a sorted set")
+                client.publish(cast.store.keys.wake, name)
+            wait_until(lambda: "WRONGTYPE" in json.dumps(manager.health()))
+            for delay_ms in range(100, 600, 10):
+                cast.send(delay_ms=delay_ms)
+            late = lateness_ms(cast, 50)
+            assert manager.health()["status"] == "ok"
+        assert late[-1] < 500
+
+    def test_an_emptied_server_is_declared_anew(
+        self, cast: Cast, redis_url: str, client: redis.Redis
+    ) -> None:
+        with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
+            client.flushall()
+            wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 5)
+            wait_until(lambda: cast.store.drive(cast.store.groups("orders")) == ("g",))
+            cast.send(delay_ms=50)
+            assert len(cast.read(block_ms=2_000)) == 1
+
+    def test_a_group_that_was_removed_stays_so(self, cast: Cast, redis_url: str) -> None:
+        from lisa.core.transitions.undeclare import Undeclare
+
+        with Manager(redis_url, topics={"orders": {"groups": ["g", "h"]}}):
+            cast.store.call(Undeclare("orders", "h", [], True))
+            time.sleep(1.5)  # the manager has refreshed its topics by then
+            assert cast.store.drive(cast.store.groups("orders")) == ("g",)
+            cast.send(delay_ms=50)
+            assert len(cast.read(block_ms=2_000)) == 1
+
+    def test_a_newer_layout_is_refused_at_start(
+        self, cast: Cast, redis_url: str, client: redis.Redis
+    ) -> None:
+        client.set(cast.store.keys.schema, "99")
+        with pytest.raises(ConfigError, match="layout 99"):
+            Manager(redis_url).start()
+
+    def test_it_starts_once(self, redis_url: str) -> None:
+        manager = Manager(redis_url)
+        manager.start()
+        manager.stop()
+        manager.stop()
+        with pytest.raises(LisaError, match="make another"):
+            manager.start()
+
+    def test_a_wrong_password_is_a_clear_error(self, own_server: EmbeddedServer) -> None:
+        from tests.servers import connect
+
+        with connect(own_server.url) as client:
+            client.config_set("requirepass", "secret")
+        try:
+            with pytest.raises(ConfigError, match="password"):
+                Manager(own_server.url).start()
+            with pytest.raises(ConfigError, match="password"):
+                Manager(own_server.url.replace("://", "://:wrong@")).start()
+        finally:
+            with connect(own_server.url.replace("://", "://:secret@")) as client:
+                client.config_set("requirepass", "")
+
+
+def daemon(processes: Processes, url: str, *options: str) -> Process:
+    process = processes.start("-m", "lisa.cli.manager", "--redis", url, *options)
+    process.wait_for("is reachable")
+    return process
+
+
+def health(port: int) -> tuple[int, dict[str, object]]:
+    address = f"http://{HOST}:{port}/healthz"
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:  # noqa: S310
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+class TestDaemon:
+    def test_sigterm_ends_it_quickly_and_well(
+        self, cast: Cast, redis_url: str, processes: Processes
+    ) -> None:
+        process = daemon(processes, redis_url)
+        process.wait_for("runs on")
+        began = time.monotonic()
+        assert process.stop() == 0
+        assert time.monotonic() - began < 3
+        assert "stops" in process.output
+        assert "Traceback" not in process.output
+        assert cast.store.drive(presence.managers(cast.store)) == []
+
+    def test_it_delivers_and_logs_json(
+        self, cast: Cast, redis_url: str, processes: Processes
+    ) -> None:
+        process = daemon(processes, redis_url, "--log-format", "json")
+        cast.declare()
+        for delay_ms in range(100, 600, 10):
+            cast.send(delay_ms=delay_ms)
+        late = lateness_ms(cast, 50)
+        assert late[0] >= 0
+        assert late[-1] < 500
+        assert process.stop() == 0
+        records = [json.loads(line) for line in process.output.splitlines()]
+        assert {record["level"] for record in records} == {"info"}
+
+    def test_the_originals_file_works_unchanged(
+        self, cast: Cast, redis_url: str, processes: Processes
+    ) -> None:
+        daemon(processes, redis_url, "--config", str(ROOT / "configs" / "manager.yml"))
+        first, second = cast.on("mystream", "group-1"), cast.on("topic2", "group-2")
+        wait_until(lambda: cast.store.drive(cast.store.groups("topic2")) == ("group-2",))
+        assert cast.store.drive(cast.store.groups("mystream")) == ("group-1",)
+        options = cast.store.drive(cast.store.options("mystream"))
+        assert (options.ack_timeout, options.max_ready) == (timedelta(seconds=10), 10_000)
+        assert options.retry_delays.delays_ms == (20_000,) * 10
+        for one in (first, second):
+            one.send(delay_ms=100)
+            assert len(one.read(block_ms=3_000)) == 1
+
+    def test_sighup_reads_the_options_again(
+        self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "manager.yml"
+        text = "lisa-delay-queue:\n  groups:\n    - {{topic: orders, group: g, max-length: {}}}\n"
+        file.write_text(text.format(5), encoding="utf-8")
+        process = daemon(processes, redis_url, "--config", str(file))
+        process.wait_for("runs on")
+        file.write_text(text.format(6), encoding="utf-8")
+        process.signal(signal.SIGHUP)
+        process.wait_for("reloaded: topic orders: max_ready 5 -> 6")
+        wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 6)
+        file.write_text(text.format("many"), encoding="utf-8")
+        process.signal(signal.SIGHUP)
+        process.wait_for("the configuration stays as it was")
+        assert cast.store.drive(cast.store.options("orders")).max_ready == 6
+        file.write_text(text.format(6) + "    - {topic: mails, group: m}\n", encoding="utf-8")
+        process.signal(signal.SIGHUP)
+        process.wait_for("reloaded: topic mails: new")
+        wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("m",))
+        assert process.stop() == 0
+
+    def test_healthz_while_the_server_comes_goes_and_comes_back(
+        self, own_server: EmbeddedServer, processes: Processes
+    ) -> None:
+        from lisa.embedded.server import free_port
+
+        port = free_port()
+        cast = Cast(own_server.url)
+        cast.declare()
+        process = daemon(processes, own_server.url, "--http", f"{HOST}:{port}")
+        wait_until(lambda: health(port)[0] == 200)
+        _, report = health(port)
+        assert report["status"] == "ok"
+        own_server.kill()
+        wait_until(lambda: health(port)[0] == 503)
+        assert health(port)[1]["status"] == "failing"
+        own_server.restart()
+        wait_until(lambda: health(port)[0] == 200)
+        assert process.stop() == 0
+        assert process.output.count("trying again") == 1  # once per change of state, not per try
+
+    def test_handlers_modules_hear_of_what_the_manager_moves(
+        self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
+    ) -> None:
+        (tmp_path / "alarm.py").write_text(
+            "from lisa.core.signals import message_dead\n"
+            "@message_dead.connect_via('orders')\n"
+            "def alarm(topic, *, message): print('dead:', message.id, message.body, flush=True)\n",
+            encoding="utf-8",
+        )
+        cast.declare(ack_timeout="100", retry_delays="")
+        process = daemon(processes, redis_url, "--handlers", "alarm")
+        message_id = new_id()
+        cast.send({"order": 7}, message_id=message_id)
+        wait_until(cast.take)
+        process.wait_for(f"dead: {message_id} {{'order': 7}}")
+        assert process.stop() == 0
+
+    def test_disabled_says_so_and_ends_well(self, processes: Processes, tmp_path: Path) -> None:
+        file = tmp_path / "manager.yml"
+        file.write_text("lisa-delay-queue:\n  enabled: false\n", encoding="utf-8")
+        process = processes.start("-m", "lisa.cli.manager", "--config", str(file))
+        assert process.wait() == 0
+        assert process.output.count("\n") == 1
+        assert "enabled is false" in process.output
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--config", "none.yml"), "none.yml"),
+            (("--redis", "http://x"), "redis://"),
+            (("--http", "8088"), "HOST:PORT"),
+            (("--handlers", "no_such_module"), "no_such_module"),
+            (("--prefix", "a{b"), "prefix"),
+        ],
+    )
+    def test_a_wrong_configuration_is_one_line_and_exit_2(
+        self, processes: Processes, arguments: tuple[str, ...], said: str
+    ) -> None:
+        process = processes.start("-m", "lisa.cli.manager", *arguments)
+        assert process.wait() == 2
+        assert process.output.count("\n") == 1
+        assert said in process.output
+
+    def test_a_bad_cron_field_is_refused_with_its_name(
+        self, processes: Processes, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "manager.yml"
+        file.write_text(
+            "lisa-delay-queue:\n  manager-server:\n    crontab-clean-stream: '0 */1 * * * BAD'\n",
+            encoding="utf-8",
+        )
+        process = processes.start("-m", "lisa.cli.manager", "--config", str(file))
+        assert process.wait() == 2
+        assert process.output.count("\n") == 1
+        assert "crontab-clean-stream" in process.output
+
+    def test_help_does_not_load_the_heavy_parts(self, processes: Processes) -> None:
+        process = processes.start(
+            "-X", "importtime", "-m", "lisa.cli.manager", "--help"
+        )  # fmt: skip
+        assert process.wait() == 0
+        assert "--handlers" in process.output
+        loaded = {line.rpartition("|")[2].strip() for line in process.output.splitlines()}
+        assert not loaded & {"redis", "apscheduler", "pydantic", "lisa.manager"}
