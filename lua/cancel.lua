@@ -9,28 +9,36 @@ if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
 local _, now = clock()
-local letters, cancelled = {}, 0
+local letters, ended = {}, {}
+local ids, bodies, dones, stones = {}, {}, {}, {}
+
+-- Ends one message everywhere; body and tombstone follow for all of them together.
+local function cancel(i, id, due, guard)
+  local attempts, k = 0, #ids + 1
+  for _, group in ipairs(groups) do
+    attempts = math.max(attempts, tonumber(call('HGET', group.attempts, id) or 0))
+    if due then forget_failures(group, {id}) else take_out(group, id) end
+  end
+  if due then call('ZREM', WAITING, id) end
+  ended[id], ids[k] = true, id
+  bodies[k], dones[k] = KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  stones[k] = tombstone(guard, 'cancelled', due and int(tonumber(due)), attempts, now)
+end
+
 begin_freeing()
 for i = 1, n do
-  local id, body, done = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
   local guard = fence(body)
   if guard == '' then
-    letters[i] = verdict(done)
+    letters[i] = verdict(KEYS[ID_KEYS + 2 * i])
+  elseif ended[id] then
+    letters[i] = 'c'
   else
     local due = call('ZSCORE', WAITING, id)
     letters[i] = not due and why_not_taken_back(id, body, false) or 'c'
-    if letters[i] == 'c' then
-      local attempts = 0
-      for _, group in ipairs(groups) do
-        attempts = math.max(attempts, tonumber(call('HGET', group.attempts, id) or 0))
-        take_out(group, id)
-      end
-      if due then call('ZREM', WAITING, id) end
-      local stone = tombstone(guard, 'cancelled', due and int(tonumber(due)), attempts, now)
-      finish({id}, {body}, {done}, {stone})
-      cancelled = cancelled + 1
-    end
+    if letters[i] == 'c' then cancel(i, id, due, guard) end
   end
 end
-count('cancelled', cancelled)
+finish(ids, bodies, dones, stones)
+count('cancelled', #ids)
 return {'OK', table.concat(letters)}

@@ -11,43 +11,54 @@ if changed then return changed end
 local wanted = ARGV[ARGS + 1] == '1'
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now = clock()
-local letters, reply, expired = {}, {}, 0
-begin_freeing()
+local letters, reply, ended = {}, {}, {}
+local ids, bodies, dones, stones = {}, {}, {}, {}
 
--- Drops an id from a group unless it is in flight there. Answers whether it is.
-local function drop_unless_in_flight(group, id, waits)
+-- Drops an id from a group unless it is in flight there ('f') or dead ('g').
+local function drop_unless_kept(group, id)
   local entry = call('HGET', group.entries, id)
-  if entry and pending(group, entry) then return true end
+  if entry and pending(group, entry) then return 'f' end
+  if call('ZSCORE', group.garbage, id) then return 'g' end
   if entry then drop_entries(group, {id}, {entry}) end
-  if entry or waits or call('ZREM', group.retry, id) == 1 then forget_failures(group, {id}) end
-  return false
+  if entry or call('ZREM', group.retry, id) == 1 then forget_failures(group, {id}) end
+  return nil
 end
 
+-- Ends one message, or says why not; body and tombstone follow for all of them together.
+local function expire(i, id, guard)
+  local attempts, kept, k = 0, nil, #ids + 1
+  local due = tonumber(call('ZSCORE', WAITING, id) or '')
+  for _, group in ipairs(groups) do
+    attempts = math.max(attempts, tonumber(call('HGET', group.attempts, id) or 0))
+    if due then
+      forget_failures(group, {id})
+    else
+      local why = drop_unless_kept(group, id)
+      if kept ~= 'f' then kept = why or kept end
+    end
+  end
+  if due then call('ZREM', WAITING, id) end
+  if kept == 'g' then call('ZREM', EXPIRY, id) end
+  if kept then return kept == 'f' and 'f' or 'n' end
+  ended[id], ids[k] = true, id
+  bodies[k], dones[k] = KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  stones[k] = tombstone(guard, 'expired', due and int(due), attempts, now)
+  return 'x'
+end
+
+begin_freeing()
 for i = 1, n do
-  local id, body, done = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
   local ends, guard = tonumber(call('ZSCORE', EXPIRY, id) or ''), fence(body)
   letters[i], reply[i] = 'n', ''
   if ends and guard == '' then
     call('ZREM', EXPIRY, id)
     letters[i] = 'o'
-  elseif ends and ends <= now then
-    local attempts, in_flight = 0, false
-    local due = tonumber(call('ZSCORE', WAITING, id) or '')
-    for _, group in ipairs(groups) do
-      attempts = math.max(attempts, tonumber(call('HGET', group.attempts, id) or 0))
-      in_flight = drop_unless_in_flight(group, id, due) or in_flight
-    end
-    if due then call('ZREM', WAITING, id) end
-    if in_flight then
-      letters[i] = 'f'
-    elseif owed(id) then
-      call('ZREM', EXPIRY, id)
-    else
-      if wanted then reply[i] = call('GET', body) end
-      finish({id}, {body}, {done}, {tombstone(guard, 'expired', due and int(due), attempts, now)})
-      letters[i], expired = 'x', expired + 1
-    end
+  elseif ends and ends <= now and not ended[id] then
+    letters[i] = expire(i, id, guard)
+    if wanted and letters[i] == 'x' then reply[i] = call('GET', body) end
   end
 end
-count('expired', expired)
+finish(ids, bodies, dones, stones)
+count('expired', #ids)
 return {'OK', table.concat(letters), unpack(reply)}

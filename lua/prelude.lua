@@ -183,36 +183,55 @@ local function finish(ids, bodies, dones, tombstones)
 end
 
 -- The pause before retry n by a policy such as '0,0,120000~0.2', or nil if there is none.
+local policies = {}
 local function nth_delay(policy, n)
-  local jitter = tonumber(string.match(policy, '~([%d.]+)') or 0)
-  local i = 0
-  for delay in string.gmatch(string.match(policy, '^[^~]*'), '%d+') do
-    i = i + 1
-    if i == n then return math.ceil(tonumber(delay) * (1 + jitter * math.random())) end
+  local known = policies[policy]
+  if not known then
+    known = {jitter = tonumber(string.match(policy, '~([%d.]+)') or 0)}
+    for delay in string.gmatch(string.match(policy, '^[^~]*'), '%d+') do
+      known[#known + 1] = tonumber(delay)
+    end
+    policies[policy] = known
   end
-  return nil
+  return known[n] and math.ceil(known[n] * (1 + known.jitter * math.random()))
 end
 
--- One failed attempt: to the group's retry, or to its garbage once the attempts are used up.
--- `delay` is nil (by policy), milliseconds, or 'discard'. Answers the outcome and the next due.
-local function fail(group, id, entry, delay, reason, now)
-  local failed = call('HINCRBY', group.attempts, id, 1)
-  local policy = call('HGET', POLICY, id) or call('HGET', OPTIONS, 'retry_delays')
-    or DEFAULT.retry_delays
-  local pause = nth_delay(policy, failed)
-  local due = nil
-  if delay ~= 'discard' and pause then due = now + (tonumber(delay or '') or pause) end
-  call('HSET', group.reasons, id, string.sub(reason, 1, 1024))
-  if due then
-    call('ZADD', group.retry, int(due), id)
-  else
-    call('ZADD', group.garbage, int(now), id)
-    if GROUP_COUNT == 1 then call('ZREM', EXPIRY, id) end
+-- One failed attempt of each: to the group's retry, or to its garbage once the attempts are used
+-- up. `delays[i]` is nil (by policy), milliseconds, or 'discard'; no id comes twice. Answers the
+-- next due of each (nil: in garbage) and its failed attempts.
+local function fail(group, ids, entries, delays, reasons, now)
+  if #ids == 0 then return {}, {} end
+  local failed = call('HMGET', group.attempts, unpack(ids))
+  local own = call('EXISTS', POLICY) == 1 and call('HMGET', POLICY, unpack(ids)) or {}
+  local policy = call('HGET', OPTIONS, 'retry_delays') or DEFAULT.retry_delays
+  local dues, attempts, notes, again, dead, dead_ids = {}, {}, {}, {}, {}, {}
+  for i, id in ipairs(ids) do
+    failed[i] = tonumber(failed[i] or 0) + 1
+    local pause = nth_delay(own[i] or policy, failed[i])
+    if pause and delays[i] ~= 'discard' then
+      dues[i] = now + (tonumber(delays[i] or '') or pause)
+      again[#again + 1] = int(dues[i])
+      again[#again + 1] = id
+    else
+      dead[#dead + 1] = int(now)
+      dead[#dead + 1] = id
+      dead_ids[#dead_ids + 1] = id
+    end
+    attempts[2 * i - 1], attempts[2 * i] = id, failed[i]
+    notes[2 * i - 1], notes[2 * i] = id, string.sub(reasons[i], 1, 1024)
   end
-  drop_entries(group, {id}, {entry})
-  call('ZREM', group.leases, id)
-  count(due and 'retried' or 'garbage', 1, group)
-  return due and 'r' or 'g', due, failed
+  call('HSET', group.attempts, unpack(attempts))
+  call('HSET', group.reasons, unpack(notes))
+  if #again > 0 then call('ZADD', group.retry, unpack(again)) end
+  if #dead > 0 then
+    call('ZADD', group.garbage, unpack(dead))
+    if GROUP_COUNT == 1 then call('ZREM', EXPIRY, unpack(dead_ids)) end
+  end
+  drop_entries(group, ids, entries)
+  call('ZREM', group.leases, unpack(ids))
+  count('retried', #again / 2, group)
+  count('garbage', #dead_ids, group)
+  return dues, failed
 end
 
 -- Counts first hand-overs by lateness; `buckets` has one letter a message, a space where none.

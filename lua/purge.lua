@@ -12,25 +12,30 @@ local group = groups[tonumber(ARGV[ARGS + 1])]
 local before = tonumber(ARGV[ARGS + 2])
 local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
 local _, now = clock()
-local letters, purged = {}, 0
+local letters, purged = {}, {}
+local ids, bodies, dones, stones = {}, {}, {}, {}
 begin_freeing()
 for i = 1, n do
-  local id, body, done = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
   local died = tonumber(call('ZSCORE', group.garbage, id) or '')
   letters[i] = 'n'
   if died and (not before or died <= before) then
-    local attempts, guard = call('HGET', group.attempts, id) or 0, fence(body)
-    take_out(group, id)
+    call('ZREM', group.garbage, id)
+    letters[i], purged[#purged + 1] = 'y', id
+    local guard, k = fence(body), #ids + 1
     if owed(id) then
       mark_partly_settled(body)
     elseif guard == '' then
       call('HDEL', POLICY, id)
       call('ZREM', EXPIRY, id)
     else
-      finish({id}, {body}, {done}, {tombstone(guard, 'purged', nil, attempts, now)})
+      local attempts = call('HGET', group.attempts, id) or 0
+      ids[k], bodies[k], dones[k] = id, body, KEYS[ID_KEYS + 2 * i]
+      stones[k] = tombstone(guard, 'purged', nil, attempts, now)
     end
-    letters[i], purged = 'y', purged + 1
   end
 end
-count('purged', purged, group)
+if #purged > 0 then forget_failures(group, purged) end
+finish(ids, bodies, dones, stones)
+count('purged', #purged, group)
 return {'OK', table.concat(letters)}

@@ -3,7 +3,7 @@
 -- is kept to; each call looks at one window, and the caller goes on from the cursor to the end.
 -- KEYS  the prelude's
 -- ARGV  own group's number; a random seed for jitter; first id of the window ('-', or '(' and the
---       last one seen); last id of the range; the window's size
+--       last one seen); last id of the range; the window's size (250 at most, and as many leases)
 -- Returns {'OK', cursor or '' at the end, ms until the next lease of this window ends or -1,
 --       entries cleared, id, outcome ('r<due>' or 'g'), failed attempts, ...}; {'GROUPS', ...}
 local changed = changed_groups()
@@ -12,62 +12,89 @@ if changed then return changed end
 local group = groups[tonumber(ARGV[ARGS + 1])]
 math.randomseed(tonumber(ARGV[ARGS + 2]))
 local from, to = ARGV[ARGS + 3], ARGV[ARGS + 4]
-local most = math.min(tonumber(ARGV[ARGS + 5]), 500)
+local most = math.min(tonumber(ARGV[ARGS + 5]), 250)
 local timeout = option('ack_timeout')
 local _, now = clock()
 local retry_head = head(group.retry)
-local reply, cleared, next_end, earliest = {}, 0, -1, nil
+local cleared, next_end = {}, -1
+local ids, entries, seen = {}, {}, {}
 
-local function reclaim_one(id, entry)
-  local outcome, due, failed = fail(group, id, entry, nil, 'ack timeout', now)
-  if due then earliest = math.min(earliest or due, due) end
-  reply[#reply + 1] = id
-  reply[#reply + 1] = due and outcome .. int(due) or outcome
-  reply[#reply + 1] = failed
-end
-
-local function clear(entry)
-  drop_entries(group, {}, {entry})
-  cleared = cleared + 1
+local function reclaims(id, entry)
+  if seen[id] then return end
+  seen[id] = true
+  ids[#ids + 1], entries[#entries + 1] = id, entry
 end
 
 local function ends_in(ms)
   if next_end < 0 or ms < next_end then next_end = math.max(ms, 0) end
 end
 
-begin_freeing()
-if from == '-' then
+-- Deliveries whose own lease is over.
+local function look_at_leases()
   local over = call('ZRANGEBYSCORE', group.leases, '-inf', int(now), 'LIMIT', 0, most)
-  for _, id in ipairs(over) do
-    local entry = call('HGET', group.entries, id)
+  local indexed = #over > 0 and call('HMGET', group.entries, unpack(over))
+  for i, id in ipairs(over) do
+    local entry = indexed[i]
     if entry and pending(group, entry) then
-      reclaim_one(id, entry)
+      reclaims(id, entry)
     else
       call('ZREM', group.leases, id)
     end
   end
-  if #over == most then ends_in(0) end
-  local lease_head = head(group.leases)
-  if lease_head then ends_in(lease_head - now) end
+  local rest = call('ZRANGEBYSCORE', group.leases, '-inf', '+inf', 'WITHSCORES', 'LIMIT', #ids, 1)
+  if #over == most then ends_in(0) elseif rest[2] then ends_in(tonumber(rest[2]) - now) end
 end
 
-local window = call('XPENDING', group.ready, group.name, from, to, most)
-local cursor = #window == most and '(' .. window[#window][1] or ''
-for _, item in ipairs(window) do
-  local entry, left = item[1], timeout - item[3]
-  if left > 0 then
-    ends_in(left)
-  else
-    local fields = read_entry(group, entry)
-    local id = fields and field(fields, 'id')
-    if not id or call('HGET', group.entries, id) ~= entry then
-      clear(entry)
-    elseif not call('ZSCORE', group.leases, id) then
-      reclaim_one(id, entry)
+-- The ids that overdue entries carry, false where an entry is gone. They mostly lie side by side.
+local function ids_of(overdue)
+  local known, found = {}, {}
+  local range = call('XRANGE', group.ready, overdue[1], overdue[#overdue], 'COUNT', #overdue)
+  for _, item in ipairs(range) do known[item[1]] = item[2] end
+  for i, entry in ipairs(overdue) do
+    local fields = known[entry] or read_entry(group, entry)
+    found[i] = fields and field(fields, 'id') or false
+  end
+  return found
+end
+
+local function look_at_overdue(overdue)
+  local found = ids_of(overdue)
+  local wanted = {}
+  for i, id in ipairs(found) do wanted[i] = id or '' end
+  local indexed = call('HMGET', group.entries, unpack(wanted))
+  local has_leases = call('EXISTS', group.leases) == 1
+  for i, entry in ipairs(overdue) do
+    local id = found[i]
+    if not id or indexed[i] ~= entry then
+      cleared[#cleared + 1] = entry
+    elseif not (has_leases and call('ZSCORE', group.leases, id)) then
+      reclaims(id, entry)
     end
   end
 end
-count('reclaimed', #reply / 3, group)
-count('cleared', cleared, group)
+
+begin_freeing()
+if from == '-' then look_at_leases() end
+local window = call('XPENDING', group.ready, group.name, from, to, most)
+local cursor = #window == most and '(' .. window[#window][1] or ''
+local overdue = {}
+for _, item in ipairs(window) do
+  local left = timeout - item[3]
+  if left > 0 then ends_in(left) else overdue[#overdue + 1] = item[1] end
+end
+if #overdue > 0 then look_at_overdue(overdue) end
+if #cleared > 0 then drop_entries(group, {}, cleared) end
+
+local reasons = {}
+for i = 1, #ids do reasons[i] = 'ack timeout' end
+local dues, failed = fail(group, ids, entries, {}, reasons, now)
+local reply, earliest = {}, nil
+for i, id in ipairs(ids) do
+  if dues[i] then earliest = math.min(earliest or dues[i], dues[i]) end
+  reply[3 * i - 2], reply[3 * i] = id, failed[i]
+  reply[3 * i - 1] = dues[i] and 'r' .. int(dues[i]) or 'g'
+end
+count('reclaimed', #ids, group)
+count('cleared', #cleared, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
-return {'OK', cursor, next_end, cleared, unpack(reply)}
+return {'OK', cursor, next_end, #cleared, unpack(reply)}

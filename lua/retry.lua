@@ -19,25 +19,29 @@ for i = 1, n do ids[i] = ARGV[first + 4 * i - 3] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 begin_freeing()
 
-local reply, lateness, stale, earliest, seen = {'OK', int(now)}, {}, 0, nil, {}
+local held, entries, delays, reasons, lateness = {}, {}, {}, {}, {}
+local number, seen = {}, {}
 for i = 1, n do
   local at = first + 4 * i
-  local entry, delay = ARGV[at - 2], ARGV[at - 1]
-  if indexed[i] ~= entry or seen[ids[i]] then
-    stale = stale + 1
-    reply[#reply + 1] = 's'
-    reply[#reply + 1] = 0
-  else
-    seen[ids[i]] = true
-    local outcome, due, failed =
-      fail(group, ids[i], entry, delay ~= '' and delay or nil, ARGV[at], now)
-    if due then earliest = math.min(earliest or due, due) end
-    lateness[#lateness + 1] = string.sub(buckets, i, i)
-    reply[#reply + 1] = due and outcome .. int(due) or outcome
-    reply[#reply + 1] = failed
+  if indexed[i] == ARGV[at - 2] and not seen[ids[i]] then
+    local k = #held + 1
+    seen[ids[i]], number[i] = true, k
+    held[k], entries[k], reasons[k] = ids[i], indexed[i], ARGV[at]
+    if ARGV[at - 1] ~= '' then delays[k] = ARGV[at - 1] end
+    lateness[k] = string.sub(buckets, i, i)
   end
 end
+local dues, failed = fail(group, held, entries, delays, reasons, now)
+
+local reply, earliest = {'OK', int(now)}, nil
+for i = 1, n do
+  local k = number[i]
+  local due = k and dues[k]
+  if due then earliest = math.min(earliest or due, due) end
+  reply[2 * i + 1] = due and 'r' .. int(due) or k and 'g' or 's'
+  reply[2 * i + 2] = k and failed[k] or 0
+end
 count_lateness(group, table.concat(lateness))
-count('stale', stale, group)
+count('stale', n - #held, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
 return reply

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lisa.core import presence
 from lisa.core.address import Address
 from lisa.core.connection import Connection
 from lisa.core.envelope import encode_envelope, new_id, new_token
@@ -22,7 +23,10 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from lisa.consumer import Consumer
+    from lisa.core.message import Message
 
 STEP_S = 0.01
 
@@ -103,6 +107,30 @@ class Bench:
         finally:
             ended.set()
             thread.join()
+
+
+def ignore(message: Message) -> None:
+    """A handler that is content with anything."""
+
+
+def presences(bench: Bench, topic: str = "orders") -> list[presence.ConsumerPresence]:
+    """The consumers' records of a topic."""
+    return bench.store.drive(presence.consumers(bench.store, topic))
+
+
+def presences_running(bench: Bench, topic: str = "orders") -> Callable[[], bool]:
+    """Whether one consumer reads the topic."""
+    return lambda: [one.state for one in presences(bench, topic)] == ["running"]
+
+
+def settled(bench: Bench, message_id: str, topic: str = "orders") -> Callable[[], bool]:
+    """Whether a message was acked."""
+    return lambda: bench.settled_as(topic, message_id) == "acked"
+
+
+def state_of(consumer: Consumer, topic: str = "orders") -> str:
+    """The state that a consumer reports of a topic and the group lisa."""
+    return str(consumer.health()["topics"].get(f"{topic}/lisa", {}).get("state"))
 
 
 def manage(store: SyncStore, topic: str) -> None:

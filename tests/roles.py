@@ -1,4 +1,4 @@
-"""A producer and a consumer, played by bare transitions: for tests of the manager alone."""
+"""Producer and consumer, played by bare transitions, and the manager's services one by one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Failure, Retry
+from lisa.manager.announcer import Announcer
+from lisa.manager.expirer import Expirer
+from lisa.manager.promoter import Promoter
+from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.sampler import Sampler
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.sweeper import Sweeper
+from lisa.manager.trimmer import Trimmer
 
 if TYPE_CHECKING:
     from lisa.core.transitions.inspect import Inspection
@@ -111,3 +119,19 @@ class Cast:
 
     def stats(self) -> dict[str, int]:
         return self.store.drive(self.store.stats(self.topic))
+
+
+class Services:
+    """The manager's services over one cast's store, none of them running by itself."""
+
+    def __init__(self, cast: Cast) -> None:
+        store = cast.store
+        self.clock = ServerClock()
+        self.clock.sample(store)
+        self.announcer = Announcer(store)
+        expirer = Expirer(store, self.announcer)
+        self.promoter = Promoter(store, self.clock, expirer, lambda _: 100)
+        self.reclaimer = Reclaimer(store, self.announcer, 10)
+        self.trimmer = Trimmer(store)
+        self.sweeper = Sweeper(store, expirer, lambda topic: topic == "configured")
+        self.sampler = Sampler(store)

@@ -98,7 +98,7 @@ def requeue(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[li
 def purge(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[list[bool]]:
     """Dead messages end for good; False: not in the garbage."""
     done: list[bool] = []
-    for some in chunks(ids, max(1, store.batch_size(topic) // 2)):
+    for some in chunks(ids, store.batch_size(topic, Purge)):
         done += yield from store.run(Purge(topic, group, some))
     return done
 

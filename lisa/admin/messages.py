@@ -180,7 +180,7 @@ def _rows(store: Store, place: _Place, found: Sequence[bytes]) -> Flow[list[Row]
     """What is (still) in that state, as the server sees each id in one step."""
     ids, _ = readable([one for one in found if one])
     rows: list[Row] = []
-    for some in chunks(ids, max(1, store.batch_size(place.topic) // 4)):
+    for some in chunks(ids, store.batch_size(place.topic, Inspect)):
         seen = yield from store.run(Inspect(place.topic, some, bodies=False))
         for one, inspection in zip(some, seen, strict=True):
             row = _row(place, one, inspection)

@@ -167,8 +167,8 @@ def requeue(
     """
     from lisa.admin.garbage import requeue as action
 
-    store = chosen.store()
     _check_choice(ids, everything=everything, filtered=bool(older_than or reason))
+    store = chosen.store()
     selection = _selection(store, topic, group, older_than, reason)
     _do(chosen, store, selection, ids, _Deed("requeued", action))
 
@@ -189,8 +189,8 @@ def purge(
     from lisa.admin.garbage import purge as action
     from lisa.cli.output import confirm
 
-    store = chosen.store()
     _check_choice(ids, everything=everything, filtered=bool(older_than or reason))
+    store = chosen.store()
     selection = _selection(store, topic, group, older_than, reason)
     count = len(ids) if ids else store.drive(matching(store, selection))
     if count:

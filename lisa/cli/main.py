@@ -114,7 +114,7 @@ def _fail(code: int, line: str) -> None:
     sys.exit(code)
 
 
-@click.command(cls=Lazy)
+@click.command("lisa", cls=Lazy)
 @click.version_option(package_name="lisa-delay-queue", prog_name="lisa")
 @common
 @click.pass_context

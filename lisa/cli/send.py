@@ -43,7 +43,7 @@ __all__ = ["send"]
 @click.option("--json-body", "kind", flag_value="json", help="BODY is JSON, else it is refused.")
 @click.option("--text", "kind", flag_value="text", help="BODY is text, also if it looks like JSON.")
 @click.option(
-    "--file", "file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    "--file", "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     help="Send each line of this file as a message; - for stdin.",
 )  # fmt: skip
 @common

@@ -11,6 +11,7 @@ import click
 from lisa.cli.options import WORDS, Chosen, Word, common, pass_chosen
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.table import Table
 
     from lisa.admin.live import Activity, Look
@@ -42,34 +43,47 @@ def top(chosen: Chosen, topics: tuple[str, ...], *, once: bool, interval: float)
     Lateness is that of first hand-overs within the last interval. With --json each look is one
     line. Ctrl-C ends it.
     """
+    store = chosen.store()
+    try:
+        if once or chosen.json or not sys.stdout.isatty():
+            _lines(chosen, store, topics, interval, once=once)
+        else:
+            _screen(store, topics, interval)
+    except KeyboardInterrupt:
+        return
+
+
+def _lines(
+    chosen: Chosen, store: SyncStore, topics: tuple[str, ...], interval: float, *, once: bool
+) -> None:
+    from lisa.admin.live import look
+
+    before = store.drive(look(store, topics))
+    while True:
+        time.sleep(interval)
+        after = store.drive(look(store, topics))
+        _print(chosen, before, after)
+        if once:
+            return
+        before = after
+
+
+def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
+    from rich.live import Live
+
     from lisa.admin.live import activity, look
     from lisa.cli.output import console
 
-    store = chosen.store()
     before = store.drive(look(store, topics))
-    if once or chosen.json or not sys.stdout.isatty():
+    with Live(_table([], before), console=console(), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            after = store.drive(look(store, topics))
-            _print(chosen, before, after)
-            if once:
-                return
+            after = _next(store, topics, live)
+            live.update(_table(activity(before, after), after), refresh=True)
             before = after
-    from rich.live import Live
-
-    screen = console()
-    with Live(_table([], before), console=screen, screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(interval)
-                before, after = _next(store, before, topics, live)
-                live.update(_table(activity(before, after), after), refresh=True)
-                before = after
-        except KeyboardInterrupt:
-            return
 
 
-def _next(store: SyncStore, before: Look, topics: tuple[str, ...], live: Any) -> tuple[Look, Look]:
+def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> Look:
     """The next look; while the server is away the screen says so and goes on trying."""
     from rich.text import Text
 
@@ -78,7 +92,7 @@ def _next(store: SyncStore, before: Look, topics: tuple[str, ...], live: Any) ->
 
     while True:
         try:
-            return before, store.drive(look(store, topics))
+            return store.drive(look(store, topics))
         except ServerUnavailable as error:
             live.update(Text(str(error)), refresh=True)
 

@@ -82,9 +82,7 @@ class StatusServer:
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(
-        self, address: tuple[str, int], pages: Mapping[str, Callable[[], Page]]
-    ) -> None:
+    def __init__(self, address: tuple[str, int], pages: Mapping[str, Callable[[], Page]]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
         super().__init__(address, _Handler)

@@ -210,9 +210,10 @@ class Store:
         seconds, micros = yield from self.command("TIME")
         return int(seconds) * 1_000_000 + int(micros)
 
-    def batch_size(self, topic: str) -> int:
+    def batch_size(self, topic: str, kind: type[Transition[Any]] | None = None) -> int:
         """How many ids one script call may hold for a topic, by the groups known so far."""
-        return max(1, STEPS_PER_CALL // max(1, len(self._groups.get(topic, ()))))
+        steps = (kind.steps if kind else 1) * max(1, len(self._groups.get(topic, ())))
+        return max(1, STEPS_PER_CALL // steps)
 
     def _groups_for(
         self, transition: Transition[Any], keys: TopicKeys, patience: _Patience

@@ -1,8 +1,6 @@
 """Run one program, and end it with whoever asked for it.
 
-This file is run as a script, in an interpreter that imports nothing of Lisa's:
-
-    leash.py SECONDS PROGRAM ARGUMENT...
+    python -m lisa.embedded.leash SECONDS PROGRAM ARGUMENT...
 
 Standard input is the leash: when it closes, because the owner closed it or because the kernel did
 after a kill -9, the program is asked to end (SIGTERM) and, after SECONDS, killed. The exit code is
@@ -12,11 +10,8 @@ the program's own.
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from supervisor import die_with_parent
+from lisa.embedded.supervisor import die_with_parent
 
 
 def end_with_owner(program: "subprocess.Popen[bytes]", seconds: float) -> None:

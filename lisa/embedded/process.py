@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
 
 GRACE_SECONDS = 10.0
@@ -36,8 +36,7 @@ class RoleProcess:
 
     def start(self) -> Self:
         """Start it."""
-        script = Path(__file__).with_name("leash.py")
-        leash = [sys.executable, "-I", "-S", str(script), str(GRACE_SECONDS)]
+        leash = [sys.executable, "-m", "lisa.embedded.leash", str(GRACE_SECONDS)]
         log = self._log.open("ab") if self._log else None
         try:
             # A session of its own: Ctrl-C in a terminal goes to the owner, who then ends it.

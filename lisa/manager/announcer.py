@@ -71,7 +71,7 @@ class Announcer:
         listening |= everywhere.dead.has_receivers_for(topic)
         if not listening:
             return
-        for some in chunks(moved, self._store.batch_size(topic)):
+        for some in chunks(moved, self._store.batch_size(topic, Inspect)):
             found = self._store.call(Inspect(topic, [message_id for message_id, _ in some]))
             for (message_id, retried), inspection in zip(some, found, strict=True):
                 dead = retried.outcome is Failed.DEAD

@@ -55,6 +55,7 @@ class Engine:
         self._clock = ServerClock()
         self._pulse = Pulse(store, self._clock)
         self._nudge = threading.Event()
+        self._looked = threading.Condition()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self._started_ms = 0
@@ -78,12 +79,12 @@ class Engine:
 
     def _loop(self, name: str, service: Service, workers: int) -> Loop:
         return Loop(
-            name, service, reachable=self._pulse.reachable, suspect=self._nudge.set,
+            name, service, reachable=self._pulse.reachable, suspect=self._suspect,
             workers=workers, batch=self._most,
         )  # fmt: skip
 
     def _schedule(self, schedules: Schedules) -> Jobs:
-        jobs = Jobs(self._pulse.reachable, self._nudge.set, lambda: self._registry.topics)
+        jobs = Jobs(self._pulse.reachable, self._suspect, lambda: self._registry.topics)
         sampler = Sampler(self.store)
         jobs.add("move", schedules.move, self._promoting.agenda.hurry_all)
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
@@ -187,9 +188,20 @@ class Engine:
                 self._nudge.set()
 
     def _feel_pulse(self) -> None:
-        signs = self._pulse.step()
+        try:
+            signs = self._pulse.step()
+        finally:
+            with self._looked:
+                self._looked.notify_all()
         if signs and (signs.back or signs.another_run or signs.emptied):
             self._meet(signs)
+
+    def _suspect(self) -> None:
+        """The server seems to be away: have a look, and wait a moment for what it shows."""
+        with self._looked:
+            self._nudge.set()
+            if not self._stopped.is_set():
+                self._looked.wait(PULSE_S)
 
     def _meet(self, signs: Signs) -> None:
         """The server is there, again or for the first time: nothing we knew of it is certain."""
@@ -197,12 +209,12 @@ class Engine:
         # Leases did not age unfairly before we came, unless the server itself was away until then.
         self._reclaimer.hold(now - signs.uptime_s if signs.first else now)
         self._registry.declare_again()
-        try:
-            self._registry.step()
-            self._beat()
-        except LisaError as error:
-            log.info("%s", error)
-            return  # gone again; the next look tells
+        for work in (self._registry.step, self._beat):
+            try:
+                work()
+            except LisaError as error:
+                # Their jobs try again, and tell: a server at maxmemory has to be drained first.
+                log.debug("not yet: %s", error)
         self._pulse.here()
         for loop in self._loops:
             loop.agenda.hurry_all()

@@ -23,7 +23,7 @@ class Expirer:
         """End those that are past their ttl and not in flight; what became of each."""
         outcomes: list[Expired] = []
         listening = self._announcer.listens_to_expiry(topic)
-        for some in chunks(ids, self._store.batch_size(topic)):
+        for some in chunks(ids, self._store.batch_size(topic, Inspect)):
             before = self._store.call(Inspect(topic, some)) if listening else []
             ended = [outcome for outcome, _ in self._store.call(Expire(topic, some))]
             for message_id, outcome, inspection in zip(some, ended, before, strict=False):

@@ -94,6 +94,6 @@ class Jobs:
             away = isinstance(error, ServerUnavailable)
             if away:
                 self._suspect()
-            troubles.failed(topic, error, quietly=away)
+            troubles.failed(topic, error, quietly=away and not self._reachable.is_set())
         else:
             troubles.passed(topic)

@@ -78,7 +78,10 @@ class Registry:
             self._undeclared = set(self.plan.topics)
 
     def step(self) -> None:
-        """Declare what is not yet, and learn which topics are registered. Raises LisaError."""
+        """Learn which topics are registered, and declare what is not yet. Raises LisaError."""
+        # Learning comes first: a server at maxmemory takes no declaration, yet has to be drained.
+        self.learn(self.plan.topics)
+        self.learn(self._store.drive(self._store.topics()))
         with self._lock:
             undeclared = sorted(self._undeclared)
         if undeclared:
@@ -92,8 +95,6 @@ class Registry:
             self.troubles.passed(topic)
             with self._lock:
                 self._undeclared.discard(topic)
-        self.learn(self.plan.topics)
-        self.learn(self._store.drive(self._store.topics()))
 
     def search(self) -> None:
         """Find topics by their keys, whatever became of the list of them. Raises LisaError."""

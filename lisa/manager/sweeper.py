@@ -107,7 +107,7 @@ class Sweeper:
             found = self._store.ask("ZRANGEBYSCORE", garbage, "-inf", before_ms, "LIMIT", 0, PAGE)
             ids = [text(message_id) for message_id in found]
             count = 0
-            for some in chunks(ids, self._store.batch_size(topic)):
+            for some in chunks(ids, self._store.batch_size(topic, Purge)):
                 done = self._store.call(Purge(topic, group, some, before_ms))
                 count += done.count(True)
             purged += count

@@ -71,7 +71,7 @@ class Trimmer:
         for _ in range(MOST_WINDOWS):
             reply, flat = self._store.ask("HSCAN", entries, cursor, "COUNT", WINDOW)
             ids = [text(field) for field in flat[::2]]
-            for some in chunks(ids, self._store.batch_size(topic)):
+            for some in chunks(ids, self._store.batch_size(topic, Mend)):
                 mended += sum(bool(said) for said in self._store.call(Mend(topic, some)))
             cursor = text(reply)
             if cursor == "0":

@@ -1,17 +1,19 @@
 """No script blocks the server for long: a full batch of each, timed by the server itself.
 
-The aim is 5 ms; the bound here is loose, for machines that share their cores.
+The aim is 5 ms on a machine of today. The bound here is loose, and the best of several rounds is
+taken: on a machine that shares its cores, a round may have waited for its turn.
 """
 
 from __future__ import annotations
 
-import statistics
+import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from lisa.core import scripts
+from lisa.core.store import chunks
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
@@ -34,21 +36,23 @@ from tests.contract.bench import TOPIC, item
 
 if TYPE_CHECKING:
     from lisa.core.stream import Entry
+    from lisa.core.transitions.base import Transition
     from tests.contract.bench import Bench
 
+T = TypeVar("T")
 FULL = 500
 ROUNDS = 5
 BOUND_MS = 15.0
 TIMED = set(scripts.names()) - {"configure", "declare", "forget", "undeclare"}
 
 
-def take(bench: Bench, timeout_ms: int | None = None) -> list[Entry]:
+def take(bench: Timed, timeout_ms: int | None = None) -> list[Entry]:
     entries = bench.call(Pull(TOPIC, "lisa", "c1", FULL, timeout_ms)).entries
     assert len(entries) == FULL
     return entries
 
 
-def one_round(bench: Bench, number: int) -> None:
+def one_round(bench: Timed, number: int) -> None:
     """Full batches through every place."""
     token = "T" * 8
     ids = [f"{number}-{i:04}" for i in range(FULL)]
@@ -65,11 +69,12 @@ def one_round(bench: Bench, number: int) -> None:
     failures = [Failure(one.id, one.entry, "no", 0) for one in take(bench)]
     bench.call(Retry(TOPIC, "lisa", failures))
     assert bench.call(Promote(TOPIC)).moved == FULL
-    bench.call(Inspect(TOPIC, ids))
-    bench.call(Mend(TOPIC, ids))
+    bench.call(Inspect(TOPIC, ids[: FULL // Inspect.steps]))
+    bench.call(Mend(TOPIC, ids[: FULL // Mend.steps]))
     take(bench, 1)
     time.sleep(0.003)
-    assert len(bench.call(Reclaim(TOPIC, "lisa", window=FULL)).moved) == FULL
+    for _ in range(2):
+        assert len(bench.call(Reclaim(TOPIC, "lisa", window=FULL)).moved) == FULL // 2
     bench.call(Reschedule(TOPIC, [(m, "+0") for m in ids]))
     assert bench.call(Promote(TOPIC)).moved == FULL
     failures = [Failure(one.id, one.entry, "no", "discard") for one in take(bench)]
@@ -83,7 +88,7 @@ def one_round(bench: Bench, number: int) -> None:
     end_the_rest(bench, number, token)
 
 
-def end_the_rest(bench: Bench, number: int, token: str) -> None:
+def end_the_rest(bench: Timed, number: int, token: str) -> None:
     """Full batches out of waiting and garbage."""
     for end, due, extras in (
         ("cancel", "+60000", {}), ("expire", "1", {"ttl_ms": 1}), ("purge", "+0", {}),
@@ -93,11 +98,33 @@ def end_the_rest(bench: Bench, number: int, token: str) -> None:
         if end == "cancel":
             assert set(bench.call(Cancel(TOPIC, ids))) == {"cancelled"}
         elif end == "expire":
-            assert {one.value for one, _ in bench.call(Expire(TOPIC, ids))} == {"expired"}
+            for some in chunks(ids, FULL // Expire.steps):
+                assert {one.value for one, _ in bench.call(Expire(TOPIC, some))} == {"expired"}
         else:
             failures = [Failure(one.id, one.entry, "no", "discard") for one in take(bench)]
             bench.call(Retry(TOPIC, "lisa", failures))
-            assert all(bench.call(Purge(TOPIC, "lisa", ids)))
+            for some in chunks(ids, FULL // Purge.steps):
+                assert all(bench.call(Purge(TOPIC, "lisa", some)))
+
+
+class Timed:
+    """Calls a bench's transitions, and asks the server how long each script took."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._store = bench.store
+        self.took_ms: dict[str, list[float]] = {}
+
+    def call(self, transition: Transition[T]) -> T:
+        before = self._spent_us()
+        reply = self._store.call(transition)
+        took = (self._spent_us() - before) / 1000
+        self.took_ms.setdefault(transition.script, []).append(took)
+        return reply
+
+    def _spent_us(self) -> int:
+        stats = self._store.ask("INFO", "commandstats").decode()
+        found = re.search(r"cmdstat_evalsha:calls=\d+,usec=(\d+)", stats)
+        return int(found[1]) if found else 0
 
 
 @pytest.mark.not_on_fakeredis("it runs in this process, so its times say nothing")
@@ -105,21 +132,10 @@ def test_a_full_batch_of_every_script_is_quick(bench: Bench) -> None:
     for name in scripts.names():
         bench.store.ask("SCRIPT", "LOAD", scripts.load(name).source)
     bench.call(Declare(TOPIC, "lisa"))
-    bench.store.ask("CONFIG", "SET", "slowlog-max-len", 10_000)
-    bench.store.ask("SLOWLOG", "RESET")
-    bench.store.ask("CONFIG", "SET", "slowlog-log-slower-than", 0)
-    try:
-        for number in range(ROUNDS):
-            one_round(bench, number)
-    finally:
-        bench.store.ask("CONFIG", "SET", "slowlog-log-slower-than", 10_000)
-    name_of = {scripts.load(name).sha.encode(): name for name in scripts.names()}
-    took: dict[str, list[float]] = {}
-    for entry in bench.store.ask("SLOWLOG", "GET", -1):
-        if entry[3][0] == b"EVALSHA":
-            took.setdefault(name_of[entry[3][1]], []).append(entry[2] / 1000)
-    bench.store.ask("SLOWLOG", "RESET")
-    medians = {name: statistics.median(times) for name, times in sorted(took.items())}
-    print({name: round(ms, 2) for name, ms in medians.items()})  # noqa: T201  shown on failure
-    assert set(medians) >= TIMED
-    assert max(medians.values()) < BOUND_MS, medians
+    timed = Timed(bench)
+    for number in range(ROUNDS):
+        one_round(timed, number)
+    best = {name: min(took) for name, took in sorted(timed.took_ms.items())}
+    print({name: round(ms, 2) for name, ms in best.items()})  # noqa: T201  shown on failure
+    assert set(best) == TIMED
+    assert max(best.values()) < BOUND_MS, best

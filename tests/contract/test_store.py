@@ -58,23 +58,25 @@ class Flushing(Connection):
 
 
 class Lossy(Connection):
-    """Every other reply is lost on its way, what was asked having been done."""
+    """The first reply to each command is lost on its way, what was asked having been done."""
 
-    replies = 0
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self._asked: set[Any] = set()
 
     def execute(self, command: Command) -> Any:
         reply = super().execute(command)
-        self._lose()
+        self._lose(tuple(command))
         return reply
 
     def execute_many(self, commands: Any) -> list[Any]:
         replies = super().execute_many(commands)
-        self._lose()
+        self._lose(len(commands))
         return replies
 
-    def _lose(self) -> None:
-        self.replies += 1
-        if self.replies % 2:
+    def _lose(self, asked: Any) -> None:
+        if asked not in self._asked:
+            self._asked.add(asked)
             raise redis.ConnectionError("the reply was lost")
 
 
@@ -129,7 +131,7 @@ def test_groups_changed_by_another_hand_are_learnt(bench: Bench) -> None:
     other.call(Declare(TOPIC, "lisa"))
     other.call(Declare(TOPIC, "audit"))
     assert store.call(Promote(TOPIC)).moved == 2
-    assert store.batch_size(TOPIC) == 250
+    assert (store.batch_size(TOPIC), store.batch_size(TOPIC, Inspect)) == (250, 62)
     other.call(Undeclare(TOPIC, "audit", ["a"], drop=True))
     assert store.drive(store.run_many(sends("b"))) == [[Sent.ACCEPTED]]
     with pytest.raises(GroupRemoved, match="group 'audit' is not declared on topic 'orders'"):
@@ -140,6 +142,7 @@ def test_groups_changed_by_another_hand_are_learnt(bench: Bench) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
 def test_a_deleted_stream_is_declared_again(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(retry={"a": FAR}))
     for transition in (Pull(TOPIC, "lisa", "c1", 1), Reclaim(TOPIC, "lisa")):

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from tests.servers import Process, Processes, runs, wait_until
 
 DEMO = ("-m", "lisa.cli.main", "demo", "--messages", "2000", "--seconds", "5")

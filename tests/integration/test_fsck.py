@@ -1,4 +1,4 @@
-"""fsck names every kind of orphan, mends it without losing a message, and takes no motion for one."""
+"""fsck names every kind of orphan, mends it, loses no message, and takes no motion for one."""
 
 from __future__ import annotations
 

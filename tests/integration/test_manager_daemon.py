@@ -134,7 +134,12 @@ class TestInThisProcess:
             wait_until(lambda: len(cast.store.drive(presence.managers(cast.store))) == 3)
             sent = sorted(cast.send(delay_ms=300) for _ in range(300))
             got: list[Entry] = []
-            wait_until(lambda: got.extend(cast.take()) or len(got) >= 300)
+
+            def all_came() -> bool:
+                got.extend(cast.take())
+                return len(got) >= 300
+
+            wait_until(all_came)
             time.sleep(0.2)
             got += cast.take()
             assert sorted(entry.id for entry in got) == sent
@@ -218,7 +223,7 @@ def daemon(processes: Processes, url: str, *options: str) -> Process:
 def health(port: int) -> tuple[int, dict[str, object]]:
     address = f"http://{HOST}:{port}/healthz"
     try:
-        with urllib.request.urlopen(address, timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(address, timeout=5) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -314,7 +319,7 @@ class TestDaemon:
         (tmp_path / "alarm.py").write_text(
             "from lisa.core.signals import message_dead\n"
             "@message_dead.connect_via('orders')\n"
-            "def alarm(topic, *, message): print('dead:', message.id, message.body, flush=True)\n",
+            "def alarm(topic, *, message): print(f'dead: {message.id} {message.body}')\n",
             encoding="utf-8",
         )
         cast.declare(ack_timeout="100", retry_delays="")

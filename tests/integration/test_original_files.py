@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.servers import ROOT, Process, Processes
 
 from lisa import Producer
+from tests.servers import ROOT, Process, Processes
 
 CONFIGS = ROOT / "configs"
 TOPICS = ("mystream", "topic2")
@@ -26,7 +26,11 @@ for topic in ("mystream", "topic2"): message_received.connect(show, sender=topic
 
 @pytest.mark.parametrize("first", ["manager", "consumer", "producer"])
 def test_three_roles_from_the_original_files(
-    first: str, redis_url: str, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: str,
+    redis_url: str,
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever starts first, every message arrives."""
     (tmp_path / "shop.py").write_text(TWO_LINES)

@@ -28,6 +28,8 @@ class Transition(ABC, Generic[T]):
     __slots__ = ()
 
     script: ClassVar[str]
+    steps: ClassVar[int] = 1
+    """What one id of a call costs, against one that is enqueued: see `Store.batch_size`."""
     topic: str
 
     @property
@@ -56,9 +58,7 @@ class Transition(ABC, Generic[T]):
         """Raise the error that a reply other than OK stands for."""
         raise AssertionError(f"{self.script} answered {reply!r}")
 
-    def build(
-        self, keys: TopicKeys, groups: tuple[str, ...]
-    ) -> tuple[list[str], list[Argument]]:
+    def build(self, keys: TopicKeys, groups: tuple[str, ...]) -> tuple[list[str], list[Argument]]:
         """KEYS and ARGV for the groups given. Raises GroupRemoved if the own one is not there."""
         all_keys = list(keys.shared)
         for name in groups:

@@ -67,9 +67,7 @@ def _tombstone(value: bytes) -> Tombstone | None:
     if not value:
         return None
     state, due, attempts, at = text(value[9:]).split(",")
-    return Tombstone(
-        text(value[:8]), state, int(due) if due else None, int(attempts), int(at)
-    )
+    return Tombstone(text(value[:8]), state, int(due) if due else None, int(attempts), int(at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,7 @@ class Inspect(Transition[list[Inspection]]):
     """Look at ids without changing anything."""
 
     script: ClassVar[str] = "inspect"
+    steps: ClassVar[int] = 4
     topic: str
     ids: Sequence[str]
     bodies: bool = True

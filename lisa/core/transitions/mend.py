@@ -22,6 +22,7 @@ class Mend(Transition[list[list[str]]]):
     """
 
     script: ClassVar[str] = "mend"
+    steps: ClassVar[int] = 4
     topic: str
     ids: Sequence[str]
     judge: bool = False

@@ -20,6 +20,7 @@ class Purge(Transition[list[bool]]):
     """
 
     script: ClassVar[str] = "purge"
+    steps: ClassVar[int] = 2
     topic: str
     group: str
     ids: Sequence[str]

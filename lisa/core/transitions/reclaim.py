@@ -50,6 +50,4 @@ class Reclaim(Transition[Reclaimed]):
         moved = [
             (text(rest[i]), parse_failed(rest[i + 1], rest[i + 2])) for i in range(0, len(rest), 3)
         ]
-        return Reclaimed(
-            text(cursor) or None, None if next_end < 0 else next_end, cleared, moved
-        )
+        return Reclaimed(text(cursor) or None, None if next_end < 0 else next_end, cleared, moved)

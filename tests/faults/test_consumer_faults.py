@@ -1,0 +1,294 @@
+"""Consumers as real processes, killed, stopped, frozen and cut off at bad moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.consumer import Consumer
+from tests.consumers import Bench, presences, presences_running, settled
+from tests.servers import runs, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lisa.core.message import Message
+    from lisa.embedded import EmbeddedServer
+    from tests.servers import Process, Processes
+
+TOPIC = "orders"
+ACK_TIMEOUT = timedelta(seconds=0.5)
+
+HANDLERS = """
+import os, sys, time
+from lisa.consumer import Consumer
+
+consumer = Consumer()
+
+@consumer.on("orders")
+def handle(message):
+    print(f"start {message.body} attempt {message.attempt}", flush=True)
+    if message.body == "slow" and message.attempt == 1:
+        time.sleep(float(os.environ.get("SLOW", "60")))
+    with open("ledger", "a") as ledger:
+        print(message.body, message.attempt, file=ledger)
+    print(f"end {message.body}", flush=True)
+"""
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    bench.declare(TOPIC, ack_timeout=ACK_TIMEOUT, retry_delays="0,0,0")
+    yield bench
+    bench.store.close()
+
+
+class Daemons:
+    """Starts `lisa-consumer` on a module of handlers, and reads what they wrote down."""
+
+    def __init__(self, processes: Processes, directory: Path, url: str) -> None:
+        self._processes = processes
+        self._directory = directory
+        self._url = url
+        (directory / "shop.py").write_text(HANDLERS)
+
+    def start(self, *arguments: str, slow_s: float = 60) -> Process:
+        return self._processes.start(
+            "-m", "lisa.cli.consumer", "--redis", self._url, *arguments, "shop",
+            env={"SLOW": str(slow_s)},
+        )  # fmt: skip
+
+    def ledger(self) -> list[str]:
+        path = self._directory / "ledger"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def daemons(processes: Processes, tmp_path: Path, redis_url: str) -> Daemons:
+    return Daemons(processes, tmp_path, redis_url)
+
+
+def test_kill_9_mid_handler_and_the_message_is_handled_again(
+    bench: Bench, daemons: Daemons
+) -> None:
+    [sent] = bench.send(TOPIC, ["slow"])
+    first = daemons.start()
+    first.wait_for("start slow attempt 1")
+    first.kill()
+    killed = time.monotonic()
+    second = daemons.start()
+    with bench.manager(TOPIC):
+        second.wait_for("start slow attempt 2")
+        taken_s = time.monotonic() - killed
+        wait_until(settled(bench, sent))
+    assert daemons.ledger() == ["slow 2"]
+    assert taken_s < ACK_TIMEOUT.total_seconds() + 5  # and a process's start
+
+
+def test_sigterm_mid_handler_finishes_it_and_gives_back_the_rest(
+    bench: Bench, daemons: Daemons
+) -> None:
+    first = daemons.start(slow_s=1.0)
+    wait_until(presences_running(bench))
+    bench.send(TOPIC, range(30))
+    wait_until(lambda: len(daemons.ledger()) == 30)
+    bench.send(TOPIC, ["slow", *range(100, 110)])
+    first.wait_for("start slow")
+    began = time.monotonic()
+    first.signal(signal.SIGTERM)
+    second = daemons.start()
+    with bench.manager(TOPIC):
+        assert first.wait() == 0
+        stopped_s = time.monotonic() - began
+        second.wait_for("end 109")
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 41)
+    expected = [*(f"{n} 1" for n in range(30)), "slow 1", *(f"{n} 1" for n in range(100, 110))]
+    assert sorted(daemons.ledger()) == sorted(expected)
+    assert bench.stat(TOPIC, "reclaimed") == 0
+    assert stopped_s < 1.0 + 3
+
+
+def test_a_second_signal_leaves_at_once(bench: Bench, daemons: Daemons) -> None:
+    bench.send(TOPIC, ["slow"])
+    process = daemons.start()
+    process.wait_for("start slow")
+    process.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.alive
+    process.signal(signal.SIGTERM)
+    assert process.wait(timeout=timedelta(seconds=5)) == -signal.SIGTERM
+
+
+def test_a_consumer_frozen_beyond_its_lease_acks_late_and_loses_nothing(
+    bench: Bench, daemons: Daemons
+) -> None:
+    bench.configure(TOPIC, retry_delays="1h")
+    [sent] = bench.send(TOPIC, ["slow"])
+    process = daemons.start(slow_s=0.5)
+    process.wait_for("start slow")
+    process.signal(signal.SIGSTOP)
+    with bench.manager(TOPIC):
+        wait_until(lambda: bench.places(TOPIC, sent) == ["retry"])
+        process.signal(signal.SIGCONT)
+        wait_until(settled(bench, sent))
+    assert bench.stat(TOPIC, "acked_late") == 1
+    assert daemons.ledger() == ["slow 1"]
+    assert process.stop() == 0
+
+
+def test_what_a_frozen_consumer_had_not_started_is_not_handled_twice(
+    bench: Bench, daemons: Daemons
+) -> None:
+    """Messages read ahead, then lost to the manager: it must see that when it wakes up."""
+    process = daemons.start(slow_s=0.3)
+    wait_until(presences_running(bench))
+    bench.send(TOPIC, range(200))
+    wait_until(lambda: len(daemons.ledger()) == 200)
+    bench.send(TOPIC, ["slow", *range(1000, 1050)])
+    process.wait_for("start slow")
+    process.signal(signal.SIGSTOP)
+    other = daemons.start()
+    with bench.manager(TOPIC):
+        other.wait_for("end 1049")
+        process.signal(signal.SIGCONT)
+        process.wait_for("end slow")
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 251)
+        assert process.stop() == 0
+        assert other.stop() == 0
+    handled = [line.split()[0] for line in daemons.ledger()]
+    assert {name: handled.count(name) for name in handled if handled.count(name) > 1} in (
+        {},
+        {"slow": 2},  # it ran while frozen, and its message was taken back: that cannot be known
+    )
+
+
+def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench, daemons: Daemons) -> None:
+    slow_s = 4 * ACK_TIMEOUT.total_seconds()
+    [sent] = bench.send(TOPIC, ["slow"])
+    process = daemons.start(slow_s=slow_s)
+    with bench.manager(TOPIC):
+        wait_until(settled(bench, sent))
+    assert daemons.ledger() == ["slow 1"]
+    assert bench.stat(TOPIC, "reclaimed") == 0
+    assert process.stop() == 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_server_killed_and_restarted_in_the_middle(
+    own_server: EmbeddedServer, concurrency: int
+) -> None:
+    bench = Bench(own_server.url)
+    bench.declare(TOPIC, ack_timeout="1s", retry_delays="0,0,0")
+    seen: list[int] = []
+
+    def handle(message: Message) -> None:
+        time.sleep(0.002)
+        seen.append(message.body)
+
+    consumer = Consumer(own_server.url, concurrency=concurrency)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, range(600))
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: len(seen) > 100)
+        own_server.kill()
+        time.sleep(0.5)
+        own_server.restart()
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 600)
+    assert set(seen) == set(range(600))
+    keys = bench.store.keys.topic(TOPIC).group("lisa")
+    assert bench.ask("HLEN", keys.entries) == 0
+    bench.store.close()
+
+
+def test_it_starts_before_its_server(own_server: EmbeddedServer) -> None:
+    bench = Bench(own_server.url)
+    bench.declare(TOPIC)
+    bench.send(TOPIC, [1])
+    own_server.kill()
+    seen: list[int] = []
+    consumer = Consumer(own_server.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer:
+        time.sleep(0.3)
+        own_server.restart()
+        wait_until(lambda: seen == [1])
+    bench.store.close()
+
+
+def test_scripts_that_were_flushed_are_loaded_again(bench: Bench) -> None:
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer, bench.manager(TOPIC):
+        for n in range(20):
+            bench.ask("SCRIPT", "FLUSH")
+            bench.send(TOPIC, [n])
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 20)
+    assert sorted(seen) == list(range(20))
+
+
+def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    ended = threading.Event()
+
+    def cut() -> None:
+        while not ended.wait(0.05):
+            bench.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    thread = threading.Thread(target=cut)
+    with consumer, bench.manager(TOPIC):
+        thread.start()
+        for start in range(0, 500, 50):
+            bench.send(TOPIC, range(start, start + 50))
+            time.sleep(0.05)
+        ended.set()
+        thread.join()
+        wait_until(lambda: set(seen) == set(range(500)))
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
+
+
+# Several processes
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    if not listed.exists():
+        pytest.skip("this system does not list a process's children under /proc")
+    return [int(child) for child in listed.read_text().split()]
+
+
+def test_processes_share_the_work_and_one_that_died_is_replaced(
+    bench: Bench, daemons: Daemons
+) -> None:
+    parent = daemons.start("--processes", "2")
+    wait_until(lambda: len(presences(bench)) == 2)
+    first = children(parent.pid)
+    assert len(first) == 2
+    signalled = first[0]
+    os.kill(signalled, signal.SIGKILL)
+    wait_until(lambda: len([pid for pid in children(parent.pid) if runs(pid)]) == 2)
+    assert signalled not in children(parent.pid)
+    bench.send(TOPIC, range(50))
+    wait_until(lambda: bench.stat(TOPIC, "acked") == 50)
+    everyone = children(parent.pid)
+    assert parent.stop() == 0
+    assert not [pid for pid in everyone if runs(pid)]
+
+
+def test_children_end_with_a_parent_that_was_killed(bench: Bench, daemons: Daemons) -> None:
+    parent = daemons.start("--processes", "2")
+    wait_until(lambda: len(presences(bench)) == 2)
+    everyone = children(parent.pid)
+    parent.signal(signal.SIGKILL)
+    wait_until(lambda: not [pid for pid in everyone if runs(pid)])
+    wait_until(lambda: presences(bench) == [])  # they left in order

@@ -1,0 +1,314 @@
+"""Operators' work on large and damaged topics, and what the doctor says of servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from lisa.admin import garbage, groups, live
+from lisa.admin.doctor import Check, Verdict, examine
+from lisa.admin.messages import Page, State, list_messages
+from lisa.admin.topics import counts
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.envelope import encode_envelope, new_token
+from lisa.core.errors import ConfigError, GroupRemoved
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import Enqueue, Item
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.retry import Failure, Retry
+from lisa.embedded import EmbeddedServer
+
+TOPIC = "orders"
+
+
+def open_store(url: str) -> SyncStore:
+    return SyncStore(Connection(Address(url)), Keys())
+
+
+@pytest.fixture
+def store(server: str) -> Iterator[SyncStore]:
+    store = open_store(server)
+    store.drive(store.register([TOPIC]))
+    yield store
+    store.close()
+
+
+def send(store: SyncStore, ids: list[str], due: str = "+0") -> None:
+    envelope = encode_envelope(new_token(), "x")
+    for start in range(0, len(ids), 100):
+        items = [Item(one, due, envelope) for one in ids[start : start + 100]]
+        store.call(Enqueue(TOPIC, new_token(), items))
+
+
+def take(store: SyncStore, group: str, count: int) -> list[Failure]:
+    found = store.call(Pull(TOPIC, group, "c1", count)).entries
+    store.call(Open(TOPIC, group, found))
+    return [Failure(one.id, one.entry, f"reason {one.id}", "discard") for one in found]
+
+
+def die(store: SyncStore, group: str, count: int) -> None:
+    store.call(Retry(TOPIC, group, take(store, group, count)))
+
+
+def walk(store: SyncStore, state: State, limit: int, **options: Any) -> Iterator[Page]:
+    cursor = None
+    while True:
+        page = store.drive(
+            list_messages(store, TOPIC, state, cursor=cursor, limit=limit, **options)
+        )
+        yield page
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+# Groups
+
+
+def test_removal_settles_what_the_group_owed_and_nothing_else(store: SyncStore) -> None:
+    for group in ("a", "b"):
+        store.call(Declare(TOPIC, group))
+    ids = [f"m{n}" for n in range(450)]
+    send(store, ids)
+    die(store, "a", 150)
+    take(store, "a", 100)
+    send(store, ["later"], "+60000")
+    assert store.drive(groups.remove(store, TOPIC, "a")) == 0, "the other group owes them all"
+    keys = store.keys.topic(TOPIC)
+    assert store.ask("EXISTS", *keys.group("a")) == 0
+    assert store.ask("HLEN", keys.group("b").entries) == 450
+    assert store.drive(groups.remove(store, TOPIC, "b")) == 450
+    assert store.drive(groups.remove(store, TOPIC, "b")) is None
+    found = store.call(Inspect(TOPIC, ["m0", "m449", "later"]))
+    assert [one.tombstone and one.tombstone.state for one in found] == ["purged", "purged", None]
+    assert found[2].waiting_due_ms is not None
+    assert store.ask("HKEYS", keys.options) == []
+
+
+def test_a_group_may_be_added_again_at_once(store: SyncStore) -> None:
+    assert store.drive(groups.add(store, TOPIC, "a"))
+    send(store, ["old"])
+    store.drive(groups.remove(store, TOPIC, "a"))
+    assert store.drive(groups.add(store, TOPIC, "a"))
+    assert not store.drive(groups.add(store, TOPIC, "a"))
+    send(store, ["new"])
+    assert [one.id for one in take(store, "a", 10)] == ["new"]
+
+
+# Lists
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_every_state_is_listed_whole(limit: int, store: SyncStore) -> None:
+    for group in ("a", "b"):
+        store.call(Declare(TOPIC, group))
+    send(store, [f"m{n:02d}" for n in range(40)])
+    for group in ("a", "b"):
+        die(store, group, 10)
+        held = take(store, group, 10)
+        store.call(Retry(TOPIC, group, [one._replace(delay=60_000) for one in held]))
+        take(store, group, 10)
+    send(store, [f"w{n:02d}" for n in range(25)], "+60000")
+    expected = {
+        State.GARBAGE: (0, 10), State.RETRY: (10, 20), State.IN_FLIGHT: (20, 30),
+        State.READY: (30, 40),
+    }  # fmt: skip
+    for state, (first, last) in expected.items():
+        rows = [row for page in walk(store, state, limit) for row in page.rows]
+        wanted = [(group, f"m{n:02d}") for group in "ab" for n in range(first, last)]
+        assert [(row.group, row.id) for row in rows] == wanted
+        only = [row for page in walk(store, state, limit, group="b") for row in page.rows]
+        assert [row.id for row in only] == [one for group, one in wanted if group == "b"]
+    rows = [row for page in walk(store, State.WAITING, limit) for row in page.rows]
+    assert [row.id for row in rows] == [f"w{n:02d}" for n in range(25)]
+
+
+def test_equal_due_times_and_a_cursor_whose_message_has_gone(store: SyncStore) -> None:
+    ids = [f"m{n:04d}" for n in range(1_000)]
+    send(store, ids, "2208988800000")
+    seen: list[str] = []
+    for page in walk(store, State.WAITING, 64):
+        seen += [row.id for row in page.rows]
+        # What has been seen goes, the cursor's message among it.
+        store.ask("ZREM", store.keys.topic(TOPIC).waiting, *[row.id for row in page.rows][1:])
+    assert seen == ids
+
+
+def test_due_before(store: SyncStore) -> None:
+    for n in range(10):
+        send(store, [f"m{n}"], str(2_208_988_800_000 + n))
+    pages = walk(store, State.WAITING, 3, due_before_ms=2_208_988_800_005)
+    assert [row.id for page in pages for row in page.rows] == [f"m{n}" for n in range(5)]
+
+
+def test_what_a_list_refuses(store: SyncStore) -> None:
+    send(store, ["a"], "+60000")
+    for cursor in ("x", "/x:y"):
+        with pytest.raises(ConfigError, match="no cursor"):
+            store.drive(list_messages(store, TOPIC, State.WAITING, cursor=cursor))
+    with pytest.raises(GroupRemoved):
+        store.drive(list_messages(store, TOPIC, State.READY, group="nope"))
+
+
+def test_a_damaged_topic_is_listed_and_counted(store: SyncStore) -> None:
+    store.call(Declare(TOPIC, "a"))
+    send(store, ["m"])
+    store.ask("DEL", store.keys.topic(TOPIC).group("a").ready)
+    assert store.drive(list_messages(store, TOPIC, State.READY)).rows == ()
+    assert store.drive(list_messages(store, TOPIC, State.IN_FLIGHT)).rows == ()
+    (found,) = store.drive(counts(store, [TOPIC]))
+    assert [group.intact for group in found.groups] == [False]
+
+
+# Garbage
+
+
+def test_all_garbage_page_by_page_by_age_and_reason(store: SyncStore) -> None:
+    for group in ("a", "b"):
+        store.call(Declare(TOPIC, group))
+    send(store, [f"m{n:03d}" for n in range(500)])
+    for group in ("a", "b"):
+        for _ in range(2):
+            die(store, group, 250)
+    of_a = garbage.Selection(topic=TOPIC, group="a", reason="REASON M00")
+    assert store.drive(garbage.matching(store, of_a)) == 10
+    assert store.drive(garbage.act(store, of_a, garbage.requeue)) == 10
+    everything = garbage.Selection(topic=TOPIC)
+    assert store.drive(garbage.matching(store, everything)) == 990
+    long_ago = garbage.Selection(topic=TOPIC, died_before_ms=1)
+    assert store.drive(garbage.act(store, long_ago, garbage.purge)) == 0
+    steps: list[int] = []
+    done = store.drive(garbage.act(store, everything, garbage.purge, progress=steps.append))
+    assert (done, steps[-1]) == (990, 990)
+    assert len(steps) > 2, "not all in one call"
+    keys = store.keys.topic(TOPIC)
+    assert store.ask("ZCARD", keys.group("a").retry) == 10
+    assert len(store.ask("KEYS", keys.bodies_pattern())) == 10, "bodies of both groups' dead go"
+
+
+def test_what_dies_again_meanwhile_is_not_taken_twice(store: SyncStore) -> None:
+    """Each requeued message dies at once: a requeue of all still ends."""
+    store.call(Declare(TOPIC, "a"))
+    send(store, [f"m{n}" for n in range(20)])
+    die(store, "a", 20)
+
+    def requeue_and_die(store: Any, topic: str, group: str, ids: Any) -> Any:
+        done = yield from garbage.requeue(store, topic, group, ids)
+        time.sleep(0.003)
+        yield from store.run(Promote(topic))
+        found = (yield from store.run(Pull(topic, group, "c1", 100))).entries
+        yield from store.run(Open(topic, group, found))
+        failures = [Failure(one.id, one.entry, "again", "discard") for one in found]
+        yield from store.run(Retry(topic, group, failures))
+        return done
+
+    selection = garbage.Selection(topic=TOPIC)
+    assert store.drive(garbage.act(store, selection, requeue_and_die)) == 20
+    assert store.drive(garbage.matching(store, selection)) == 20
+
+
+# Live
+
+
+def test_rates_and_lateness_of_an_interval(store: SyncStore) -> None:
+    stats = store.keys.topic(TOPIC).stats
+    store.ask("HSET", stats, "sent", 100, "acked@a", 50, "acked@b", 50, "late:a@a", 1_000)
+    before = store.drive(live.look(store))
+    store.ask("HSET", stats, "sent", 300, "acked@a", 100, "acked@b", 150, "late:e@b", 98)
+    store.ask("HSET", stats, "late:j@a", 2, "retried@a", 5)
+    after = live.Look(before.at_us + 2_000_000, store.drive(live.look(store)).topics)
+    (found,) = live.activity(before, after)
+    assert (found.in_per_s, found.out_per_s, found.retried_per_s) == (100, 75, 2.5)
+    assert found.p50_ms is not None
+    assert found.p99_ms is not None
+    assert 1.5 < found.p50_ms <= 2, "only what lies between the two looks"
+    assert 10 < found.p99_ms <= 15
+    (quiet,) = live.activity(after, after)
+    assert (quiet.in_per_s, quiet.p50_ms, quiet.p99_ms) == (0, None, None)
+
+
+# Doctor
+
+
+def verdicts(url: str) -> dict[str, Check]:
+    store = open_store(url)
+    try:
+        return {one.name: one for one in store.drive(examine(store))}
+    finally:
+        store.close()
+
+
+def test_a_server_without_persistence(server: str) -> None:
+    found = verdicts(server)
+    failing = [one.name for one in found.values() if one.verdict is Verdict.FAIL]
+    assert failing == ["persistence"]
+    assert "appendonly yes" in found["persistence"].cure
+    assert found["managers"].verdict is Verdict.WARN
+    assert {"server", "role", "clock", "commands", "rights", "scripts", "layout"} <= found.keys()
+
+
+def test_a_server_that_is_fit(own_server: EmbeddedServer) -> None:
+    found = verdicts(own_server.url)
+    assert [one for one in found.values() if one.verdict is Verdict.FAIL] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdict"), [("allkeys-lru", Verdict.FAIL), ("volatile-ttl", Verdict.WARN)]
+)
+def test_eviction(policy: str, verdict: Verdict, own_server: EmbeddedServer) -> None:
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.config_set("maxmemory-policy", policy)
+    found = verdicts(own_server.url)["maxmemory-policy"]
+    assert found.verdict is verdict
+    assert "noeviction" in found.cure
+
+
+def test_snapshots_only(own_server: EmbeddedServer) -> None:
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.config_set("appendonly", "no")
+        raw.config_set("save", "60 1")
+    assert verdicts(own_server.url)["persistence"].verdict is Verdict.WARN
+
+
+def test_missing_rights_are_named(own_server: EmbeddedServer) -> None:
+    with redis.Redis.from_url(own_server.url) as raw:
+        raw.execute_command(
+            "ACL", "SETUSER", "weak", "on", ">pw", "~lisa:*", "&lisa:*", "+@all", "-xadd",
+            "-xgroup|create",
+        )  # fmt: skip
+        raw.execute_command("ACL", "SETUSER", "elsewhere", "on", ">pw", "~x:*", "&*", "+@all")
+    weak = verdicts(own_server.url.replace("//", "//weak:pw@"))["rights"]
+    assert weak.verdict is Verdict.FAIL
+    assert weak.found == "refused: XADD, XGROUP CREATE"
+    other = verdicts(own_server.url.replace("//", "//elsewhere:pw@"))
+    assert other["rights"].verdict is other["scripts"].verdict is Verdict.FAIL
+
+
+def test_a_missing_command_is_named() -> None:
+    with EmbeddedServer(extra=("--rename-command", "XCLAIM", "")) as server:
+        found = verdicts(server.url)["commands"]
+    assert found.verdict is Verdict.FAIL
+    assert "XCLAIM" in found.found
+
+
+def test_a_replica(own_server: EmbeddedServer) -> None:
+    with EmbeddedServer(extra=("--replicaof", "127.0.0.1", str(own_server.port))) as replica:
+        found = verdicts(replica.url)
+    assert found["role"].verdict is Verdict.FAIL
+    assert "primary" in found["role"].cure
+
+
+def test_the_doctor_leaves_nothing_behind(server: str) -> None:
+    verdicts(server)
+    with redis.Redis.from_url(server) as raw:
+        assert raw.keys() == [b"lisa:schema"]

@@ -1,0 +1,353 @@
+"""The commands, each on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lisa.cli.main import main
+from lisa.core.envelope import new_id
+from lisa.core.transitions.promote import Promote, Promoted
+from lisa.core.transitions.retry import Failure, Retry
+from tests.roles import Cast
+
+Lisa = Callable[..., Result]
+
+
+@pytest.fixture
+def lisa(redis_url: str) -> Lisa:
+    """Run a command on the server."""
+
+    def run(*arguments: str, code: int = 0, stdin: bytes | str | None = None) -> Result:
+        result = CliRunner(env={"LISA_REDIS_URL": redis_url}).invoke(main, arguments, input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def ask(lisa: Lisa) -> Callable[..., Any]:
+    """Run a command with --json; the document."""
+
+    def run(*arguments: str, code: int = 0, stdin: str | None = None) -> Any:
+        return json.loads(lisa(*arguments, "--json", code=code, stdin=stdin).stdout)
+
+    return run
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    played = Cast(redis_url)
+    yield played
+    played.store.close()
+
+
+def kill(cast: Cast, *ids: str, reason: str = "boom") -> None:
+    """Messages that end up in garbage."""
+    for one in ids:
+        cast.send(message_id=one, policy="")
+    entries = cast.take()
+    failures = [Failure(entry.id, entry.entry, reason, "discard") for entry in entries]
+    cast.store.call(Retry("orders", "g", failures))
+
+
+def promote(cast: Cast) -> Promoted:
+    return cast.store.call(Promote("orders"))
+
+
+def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    sent = lisa("send", "orders", '{"order": 42}', "--delay", "30m", "--header", "k=v").stdout
+    one = sent.strip()
+    found = ask("get", "orders", one)
+    assert (found["state"], found["body"], found["headers"]) == (
+        "waiting", {"order": 42}, {"k": "v"}
+    )  # fmt: skip
+    shown = lisa("get", "orders", one).stdout
+    assert "waiting" in shown
+    assert "(in 29m 5" in shown
+    assert lisa("reschedule", "orders", one, "--delay", "1h").stdout.split() == [one, "rescheduled"]
+    assert ask("get", "orders", one)["due_ms"] - found["due_ms"] >= 29 * 60_000
+    assert ask("fire", "orders", one)["messages"] == [{"id": one, "outcome": "rescheduled"}]
+    assert ask("cancel", "orders", one)["messages"] == [{"id": one, "outcome": "cancelled"}]
+    assert ask("get", "orders", one)["state"] == "cancelled"
+    assert ask("reschedule", "orders", one, "--delay", "1h", code=1)["messages"] == [
+        {"id": one, "outcome": "done"}
+    ]
+
+
+def test_generated_ids_begin_with_a_dash(lisa: Lisa) -> None:
+    """The order-keeping alphabet begins with it; no command may take them for options."""
+    one = new_id()
+    assert one.startswith("-")
+    assert lisa("send", "orders", "x", "--delay", "1h", "--id", one).stdout.strip() == one
+    assert one in lisa("cancel", "orders", one, new_id(), code=1).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body", "encoding"),
+    [
+        (["42"], 42, "json"),
+        (["-5"], -5, "json"),
+        (["42", "--text"], "42", "text"),
+        (["plain words"], "plain words", "text"),
+        (['"quoted"', "--json-body"], "quoted", "text"),
+        (["[1, null]"], [1, None], "json"),
+    ],
+)
+def test_what_a_body_is(
+    arguments: list[str], body: object, encoding: str, lisa: Lisa, ask: Callable[..., Any]
+) -> None:
+    one = lisa("send", "orders", *arguments, "--delay", "1h").stdout.strip()
+    found = ask("get", "orders", one)
+    assert (found["body"], found["body_encoding"]) == (body, encoding)
+
+
+def test_a_body_from_stdin_may_be_bytes(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    one = lisa("send", "orders", "-", "--delay", "1h", stdin=b"\xff\xfe").stdout.strip()
+    assert ask("get", "orders", one)["body_encoding"] == "base64"
+
+
+def test_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    lisa("send", "orders", "x", "--id", "a", "--at", "2040-01-01T00:00:00+00:00")
+    lisa("send", "orders", "x", "--id", "b", "--at", "2040-01-01T01:00:00", "--tz", "+01:00")
+    lisa("send", "orders", "x", "--id", "c", "--at-ms", "2208988800000")
+    assert {ask("get", "orders", one)["due_ms"] for one in "abc"} == {2_208_988_800_000}
+    rows = ask("list", "orders", "--due-before", "2040-01-01T00:00:00.001Z")["messages"]
+    assert [row["id"] for row in rows] == ["a", "b", "c"]
+    assert ask("list", "orders", "--due-before", "2040-01-01T00:00:00Z")["messages"] == []
+
+
+def test_duplicates(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    lisa("send", "orders", "1", "--id", "a", "--delay", "1h")
+    assert "known" in lisa(
+        "send", "orders", "2", "--id", "a", "--on-duplicate", "reject", code=1
+    ).stderr  # fmt: skip
+    lisa("send", "orders", "2", "--id", "a", "--on-duplicate", "replace", "--delay", "1h")
+    assert ask("get", "orders", "a")["body"] == 2
+
+
+def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "bodies"
+    path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8")
+    said = ask("send", "orders", "--file", str(path), "--delay", "1h")
+    assert said == {
+        "topic": "orders", "accepted": 3, "duplicate": 0, "replaced": 0, "rejected": 0
+    }  # fmt: skip
+    assert ask("send", "orders", "--file", "-", stdin="a\nb\n")["accepted"] == 2
+    rows = ask("list", "orders")["messages"]
+    assert len(rows) == 5
+    bodies = [ask("get", "orders", row["id"])["body"] for row in rows]
+    assert bodies == ["a", "b", {"n": 1}, "plain", 3]
+
+
+def test_a_full_topic(lisa: Lisa) -> None:
+    lisa("topic", "set", "orders", "capacity=1")
+    lisa("send", "orders", "x", "--delay", "1h")
+    assert "capacity" in lisa("send", "orders", "x", code=1).stderr
+
+
+def test_unknown_things_are_a_negative_answer(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    assert "unknown" in lisa("get", "orders", "nope", code=1).stderr
+    assert ask("get", "orders", "nope", code=1) == {"topic": "orders", "id": "nope", "state": None}
+    assert "unknown" in lisa("cancel", "orders", "nope", code=1).stdout
+    assert "unknown" in lisa("fire", "orders", "nope", code=1).stdout
+    assert "nothing is known" in lisa("topic", "show", "nope", code=1).stderr
+    assert "nothing is known" in lisa("topic", "pause", "nope", code=1).stderr
+    lisa("topic", "group", "add", "orders", "g")
+    assert "no group" in lisa("topic", "group", "remove", "orders", "h", code=1).stderr
+    assert (
+        "not declared" in lisa("list", "orders", "--state", "retry", "--group", "h", code=1).stderr
+    )
+    assert "no cursor" in lisa("list", "orders", "--cursor", "x", code=2).stderr
+
+
+def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    assert "1 changed" in lisa("topic", "set", "orders", "ack-timeout=30s").stdout
+    assert ask("topic", "show", "orders")["options"]["ack_timeout_ms"] == 30_000
+    assert "as it was" in lisa("topic", "set", "orders", "ack_timeout=30s").stdout
+    lisa("topic", "set", "orders", "retry_delays=0,2m~0.5", "capacity=7", "max_ready=5")
+    options = ask("topic", "show", "orders")["options"]
+    assert options["retry_delays_ms"] == [0, 120_000]
+    assert (options["retry_jitter"], options["capacity"], options["max_ready"]) == (0.5, 7, 5)
+    lisa("topic", "unset", "orders", "capacity", "retry-delays")
+    options = ask("topic", "show", "orders")["options"]
+    assert (options["capacity"], len(options["retry_delays_ms"])) == (None, 10)
+    assert "2m" not in lisa("topic", "show", "orders").stdout
+    assert "did you mean" in lisa("topic", "set", "orders", "ack_timeut=3s", code=2).stderr
+    assert "out of range" in lisa("topic", "set", "orders", "ack_timeout=1ms", code=2).stderr
+    assert "no topic option" in lisa("topic", "unset", "orders", "what", code=2).stderr
+
+
+def test_pause_and_resume(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
+    lisa("topic", "group", "add", "orders", "g")
+    assert "paused" in lisa("topic", "pause", "orders").stdout
+    assert ask("topics")[0]["paused"] is True
+    lisa("send", "orders", "x")
+    assert promote(cast).paused
+    assert ask("topic", "resume", "orders")["changed"] is True
+    assert ask("topic", "resume", "orders")["changed"] is False
+    assert promote(cast).moved == 1
+
+
+def test_groups(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
+    lisa("topic", "group", "add", "orders", "g")
+    assert "as it was" in lisa("topic", "group", "add", "orders", "g").stdout
+    lisa("topic", "group", "add", "orders", "other")
+    lisa("send", "orders", "x", "--id", "a")
+    promote(cast)
+    assert [one["ready"] for one in ask("topic", "group", "list", "orders")] == [1, 1]
+    assert "nothing was changed" in lisa(
+        "topic", "group", "remove", "orders", "g", code=1, stdin="n\n"
+    ).stderr  # fmt: skip
+    lisa("topic", "group", "remove", "orders", "g", "--yes")
+    assert [one["group"] for one in ask("topic", "group", "list", "orders")] == ["other"]
+    assert ask("get", "orders", "a")["state"] == "ready"
+    assert "1 messages purged" in lisa(
+        "topic", "group", "remove", "orders", "other", stdin="y\n"
+    ).stdout  # fmt: skip
+    assert ask("get", "orders", "a")["state"] == "purged"
+
+
+def test_topics(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
+    cast.declare()
+    kill(cast, "dead")
+    lisa("send", "orders", "x", "--delay", "1h")
+    cast.send()
+    cast.take()
+    (found,) = ask("topics")
+    states = ("waiting", "ready", "in_flight", "retry", "garbage")
+    assert [found[state] for state in states] == [1, 0, 1, 0, 1]
+    assert "(in 59m 59s)" in lisa("topics").stdout
+    assert "orders" in lisa("topic", "show", "orders", "--json").stdout
+
+
+def test_list_by_state(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    cast.declare()
+    kill(cast, "dead", reason="too \x1b[31mbad")
+    cast.send(message_id="held")
+    cast.take()
+    cast.send(message_id="ready")
+    for state, one in (("garbage", "dead"), ("in_flight", "held"), ("ready", "ready")):
+        (row,) = ask("list", "orders", "--state", state)["messages"]
+        assert (row["id"], row["state"], row["group"]) == (one, state, "g")
+    assert ask("list", "orders", "--state", "in_flight")["messages"][0]["consumer"] == "c1"
+    assert "\x1b" not in lisa("list", "orders", "--state", "garbage").stdout
+
+
+def test_list_goes_on_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    for n in range(7):
+        cast.send(message_id=f"m{n}", delay_ms=60_000 + n)
+    seen: list[str] = []
+    cursor: list[str] = []
+    while True:
+        page = ask("list", "orders", "--limit", "3", *cursor)
+        seen += [row["id"] for row in page["messages"]]
+        lisa("cancel", "orders", seen[-1])  # the cursor's own message goes
+        if page["cursor"] is None:
+            break
+        cursor = ["--cursor", page["cursor"]]
+    assert seen == [f"m{n}" for n in range(7)]
+
+
+def test_garbage(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    cast.declare()
+    kill(cast, "a", "b", reason="card declined")
+    kill(cast, "c", "d", reason="Timeout")
+    assert [row["id"] for row in ask("garbage", "list", "orders")["messages"]] == list("abcd")
+    found = ask("garbage", "list", "orders", "--reason", "TIMEOUT")["messages"]
+    assert [row["id"] for row in found] == ["c", "d"]
+    assert ask("garbage", "list", "orders", "--older-than", "1h")["messages"] == []
+    assert "Timeout" in lisa("garbage", "list", "orders").stdout
+    (shown,) = ask("garbage", "show", "orders", "a")
+    assert (shown["body"], shown["reason"]) == ("x", "card declined")
+    assert "card declined" in lisa("garbage", "show", "orders", "a").stdout
+    assert "not in the garbage" in lisa("garbage", "show", "orders", "z", code=1).stderr
+    assert ask("garbage", "requeue", "orders", "a", "z", code=1) == {
+        "topic": "orders", "requeued": 1, "not_in_garbage": ["z"]
+    }  # fmt: skip
+    assert ask("get", "orders", "a")["state"] == "retry"
+    assert (
+        "nothing was changed" in lisa("garbage", "purge", "orders", "b", code=1, stdin="n\n").stderr
+    )
+    assert ask("get", "orders", "b")["state"] == "garbage"
+    purged = ask("garbage", "purge", "orders", "--all", "--reason", "timeout", "--yes")
+    assert purged["purged"] == 2
+    assert ask("get", "orders", "c")["state"] == "purged"
+    assert ask("garbage", "purge", "orders", "--all", "--older-than", "1h", "--yes")["purged"] == 0
+    assert ask("garbage", "requeue", "orders", "--all")["requeued"] == 1
+    assert ask("garbage", "list", "orders")["messages"] == []
+
+
+def test_consumers_and_managers(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    from lisa.core import presence
+
+    cast.declare()
+    cast.store.drive(cast.store.register(["orders"]))
+    record = presence.ConsumerPresence(name="c-1", topic="orders", group="g", concurrency=4)
+    cast.store.drive(presence.announce_consumer(cast.store, record))
+    cast.store.drive(presence.announce_manager(cast.store, presence.ManagerPresence(name="m-1")))
+    assert [(one["name"], one["alive"]) for one in ask("consumers")] == [("c-1", True)]
+    assert "c-1" in lisa("consumers", "orders").stdout
+    assert ask("consumers", "other") == []
+    assert [(one["name"], one["alive"]) for one in ask("managers")] == [("m-1", True)]
+    gone = b'{"name":"m-2","seen_ms":1}'
+    cast.store.ask("HSET", cast.store.keys.managers, "m-2", gone)
+    assert [one["alive"] for one in ask("managers")] == [True, False]
+    assert "gone" in lisa("managers").stdout
+
+
+def test_top(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    cast.declare()
+    cast.send(delay_ms=60_000)
+    found = ask("top", "--once", "--interval", "0.1")
+    assert found["seconds"] >= 0.1
+    assert [(one["topic"], one["waiting"], one["in_per_s"]) for one in found["topics"]] == [
+        ("orders", 1, 0)
+    ]
+    assert "orders" in lisa("top", "--once", "--interval", "0.1", "orders").stdout
+
+
+def test_fsck(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+    cast.send(message_id="a", delay_ms=60_000)
+    assert ask("fsck")["ok"] is True
+    assert "all in place" in lisa("fsck", "orders").stdout
+    cast.store.ask("ZREM", cast.keys.waiting, "a")
+    found = ask("fsck", code=1)
+    assert found["findings"] == [
+        {"kind": "no-place", "topic": "orders", "group": None, "id": "a", "what": "",
+         "repaired": False}
+    ]  # fmt: skip
+    assert "--repair mends" in lisa("fsck", code=1).stdout
+    assert ask("fsck", "--repair")["repaired"] == 1
+    assert ask("fsck")["found"] == 0
+
+
+def test_prefixes_keep_apart(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    lisa("--prefix", "mine", "send", "orders", "x", "--id", "a", "--delay", "1h")
+    assert ask("get", "orders", "a", code=1)["state"] is None
+    assert ask("--prefix", "mine", "get", "orders", "a")["state"] == "waiting"
+    assert ask("get", "orders", "a", "--prefix", "mine")["state"] == "waiting"
+
+
+def test_the_server_from_a_configuration(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "lisa.yml"
+    path.write_text(
+        f"lisa-delay-queue:\n  prefix: conf\n  redis: {{url: '{redis_url}'}}\n  zone: '+01:00'\n",
+        encoding="utf-8",
+    )
+    runner = CliRunner(env={"LISA_REDIS_URL": None})
+    sent = ["--config", str(path), "send", "orders", "x", "--at", "2040-01-01T00:00:00"]
+    result = runner.invoke(main, sent)
+    assert result.exit_code == 0, result.output
+    found = runner.invoke(
+        main, ["get", "orders", result.stdout.strip(), "--json"], env={"LISA_CONFIG": str(path)}
+    )
+    assert json.loads(found.stdout)["due"] == "2039-12-31T23:00:00.000Z"

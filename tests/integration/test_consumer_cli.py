@@ -1,0 +1,157 @@
+"""`lisa-consumer` as a real process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.consumers import Bench, presences, presences_running, settled
+from tests.servers import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Process, Processes
+
+TOPIC = "orders"
+TWO_LINES = """
+from lisa.core.signals import message_received
+
+@message_received.connect_via("orders")
+def handle(topic, *, message): print("handled", topic, message.group, message.body, flush=True)
+"""
+ONE = """
+from lisa.consumer import Consumer
+consumer = Consumer()
+@consumer.on("orders")
+def handle(message): print("handled", message.topic, message.group, message.body, flush=True)
+"""
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    yield bench
+    bench.store.close()
+
+
+def start(processes: Processes, *arguments: str, env: dict[str, str] | None = None) -> Process:
+    return processes.start("-m", "lisa.cli.consumer", *arguments, env=env)
+
+
+@pytest.mark.parametrize("module", [TWO_LINES, ONE])
+@pytest.mark.parametrize("target", ["shop.handlers", "shop.handlers:consumer"])
+def test_targets(
+    bench: Bench, processes: Processes, tmp_path: Path, module: str, target: str
+) -> None:
+    bench.declare(TOPIC)
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "handlers.py").write_text(module)
+    process = start(processes, "--redis", bench.url, target)
+    if module == TWO_LINES and ":" in target:
+        assert process.wait() == 2
+        assert "module shop.handlers has no 'consumer'" in process.output
+        return
+    [sent] = bench.send(TOPIC, [42])
+    process.wait_for("handled orders lisa 42")
+    wait_until(settled(bench, sent))
+    assert process.stop() == 0
+    assert presences(bench) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        (ONE, [], "name what to run"),
+        (ONE, ["nowhere"], "no module 'nowhere'"),
+        (ONE, ["shop:"], "neither pkg.module nor pkg.module:name"),
+        (ONE, ["shop:Consumer"], "is a type, not a lisa.Consumer"),
+        (ONE + "other = Consumer()\n", ["shop"], "several consumers (consumer, other)"),
+        ("x = 1\n", ["shop"], "neither a lisa.Consumer nor a receiver"),
+        ("from lisa.consumer import Consumer\nc = Consumer()\n", ["shop"], "nothing to consume"),
+        (ONE, ["--concurrency", "0", "shop"], "concurrency"),
+        (ONE, ["--group", "no spaces", "shop"], "group 'no spaces' is not allowed"),
+        (ONE, ["--redis", "http://x", "shop"], "is no address"),
+        (ONE, ["--config", "absent.yml", "shop"], "absent.yml"),
+        (ONE, ["--http", "nonsense", "shop"], "HOST:PORT"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    processes: Processes, tmp_path: Path, module: str, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "shop.py").write_text(module)
+    process = start(processes, *arguments)
+    assert process.wait() == 2
+    [line] = process.output.strip().splitlines()
+    assert line.startswith("lisa-consumer: ")
+    assert said in line
+
+
+def test_several_groups_end_it_with_exit_code_2(
+    bench: Bench, processes: Processes, tmp_path: Path
+) -> None:
+    for group in "ab":
+        bench.declare(TOPIC, group)
+    (tmp_path / "shop.py").write_text(ONE)
+    process = start(processes, "--redis", bench.url, "shop")
+    assert process.wait() == 2
+    assert "several groups (a, b): name one with group=" in process.output
+    chosen = start(processes, "--redis", bench.url, "--group", "b", "shop")
+    bench.send(TOPIC, [1])
+    chosen.wait_for("handled orders b 1")
+
+
+def test_the_originals_file_works_with_a_two_line_module(
+    bench: Bench, processes: Processes, tmp_path: Path
+) -> None:
+    module = TWO_LINES.replace('connect_via("orders")', "connect")
+    (tmp_path / "shop.py").write_text(module)
+    config = ROOT / "configs" / "consumer.yml"
+    process = start(processes, "--config", str(config), "shop", env={"LISA_REDIS_URL": bench.url})
+    wait_until(presences_running(bench, "mystream"))
+    wait_until(presences_running(bench, "topic2"))
+    assert presences(bench, "mystream")[0].name.startswith("consumer-1-")
+    bench.send("mystream", ["one"])
+    bench.send("topic2", ["two"])
+    with bench.manager("mystream", "topic2"):
+        process.wait_for("handled mystream group-1 one")
+        process.wait_for("handled topic2 group-2 two")
+    assert process.stop() == 0
+
+
+def test_disabled_says_so_and_ends_well(processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "off.yml").write_text("lisa-delay-queue:\n  enabled: false\n")
+    process = start(processes, "--config", "off.yml")
+    assert process.wait() == 0
+    assert process.output.strip().splitlines() == [
+        "lisa-consumer: enabled is false in the configuration; nothing to do"
+    ]
+
+
+def test_health_is_served_and_tells_of_a_server_that_is_gone(
+    bench: Bench, processes: Processes, tmp_path: Path
+) -> None:
+    bench.declare(TOPIC)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "shop.py").write_text(ONE)
+    start(processes, "--redis", bench.url, "--http", f"127.0.0.1:{port}", "shop")
+    wait_until(presences_running(bench))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+        health = json.load(answer)
+    assert health["status"] == "ok"
+    assert health["topics"]["orders/lisa"]["state"] == "running"
+
+
+def test_a_module_that_needs_something_absent_shows_its_own_error(
+    processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text("import not_installed_anywhere\n")
+    process = start(processes, "shop")
+    assert process.wait() == 1
+    assert "No module named 'not_installed_anywhere'" in process.output

@@ -1,0 +1,327 @@
+"""Groups, live changes, start and stop, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.consumer import Consumer
+from lisa.core.errors import ConfigError
+from lisa.core.message import Message
+from lisa.core.transitions.undeclare import Undeclare
+from tests.consumers import Bench, ignore, presences, presences_running, settled, state_of
+from tests.servers import flush, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    yield bench
+    bench.store.close()
+
+
+# Groups
+
+
+def test_a_consumer_waits_for_a_group_and_asks_for_one(bench: Bench) -> None:
+    [sent] = bench.send(TOPIC, [1])
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+    pubsub = bench.store.connection.subscribe(bench.store.keys.wake)
+    with consumer:
+        wait_until(lambda: [(p.group, p.state) for p in presences(bench)] == [("", "waiting")])
+        assert pubsub.get(5) == TOPIC.encode()
+        bench.declare(TOPIC, "billing")
+        with bench.manager(TOPIC):
+            wait_until(lambda: bench.settled_as(TOPIC, sent) == "acked")
+    pubsub.close()
+    assert bench.stat(TOPIC, "acked", "billing") == 1
+
+
+def test_a_named_group_is_declared(bench: Bench) -> None:
+    consumer = Consumer(bench.url, group="billing")
+    consumer.on(TOPIC, ignore)
+    with consumer:
+        wait_until(lambda: bench.store.drive(bench.store.groups(TOPIC)) == ("billing",))
+
+
+def test_several_groups_without_a_choice_are_refused_by_name(bench: Bench) -> None:
+    bench.declare(TOPIC, "a")
+    bench.declare(TOPIC, "b")
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+    with pytest.raises(ConfigError, match=r"several groups \(a, b\)"):
+        consumer.start()
+    assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
+
+
+def test_a_removed_group_is_no_longer_read_and_the_other_topics_are(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    bench.declare("invoices")
+    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=0.2))
+    seen: list[str] = []
+    consumer.on(TOPIC, ignore)
+    consumer.on("invoices", lambda message: seen.append(message.id))
+    with consumer:
+        wait_until(lambda: presences(bench) and presences(bench)[0].state == "running")
+        bench.store.call(Undeclare(TOPIC, "lisa", drop=True))
+        wait_until(lambda: not any(t.name == f"lisa-{TOPIC}" for t in threading.enumerate()))
+        bench.send("invoices", [1])
+        wait_until(lambda: seen)
+    assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+
+
+@pytest.mark.parametrize("group", [None, "lisa"])
+def test_an_emptied_server_is_joined_again(bench: Bench, group: str | None) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url, group=group, poll_timeout=timedelta(seconds=0.2))
+    seen: list[int] = []
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer:
+        wait_until(presences_running(bench))
+        flush(bench.url)
+        if group is None:
+            wait_until(lambda: presences(bench) and presences(bench)[0].state == "waiting")
+            bench.declare(TOPIC)
+        else:
+            wait_until(lambda: bench.store.drive(bench.store.groups(TOPIC)) == ("lisa",))
+        bench.send(TOPIC, [7])
+        wait_until(lambda: seen == [7])
+
+
+def test_a_stream_that_a_foreign_hand_deleted_is_made_again(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=0.2))
+    seen: list[int] = []
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer:
+        wait_until(presences_running(bench))
+        bench.ask("DEL", bench.store.keys.topic(TOPIC).group("lisa").ready)
+        time.sleep(0.1)
+        bench.send(TOPIC, [7])
+        wait_until(lambda: seen == [7])
+
+
+def test_several_groups_each_get_every_message(bench: Bench) -> None:
+    for group in ("a", "b"):
+        bench.declare(TOPIC, group)
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    consumers = [Consumer(bench.url, group=group) for group in "ab"]
+    for consumer in consumers:
+        consumer.on(TOPIC, lambda message: seen[message.group].append(message.body))
+    [first, *_] = bench.send(TOPIC, range(20))
+    with consumers[0], consumers[1]:
+        wait_until(lambda: bench.stat(TOPIC, "acked", "a") == bench.stat(TOPIC, "acked", "b") == 20)
+    assert sorted(seen["a"]) == sorted(seen["b"]) == list(range(20))
+    assert bench.settled_as(TOPIC, first) == "acked"
+
+
+# Live changes
+
+
+def test_topics_come_and_go_while_it_runs(bench: Bench) -> None:
+    for topic in ("first", "second"):
+        bench.declare(topic)
+    seen: list[str] = []
+    consumer = Consumer(bench.url)
+    consumer.on("first", lambda message: seen.append(message.topic))
+    with consumer:
+        consumer.subscribe("second", lambda message: seen.append(message.topic))
+        bench.send("second", [1])
+        wait_until(lambda: seen == ["second"])
+        consumer.unsubscribe("second")
+        wait_until(lambda: presences(bench, "second") == [])
+        [left] = bench.send("second", [2])
+        bench.send("first", [3])
+        wait_until(lambda: seen == ["second", "first"])
+        assert consumer.topics() == ["first"]
+        assert bench.places("second", left) == ["ready"]
+
+
+def test_pause_and_resume_here_only(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer:
+        wait_until(presences_running(bench))
+        consumer.pause(TOPIC)
+        time.sleep(0.1)
+        [sent] = bench.send(TOPIC, [1])
+        time.sleep(0.3)
+        assert bench.places(TOPIC, sent) == ["ready"]
+        consumer.resume()
+        wait_until(lambda: seen == [1])
+
+
+def test_a_paused_topic_is_left_alone_until_it_is_resumed(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    bench.send(TOPIC, range(3))
+    bench.configure(TOPIC, paused=True)
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer:
+        time.sleep(0.5)
+        assert seen == []
+        ready = bench.store.keys.topic(TOPIC).group("lisa").ready
+        assert bench.ask("XLEN", ready) == 3
+        assert bench.ask("XPENDING", ready, "lisa")[0] == 0
+        bench.configure(TOPIC, paused=False)
+        wait_until(lambda: sorted(seen) == [0, 1, 2])
+
+
+def test_a_topic_that_only_fails_is_degraded_and_heals(bench: Bench) -> None:
+    bench.declare(TOPIC, retry_delays=["0"] * 100)
+    works = threading.Event()
+    times: list[float] = []
+
+    def handle(message: Message) -> None:
+        times.append(time.monotonic())
+        if not works.is_set():
+            raise ValueError("the database is down")
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, range(4))
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: state_of(consumer) == "degraded")
+        wait_until(lambda: len(times) >= 23)
+        assert times[22] - times[21] > times[21] - times[20] > 0.2
+        works.set()
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 4)
+        assert state_of(consumer) == "running"
+
+
+# Start and stop
+
+
+def test_nobody_to_hear_is_refused(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="nothing to consume"):
+        Consumer(bench.url).start()
+    configured = Consumer.from_config(None, redis=bench.url, groups=[{"topic": TOPIC}])
+    with pytest.raises(ConfigError, match="nobody would receive the messages of topic 'orders'"):
+        configured.start()
+
+
+def test_a_receiver_that_disappears_is_never_an_ack(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url)
+
+    def receiver(topic: str, *, message: Message) -> None:
+        """Held weakly by the signal."""
+
+    consumer.message_received.connect(receiver, sender=TOPIC)
+    with consumer:
+        del receiver
+        [sent] = bench.send(TOPIC, [1])
+        wait_until(lambda: bench.places(TOPIC, sent) == ["retry"])
+    assert bench.stat(TOPIC, "acked") == 0
+
+
+def test_stop_finishes_what_runs_and_gives_back_the_rest(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    running = threading.Event()
+    done: list[int] = []
+
+    def handle(message: Message) -> None:
+        if message.body == 60:
+            running.set()
+            time.sleep(0.5)
+        done.append(message.body)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, range(100))
+    consumer.start()
+    assert running.wait(10)
+    consumer.stop()
+    assert done == list(range(61))
+    assert bench.stat(TOPIC, "acked") == 61
+    keys = bench.store.keys.topic(TOPIC).group("lisa")
+    assert bench.ask("XPENDING", keys.ready, "lisa")[0] == 0
+    assert bench.ask("XLEN", keys.ready) == 39
+    assert presences(bench) == []
+    assert bench.ask("XINFO", "CONSUMERS", keys.ready, "lisa") == []
+    assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
+
+
+def test_after_the_grace_time_async_handlers_are_cancelled_and_given_back(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    started = threading.Event()
+
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    consumer = Consumer(bench.url, grace=timedelta(seconds=0.2))
+    consumer.on(TOPIC, handle)
+    [sent] = bench.send(TOPIC, [1])
+    consumer.start()
+    assert started.wait(10)
+    began = time.monotonic()
+    consumer.stop()
+    assert time.monotonic() - began < 0.2 + 3
+    assert bench.places(TOPIC, sent) == ["ready"]
+    assert bench.inspect(TOPIC, sent).places[0].failed_attempts == 0
+
+
+def test_a_blocked_read_ends_at_once(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=60))
+    consumer.on(TOPIC, ignore)
+    consumer.start()
+    wait_until(presences_running(bench))
+    began = time.monotonic()
+    consumer.stop()
+    assert time.monotonic() - began < 2
+
+
+def test_a_handler_may_stop_its_consumer(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: consumer.stop())
+    bench.send(TOPIC, [1])
+    consumer.run()
+    assert bench.stat(TOPIC, "acked") == 1
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("lisa-")])
+
+
+def test_it_can_be_started_again(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    seen: list[Any] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    for _ in range(2):
+        with consumer:
+            [sent] = bench.send(TOPIC, [1])
+            wait_until(settled(bench, sent))
+    assert seen == [1, 1]
+
+
+def test_from_config_takes_topics_groups_and_names(bench: Bench, tmp_path: Any) -> None:
+    path = tmp_path / "consumer.yml"
+    path.write_text(
+        f"lisa-delay-queue:\n  redis: {{url: '{bench.url}'}}\n  groups:\n"
+        "    - {topic: orders, group: g1, consumer: worker}\n"
+        "    - {topic: orders, group: g2, consumer: worker}\n"
+    )
+    consumer = Consumer.from_config(path)
+    seen: list[tuple[str, int]] = []
+    consumer.on(TOPIC, lambda message: seen.append((message.group, message.body)))
+    with consumer:
+        wait_until(lambda: bench.store.drive(bench.store.groups(TOPIC)) == ("g1", "g2"))
+        wait_until(lambda: len(presences(bench)) == 2)
+        assert all(one.name.startswith("worker-") for one in presences(bench))
+        bench.send(TOPIC, [5])
+        wait_until(lambda: sorted(seen) == [("g1", 5), ("g2", 5)])

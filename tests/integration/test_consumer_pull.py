@@ -1,0 +1,180 @@
+"""Pulling: deliveries for a loop of one's own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.consumer import Consumer
+from lisa.core.errors import ConfigError, InvalidMessage
+from tests.consumers import Bench, presences
+from tests.servers import flush, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lisa.core.message import Message
+
+TOPIC = "orders"
+WAIT = timedelta(seconds=10)
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    bench.declare(TOPIC)
+    yield bench
+    bench.store.close()
+
+
+@pytest.fixture
+def consumer(bench: Bench) -> Iterator[Consumer]:
+    consumer = Consumer(bench.url)
+    yield consumer
+    consumer.stop()
+
+
+def test_a_delivery_is_its_message_and_what_to_do_with_it(bench: Bench, consumer: Consumer) -> None:
+    acked: list[str] = []
+
+    def hear(topic: str, *, message: Message) -> None:
+        acked.append(message.id)
+
+    consumer.message_acked.connect(hear)
+    [sent] = bench.send(TOPIC, [{"order": 1}])
+    [delivery] = consumer.pull(TOPIC)
+    assert (delivery.id, delivery.topic, delivery.group) == (sent, TOPIC, "lisa")
+    assert (delivery.body, delivery.attempt, delivery.headers) == ({"order": 1}, 1, {})
+    assert delivery.due_ms == int(delivery.due.timestamp() * 1000)
+    assert bench.places(TOPIC, sent) == ["in_flight"]
+    assert delivery.ack() == "acked"
+    assert delivery.ack() == "repeated"
+    assert bench.settled_as(TOPIC, sent) == "acked"
+    assert acked == [sent, sent]
+
+
+def test_a_pull_takes_at_most_its_batch_and_does_not_wait_unasked(
+    bench: Bench, consumer: Consumer
+) -> None:
+    bench.send(TOPIC, range(5))
+    assert [one.body for one in consumer.pull(TOPIC, batch=3)] == [0, 1, 2]
+    assert [one.body for one in consumer.pull(TOPIC, batch=3)] == [3, 4]
+    began = time.monotonic()
+    assert consumer.pull(TOPIC, batch=3) == []
+    assert time.monotonic() - began < 1
+
+
+def test_a_waiting_pull_is_woken_by_the_message(bench: Bench, consumer: Consumer) -> None:
+    came: list[tuple[float, object]] = []
+
+    def pull() -> None:
+        [delivery] = consumer.pull(TOPIC, wait=WAIT)
+        came.append((time.monotonic(), delivery.body))
+
+    thread = threading.Thread(target=pull)
+    thread.start()
+    wait_until(lambda: presences(bench))
+    time.sleep(0.3)
+    sent = time.monotonic()
+    bench.send(TOPIC, ["wake up"])
+    thread.join(10)
+    assert came[0][1] == "wake up"
+    assert came[0][0] - sent < 0.25
+
+
+def test_a_wait_ends_empty_handed_in_time(consumer: Consumer) -> None:
+    began = time.monotonic()
+    assert consumer.pull(TOPIC, wait=timedelta(seconds=0.4)) == []
+    assert 0.4 <= time.monotonic() - began < 0.4 + 1
+
+
+def test_retry_discard_and_release(bench: Bench, consumer: Consumer) -> None:
+    retried, discarded, released = bench.send(TOPIC, [1, 2, 3])
+    first, second, third = consumer.pull(TOPIC, batch=3)
+    assert first.retry(delay=timedelta(hours=1), reason="not yet") == "retrying"
+    assert second.discard("hopeless") == "dead"
+    assert third.release() is True
+    assert third.release() is False
+    assert third.ack() == "late"  # it is done all the same, wherever the message now stands
+    assert bench.places(TOPIC, retried) == ["retry"]
+    assert bench.inspect(TOPIC, retried).places[0].reason == "not yet"
+    assert bench.places(TOPIC, discarded) == ["garbage"]
+    assert bench.inspect(TOPIC, discarded).places[0].reason == "hopeless"
+    assert bench.settled_as(TOPIC, released) == "acked"
+    with pytest.raises(InvalidMessage, match="negative"):
+        first.retry(delay=timedelta(seconds=-1))
+
+
+def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: Consumer) -> None:
+    bench.configure(TOPIC, retry_delays="1h")
+    [kept, lost] = bench.send(TOPIC, [1, 2])
+    [first] = consumer.pull(TOPIC, ack_timeout=timedelta(seconds=0.3))
+    [second] = consumer.pull(TOPIC, ack_timeout=timedelta(seconds=0.3))
+    with bench.manager(TOPIC):
+        for _ in range(8):
+            time.sleep(0.1)
+            assert first.extend() is True
+        wait_until(lambda: bench.places(TOPIC, lost) == ["retry"])
+        assert bench.places(TOPIC, kept) == ["in_flight"]
+        assert second.extend() is False
+    assert first.ack() == "acked"
+
+
+def test_what_is_past_its_ttl_or_unreadable_is_not_handed_out(
+    bench: Bench, consumer: Consumer
+) -> None:
+    [old] = bench.send(TOPIC, [1], ttl_ms=1)
+    foreign, good = bench.send(TOPIC, [2, 3])
+    bench.ask("SET", bench.store.keys.topic(TOPIC).body(foreign), "9?")
+    time.sleep(0.02)
+    assert [one.id for one in consumer.pull(TOPIC, batch=10)] == [good]
+    assert bench.settled_as(TOPIC, old) == "expired"
+    assert bench.places(TOPIC, foreign) == ["garbage"]
+
+
+def test_a_paused_topic_gives_nothing_until_it_is_resumed(bench: Bench, consumer: Consumer) -> None:
+    bench.send(TOPIC, [1])
+    bench.configure(TOPIC, paused=True)
+    assert consumer.pull(TOPIC) == []
+    threading.Timer(0.3, bench.configure, [TOPIC], {"paused": False}).start()
+    assert [one.body for one in consumer.pull(TOPIC, wait=WAIT)] == [1]
+
+
+def test_without_a_group_it_asks_for_one_and_waits(bench: Bench, consumer: Consumer) -> None:
+    bench.send("invoices", [1])
+    assert consumer.pull("invoices") == []
+    assert [one.state for one in presences(bench, "invoices")] == ["waiting"]
+    threading.Timer(0.2, bench.declare, ["invoices", "billing"]).start()
+    with bench.manager("invoices"):
+        assert [one.group for one in consumer.pull("invoices", wait=WAIT)] == ["billing"]
+
+
+def test_several_groups_without_a_choice_are_refused(bench: Bench, consumer: Consumer) -> None:
+    bench.declare(TOPIC, "other")
+    with pytest.raises(ConfigError, match="lisa, other"):
+        consumer.pull(TOPIC)
+
+
+def test_an_emptied_server_is_joined_again(bench: Bench) -> None:
+    consumer = Consumer(bench.url, group="lisa")
+    assert consumer.pull(TOPIC) == []
+    flush(bench.url)
+    bench.send(TOPIC, [1])
+    with bench.manager(TOPIC):
+        assert [one.body for one in consumer.pull(TOPIC, wait=WAIT)] == [1]
+    consumer.stop()
+
+
+@pytest.mark.parametrize("batch", [0, 501, True])
+def test_a_batch_that_cannot_be_is_refused(consumer: Consumer, batch: int) -> None:
+    with pytest.raises(InvalidMessage, match="1 to 500"):
+        consumer.pull(TOPIC, batch=batch)
+
+
+def test_an_ack_timeout_that_cannot_be_is_refused(consumer: Consumer) -> None:
+    with pytest.raises(InvalidMessage, match="ack timeout"):
+        consumer.pull(TOPIC, ack_timeout=timedelta(milliseconds=1))

@@ -1,0 +1,258 @@
+"""Batches, leases, slots and reading ahead, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from lisa.consumer import Batch, Consumer
+from lisa.core.message import Message
+from lisa.core.outcomes import Discard
+from tests.consumers import Bench, presences
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    yield bench
+    bench.store.close()
+
+
+class Order(msgspec.Struct):
+    order: int
+
+
+# Batches
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_messages_due_together_come_in_one_call(bench: Bench, concurrency: int) -> None:
+    bench.declare(TOPIC)
+    sizes: list[int] = []
+    seen: list[int] = []
+    consumer = Consumer(bench.url, concurrency=concurrency)
+
+    @consumer.on(TOPIC, batch=100, within="200ms")
+    def handle(batch: Batch) -> None:
+        sizes.append(len(batch))
+        seen.extend(message.body for message in batch)
+
+    bench.send(TOPIC, range(250))
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 250)
+    assert sorted(seen) == list(range(250))
+    assert sizes == [100, 100, 50]
+
+
+def test_within_bounds_the_wait_of_the_first(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    came: list[float] = []
+    consumer = Consumer(bench.url)
+    consumer.on(
+        TOPIC, lambda batch: came.append(time.monotonic()), batch=100, within=timedelta(seconds=0.3)
+    )
+    with consumer:
+        wait_until(lambda: any(one.state == "running" for one in presences(bench)))
+        sent = time.monotonic()
+        bench.send(TOPIC, [1])
+        wait_until(lambda: came)
+    assert 0.3 <= came[0] - sent < 0.3 + 1
+
+
+async def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url)
+
+    @consumer.on(TOPIC, batch=3, within="2s", model=Order)
+    async def handle(batch: Batch) -> None:
+        await asyncio.sleep(0)
+        batch.fail(batch[1], Discard("this one"))
+
+    first, second, third, odd = bench.send(
+        TOPIC, [{"order": 1}, {"order": 2}, {"order": 3}, {"order": "x"}]
+    )
+    with consumer:
+        wait_until(lambda: bench.places(TOPIC, odd) == ["garbage"])
+        wait_until(lambda: bench.places(TOPIC, second) == ["garbage"])
+        wait_until(lambda: bench.settled_as(TOPIC, third) == "acked")
+    assert bench.settled_as(TOPIC, first) == "acked"
+    assert bench.inspect(TOPIC, second).places[0].reason == "this one"
+
+
+# Leases, slots, reading ahead
+
+
+def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench) -> None:
+    bench.declare(TOPIC, ack_timeout="200ms", retry_delays="0")
+    runs: list[int] = []
+
+    def handle(message: Message) -> None:
+        runs.append(message.attempt)
+        time.sleep(1)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    [sent] = bench.send(TOPIC, [1])
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: bench.settled_as(TOPIC, sent) == "acked")
+    assert runs == [1]
+    assert bench.stat(TOPIC, "reclaimed") == 0
+    assert bench.stat(TOPIC, "acked_late") == 0
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_hanging_handler_loses_its_lease_and_the_message_is_retried(
+    bench: Bench, kind: str
+) -> None:
+    bench.declare(TOPIC, ack_timeout="200ms", retry_delays="0")
+    release = threading.Event()
+    cancelled = threading.Event()
+    attempts: list[int] = []
+
+    def sync(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            release.wait(20)
+
+    async def asynchronous(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    consumer = Consumer(bench.url, concurrency=2)
+    consumer.on(TOPIC, sync if kind == "sync" else asynchronous, timeout="300ms")
+    [sent] = bench.send(TOPIC, [1])
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: bench.settled_as(TOPIC, sent) == "acked")
+        release.set()
+    assert attempts == [1, 2]
+    assert cancelled.is_set() is (kind == "async")
+
+
+def test_a_slow_handler_has_nothing_waiting_behind_it(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    go_on = threading.Event()
+    started: list[int] = []
+
+    def handle(message: Message) -> None:
+        started.append(message.body)
+        go_on.wait(20)
+
+    bench.send(TOPIC, range(5))
+    slow, other = Consumer(bench.url), Consumer(bench.url)
+    slow.on(TOPIC, handle)
+    seen: list[int] = []
+    other.on(TOPIC, lambda message: seen.append(message.body))
+    with slow:
+        wait_until(lambda: started)
+        with other:
+            wait_until(lambda: len(seen) == 4)
+        go_on.set()
+    assert (started, seen) == ([0], [1, 2, 3, 4])
+
+
+def test_what_cannot_start_is_given_back(bench: Bench) -> None:
+    """A handler that was fast had messages read ahead for it when it became slow."""
+    bench.declare(TOPIC)
+    go_on = threading.Event()
+    started: list[int] = []
+
+    def handle(message: Message) -> None:
+        started.append(message.body)
+        if message.body == 100:
+            go_on.wait(20)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, range(200))
+    with consumer:
+        wait_until(lambda: 100 in started)
+        wait_until(lambda: bench.stat(TOPIC, "released") > 0)
+        other = Consumer(bench.url)
+        seen: list[int] = []
+        other.on(TOPIC, lambda message: seen.append(message.body))
+        with other:
+            wait_until(lambda: len(started) + len(seen) == 200)
+        go_on.set()
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 200)
+    assert sorted(started + seen) == list(range(200))
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_several_topics_take_fair_turns(bench: Bench, concurrency: int) -> None:
+    """A flood on one topic holds up the other's few messages by a few turns at most."""
+    for topic in ("flood", "trickle"):
+        bench.declare(topic)
+    order: list[str] = []
+
+    def handle(message: Message) -> None:
+        order.append(message.topic)
+        time.sleep(0.02)
+
+    consumer = Consumer(bench.url, concurrency=concurrency)
+    consumer.on("flood", handle)
+    consumer.on("trickle", handle)
+    bench.send("flood", range(60))
+    bench.send("trickle", range(5))
+    with consumer:
+        wait_until(lambda: len(order) == 65)
+        wait_until(lambda: bench.stat("flood", "acked") == 60)
+    last = max(place for place, topic in enumerate(order) if topic == "trickle")
+    assert last < 30
+
+
+def test_one_topics_hanging_handler_does_not_keep_the_others_messages(bench: Bench) -> None:
+    for topic in ("hangs", "works"):
+        bench.declare(topic)
+    go_on = threading.Event()
+    consumer = Consumer(bench.url)
+    consumer.on("hangs", lambda message: go_on.wait(20))
+    mine: list[int] = []
+    consumer.on("works", lambda message: mine.append(message.body))
+    seen: list[int] = []
+    other = Consumer(bench.url)
+    other.on("works", lambda message: seen.append(message.body))
+    bench.send("hangs", [1])
+    with consumer:
+        wait_until(lambda: presences(bench, "works"))
+        wait_until(lambda: bench.places("hangs", "x") == [] and go_on is not None)
+        bench.send("works", range(20))
+        with other:
+            wait_until(lambda: len(seen) == 20)
+        go_on.set()
+    assert mine == []
+
+
+def test_poll_batch_size_caps_what_is_held_unstarted(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    most = 0
+    consumer = Consumer(bench.url, poll_batch_size=5)
+    ready = bench.store.keys.topic(TOPIC).group("lisa").ready
+
+    def handle(message: Message) -> None:
+        nonlocal most
+        if message.body % 50 == 0:
+            most = max(most, bench.ask("XPENDING", ready, "lisa")[0])
+
+    bench.send(TOPIC, range(500))
+    consumer.on(TOPIC, handle)
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
+    # Five being worked through, and as many whose ack may be on its way for 5 ms.
+    assert 1 <= most < 250

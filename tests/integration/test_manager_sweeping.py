@@ -1,0 +1,193 @@
+"""Sweeper and sampler, one step at a time, on real servers."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.core import presence
+from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
+from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS
+from tests.roles import Cast, Services
+from tests.servers import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+
+@pytest.fixture
+def cast(server: str) -> Iterator[Cast]:
+    cast = Cast(server).declare()
+    yield cast
+    cast.store.close()
+
+
+@pytest.fixture
+def raw(server: str) -> Iterator[redis.Redis]:
+    """A foreign hand."""
+    with connect(server) as client:
+        yield client
+
+
+@pytest.fixture
+def kit(cast: Cast) -> Services:
+    return Services(cast)
+
+
+class TestSweeper:
+    def test_ends_messages_past_their_ttl_past_those_in_flight(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        flying = cast.send(ttl_ms=30)
+        cast.take()
+        ready = cast.send(ttl_ms=1)
+        lasting = cast.send(ttl_ms=60_000)
+        time.sleep(0.05)
+        kit.sweeper.step("orders")
+        assert [cast.state(one) for one in (flying, ready, lasting)] == [
+            "in_flight", "expired", "ready",
+        ]  # fmt: skip
+
+    def test_forgets_dead_consumers_with_nothing_pending(
+        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lisa.manager.sweeper.GONE_AFTER_MS", 40)
+        cast.send()
+        cast.take(consumer="holds")
+        for name in ("idle", "alive"):
+            cast.store.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", name)
+        self.announce(cast, "holds", group="g")
+        self.announce(cast, "idle", group="g")
+        self.announce(cast, "never-read", group="g")
+        self.announce(cast, "waits", group="")
+        time.sleep(0.06)
+        self.announce(cast, "alive", group="g")
+        kit.sweeper.step("orders")
+        known = cast.store.ask("XINFO", "CONSUMERS", cast.own.ready, "g")
+        assert sorted(info[1] for info in known) == [b"alive", b"holds"]
+        left = cast.store.drive(presence.consumers(cast.store, "orders"))
+        assert [record.name for record in left] == ["alive", "holds"]
+
+    @staticmethod
+    def announce(cast: Cast, name: str, *, group: str) -> None:
+        record = presence.ConsumerPresence(name=name, topic="orders", group=group)
+        cast.store.drive(presence.announce_consumer(cast.store, record))
+
+    def test_a_live_consumer_that_reads_rarely_keeps_its_name(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        raw.xgroup_createconsumer(cast.own.ready, "g", "fresh")
+        kit.sweeper.step("orders")  # idle for less than GONE_AFTER, and no record at all
+        known = cast.store.ask("XINFO", "CONSUMERS", cast.own.ready, "g")
+        assert [info[1] for info in known] == [b"fresh"]
+        assert GONE_AFTER_MS == 30_000
+
+    def test_purges_old_garbage_only(self, cast: Cast, kit: Services) -> None:
+        cast.configure(garbage_keep="100")
+        old = cast.send()
+        cast.discard(cast.take()[0])
+        time.sleep(0.12)
+        young = cast.send()
+        cast.discard(cast.take()[0])
+        kit.sweeper.step("orders")
+        assert (cast.state(old), cast.state(young)) == ("purged", "garbage")
+        assert cast.store.ask("EXISTS", cast.keys.body(old)) == 0
+
+    def test_unregisters_an_idle_topic_and_only_that(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        long_ago = cast.now_ms() - IDLE_AFTER_MS - 1_000
+        for topic in ("idle", "busy", "configured", "orders"):
+            cast.on(topic).declare()
+        cast.on("busy").send(delay_ms=60_000)
+        cast.store.drive(cast.store.register(["fresh"]))
+        for topic in ("idle", "busy", "configured"):
+            raw.zadd(cast.store.keys.topics, {topic: long_ago})
+        gone = [one for one in ("idle", "busy", "configured", "fresh") if kit.sweeper.step(one)]
+        assert gone == ["idle"]
+        assert cast.store.drive(cast.store.topics()) == ["busy", "configured", "fresh"]
+
+    def test_looks_again_after_the_removal(
+        self,
+        cast: Cast,
+        kit: Services,
+        raw: redis.Redis,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        raw.zadd(cast.store.keys.topics, {"orders": 1})
+        looks = []
+
+        def sends_meanwhile(topic: str, groups: tuple[str, ...]) -> bool:
+            looks.append(topic)
+            return len(looks) > 1
+
+        monkeypatch.setattr(kit.sweeper, "_is_used", sends_meanwhile)
+        assert kit.sweeper.step("orders") is False
+        assert cast.store.drive(cast.store.topics()) == ["orders"]
+
+    def test_records_of_managers_that_are_gone(
+        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = cast.store
+        monkeypatch.setattr("lisa.manager.sweeper.GONE_AFTER_MS", 40)
+        store.drive(presence.announce_manager(store, presence.ManagerPresence(name="old")))
+        time.sleep(0.06)
+        store.drive(presence.announce_manager(store, presence.ManagerPresence(name="new")))
+        kit.sweeper.managers()
+        assert [one.name for one in store.drive(presence.managers(store))] == ["new"]
+
+
+class TestSampler:
+    NOON = 1_900_000_800_000 - 1_900_000_800_000 % DAY_MS
+
+    def test_several_managers_write_one_sample_a_minute(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        cast.send()
+        assert kit.sampler.step("orders", self.NOON + 2_000)
+        cast.send()
+        assert not Sampler(cast.store).step("orders", self.NOON + 3_000)
+        assert Sampler(cast.store).step("orders", self.NOON + MINUTE_MS)
+        entries = cast.store.ask("XRANGE", cast.keys.history, "-", "+")
+        assert [entry for entry, _ in entries] == [
+            f"{self.NOON}-0".encode(), f"{self.NOON + MINUTE_MS}-0".encode(),
+        ]  # fmt: skip
+        assert dict(zip(entries[1][1][::2], entries[1][1][1::2], strict=True))[b"sent"] == b"2"
+
+    def test_two_that_race_for_a_minute(self, cast: Cast, kit: Services) -> None:
+        assert kit.sampler._add(cast.keys.history, self.NOON, [b"sent", b"1"])
+        assert not kit.sampler._add(cast.keys.history, self.NOON, [b"sent", b"1"])
+
+    def test_nothing_is_written_while_nothing_changes(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        assert not kit.sampler.step("orders", self.NOON)
+        cast.send()
+        assert kit.sampler.step("orders", self.NOON)
+        assert not kit.sampler.step("orders", self.NOON + MINUTE_MS)
+
+    def test_minutes_for_seven_days_hours_for_ninety(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        def at(**ago: int) -> int:
+            return self.NOON - int(timedelta(**ago).total_seconds() * 1_000)
+
+        old = [at(days=8) + minute * MINUTE_MS for minute in range(-90, 31)]
+        pipe = [at(days=91), *old, *[at(days=6) + minute * MINUTE_MS for minute in range(3)]]
+        for number, ms in enumerate(pipe):
+            cast.store.ask("XADD", cast.keys.history, f"{ms}-0", "sent", number)
+        cast.send()
+        kit.sampler.step("orders", self.NOON)
+        kept = [
+            int(entry.split(b"-")[0])
+            for entry, _ in cast.store.ask("XRANGE", cast.keys.history, "-", "+")
+        ]
+        hours = [at(days=8, hours=1), at(days=8), at(days=8) + 30 * MINUTE_MS]
+        recent = [at(days=6) + minute * MINUTE_MS for minute in range(3)]
+        assert [ms for ms in kept if ms > at(days=90)] == [*hours, *recent, self.NOON]
+        assert HOUR_MS * 24 == DAY_MS

@@ -1,0 +1,215 @@
+"""What a manager knows of topics and of its server: each part, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.core import presence
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import ConfigError
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.transitions.configure import Configure
+from lisa.manager.announcer import Announcer
+from lisa.manager.greeter import Greeter
+from lisa.manager.plan import Plan, Schedules
+from lisa.manager.pulse import Pulse
+from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.registry import Registry
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.waker import Waker
+from tests.roles import Cast, Services
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+
+@pytest.fixture
+def cast(server: str) -> Iterator[Cast]:
+    cast = Cast(server).declare()
+    yield cast
+    cast.store.close()
+
+
+@pytest.fixture
+def raw(server: str) -> Iterator[redis.Redis]:
+    """A foreign hand."""
+    with connect(server) as client:
+        yield client
+
+
+@pytest.fixture
+def kit(cast: Cast) -> Services:
+    return Services(cast)
+
+
+def registry(cast: Cast, **topics: dict[str, object]) -> Registry:
+    plan = Plan.of(topics, {}, default_group="lisa", schedules=Schedules())
+    return Registry(cast.store, plan, lambda _: None)
+
+
+class TestRegistry:
+    def test_learns_configured_and_registered_topics(self, cast: Cast) -> None:
+        learnt: list[str] = []
+        plan = Plan.of(["a"], {}, default_group="lisa", schedules=Schedules())
+        made = Registry(cast.store, plan, learnt.append)
+        cast.on("sent").send(delay_ms=60_000)
+        made.step()
+        made.step()
+        made.learn(["not a topic", "sent"])
+        assert made.topics == ["a", "sent"]
+        assert learnt == ["a", "sent"]
+        assert cast.store.drive(cast.store.topics()) == ["a", "sent"]
+        assert cast.store.drive(cast.store.groups("a")) == ()  # nobody named one
+
+    def test_declares_options_and_groups_but_what_an_operator_set_lasts(self, cast: Cast) -> None:
+        registry(cast, a={"ack_timeout": "1s", "max_ready": 5, "group": "x"}).step()
+        cast.store.call(Configure("a", {"max_ready": "7"}))
+        registry(cast, a={"ack_timeout": "2s", "max_ready": 6}).step()
+        options = cast.store.drive(cast.store.options("a"))
+        assert (options.ack_timeout, options.max_ready) == (timedelta(seconds=2), 7)
+        assert cast.store.drive(cast.store.groups("a")) == ("x",)
+
+    def test_takes_back_what_is_declared_no_more(self, cast: Cast) -> None:
+        registry(cast, a={"ack_timeout": "1s"}).step()
+        registry(cast, a={}).step()
+        assert cast.store.drive(cast.store.options("a")).ack_timeout == timedelta(seconds=10)
+
+    def test_a_broken_topic_stops_no_other_and_is_tried_again(
+        self, cast: Cast, raw: redis.Redis
+    ) -> None:
+        options = cast.store.keys.topic("a").options
+        raw.set(options, "not a hash")
+        made = registry(cast, a={"max_ready": 5}, b={"max_ready": 5})
+        made.step()
+        assert made.topics == ["a", "b"]
+        assert made.troubles.of("a") is not None
+        assert cast.store.drive(cast.store.options("b")).max_ready == 5
+        raw.delete(options)
+        made.step()
+        assert made.troubles.of("a") is None
+        assert cast.store.drive(cast.store.options("a")).max_ready == 5
+
+    def test_a_search_finds_topics_that_nobody_listed(
+        self, cast: Cast, raw: redis.Redis
+    ) -> None:
+        cast.on("waits").send(delay_ms=60_000)
+        retries = cast.on("retries").declare(retry_delays="60000", ack_timeout="1")
+        retries.send()
+        retries.take()
+        time.sleep(0.01)
+        Reclaimer(cast.store, Announcer(cast.store), 10).step(["retries"])
+        cast.on("empty").declare()
+        raw.delete(cast.store.keys.topics)
+        made = registry(cast)
+        made.search()
+        assert made.topics == ["retries", "waits"]
+        assert cast.store.drive(cast.store.topics()) == ["retries", "waits"]
+
+    def test_another_plan_is_followed(self, cast: Cast) -> None:
+        made = registry(cast, a={"max_ready": 5})
+        made.step()
+        plan = Plan.of(
+            {"a": {"max_ready": 6}, "b": {"group": "x"}},
+            {}, default_group="lisa", schedules=Schedules(),
+        )  # fmt: skip
+        assert made.reconfigure(plan) == [
+            "topic a: max_ready 5 -> 6", "topic b: new", "topic b: group x added",
+        ]  # fmt: skip
+        made.step()
+        assert cast.store.drive(cast.store.options("a")).max_ready == 6
+        assert cast.store.drive(cast.store.groups("b")) == ("x",)
+
+
+class TestGreeter:
+    def test_messages_alone_declare_nothing_a_waiting_consumer_does(self, cast: Cast) -> None:
+        other = cast.on("mails")
+        other.send()
+        greeter = Greeter(cast.store, registry(cast))
+        (at,) = greeter.step(["mails"])
+        assert at is not None
+        assert cast.store.drive(cast.store.groups("mails")) == ()
+        self.wait_for_group(cast, "mails")
+        assert greeter.step(["mails"]) == [None]
+        assert cast.store.drive(cast.store.groups("mails")) == ("lisa",)
+
+    def test_it_declares_the_group_that_the_configuration_names(self, cast: Cast) -> None:
+        self.wait_for_group(cast, "mails")
+        Greeter(cast.store, registry(cast, mails={"group": "post"})).step(["mails"])
+        assert cast.store.drive(cast.store.groups("mails")) == ("post",)
+
+    def test_a_record_of_one_that_is_gone_declares_nothing(
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.wait_for_group(cast, "mails")
+        monkeypatch.setattr("lisa.manager.greeter.GONE_AFTER", timedelta(milliseconds=10))
+        time.sleep(0.02)
+        Greeter(cast.store, registry(cast)).step(["mails"])
+        assert cast.store.drive(cast.store.groups("mails")) == ()
+
+    @staticmethod
+    def wait_for_group(cast: Cast, topic: str) -> None:
+        record = presence.ConsumerPresence(name="c", topic=topic)
+        cast.store.drive(presence.announce_consumer(cast.store, record))
+
+
+class TestWaker:
+    def test_hears_and_says_when_it_was_deaf(self, cast: Cast, raw: redis.Redis) -> None:
+        woken: list[str] = []
+        gaps: list[int] = []
+        waker = Waker(
+            cast.store.connection, cast.store.keys.wake, woken.append, lambda: gaps.append(1)
+        )
+        try:
+            assert waker.step() == 0.0
+            assert gaps == [1]
+            cast.send(delay_ms=60_000)
+            wait_until(lambda: waker.step() == 0.0 and woken)
+            assert woken == ["orders"]
+            raw.client_kill_filter(_type="pubsub")
+            wait_until(lambda: waker.step() == 0.0 and len(gaps) == 2)
+            raw.publish(cast.store.keys.wake, "orders")
+            wait_until(lambda: waker.step() == 0.0 and len(woken) >= 2)
+        finally:
+            waker.stop()
+
+
+class TestPulse:
+    def test_first_same_and_emptied(self, cast: Cast, raw: redis.Redis) -> None:
+        pulse = Pulse(cast.store, ServerClock())
+        first = pulse.step()
+        assert first is not None
+        assert (first.first, first.back, first.another_run, first.emptied) == (
+            True, True, False, False,
+        )  # fmt: skip
+        pulse.here()
+        same = pulse.step()
+        assert same is not None
+        assert same[:4] == (False, False, False, False)
+        raw.flushall()
+        emptied = pulse.step()
+        assert emptied is not None
+        assert emptied.emptied
+
+    def test_a_newer_layout_is_refused(self, cast: Cast, raw: redis.Redis) -> None:
+        raw.set(cast.store.keys.schema, "99")
+        pulse = Pulse(cast.store, ServerClock())
+        with pytest.raises(ConfigError, match="layout 99"):
+            pulse.step()
+        assert not pulse.reachable.is_set()
+
+    def test_a_server_that_is_away_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        nobody = Connection(Address("redis://127.0.0.1:1/0"))
+        store = SyncStore(nobody, Keys(), patience=timedelta(milliseconds=10))
+        pulse = Pulse(store, ServerClock())
+        assert [pulse.step() for _ in range(3)] == [None, None, None]
+        assert len(caplog.records) == 1
+        assert pulse.trouble is not None
