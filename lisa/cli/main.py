@@ -94,6 +94,8 @@ class Lazy(click.Group):
             # Whoever read has left; Python's own flush at the end must not complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
+        except OSError as error:  # a full disk behind stdout
+            _fail(1, f"lisa: {error.strerror or error}")
         except LisaError as error:
             _fail(_code(error), f"lisa: {error}")
         sys.exit(code if isinstance(code, int) else 0)

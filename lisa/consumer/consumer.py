@@ -76,6 +76,7 @@ class Consumer:
         self._handlers = Handlers()
         self._crew: Crew | None = None
         self._lock = threading.RLock()
+        self._stopping = threading.Lock()
         self._orders: SimpleQueue[int] = SimpleQueue()
         self._failure: LisaError | None = None
 
@@ -273,8 +274,10 @@ class Consumer:
         if crew is not None and crew.owns_this_thread():
             threading.Thread(target=self.stop, name="lisa-stop", daemon=True).start()
             return
-        with self._lock:
-            crew, self._crew = self._crew, None
+        # Not under the other lock: handlers that are still to finish may subscribe or pull.
+        with self._stopping:
+            with self._lock:
+                crew, self._crew = self._crew, None
             if crew is not None:
                 crew.close(self._grace.total_seconds())
         self._orders.put(0)

@@ -213,9 +213,10 @@ class Crew:
         reader = self._readers.get(sub)
         if reader is None or reader.thread.is_alive():
             return
-        self._leave([sub])
+        self._leave_one(sub)
         with self._lock:
             self._readers.pop(sub, None)
+        self._dispatcher.forget(sub)
 
     def _leave(self, subs: Iterable[Subscription]) -> None:
         try:

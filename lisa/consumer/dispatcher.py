@@ -106,6 +106,11 @@ class Dispatcher:
             self._grants[sub, is_async] = grant
         return grant
 
+    def forget(self, sub: Subscription) -> None:
+        """A subscription is over."""
+        for is_async in (False, True):
+            self._grants.pop((sub, is_async), None)
+
     def _give_to_thread(self, sub: Subscription) -> None:
         with self._lock:
             self._busy += 1
@@ -150,8 +155,8 @@ class Dispatcher:
         now = time.monotonic()
         started = [held for held in batch if sub.start(held, now)]
         outcomes = run(on_batch(plan, started), self.wait) if started else []
-        for held, outcome in zip(started, outcomes, strict=True):
-            sub.finish(held, outcome)
+        if started:
+            sub.finish_batch(started, outcomes)
         return len(started)
 
     def wait(self, awaitable: Awaitable[Any]) -> Any:
@@ -211,8 +216,11 @@ class Dispatcher:
         outcomes = await arun(on_batch(plan, started))
         if self._leaving and any(held.ended for held in started):
             return
-        for held, outcome in zip(started, outcomes, strict=True):
-            sub.finish(held, self._judged(sub, held, outcome))
+        judged = [self._judged(sub, *pair) for pair in zip(started, outcomes, strict=True)]
+        if isinstance(work, list):
+            sub.finish_batch(started, judged)
+        else:
+            sub.finish(work, judged[0])
         sub.pace.measured((time.monotonic() - now) / len(started))
 
     @staticmethod

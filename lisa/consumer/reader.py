@@ -19,7 +19,7 @@ from lisa.consumer.slots import Turn
 from lisa.consumer.subscription import Subscription, Work
 from lisa.core import failures
 from lisa.core.address import Address
-from lisa.core.connection import Connection
+from lisa.core.connection import Connection, telling_its_id
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError
 from lisa.core.stream import Entry, parse_read, read_command
 from lisa.core.transitions.declare import Declare
@@ -59,8 +59,10 @@ class Reader:
     ) -> None:
         # CLIENT UNBLOCK needs to know the node; on a cluster short blocks do instead.
         self._block = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
-        self._connection = Connection(address.blocking_for(self._block.total_seconds()))
-        self._is_cluster = address.kind == "cluster"
+        blocking = address.blocking_for(self._block.total_seconds())
+        if address.kind != "cluster":
+            blocking = telling_its_id(blocking, self._connected)
+        self._connection = Connection(blocking)
         self._sub = sub
         self._cap = cap
         self._handlers = handlers
@@ -99,6 +101,9 @@ class Reader:
             except LisaError as error:
                 log.debug("topic %s: cannot be interrupted: %s", self._sub.topic, error)
 
+    def _connected(self, client_id: int | None) -> None:
+        self._client_id = client_id
+
     def end(self, timeout_s: float) -> bool:
         """Stop reading; whether the thread ended in time. A handler that runs on it holds it."""
         ends = time.monotonic() + timeout_s
@@ -120,7 +125,6 @@ class Reader:
             except GroupRemoved as error:
                 self._group_removed(error)
             except failures.ClientError as error:
-                self._client_id = None
                 self._recover(error)
             except ConfigError as error:
                 if not self._sub.group:
@@ -241,12 +245,15 @@ class Reader:
         # Handlers are slow, or not yet known: read only once one of them is free.
         if not self._turn.take(self._is_interrupted):
             return
-        if several and not sub.unstarted:
-            self._fetch(1, timedelta(0))
-            if self._unopened:
-                self._hand_over(plan, has_slot=True)
-                return
-        self._turn.leave()
+        try:
+            if several and not sub.unstarted:
+                self._fetch(1, timedelta(0))
+        finally:
+            if not self._unopened:
+                self._turn.leave()
+        if self._unopened:
+            self._hand_over(plan, has_slot=True)
+            return
         if not sub.unstarted:
             self._fetch(1 if several else slots.free, self._block)
             self._hand_over(plan)
@@ -302,8 +309,6 @@ class Reader:
         block_ms = block // timedelta(milliseconds=1)
         count = max(1, min(count, MOST))
         command = read_command(stream, sub.group, sub.name, count, block_ms)
-        if self._client_id is None and not self._is_cluster:
-            self._client_id = self._connection.execute(("CLIENT", "ID"))
         self._blocked = True
         try:
             if self._is_interrupted():

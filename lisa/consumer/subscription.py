@@ -132,7 +132,7 @@ class Subscription:
         return True
 
     def finish(self, held: Held, outcome: Outcome) -> None:
-        """Take a handler's word; the settler does the rest."""
+        """Take a handler's word on a message; the settler does the rest."""
         self.handled += 1
         if outcome is None:
             if self.failed_in_row:
@@ -141,12 +141,26 @@ class Subscription:
             self.acks.append(held)
             return
         if outcome.is_discard:
-            self.failed_in_row = 0
+            self._healed()
         else:
-            self.failed_in_row += 1
-            if self.failed_in_row == DEGRADED_AFTER:
-                log.warning("topic %s: degraded after %d failures in a row", self.topic,
-                            DEGRADED_AFTER)  # fmt: skip
+            self._failed()
+        self._refuse(held, outcome)
+
+    def finish_batch(self, batch: Sequence[Held], outcomes: Sequence[Outcome]) -> None:
+        """Take a handler's word on a batch: one call, so at most one failure in a row."""
+        self.handled += len(batch)
+        if all(outcome is not None and not outcome.is_discard for outcome in outcomes):
+            self._failed()
+        else:
+            self._healed()
+        for held, outcome in zip(batch, outcomes, strict=True):
+            if outcome is None:
+                held.ended = True
+                self.acks.append(held)
+            else:
+                self._refuse(held, outcome)
+
+    def _refuse(self, held: Held, outcome: Verdict) -> None:
         log.warning("topic %s: message %s, attempt %d, was not handled: %s", self.topic,
                     held.message.id, held.message.attempt, outcome.reason,
                     exc_info=outcome.error)  # fmt: skip
@@ -156,6 +170,12 @@ class Subscription:
         """Have a delivery settled as failed."""
         held.ended = True
         self.failures.append((held, verdict))
+
+    def _failed(self) -> None:
+        self.failed_in_row += 1
+        if self.failed_in_row == DEGRADED_AFTER:
+            log.warning("topic %s: degraded after %d failures in a row", self.topic,
+                        DEGRADED_AFTER)  # fmt: skip
 
     def _healed(self) -> None:
         if self.is_degraded:

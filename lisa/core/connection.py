@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hiredis
@@ -30,6 +31,7 @@ __all__ = [
     "AsyncConnection",
     "Connection",
     "Subscription",
+    "telling_its_id",
     "wrap",
     "wrap_async",
 ]
@@ -56,7 +58,7 @@ def _unshape(callbacks: Any) -> None:
 def _for_cluster(command: Command) -> Command:
     """What a cluster's client sends to every node it must know as one word."""
     if command[0] == "SCRIPT":
-        return (f"SCRIPT {command[1]}", *command[2:])
+        return ("SCRIPT " + str(command[1]), *command[2:])
     return command
 
 
@@ -116,6 +118,24 @@ def _async_client(address: Address) -> Any:
         )
         return sentinel.master_for(service)
     return aredis.Redis.from_url(address.url, retry=once, **address.keywords())
+
+
+def telling_its_id(address: Address, tell: Callable[[int | None], None]) -> Address:
+    """The same address, for a connection that tells its client id whenever it connects.
+
+    CLIENT UNBLOCK needs the present one, and redis-py connects again without a word. None where
+    the server does not permit to ask.
+    """
+
+    def connected(connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command("CLIENT", "ID")
+        try:
+            tell(int(connection.read_response()))
+        except redis.ResponseError:
+            tell(None)
+
+    return replace(address, options={**address.options, "redis_connect_func": connected})
 
 
 class Connection:

@@ -84,7 +84,7 @@ class Jobs:
 
     def _tick(self, name: str, work: Callable[[], None]) -> None:
         if self._reachable.is_set() and not self._stopped.is_set():
-            self._run(name, "-", work)
+            self._run(name, "", work)
 
     def _run(self, name: str, topic: str, work: Callable[[], object]) -> None:
         troubles = self._troubles[name]

@@ -1,4 +1,7 @@
-"""Errors of single topics: told once per change of state, with growing pauses of their own."""
+"""Errors of single topics: told once per change of state, with growing pauses of their own.
+
+An empty topic stands for what concerns none.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Troubles:
         if not quietly and said != before:
             expected = isinstance(error, LisaError)
             log.error(
-                "%s: topic %s: %s; trying again", self._service, topic, said or repr(error),
+                "%s: %s; trying again", self._where(topic), said or repr(error),
                 extra={"topic": topic}, exc_info=None if expected else error,
             )  # fmt: skip
         return float(min(FIRST_PAUSE_S * 2 ** min(failures, 16), LONGEST_PAUSE_S))
@@ -48,7 +51,10 @@ class Troubles:
         with self._lock:
             _, told = self._failures.pop(topic, (0, ""))
         if told:
-            log.info("%s: topic %s works again", self._service, topic, extra={"topic": topic})
+            log.info("%s works again", self._where(topic), extra={"topic": topic})
+
+    def _where(self, topic: str) -> str:
+        return f"{self._service}: topic {topic}" if topic else self._service
 
     def of(self, topic: str) -> str | None:
         """What is wrong with a topic, if anything."""

@@ -87,14 +87,14 @@ class Bench:
         return Settlement(message_id, entry, fence, due, attempt, lateness)
 
     def send(
-        self, *items: Item, token: str = "A", on_duplicate: OnDuplicate = OnDuplicate.KEEP
+        self, *items: Item, sender: str = "A", on_duplicate: OnDuplicate = OnDuplicate.KEEP
     ) -> list[Sent]:
-        return self.call(Enqueue(TOPIC, token * 8, items, on_duplicate))
+        return self.call(Enqueue(TOPIC, sender * 8, items, on_duplicate))
 
 
 def item(
-    message_id: str, due: str, body: str = "", *, token: str = "A", ttl_ms: int | None = None,
+    message_id: str, due: str, body: str = "", *, sender: str = "A", ttl_ms: int | None = None,
     policy: str | None = None,
 ) -> Item:  # fmt: skip
-    """One message of the call with that token."""
-    return Item(message_id, due, encode_envelope(token * 8, body), ttl_ms, policy)
+    """One message of the call that `sender` names: the send token is its letter eight times."""
+    return Item(message_id, due, encode_envelope(sender * 8, body), ttl_ms, policy)

@@ -32,7 +32,7 @@ class Row(NamedTuple):
     """One stream entry. `holder` has it in flight, for `idle_ms` already (written, not read)."""
 
     id: str
-    due: int
+    due: Any
     attempt: int = 1
     holder: str | None = None
     idle_ms: int = 0

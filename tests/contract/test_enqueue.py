@@ -129,14 +129,14 @@ def test_a_replay_of_what_replaced_says_replaced(bench: Bench, mark: str) -> Non
 @STAGES
 def test_keep_reports_a_duplicate_and_changes_nothing(bench: Bench, stage: str) -> None:
     bench.put(**LIFE[stage])
-    assert bench.send(item("a", "+0", token="B"), token="B") == [DUPLICATE]
+    assert bench.send(item("a", "+0", sender="B"), sender="B") == [DUPLICATE]
     bench.check(**LIFE[stage], stats={"duplicate": 1})
 
 
 @STAGES
 def test_reject_changes_nothing(bench: Bench, stage: str) -> None:
     bench.put(**LIFE[stage])
-    said = bench.send(item("a", "+0", token="B"), token="B", on_duplicate=OnDuplicate.REJECT)
+    said = bench.send(item("a", "+0", sender="B"), sender="B", on_duplicate=OnDuplicate.REJECT)
     assert said == [REJECTED]
     bench.check(**LIFE[stage])
 
@@ -144,8 +144,8 @@ def test_reject_changes_nothing(bench: Bench, stage: str) -> None:
 @STAGES
 def test_replace_gives_a_new_life(bench: Bench, stage: str) -> None:
     bench.put(**LIFE[stage])
-    new = item("a", str(FAR + 1), "new", token="B")
-    assert bench.send(new, token="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
+    new = item("a", str(FAR + 1), "new", sender="B")
+    assert bench.send(new, sender="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
     groups = {"audit": G()} if stage == "partly settled" else {}
     bench.check(
         waiting={"a": FAR + 1}, body={"a": "Brnew"}, stats={"sent": 1}, lisa=G(), **groups
@@ -154,8 +154,8 @@ def test_replace_gives_a_new_life(bench: Bench, stage: str) -> None:
 
 def test_replace_may_go_straight_to_ready(bench: Bench) -> None:
     bench.put(**LIFE["waiting"])
-    new = item("a", "5", token="B")
-    assert bench.send(new, token="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
+    new = item("a", "5", sender="B")
+    assert bench.send(new, sender="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
     bench.check(
         body={"a": "Br"}, stats={"sent": 1, "promoted": 1}, lisa=G(ready=[Row("a", 5)])
     )
@@ -223,11 +223,11 @@ def test_capacity_counts_only_ids_that_are_not_live(bench: Bench) -> None:
     }  # fmt: skip
     bench.put(**full)
     assert bench.send(item("a", str(FAR)), item("s", "1")) == [ACCEPTED, ACCEPTED]
-    assert bench.send(item("s", "1", token="B"), token="B") == [DUPLICATE]
-    replaced = item("a", str(FAR + 1), token="B")
-    assert bench.send(replaced, token="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
+    assert bench.send(item("s", "1", sender="B"), sender="B") == [DUPLICATE]
+    replaced = item("a", str(FAR + 1), sender="B")
+    assert bench.send(replaced, sender="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
     with pytest.raises(TopicFull):
-        bench.send(item("s", "1", token="B"), token="B", on_duplicate=OnDuplicate.REPLACE)
+        bench.send(item("s", "1", sender="B"), sender="B", on_duplicate=OnDuplicate.REPLACE)
 
 
 def test_an_id_twice_in_one_call_takes_one_place(bench: Bench) -> None:
@@ -238,7 +238,7 @@ def test_an_id_twice_in_one_call_takes_one_place(bench: Bench) -> None:
 def test_a_body_above_the_limit_is_refused_and_nothing_sent(bench: Bench) -> None:
     state: dict[str, Any] = {"options": {"max_body_bytes": "3"}, "lisa": G()}
     bench.put(**state)
-    with pytest.raises(InvalidMessage, match="body of message 'b' has 4 bytes; .* at most 3"):
+    with pytest.raises(InvalidMessage, match=r"body of message 'b' has 4 bytes; .* at most 3"):
         bench.send(item("a", "1", "123"), item("b", "1", "1234"))
     bench.check(**state)
     assert bench.send(item("a", "1", "123")) == [ACCEPTED]

@@ -31,7 +31,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("judge", [True, False])
 @pytest.mark.parametrize("place", RIGHT)
-def test_what_stands_right_is_left_alone(bench: Bench, place: str, judge: bool) -> None:
+def test_what_stands_right_is_left_alone(bench: Bench, place: str, *, judge: bool) -> None:
     state = {"body": {"a": "A-", "b": "A-"}, "policy": {"a": "5"}, "expiry": {"a": FAR}}
     bench.put(**state, **RIGHT[place])
     assert bench.call(Mend(TOPIC, ["a"], judge)) == [[]]

@@ -130,7 +130,7 @@ def test_a_full_group_among_several_holds_up_nobody(bench: Bench) -> None:
     [({"lisa": G()}, True), ({"lisa": G(), "audit": G()}, True), ({}, True), ({}, False)],
 )
 def test_nothing_moves_while_paused_or_without_a_group(
-    bench: Bench, groups: dict[str, G], paused: bool
+    bench: Bench, groups: dict[str, G], *, paused: bool
 ) -> None:
     state: dict[str, Any] = {"waiting": {"w1": 10}, "body": {"w1": "A-"}, **groups}
     state["options"] = {"paused": "1" if paused else "0"}

@@ -49,7 +49,7 @@ class Case:
     make: Callable[[Bench], Transition[Any]]
 
 
-LIVE = {m: "A-" for m in "abc"}
+LIVE = dict.fromkeys("abc", "A-")
 HELD = G(ready=[Row("a", 1, 2, "c1"), Row("b", 2, 1, "c1")], attempts={"a": 1}, leases={"a": FAR})
 BUSY: dict[str, Any] = {
     "waiting": {"c": FAR}, "body": LIVE, "policy": {"a": "0,0"}, "expiry": {"c": FAR}, "lisa": HELD,

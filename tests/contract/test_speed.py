@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from lisa.core.transitions.base import Transition
     from tests.contract.bench import Bench
 
-T = TypeVar("T")
 FULL = 500
 ROUNDS = 5
 BOUND_MS = 15.0
@@ -47,7 +46,7 @@ TIMED = set(scripts.names()) - {"configure", "declare", "forget", "undeclare"}
 
 
 def take(bench: Timed, timeout_ms: int | None = None) -> list[Entry]:
-    entries = bench.call(Pull(TOPIC, "lisa", "c1", FULL, timeout_ms)).entries
+    entries: list[Entry] = bench.call(Pull(TOPIC, "lisa", "c1", FULL, timeout_ms)).entries
     assert len(entries) == FULL
     return entries
 
@@ -56,11 +55,7 @@ def one_round(bench: Timed, number: int) -> None:
     """Full batches through every place."""
     token = "T" * 8
     ids = [f"{number}-{i:04}" for i in range(FULL)]
-
-    def send(due: str, **extras: Any) -> None:
-        bench.call(Enqueue(TOPIC, token, [item(m, due, "x" * 100, **extras) for m in ids]))
-
-    send("+0")
+    bench.call(Enqueue(TOPIC, token, [item(m, "+0", "x" * 100) for m in ids]))
     entries = take(bench)
     bench.call(Open(TOPIC, "lisa", entries, 60_000))
     receipts = [(one.id, one.entry) for one in entries]
@@ -90,11 +85,9 @@ def one_round(bench: Timed, number: int) -> None:
 
 def end_the_rest(bench: Timed, number: int, token: str) -> None:
     """Full batches out of waiting and garbage."""
-    for end, due, extras in (
-        ("cancel", "+60000", {}), ("expire", "1", {"ttl_ms": 1}), ("purge", "+0", {}),
-    ):  # fmt: skip
+    for end, due, ttl_ms in (("cancel", "+60000", None), ("expire", "1", 1), ("purge", "+0", None)):
         ids = [f"{end}{number}-{i:04}" for i in range(FULL)]
-        bench.call(Enqueue(TOPIC, token, [item(m, due, "x" * 100, **extras) for m in ids]))
+        bench.call(Enqueue(TOPIC, token, [item(m, due, "x" * 100, ttl_ms=ttl_ms) for m in ids]))
         if end == "cancel":
             assert set(bench.call(Cancel(TOPIC, ids))) == {"cancelled"}
         elif end == "expire":
@@ -114,7 +107,7 @@ class Timed:
         self._store = bench.store
         self.took_ms: dict[str, list[float]] = {}
 
-    def call(self, transition: Transition[T]) -> T:
+    def call(self, transition: Transition[Any]) -> Any:
         before = self._spent_us()
         reply = self._store.call(transition)
         took = (self._spent_us() - before) / 1000

@@ -102,7 +102,7 @@ def test_a_whole_life_where(server: str, connection: type[Connection]) -> None:
 
 
 def sends(*names: str) -> list[Enqueue]:
-    return [Enqueue(TOPIC, name[0] * 8, [item(name, "+0", token=name[0])]) for name in names]
+    return [Enqueue(TOPIC, name[0] * 8, [item(name, "+0", sender=name[0])]) for name in names]
 
 
 @pytest.mark.parametrize("connection", [Connection, Flushing, Lossy])
@@ -145,7 +145,8 @@ def test_groups_changed_by_another_hand_are_learnt(bench: Bench) -> None:
 @pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
 def test_a_deleted_stream_is_declared_again(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(retry={"a": FAR}))
-    for transition in (Pull(TOPIC, "lisa", "c1", 1), Reclaim(TOPIC, "lisa")):
+    transitions: list[Any] = [Pull(TOPIC, "lisa", "c1", 1), Reclaim(TOPIC, "lisa")]
+    for transition in transitions:
         bench.store.ask("DEL", bench.keys.group("lisa").ready)
         bench.call(transition)
         bench.check(body={"a": "A-"}, lisa=G(retry={"a": FAR}))

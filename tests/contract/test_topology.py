@@ -20,16 +20,16 @@ from lisa.core.store import AsyncStore, SyncStore
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import HOST, binary, free_port
 from tests.contract.life import EXPECTED, life
-from tests.servers import connect, redis_server, wait_until
+from tests.servers import connect, flush, redis_server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PROGRAMS = pytest.mark.parametrize("program", ["valkey", "redis"], indirect=True)
+PROGRAMS = pytest.mark.parametrize("program", ["valkey", "redis"], indirect=True, scope="module")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def program(request: pytest.FixtureRequest) -> Path:
     if request.param == "valkey":
         return binary()
@@ -40,8 +40,16 @@ def program(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def cluster_url(program: Path) -> Iterator[str]:
-    """Two nodes with half of the slots each; the address names one of them."""
+def cluster_url(cluster: list[str]) -> str:
+    """An empty cluster; the address names one of its nodes."""
+    for url in cluster:
+        flush(url)
+    return cluster[0].replace("redis://", "redis+cluster://").removesuffix("/0")
+
+
+@pytest.fixture(scope="module")
+def cluster(program: Path) -> Iterator[list[str]]:
+    """Two nodes with half of the slots each."""
     with ExitStack() as stack:
         nodes = []
         for first in (0, 8192):
@@ -55,7 +63,7 @@ def cluster_url(program: Path) -> Iterator[str]:
         client.execute_command("CLUSTER", "MEET", HOST, other.port, bus)
         for _, client, _ in nodes:
             wait_until(partial(_is_whole, client))
-        yield f"redis+cluster://{HOST}:{one.port}"
+        yield [one.url, other.url]
 
 
 def _is_whole(client: redis.Redis) -> bool:

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import pydantic
 import pytest
 
-from lisa.consumer import Batch, Consumer
+from lisa.consumer import Batch
 from lisa.consumer.batches import Collector
-from lisa.consumer.handlers import Handlers, Plan, Receiver
+from lisa.consumer.handlers import Plan, Receiver
 from lisa.consumer.held import Held, Verdict, heavier, reason_of, verdict_of
-from lisa.consumer.models import Misfit, reader_for
 from lisa.consumer.pace import MOST, Pace
 from lisa.consumer.running import NOBODY, arun, on_batch, on_message, run
-from lisa.consumer.settler import Settler
-from lisa.consumer.signalling import Announcer
 from lisa.consumer.slots import Slots, Turn
-from lisa.consumer.subscription import Subscription
 from lisa.core.envelope import decode_envelope, encode_envelope
-from lisa.core.errors import ConfigError, GroupRemoved, InvalidMessage, ServerUnavailable
+from lisa.core.errors import InvalidMessage
 from lisa.core.message import Message
 from lisa.core.outcomes import Discard, Retry
-from lisa.core.signals import Signals
-from lisa.core.transitions.ack import Ack, Acked, Settlement
-from lisa.core.transitions.retry import Failed, Retried
+from lisa.core.transitions.ack import Settlement
 
 if TYPE_CHECKING:
-    from lisa.core.transitions.base import Transition
-    from tests.servers import Processes
+    pass
 
 
 def held(name: str = "a", body: object = None) -> Held:
@@ -270,220 +259,3 @@ def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
 
     outcomes = run(on_batch(of(batch=handle), [held("a"), held("b")]), no_wait)
     assert [outcome and outcome.delay for outcome in outcomes] == ["discard", None]
-
-
-# Typed bodies
-
-
-class Order(msgspec.Struct):
-    order: int
-
-
-@dataclass
-class DataOrder:
-    order: int
-
-
-class TypedOrder(TypedDict):
-    order: int
-
-
-class PydanticOrder(pydantic.BaseModel):
-    order: int
-
-
-@pytest.mark.parametrize("model", [Order, DataOrder, TypedOrder, PydanticOrder])
-def test_a_body_becomes_its_model_or_is_refused(model: Any) -> None:
-    read = reader_for(model)
-    found = read(decode_envelope(encode_envelope("tokentok", {"order": 42})))
-    assert (found["order"] if isinstance(found, dict) else found.order) == 42
-    for body in ({"order": "x"}, {"other": 1}, [1], "text", b"\xff"):
-        with pytest.raises(Misfit, match=f"the body is no {model.__name__}"):
-            read(decode_envelope(encode_envelope("tokentok", body)))
-
-
-def test_text_and_bytes_are_models_too() -> None:
-    assert reader_for(str)(decode_envelope(encode_envelope("tokentok", "hello"))) == "hello"
-    assert reader_for(bytes)(decode_envelope(encode_envelope("tokentok", b"\xff"))) == b"\xff"
-
-
-def test_what_cannot_be_a_model_is_refused_when_the_handler_is_taken() -> None:
-    with pytest.raises(ConfigError, match="cannot be a model"):
-        Consumer().on("orders", print, model=Order | DataOrder)
-
-
-# Taking handlers
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch": 0},
-        {"batch": True},
-        {"within": "50ms"},
-        {"batch": 5, "within": "soon"},
-        {"timeout": "0"},
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="orders"):
-        Consumer().on("orders", print, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"concurrency": 0}, {"poll_batch_size": 0}, {"poll_timeout": timedelta(0)}, {"prefix": "{"}],
-)
-def test_a_consumer_refuses_what_cannot_work(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Consumer(**options)
-
-
-def test_handlers_are_held_strongly_and_let_go() -> None:
-    handlers = Handlers()
-    handlers.add("orders", lambda message: None)
-    assert handlers.topics() == ["orders"]
-    assert len(handlers.plan("orders").receivers) == 1
-    assert handlers.plan("invoices").is_empty
-    handlers.remove("orders")
-    assert handlers.plan("orders").is_empty
-    assert handlers.topics() == []
-
-
-def test_on_is_a_decorator_and_a_call() -> None:
-    consumer = Consumer()
-
-    @consumer.on("orders")
-    def first(message: Message) -> None: ...
-
-    assert first.__name__ == "first"
-    assert consumer.on("orders", first) is first
-
-
-def test_the_shortest_timeout_counts() -> None:
-    handlers = Handlers()
-    handlers.add("orders", lambda message: None)
-    assert handlers.plan("orders").timeout_s == 3600
-    handlers.add("orders", lambda message: None, timeout="30s")
-    handlers.add("orders", lambda message: None, timeout=timedelta(seconds=90))
-    assert handlers.plan("orders").timeout_s == 30
-
-
-# Settling
-
-
-class Script:
-    """A store whose calls answer what a test wrote down."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = deque(answers)
-        self.calls: list[Transition[Any]] = []
-
-    def batch_size(self, topic: str) -> int:
-        return 2
-
-    def call(self, transition: Transition[Any]) -> Any:
-        self.calls.append(transition)
-        answer = self.answers.popleft()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def settler_for(store: Script) -> tuple[Settler, Subscription, Signals]:
-    sub = Subscription(cast("Any", store), "orders", "lisa", "me")
-    sub.group = "lisa"
-    signals = Signals()
-    return Settler(lambda: [sub], Announcer(signals, lambda result: None)), sub, signals
-
-
-def test_acks_go_in_calls_of_the_batch_size_and_fire_after_the_answer() -> None:
-    store = Script([Acked.ACKED, Acked.LATE], [Acked.STALE])
-    settler, sub, signals = settler_for(store)
-    fired: list[str] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        fired.append(message.id)
-
-    signals.acked.connect(hear)
-    for name in "abc":
-        sub.held[f"{name}-1"] = one = held(name)
-        sub.finish(one, None)
-    assert not settler.flush()
-    assert [len(cast("Ack", call).settlements) for call in store.calls] == [2, 1]
-    assert fired == ["a", "b"]
-    assert sub.held == {}
-
-
-def test_what_the_server_does_not_take_is_kept_in_order_and_tried_again() -> None:
-    store = Script(ServerUnavailable("down"), [Acked.ACKED, Acked.ACKED])
-    settler, sub, _ = settler_for(store)
-    for name in "ab":
-        sub.held[f"{name}-1"] = one = held(name)
-        sub.finish(one, None)
-    assert settler.flush()
-    assert settler.flush()  # its pause is not over: not even asked
-    assert len(store.calls) == 1
-    assert len(sub.held) == 2
-    settler._pauses[sub] = (0.0, 0.1)
-    assert not settler.flush()
-    assert [one.id for one in cast("Ack", store.calls[1]).settlements] == ["a", "b"]
-
-
-def test_settlements_for_a_removed_group_are_dropped() -> None:
-    settler, sub, _ = settler_for(Script(GroupRemoved("gone")))
-    sub.held["a-1"] = one = held("a")
-    sub.finish(one, None)
-    assert not settler.flush()
-    assert sub.held == {}
-
-
-def test_failures_tell_when_the_next_attempt_is_due() -> None:
-    retrying, dead = Retried(Failed.RETRYING, 123, 1), Retried(Failed.DEAD, None, 3)
-    settler, sub, signals = settler_for(Script([retrying, dead]))
-    fired: list[tuple[str, str | None, int | None]] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        fired.append((message.id, message.reason, message.next_due_ms))
-
-    signals.retrying.connect(hear)
-    signals.dead.connect(hear)
-    for name in "ab":
-        sub.held[f"{name}-1"] = one = held(name)
-        sub.finish(one, Verdict("why"))
-    settler.flush()
-    assert fired == [("a", "why", 123), ("b", "why", None)]
-
-
-def test_a_receiver_that_raises_after_settling_stops_nobody() -> None:
-    settler, sub, signals = settler_for(Script([Acked.ACKED, Acked.ACKED]))
-    fired: list[str] = []
-
-    def hear(topic: str, *, message: Message) -> None:
-        fired.append(message.id)
-        raise ValueError("too late to matter")
-
-    signals.acked.connect(hear)
-    for name in "ab":
-        sub.finish(held(name), None)
-    assert not settler.flush()
-    assert fired == ["a", "b"]
-
-
-def test_twenty_failures_in_a_row_degrade_and_one_success_heals() -> None:
-    _, sub, _ = settler_for(Script())
-    for _ in range(19):
-        sub.finish(held(), Verdict("why"))
-    assert sub.state == "running"
-    sub.finish(held(), Verdict("why"))
-    assert sub.state == "degraded"
-    sub.finish(held(), None)
-    assert sub.state == "running"
-
-
-def test_help_is_quick(processes: Processes) -> None:
-    help_text = processes.start("-X", "importtime", "-m", "lisa.cli.consumer", "--help")
-    assert help_text.wait() == 0
-    assert "TARGET" in help_text.output
-    imported = {line.rpartition("|")[2].strip() for line in help_text.output.splitlines()}
-    assert not imported & {"redis", "pydantic", "lisa.consumer", "apscheduler"}

@@ -130,7 +130,8 @@ class Places:
             replies = yield from self.store.commands(asked)
             owed |= {one for i, one in enumerate(ids) if any(replies[3 * i : 3 * i + 3])}
         rest = [one for one in ids if one not in owed]
-        if names and rest:
+        if rest:
+            # By now a removal that was under way has settled them, if that was it.
             again = yield from self._said(topic, rest)
             owed |= {one for one in rest if "no-place" not in again.get(one, ())}
         return owed
