@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lisa.cli.options import WORDS, Chosen, Word, common, pass_chosen
+from lisa.cli.options import Chosen, common, pass_chosen
 
 if TYPE_CHECKING:
     from lisa.admin.fsck import Finding, Report
@@ -16,8 +16,8 @@ __all__ = ["fsck"]
 SHOWN = 100
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topics", type=Word(), metavar="[TOPIC]...", nargs=-1)
+@click.command()
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option("--repair", is_flag=True, help="Mend what is wrong; no message is lost by it.")
 @common
 @pass_chosen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lisa.cli.options import WORDS, Chosen, Duration, Word, common, pass_chosen
+from lisa.cli.options import Chosen, Duration, common, pass_chosen
 
 if TYPE_CHECKING:
     from lisa.admin.garbage import Selection
@@ -50,8 +50,8 @@ def _selection(
     return Selection(topic=topic, group=group, died_before_ms=before, reason=reason)
 
 
-@garbage.command("list", context_settings=WORDS)
-@click.argument("topic", type=Word())
+@garbage.command("list")
+@click.argument("topic")
 @_filters
 @click.option("--cursor", help="Where the list before this one ended.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
@@ -89,9 +89,9 @@ def _died(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-@garbage.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("ids", type=Word(), metavar="ID...", nargs=-1, required=True)
+@garbage.command()
+@click.argument("topic")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--group", help="Only this group's; by default those of all.")
 @common
 @pass_chosen
@@ -148,11 +148,11 @@ class _Deed:
 
 def _ids_or_all(command: F) -> F:
     command = click.option("--all", "everything", is_flag=True, help="All that match.")(command)
-    return click.argument("ids", type=Word(), metavar="[ID]...", nargs=-1)(command)
+    return click.argument("ids", metavar="[ID]...", nargs=-1)(command)
 
 
-@garbage.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
+@garbage.command()
+@click.argument("topic")
 @_ids_or_all
 @_filters
 @common
@@ -173,8 +173,8 @@ def requeue(
     _do(chosen, store, selection, ids, _Deed("requeued", action))
 
 
-@garbage.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
+@garbage.command()
+@click.argument("topic")
 @_ids_or_all
 @_filters
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lisa.cli.options import (
-    WORDS,
     Chosen,
     Moment,
-    Word,
     check_zone,
     common,
     due_options,
@@ -28,9 +26,9 @@ __all__ = ["cancel", "fire", "get", "list_", "reschedule", "row_fields"]
 STATES = ("waiting", "ready", "in_flight", "retry", "garbage")
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("message_id", type=Word(), metavar="ID")
+@click.command()
+@click.argument("topic")
+@click.argument("message_id", metavar="ID")
 @common
 @pass_chosen
 def get(chosen: Chosen, topic: str, message_id: str) -> None:
@@ -111,8 +109,8 @@ def shown_body(body: Any) -> str | None:
     return text if len(text) <= 2_000 else f"{text[:2_000]} ... ({len(text)} characters)"
 
 
-@click.command("list", context_settings=WORDS)
-@click.argument("topic", type=Word())
+@click.command("list")
+@click.argument("topic")
 @click.option("--state", type=click.Choice(STATES), default="waiting", show_default=True)
 @click.option("--group", help="Only this group's; by default those of all.")
 @click.option(
@@ -171,9 +169,9 @@ def row_fields(row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("ids", type=Word(), metavar="ID...", nargs=-1, required=True)
+@click.command()
+@click.argument("topic")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @common
 @pass_chosen
 def cancel(chosen: Chosen, topic: str, ids: tuple[str, ...]) -> None:
@@ -186,9 +184,9 @@ def cancel(chosen: Chosen, topic: str, ids: tuple[str, ...]) -> None:
     _answer(chosen, topic, dict(zip(ids, map(str, outcomes), strict=True)), "cancelled")
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("message_id", type=Word(), metavar="ID")
+@click.command()
+@click.argument("topic")
+@click.argument("message_id", metavar="ID")
 @due_options
 @common
 @pass_chosen
@@ -208,9 +206,9 @@ def reschedule(
     _answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("message_id", type=Word(), metavar="ID")
+@click.command()
+@click.argument("topic")
+@click.argument("message_id", metavar="ID")
 @common
 @pass_chosen
 def fire(chosen: Chosen, topic: str, message_id: str) -> None:

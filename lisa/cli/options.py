@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
     _DurationType = click.ParamType[timedelta]
     _MomentType = click.ParamType[datetime]
-    _WordType = click.ParamType[str]
 else:  # not generic before click 8.4
-    _DurationType = _MomentType = _WordType = click.ParamType
+    _DurationType = _MomentType = click.ParamType
 
 __all__ = [
-    "WORDS", "Chosen", "Duration", "Moment", "Word", "check_zone", "common", "due_options",
+    "Chosen", "Duration", "Moment", "check_zone", "common", "due_options",
     "pass_chosen",
 ]  # fmt: skip
 
@@ -106,27 +105,6 @@ def common(command: F) -> F:
     ):  # fmt: skip
         command = option(command)
     return command
-
-
-class Word(_WordType):
-    """A topic or an id: generated ids begin with a dash, options with two."""
-
-    name = "text"
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,  # noqa: ARG002 - click's signature
-        ctx: click.Context | None,
-    ) -> str:
-        """The word itself, unless it is a mistyped option."""
-        if str(value).startswith("--"):
-            raise click.NoSuchOption(str(value), ctx=ctx)
-        return str(value)
-
-
-WORDS: dict[str, Any] = {"ignore_unknown_options": True}
-"""Context settings of a command with `Word` arguments; it must have no one-letter option."""
 
 
 class Duration(_DurationType):

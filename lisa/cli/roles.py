@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import WORDS, Chosen, Word, common, pass_chosen
+from lisa.cli.options import Chosen, common, pass_chosen
 
 if TYPE_CHECKING:
     from lisa.admin.roles import Seen
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["consumers", "managers"]
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topic", type=Word(), required=False)
+@click.command()
+@click.argument("topic", required=False)
 @common
 @pass_chosen
 def consumers(chosen: Chosen, topic: str | None) -> None:
@@ -40,7 +40,7 @@ def consumers(chosen: Chosen, topic: str | None) -> None:
     print_table(columns, rows)
 
 
-@click.command(context_settings=WORDS)
+@click.command()
 @common
 @pass_chosen
 def managers(chosen: Chosen) -> None:

@@ -11,10 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from lisa.cli.options import (
-    WORDS,
     Chosen,
     Duration,
-    Word,
     check_zone,
     common,
     due_options,
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["send"]
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("body", type=Word(), required=False)
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
 @due_options
 @click.option("--id", "message_id", metavar="ID", help="An id of your own.")
 @click.option("--ttl", type=Duration(), metavar="DURATION", help="Worth it so long after due.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import WORDS, Chosen, Word, common, pass_chosen
+from lisa.cli.options import Chosen, common, pass_chosen
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -25,8 +25,8 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-@click.command(context_settings=WORDS)
-@click.argument("topics", type=Word(), metavar="[TOPIC]...", nargs=-1)
+@click.command()
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option("--once", is_flag=True, help="One look over one interval, then end.")
 @click.option(
     "--interval",

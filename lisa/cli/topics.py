@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import WORDS, Chosen, Word, common, pass_chosen
+from lisa.cli.options import Chosen, common, pass_chosen
 
 if TYPE_CHECKING:
     from lisa.admin.topics import TopicCounts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["counts_fields", "topic", "topics"]
 
 
-@click.command(context_settings=WORDS)
+@click.command()
 @common
 @pass_chosen
 def topics(chosen: Chosen) -> None:
@@ -72,8 +72,8 @@ def topic() -> None:
     """Show or change one topic: options, pause, groups."""
 
 
-@topic.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
+@topic.command()
+@click.argument("topic")
 @common
 @pass_chosen
 def show(chosen: Chosen, topic: str) -> None:
@@ -153,8 +153,8 @@ def _option_rows(options: TopicOptions) -> Iterable[tuple[str, object]]:
         yield option.name, value
 
 
-@topic.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
+@topic.command()
+@click.argument("topic")
 @common
 @pass_chosen
 def pause(chosen: Chosen, topic: str) -> None:
@@ -165,8 +165,8 @@ def pause(chosen: Chosen, topic: str) -> None:
     _say(chosen, topic, "paused", changed=store.drive(flow(store, topic)))
 
 
-@topic.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
+@topic.command()
+@click.argument("topic")
 @common
 @pass_chosen
 def resume(chosen: Chosen, topic: str) -> None:
@@ -177,8 +177,8 @@ def resume(chosen: Chosen, topic: str) -> None:
     _say(chosen, topic, "running", changed=store.drive(flow(store, topic)))
 
 
-@topic.command("set", context_settings=WORDS)
-@click.argument("topic", type=Word())
+@topic.command("set")
+@click.argument("topic")
 @click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
 @common
 @pass_chosen
@@ -200,8 +200,8 @@ def set_(chosen: Chosen, topic: str, pairs: tuple[str, ...]) -> None:
     _say(chosen, topic, f"{changed} changed", changed=changed > 0)
 
 
-@topic.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
+@topic.command()
+@click.argument("topic")
 @click.argument("names", metavar="KEY...", nargs=-1, required=True)
 @common
 @pass_chosen
@@ -228,9 +228,9 @@ def group() -> None:
     """Add, remove or list a topic's groups."""
 
 
-@group.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("group", type=Word())
+@group.command()
+@click.argument("topic")
+@click.argument("group")
 @common
 @pass_chosen
 def add(chosen: Chosen, topic: str, group: str) -> None:
@@ -242,9 +242,9 @@ def add(chosen: Chosen, topic: str, group: str) -> None:
     _say(chosen, topic, f"group {group} is declared", changed=new)
 
 
-@group.command(context_settings=WORDS)
-@click.argument("topic", type=Word())
-@click.argument("group", type=Word())
+@group.command()
+@click.argument("topic")
+@click.argument("group")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common
 @pass_chosen
@@ -277,8 +277,8 @@ def _with_count(verb: str, work: Callable[[Callable[[int], None]], int | None]) 
         return work(lambda n: status.update(f"{n} {verb}"))
 
 
-@group.command("list", context_settings=WORDS)
-@click.argument("topic", type=Word())
+@group.command("list")
+@click.argument("topic")
 @common
 @pass_chosen
 def list_groups(chosen: Chosen, topic: str) -> None:

@@ -47,7 +47,8 @@ VERSION = b"1"
 HEAD_BYTES = 15
 MAX_HEADER_BYTES = 0xFFFF
 
-_SORTED_ALPHABET = "-" + string.digits + string.ascii_uppercase + "_" + string.ascii_lowercase
+# In the order of their bytes; no id begins with a dash, which a command line takes for an option.
+_SORTED_ALPHABET = string.digits + string.ascii_uppercase + "_" + string.ascii_lowercase + "~"
 _PAIRS = [a + b for a in _SORTED_ALPHABET for b in _SORTED_ALPHABET]
 _KINDS = frozenset(b"jsb")
 

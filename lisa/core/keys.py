@@ -145,10 +145,6 @@ class TopicKeys:
         """A SCAN pattern for all bodies of this topic."""
         return _escaped(self._body) + "*"
 
-    def groups_pattern(self) -> str:
-        """A SCAN pattern for the keys of all groups, declared or not."""
-        return _escaped(self.root + "g:") + "*"
-
     def group_of(self, key: str) -> str | None:
         """The group that a key belongs to, or None: the reverse of `group`."""
         head = self.root + "g:"
@@ -184,10 +180,6 @@ class Keys:
     def _topic(self, topic: str) -> TopicKeys:
         return TopicKeys(self.prefix, topic)
 
-    def waiting_pattern(self) -> str:
-        """A SCAN pattern for the `waiting` key of every topic."""
-        return _escaped(self.prefix) + ":{*}:waiting"
-
     def structure_pattern(self) -> str:
         """A SCAN pattern for every key of every topic but those of single messages."""
         return _escaped(self.prefix) + ":{*}:[^bd]*"
@@ -195,10 +187,6 @@ class Keys:
     def bodies_pattern(self) -> str:
         """A SCAN pattern for the bodies of all topics."""
         return _escaped(self.prefix) + ":{*}:body:*"
-
-    def place_pattern(self) -> str:
-        """A SCAN pattern for every group's keys of every topic."""
-        return _escaped(self.prefix) + ":{*}:g:*"
 
     def topic_of(self, key: str) -> str | None:
         """The topic that a key belongs to, or None for a key outside any topic."""

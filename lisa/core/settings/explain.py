@@ -1,15 +1,14 @@
 """A validation error as one line: source, key, what is wrong, what to do."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lisa.core.errors import ConfigError
 from lisa.core.settings.names import kebab
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
     from lisa.core.settings.layers import Layers
 
@@ -31,13 +30,14 @@ def _key(location: "Sequence[str | int]") -> str:
     return f"{key[1:]}: " if key else ""
 
 
-def _text(fault: "ErrorDetails") -> str:
+def _text(fault: "Mapping[str, Any]") -> str:
     if fault["type"] == "missing":
         return "is missing; add it"
+    said = str(fault["msg"])
     if fault["type"] == "value_error":
         # Lisa's own checks name value and cure themselves.
-        return fault["msg"].removeprefix("Value error, ")
-    text = fault["msg"][:1].lower() + fault["msg"][1:]
+        return said.removeprefix("Value error, ")
+    text = said[:1].lower() + said[1:]
     if not any(step in _SECRET for step in fault["loc"]):
         text += f", not {fault['input']!r}"
     return f"{text}; put it in quotes" if fault["type"] == "string_type" else text
