@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -18,6 +17,7 @@ from blinker import Signal
 
 from lisa.consumer.crew import Crew, Wanted
 from lisa.consumer.handlers import Handlers
+from lisa.consumer.mailbox import STOPPING, Mailbox
 from lisa.consumer.pull import Delivery
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.errors import ConfigError, LisaError
@@ -77,7 +77,7 @@ class Consumer:
         self._crew: Crew | None = None
         self._lock = threading.RLock()
         self._stopping = threading.Lock()
-        self._orders: SimpleQueue[int] = SimpleQueue()
+        self._orders: Mailbox[int] | None = None
         self._failure: LisaError | None = None
 
     @classmethod
@@ -280,7 +280,7 @@ class Consumer:
                 crew, self._crew = self._crew, None
             if crew is not None:
                 crew.close(self._grace.total_seconds())
-        self._orders.put(0)
+        self._end_run()
 
     close = stop
 
@@ -289,12 +289,11 @@ class Consumer:
 
         Raises ConfigError, also for what only shows while it runs (several groups, for one).
         """
-        while not self._orders.empty():
-            self._orders.get()
-        with self._signals_heard():
+        orders = self._orders = Mailbox()
+        with self._signals_heard(orders):
             self.start()
             try:
-                self._orders.get()
+                orders.get()
             finally:
                 self.stop()
         if self._failure is not None:
@@ -321,7 +320,11 @@ class Consumer:
         """Told by a reader of what no waiting will mend."""
         log.error("the consumer ends: %s", error)
         self._failure = error
-        self._orders.put(0)
+        self._end_run()
+
+    def _end_run(self) -> None:
+        if self._orders is not None:
+            self._orders.post(0)
 
     def _new_crew(self) -> Crew:
         return Crew(
@@ -350,7 +353,7 @@ class Consumer:
         return found or [Wanted(topic, None, None)]
 
     @contextmanager
-    def _signals_heard(self) -> Iterator[None]:
+    def _signals_heard(self, orders: Mailbox[int]) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -361,11 +364,12 @@ class Consumer:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             heard.append(time.monotonic())
-            self._orders.put(number)
+            orders.post(number)
 
-        before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, hear) for number in STOPPING}
         try:
-            yield
+            with orders.hearing_signals():
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -9,8 +9,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from typing import Any
+
+from lisa.consumer.mailbox import STOPPING, Mailbox
 
 __all__ = ["EXIT_CONFIG", "Family", "end_with_parent"]
 
@@ -36,7 +37,7 @@ class Family:
     def __init__(self, size: int, command: Callable[[int], Sequence[str]]) -> None:
         self._size = size
         self._command = command
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: Mailbox[Event] = Mailbox()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
         self._pauses = dict.fromkeys(range(size), FIRST_PAUSE_S)
@@ -44,12 +45,12 @@ class Family:
 
     def run(self) -> int:
         """Until SIGTERM or SIGINT; the exit code. A second signal kills the children."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self._hear) for number in numbers}
+        before = {number: signal.signal(number, self._hear) for number in STOPPING}
         try:
-            for place in range(self._size):
-                self._start(place)
-            return self._watch()
+            with self._events.hearing_signals():
+                for place in range(self._size):
+                    self._start(place)
+                return self._watch()
         finally:
             self._signal_all(signal.SIGKILL)
             os.close(self._held_end)
@@ -63,7 +64,7 @@ class Family:
         return {"status": "ok" if running == self._size else "failing", "processes": running}
 
     def _hear(self, number: int, _frame: object) -> None:
-        self._events.put(("signal", number))
+        self._events.post(("signal", number))
 
     def _watch(self) -> int:
         stopping, code = False, 0
@@ -101,7 +102,7 @@ class Family:
 
     def _wait_for(self, place: int, child: subprocess.Popen[bytes]) -> None:
         child.wait()
-        self._events.put(("ended", place))
+        self._events.post(("ended", place))
 
     def _start_again_later(self, place: int) -> None:
         child = self._children[place]
@@ -110,7 +111,7 @@ class Family:
         self._pauses[place] = min(2 * pause, LONGEST_PAUSE_S)
         log.error("process %d ended with code %d; another one starts in %g s", child.pid,
                   child.returncode, pause)  # fmt: skip
-        timer = threading.Timer(pause, self._events.put, [("start", place)])
+        timer = threading.Timer(pause, self._events.post, [("start", place)])
         timer.daemon = True
         timer.start()
 
