@@ -173,7 +173,7 @@ def extend(sub: Subscription, now: float) -> None:
         for held in list(sub.held.values())
         if not held.overdue and _wants_extension(held.lease_ends - now, sub.ack_timeout_s)
     ]
-    for some in chunks(due, sub.store.batch_size(sub.topic)):
+    for some in chunks(due, sub.store.batch_size(sub.topic, Extend)):
         asked = time.monotonic()
         receipts = [held.receipt for held in some]
         kept = sub.store.call(Extend(sub.topic, sub.group, sub.name, receipts))

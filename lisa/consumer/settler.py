@@ -133,16 +133,15 @@ class Settler:
         log.warning("topic %s: %d settlements count no more: %s", sub.topic, len(lost), error)
 
     def _flush_one(self, sub: Subscription) -> None:
-        size = sub.store.batch_size(sub.topic)
         while sub.acks:
-            self._ack(sub, sub.acks, size, "acked")
+            self._ack(sub, sub.acks, "acked")
         while sub.expired:
-            self._ack(sub, sub.expired, size, "expired")
+            self._ack(sub, sub.expired, "expired")
         while sub.failures:
-            self._fail(sub, size)
+            self._fail(sub)
 
-    def _ack(self, sub: Subscription, queue: deque[Held], size: int, state: str) -> None:
-        some = _first(queue, size)
+    def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
+        some = _first(queue, sub.store.batch_size(sub.topic, Ack))
         try:
             settlements = [held.settlement for held in some]
             outcomes = sub.store.call(Ack(sub.topic, sub.group, settlements, state))
@@ -160,8 +159,8 @@ class Settler:
             elif heard:
                 self._announcer.fire(pair, held.message)
 
-    def _fail(self, sub: Subscription, size: int) -> None:
-        some = _first(sub.failures, size)
+    def _fail(self, sub: Subscription) -> None:
+        some = _first(sub.failures, sub.store.batch_size(sub.topic, Fail))
         failures = [
             Failure(*held.receipt, verdict.reason, verdict.delay, held.settlement.lateness)
             for held, verdict in some

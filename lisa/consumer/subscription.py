@@ -220,7 +220,7 @@ class Subscription:
 
     def release(self, receipts: Sequence[tuple[str, str]]) -> None:
         """Put deliveries back into the group's stream, no attempt counted."""
-        for some in chunks(receipts, self.store.batch_size(self.topic)):
+        for some in chunks(receipts, self.store.batch_size(self.topic, Release)):
             try:
                 self.store.call(Release(self.topic, self.group, some))
             except LisaError as error:

@@ -55,9 +55,7 @@ class Manager:
         sweep: str | timedelta = _SCHEDULES.sweep,
         http: str | None = None,
     ) -> None:
-        schedules = Schedules(
-            move=move, clean=clean, process_pending=process_pending, sweep=sweep
-        )
+        schedules = Schedules(move=move, clean=clean, process_pending=process_pending, sweep=sweep)
         plan = Plan.of(topics, groups or {}, default_group=default_group, schedules=schedules)
         self._set_up(Address.of(server), plan, prefix=prefix, name=name, http=http, read=None)
 

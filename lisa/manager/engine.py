@@ -90,9 +90,7 @@ class Engine:
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
         jobs.add_for_each("clean", schedules.clean, self._trimmer.step)
         jobs.add_for_each("sweep", schedules.sweep, self._sweep)
-        jobs.add_for_each(
-            "sample", SAMPLE, lambda topic: sampler.step(topic, self._clock.now_ms())
-        )
+        jobs.add_for_each("sample", SAMPLE, lambda topic: sampler.step(topic, self._clock.now_ms()))
         jobs.add("managers", schedules.sweep, self._sweeper.managers)
         jobs.add("refresh", REFRESH, self._refresh)
         jobs.add("search", SEARCH, self._registry.search)

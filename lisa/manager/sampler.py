@@ -47,9 +47,7 @@ class Sampler:
     def _add(self, history: str, minute_ms: int, fields: list[bytes]) -> bool:
         oldest = minute_ms - HOURS_KEPT_MS
         try:
-            self._store.ask(
-                "XADD", history, "MINID", "~", f"{oldest}-0", f"{minute_ms}-0", *fields
-            )
+            self._store.ask("XADD", history, "MINID", "~", f"{oldest}-0", f"{minute_ms}-0", *fields)
         except LisaError as error:
             if "equal or smaller" in str(error):
                 return False  # another manager was quicker

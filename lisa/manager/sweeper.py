@@ -65,9 +65,7 @@ class Sweeper:
         """End what is past its ttl, page by page past ids in flight; answers how many ended."""
         expiry, ended, passed = self._store.keys.topic(topic).expiry, 0, 0
         for _ in range(MOST_PAGES):
-            found = self._store.ask(
-                "ZRANGEBYSCORE", expiry, "-inf", now_ms, "LIMIT", passed, PAGE
-            )
+            found = self._store.ask("ZRANGEBYSCORE", expiry, "-inf", now_ms, "LIMIT", passed, PAGE)
             if not found:
                 break
             outcomes = self._expirer.end(topic, [text(message_id) for message_id in found])

@@ -150,17 +150,13 @@ def test_one_past_its_ttl_ends_expired(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, expiry={"a": 5}, lisa=G(ready=[HELD]))
     ack = Ack(TOPIC, "lisa", [bench.settlement("a", due=D)], state="expired")
     assert bench.call(ack) == [ACKED]
-    bench.check(
-        done={"a": ("A-", "expired", D, 1, bench.now)}, stats={"expired": 1}, lisa=G()
-    )
+    bench.check(done={"a": ("A-", "expired", D, 1, bench.now)}, stats={"expired": 1}, lisa=G())
 
 
 def test_without_retention_no_tombstone_stays(bench: Bench) -> None:
     bench.put(options={"retention": "0"}, body={"a": "A-"}, lisa=G(ready=[HELD]))
     assert bench.call(Ack(TOPIC, "lisa", [bench.settlement("a", due=D)])) == [ACKED]
-    bench.check(
-        options={"retention": "0"}, stats={"acked@lisa": 1, "late:c@lisa": 1}, lisa=G()
-    )
+    bench.check(options={"retention": "0"}, stats={"acked@lisa": 1, "late:c@lisa": 1}, lisa=G())
 
 
 def test_a_tombstone_lasts_for_the_topics_retention(bench: Bench) -> None:

@@ -147,18 +147,14 @@ def test_replace_gives_a_new_life(bench: Bench, stage: str) -> None:
     new = item("a", str(FAR + 1), "new", sender="B")
     assert bench.send(new, sender="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
     groups = {"audit": G()} if stage == "partly settled" else {}
-    bench.check(
-        waiting={"a": FAR + 1}, body={"a": "Brnew"}, stats={"sent": 1}, lisa=G(), **groups
-    )
+    bench.check(waiting={"a": FAR + 1}, body={"a": "Brnew"}, stats={"sent": 1}, lisa=G(), **groups)
 
 
 def test_replace_may_go_straight_to_ready(bench: Bench) -> None:
     bench.put(**LIFE["waiting"])
     new = item("a", "5", sender="B")
     assert bench.send(new, sender="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
-    bench.check(
-        body={"a": "Br"}, stats={"sent": 1, "promoted": 1}, lisa=G(ready=[Row("a", 5)])
-    )
+    bench.check(body={"a": "Br"}, stats={"sent": 1, "promoted": 1}, lisa=G(ready=[Row("a", 5)]))
 
 
 @pytest.mark.parametrize(

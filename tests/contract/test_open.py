@@ -137,5 +137,3 @@ def test_the_time_of_hand_over_is_not_before_due(bench: Bench) -> None:
     read = bench.store.ask(*read_command(bench.keys.group("lisa").ready, "lisa", "c1", 1, 0))
     (entry,) = parse_read(read)
     assert bench.call(Open(TOPIC, "lisa", [entry])).now_us >= entry.due_ms * 1000
-
-

@@ -152,9 +152,7 @@ def test_a_server_that_is_not_there_at_start_is_waited_for(
     assert time.monotonic() - began < 5
 
 
-def test_a_server_that_hangs_for_a_while(
-    own_server: EmbeddedServer, processes: Processes
-) -> None:
+def test_a_server_that_hangs_for_a_while(own_server: EmbeddedServer, processes: Processes) -> None:
     cast = Cast(own_server.url).declare()
     daemon(processes, own_server.url)
     for number in range(20):

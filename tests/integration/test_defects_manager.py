@@ -175,9 +175,7 @@ def test_l15_garbage_is_purged_after_its_time_and_leaves_nothing(
     sent = cast.send({"n": 1}, ttl_ms=60_000, policy="")
     cast.discard(cast.take()[0])
     assert cast.state(sent) == "garbage"
-    sweeper = Sweeper(
-        cast.store, Expirer(cast.store, Announcer(cast.store)), lambda _: True
-    )
+    sweeper = Sweeper(cast.store, Expirer(cast.store, Announcer(cast.store)), lambda _: True)
     sweeper.step("orders")
     assert cast.state(sent) == "garbage"
     time.sleep(0.12)

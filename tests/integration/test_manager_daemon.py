@@ -109,9 +109,7 @@ class TestInThisProcess:
             cast.configure(paused="0")
             assert [entry.id for entry in cast.read(block_ms=2_000)] == [sent]
 
-    def test_a_consumer_that_waits_gets_its_group_at_once(
-        self, cast: Cast, redis_url: str
-    ) -> None:
+    def test_a_consumer_that_waits_gets_its_group_at_once(self, cast: Cast, redis_url: str) -> None:
         with Manager(redis_url) as manager:
             wait_until(lambda: manager.health()["status"] == "ok")
             mails = cast.on("mails", "lisa")

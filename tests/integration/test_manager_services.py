@@ -71,9 +71,7 @@ def instant(outcomes: Sequence[Outcome]) -> float:
 
 
 class TestPromoter:
-    def test_moves_what_is_due_and_names_the_next_instant(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_moves_what_is_due_and_names_the_next_instant(self, cast: Cast, kit: Services) -> None:
         due, later = cast.send_due(), cast.send(delay_ms=400)
         at = instant(kit.promoter.step(["orders"]))
         assert (cast.state(due), cast.state(later)) == ("ready", "waiting")
@@ -195,9 +193,7 @@ class TestReclaimer:
         kit.announcer.step()
         assert [message.id for message in heard["dead"]] == [sent]
 
-    def test_goes_to_the_end_of_the_list_in_one_step(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_goes_to_the_end_of_the_list_in_one_step(self, cast: Cast, kit: Services) -> None:
         cast.configure(ack_timeout="10", retry_delays="60000")
         for _ in range(35):
             cast.send()
@@ -222,9 +218,7 @@ class TestReclaimer:
         assert cast.state(sent) == "retry"
         assert at <= time.monotonic() + GLANCE_S
 
-    def test_after_an_outage_it_waits_one_ack_timeout(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_after_an_outage_it_waits_one_ack_timeout(self, cast: Cast, kit: Services) -> None:
         cast.configure(ack_timeout="200")
         sent = cast.send()
         cast.take()
@@ -239,9 +233,7 @@ class TestReclaimer:
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
 
-    def test_a_group_that_was_removed_is_no_trouble(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_a_group_that_was_removed_is_no_trouble(self, cast: Cast, kit: Services) -> None:
         kit.reclaimer.step(["orders"])
         Cast(cast.store.connection.address.url).store.call(Undeclare("orders", "g", [], True))
         at = instant(kit.reclaimer.step(["orders"]))

@@ -145,9 +145,7 @@ class TestSweeper:
 class TestSampler:
     NOON = 1_900_000_800_000 - 1_900_000_800_000 % DAY_MS
 
-    def test_several_managers_write_one_sample_a_minute(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_several_managers_write_one_sample_a_minute(self, cast: Cast, kit: Services) -> None:
         cast.send()
         assert kit.sampler.step("orders", self.NOON + 2_000)
         cast.send()
@@ -163,17 +161,13 @@ class TestSampler:
         assert kit.sampler._add(cast.keys.history, self.NOON, [b"sent", b"1"])
         assert not kit.sampler._add(cast.keys.history, self.NOON, [b"sent", b"1"])
 
-    def test_nothing_is_written_while_nothing_changes(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_nothing_is_written_while_nothing_changes(self, cast: Cast, kit: Services) -> None:
         assert not kit.sampler.step("orders", self.NOON)
         cast.send()
         assert kit.sampler.step("orders", self.NOON)
         assert not kit.sampler.step("orders", self.NOON + MINUTE_MS)
 
-    def test_minutes_for_seven_days_hours_for_ninety(
-        self, cast: Cast, kit: Services
-    ) -> None:
+    def test_minutes_for_seven_days_hours_for_ninety(self, cast: Cast, kit: Services) -> None:
         def at(**ago: int) -> int:
             return self.NOON - int(timedelta(**ago).total_seconds() * 1_000)
 

@@ -98,9 +98,7 @@ class TestRegistry:
         assert made.troubles.of("a") is None
         assert cast.store.drive(cast.store.options("a")).max_ready == 5
 
-    def test_a_search_finds_topics_that_nobody_listed(
-        self, cast: Cast, raw: redis.Redis
-    ) -> None:
+    def test_a_search_finds_topics_that_nobody_listed(self, cast: Cast, raw: redis.Redis) -> None:
         cast.on("waits").send(delay_ms=60_000)
         retries = cast.on("retries").declare(retry_delays="60000", ack_timeout="1")
         retries.send()

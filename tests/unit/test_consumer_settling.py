@@ -143,7 +143,7 @@ class Script:
         self.answers = deque(answers)
         self.calls: list[Transition[Any]] = []
 
-    def batch_size(self, topic: str) -> int:
+    def batch_size(self, topic: str, kind: type[Transition[Any]]) -> int:
         return 2
 
     def call(self, transition: Transition[Any]) -> Any:

@@ -16,6 +16,7 @@ class Extend(Transition[list[bool]]):
     """Renew the leases of (id, entry) pairs; answers which of them are still held."""
 
     script: ClassVar[str] = "extend"
+    steps: ClassVar[int] = 2
     topic: str
     group: str
     consumer: str

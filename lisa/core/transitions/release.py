@@ -16,6 +16,7 @@ class Release(Transition[list[bool]]):
     """Give deliveries, as (id, entry) pairs, back to the group; answers which were still held."""
 
     script: ClassVar[str] = "release"
+    steps: ClassVar[int] = 2
     topic: str
     group: str
     receipts: Sequence[tuple[str, str]]

@@ -33,6 +33,7 @@ class Reschedule(Transition[list[Rescheduled]]):
     """Give (id, due) pairs a new due time: '+<ms>' is a delay, else epoch ms in decimal."""
 
     script: ClassVar[str] = "reschedule"
+    steps: ClassVar[int] = 2
     topic: str
     items: Sequence[tuple[str, str]]
 

@@ -58,6 +58,7 @@ class Retry(Transition[list[Retried]]):
     """Give up deliveries of one group for this time."""
 
     script: ClassVar[str] = "retry"
+    steps: ClassVar[int] = 2
     topic: str
     group: str
     failures: Sequence[Failure]
