@@ -154,6 +154,10 @@ class Handlers:
         """The topics that module-wide receivers name."""
         return sorted(_senders(everywhere.received))
 
+    def batch(self, topic: str) -> Receiver | None:
+        """The handler of batches, if a topic has one."""
+        return self._batches.get(topic)
+
     def plan(self, topic: str) -> Plan:
         """Who is called for a topic's messages just now; weak receivers that went are left out."""
         heard = (*self.signals.received.receivers_for(topic),

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from lisa.consumer.batches import Collector
 from lisa.consumer.dispatcher import Dispatcher
-from lisa.consumer.handlers import Handlers, Plan
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.joining import ask_for_group, is_emptied, join
 from lisa.consumer.pace import MOST
 from lisa.consumer.settler import Settler
@@ -205,18 +205,19 @@ class Reader:
             self._pausing(LOOK_AGAIN_S)
             sub.is_paused_topic = sub.store.drive(sub.store.options(sub.topic)).paused
         else:
-            plan = self._handlers.plan(sub.topic)
-            sub.handler_timeout_s = plan.timeout_s
+            # Only who wants batches is asked here: a plan would keep receivers that are weakly
+            # connected alive for as long as the read blocks, and miss those that come meanwhile.
+            batch = self._handlers.batch(sub.topic)
             if self._unopened:
-                self._hand_over(plan)
+                self._hand_over()
             elif sub.is_degraded:
-                self._read_degraded(plan)
+                self._read_degraded()
             else:
                 self._degraded_pause_s = FIRST_DEGRADED_PAUSE_S
-                if plan.batch is not None:
-                    self._read_batch(plan, plan.batch.batch or 1, plan.batch.within_s)
+                if batch is not None:
+                    self._read_batch(batch.batch or 1, batch.within_s)
                 else:
-                    self._read(plan)
+                    self._read()
 
     def _join(self) -> None:
         sub = self._sub
@@ -232,7 +233,7 @@ class Reader:
         sub.group = group
         log.info("topic %s: reading for group %s as %s", sub.topic, group, sub.name)
 
-    def _read(self, plan: Plan) -> None:
+    def _read(self) -> None:
         """Read as much as handlers can start on soon, and hand it over."""
         sub, slots = self._sub, self._dispatcher.slots
         topics = self._topics()
@@ -240,7 +241,7 @@ class Reader:
         room = sub.pace.ahead(slots.size) // topics - len(sub.unstarted)
         if room > 0:
             self._fetch(room + slots.free, self._block)
-            self._hand_over(plan)
+            self._hand_over()
             return
         # Handlers are slow, or not yet known: read only once one of them is free.
         if not self._turn.take(self._is_interrupted):
@@ -252,20 +253,20 @@ class Reader:
             if not self._unopened:
                 self._turn.leave()
         if self._unopened:
-            self._hand_over(plan, has_slot=True)
+            self._hand_over(has_slot=True)
             return
         if not sub.unstarted:
             self._fetch(1 if several else slots.free, self._block)
-            self._hand_over(plan)
+            self._hand_over()
 
     def _is_interrupted(self) -> bool:
         return self._sub.closing.is_set() or self._sub.is_paused_here
 
-    def _read_degraded(self, plan: Plan) -> None:
+    def _read_degraded(self) -> None:
         """One message at a time, after a pause that grows until one succeeds."""
         sub = self._sub
         if self._collector:
-            self._hand_over_work(plan, [self._collector.take()])
+            self._hand_over_work([self._collector.take()])
         if sub.held:
             self._pausing(FIRST_PAUSE_S)
             return
@@ -275,9 +276,9 @@ class Reader:
         self._fetch(1, self._block)
         if self._unopened:
             self._degraded_pause_s = min(2 * self._degraded_pause_s, LONGEST_DEGRADED_PAUSE_S)
-            self._hand_over(plan)
+            self._hand_over()
 
-    def _read_batch(self, plan: Plan, size: int, within_s: float) -> None:
+    def _read_batch(self, size: int, within_s: float) -> None:
         """Gather until a batch is full or its first message has waited long enough."""
         sub = self._sub
         gathered = self._collector
@@ -295,10 +296,10 @@ class Reader:
             block = min(block, timedelta(milliseconds=math.ceil(left_s * 1000)))
         ahead = sub.pace.ahead(self._dispatcher.slots.size) - len(sub.unstarted) * size
         self._fetch(max(size - len(gathered), ahead), block, least_cap=size)
-        self._hand_over(plan)
+        self._hand_over()
         ready = gathered.ready()
         if ready:
-            self._hand_over_work(plan, ready)
+            self._hand_over_work(ready)
 
     def _fetch(self, count: int, block: timedelta, *, least_cap: int = 1) -> None:
         """XREADGROUP into `_unopened`. Raises client errors."""
@@ -318,7 +319,7 @@ class Reader:
             self._blocked = False
         self._unopened = parse_read(reply)
 
-    def _hand_over(self, plan: Plan, *, has_slot: bool = False) -> None:
+    def _hand_over(self, *, has_slot: bool = False) -> None:
         """Open what was read and give it to the handlers. Raises LisaError; then it is kept."""
         if not self._unopened:
             return
@@ -330,23 +331,29 @@ class Reader:
             self._unopened = []
             if sub.failures or sub.expired:
                 self._settler.ring()
-            if plan.batch is not None and self._collector is not None:
+            if self._collector is not None and self._handlers.batch(sub.topic) is not None:
                 self._collector.add(deliveries)
             elif deliveries:
                 had_slot, has_slot = has_slot, False
-                self._hand_over_work(plan, deliveries, has_slot=had_slot)
+                self._hand_over_work(deliveries, has_slot=had_slot)
         finally:
             if has_slot:
                 self._turn.leave()
 
-    def _hand_over_work(self, plan: Plan, work: Sequence[Work], *, has_slot: bool = False) -> None:
+    def _hand_over_work(self, work: Sequence[Work], *, has_slot: bool = False) -> None:
         """Run on this thread, or submit. The caller's slot, if it has one, is used up."""
         sub, dispatcher = self._sub, self._dispatcher
+        plan = self._handlers.plan(sub.topic)
+        sub.handler_timeout_s = plan.timeout_s
         if dispatcher.slots.size > 1 or plan.is_async:
             dispatcher.submit(sub, plan, work, has_slot=has_slot)
             return
         sub.unstarted.extend(work)
         if not has_slot and not self._turn.take(sub.closing.is_set):
             return
-        if dispatcher.inline(sub, plan, self._turn):
-            self._turn.leave()
+        keeps_slot = True
+        try:
+            keeps_slot = dispatcher.inline(sub, plan, self._turn)
+        finally:
+            if keeps_slot:
+                self._turn.leave()

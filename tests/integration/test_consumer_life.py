@@ -223,10 +223,24 @@ def test_a_receiver_that_disappears_is_never_an_ack(bench: Bench) -> None:
 
     consumer.message_received.connect(receiver, sender=TOPIC)
     with consumer:
+        wait_until(presences_running(bench))  # blocked in a read, which must not hold it either
         del receiver
         [sent] = bench.send(TOPIC, [1])
         wait_until(lambda: bench.places(TOPIC, sent) == ["retry"])
     assert bench.stat(TOPIC, "acked") == 0
+
+
+def test_a_receiver_that_comes_while_a_read_blocks_hears_the_next_message(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+    seen: list[int] = []
+    with consumer:
+        wait_until(presences_running(bench))
+        consumer.on(TOPIC, lambda message: seen.append(message.body))
+        bench.send(TOPIC, [1])
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 1)
+    assert seen == [1]
 
 
 def test_stop_finishes_what_runs_and_gives_back_the_rest(bench: Bench) -> None:
