@@ -14,6 +14,6 @@ with Manager.from_config(config), Producer.from_config(config) as producer:
         for number in (1, 2, 3)
     ]
     for message_id in ids:
-        while producer.get("mystream", message_id).state == "waiting":
+        while (found := producer.get("mystream", message_id)) and found.state == "waiting":
             time.sleep(0.05)
-        print(message_id, producer.get("mystream", message_id).state, flush=True)
+        print(message_id, found.state if found else "gone", flush=True)

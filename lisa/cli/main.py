@@ -84,6 +84,9 @@ class Lazy(click.Group):
             return run(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
             code = run(args, prog_name or "lisa", complete_var, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
         except click.UsageError as error:
             _fail(2, f"{_path(error)}: {error.format_message()} (see {_path(error)} --help)")
         except click.ClickException as error:

@@ -75,15 +75,17 @@ def _document(found: FoundMessage) -> dict[str, Any]:
 
 def _show(found: FoundMessage) -> None:
     from lisa.cli.output import print_table, when
+    from lisa.core.clock import human
 
     now_ms = time.time_ns() // 1_000_000
+    idle = None if found.idle is None else human(found.idle // timedelta(milliseconds=1))
     rows: list[tuple[str, object]] = [
         ("id", found.id), ("topic", found.topic), ("state", str(found.state)),
         ("due", when(found.due_ms, now_ms)), ("attempts", found.attempts),
     ]  # fmt: skip
     rows += [(f"header {name}", value) for name, value in found.headers.items()]
     for name, value in (
-        ("consumer", found.consumer), ("idle", found.idle), ("reason", found.reason),
+        ("consumer", found.consumer), ("idle", idle), ("reason", found.reason),
         ("body", shown_body(found.body)),
     ):  # fmt: skip
         if value is not None:

@@ -17,11 +17,11 @@ from blinker import Signal
 
 from lisa.consumer.crew import Crew, Wanted
 from lisa.consumer.handlers import Handlers
-from lisa.consumer.mailbox import STOPPING, Mailbox
 from lisa.consumer.pull import Delivery
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_group, check_topic
+from lisa.core.mailbox import STOPPING, Mailbox
 from lisa.core.settings import ConsumerSettings
 
 __all__ = ["Consumer"]

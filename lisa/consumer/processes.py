@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lisa.consumer.mailbox import STOPPING, Mailbox
+from lisa.core.mailbox import STOPPING, Mailbox
 
 __all__ = ["EXIT_CONFIG", "Family", "end_with_parent"]
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from lisa.core import presence
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.errors import LisaError
 from lisa.core.keys import DEFAULT_PREFIX
+from lisa.core.mailbox import STOPPING, Mailbox
 from lisa.core.status import HEALTH, StatusServer, health_page
 from lisa.manager.engine import Engine
 from lisa.manager.plan import DEFAULT_GROUP, Plan, Schedules
@@ -77,9 +76,7 @@ class Manager:
             self._status = StatusServer(http, pages)
         self._read = read
         self._state = "new"
-        self._signalled = threading.Event()
-        self._reload_asked = False
-        self._stop_asked = False
+        self._signals: Mailbox[int] = Mailbox()
 
     @classmethod
     def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
@@ -138,14 +135,15 @@ class Manager:
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
         before = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            number: signal.signal(number, lambda number, _frame: self._signals.post(number))
+            for number in (*STOPPING, signal.SIGHUP)
         }
         try:
-            self.start()
-            log.info("manager %s runs on %s", self.name, self._engine.store.where)
-            while self._next_signal() == "reload":
-                self.reload()
+            with self._signals.hearing_signals():
+                self.start()
+                log.info("manager %s runs on %s", self.name, self._engine.store.where)
+                while self._signals.get() == signal.SIGHUP:
+                    self.reload()
             log.info("manager %s stops", self.name)
         finally:
             self.stop()
@@ -176,19 +174,3 @@ class Manager:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _next_signal(self) -> str:
-        while not self._stop_asked:
-            self._signalled.wait()
-            self._signalled.clear()
-            if self._reload_asked and not self._stop_asked:
-                self._reload_asked = False
-                return "reload"
-        return "stop"
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._reload_asked = True
-        else:
-            self._stop_asked = True
-        self._signalled.set()

@@ -131,9 +131,16 @@ def test_a_refused_option_is_told_in_the_servers_words_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_taken_port_is_told() -> None:
-    with EmbeddedServer() as first, pytest.raises(ServerUnavailable, match=str(first.port)):
+def test_a_taken_port_is_told_without_the_servers_chatter() -> None:
+    with (
+        EmbeddedServer() as first,
+        pytest.raises(ServerUnavailable, match=str(first.port)) as refused,
+    ):
         EmbeddedServer(port=first.port).start()
+    said = str(refused.value)
+    assert "Address already in use" in said
+    assert "overcommit" not in said
+    assert "Configuration loaded" not in said
 
 
 def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str)
     assert complaint.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [[], ["topic"], ["topic", "group"], ["garbage"]])
+def test_without_a_command_the_help_page_is_shown_as_it_is(arguments: list[str]) -> None:
+    code, said, shown = run(*arguments)
+    assert (code, said) == (2, "")
+    assert shown == run(*arguments, "--help")[1]
+
+
 def test_no_server_is_one_line_and_exit_code_3() -> None:
     code, _, complaint = run("--redis", "redis://127.0.0.1:1", "get", "orders", "a")
     assert code == 3

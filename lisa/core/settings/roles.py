@@ -170,7 +170,7 @@ class DaemonSettings(RoleSettings):
     """What a role that runs as a daemon is configured with besides."""
 
     http: Address | None = Field(
-        default=None, description="`HOST:PORT` of health and metrics. Unset: none are served."
+        default=None, description="`HOST:PORT` where `/healthz` is served. Unset: nowhere."
     )
     log_format: Annotated[Literal["text", "json"], BeforeValidator(_lower)] = Field(
         default="text", description="`text` for people, `json` for programs."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from lisa.consumer.mailbox import Mailbox
+from lisa.core.mailbox import Mailbox
 
 
 def test_items_come_in_order_from_any_thread() -> None:
