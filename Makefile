@@ -7,13 +7,14 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test lint types wheel clean
+.PHONY: help demo test lint types wheel bench clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
 	@echo "make test    lint, types and all tests"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
+	@echo "make bench   how fast and how punctual, on this machine"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what these made"
 
@@ -29,6 +30,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+bench: $(VENV)/.base
+	$(BIN)/python benchmarks/pace.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel

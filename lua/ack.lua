@@ -74,7 +74,7 @@ if state == 'acked' then
   count('acked', #gone, group)
   count_lateness(group, table.concat(lateness))
 else
-  count(state, #gone)
+  count(state, #done_ids)
 end
 count('acked_late', late, group)
 count('stale', stale, group)

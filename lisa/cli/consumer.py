@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,13 +70,14 @@ def main(  # noqa: PLR0917  click passes them by name
 
 
 def _run_one(settings: ConsumerSettings, group: str | None, leash: int | None) -> None:
+    from lisa.cli.modules import import_handlers
     from lisa.consumer.loader import load
     from lisa.consumer.processes import end_with_parent
     from lisa.core.errors import ConfigError
 
     if leash is not None:
         end_with_parent(leash)
-    _import(settings.handlers)
+    import_handlers(settings.handlers)
     if settings.target is None:
         raise ConfigError("name what to run: lisa-consumer pkg.module, or pkg.module:name")
     consumer = load(settings.target)
@@ -110,17 +110,6 @@ def _serve_health(stack: ExitStack, settings: ConsumerSettings, report: Any) -> 
         from lisa.core.status import HEALTH, StatusServer, health_page
 
         stack.enter_context(StatusServer(settings.http, {HEALTH: lambda: health_page(report())}))
-
-
-def _import(modules: tuple[str, ...]) -> None:
-    from lisa.core.errors import ConfigError
-
-    sys.path.insert(0, "")  # a console script's path leaves the present directory out
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"handlers: cannot import {module!r}: {error}") from None
 
 
 if __name__ == "__main__":

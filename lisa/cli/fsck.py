@@ -74,9 +74,10 @@ def _show(report: Report) -> None:
             ["finding", "times ", "meaning"],
             [(kind, n, KINDS[kind]) for kind, n in report.kinds.most_common()],
         )
+    topics = len(report.topics)
     looked = (
-        f"{len(report.topics)} topics, {report.bodies:,} messages, {report.records:,} records, "
-        f"{report.entries:,} stream entries"
+        f"{topics} topic{'' if topics == 1 else 's'}, {report.bodies:,} messages, "
+        f"{report.records:,} records, {report.entries:,} stream entries"
     )
     if not report.total:
         click.echo(f"{looked}: all in place")

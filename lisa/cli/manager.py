@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -31,6 +30,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     SIGHUP reads the file's topic options again. Exit codes: 0, or 2 if the configuration is wrong.
     """
     # Late, so that --help answers at once.
+    from lisa.cli.modules import import_handlers
     from lisa.core import logs
     from lisa.core.errors import LisaError
     from lisa.core.settings import ManagerSettings
@@ -42,7 +42,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
             click.echo("lisa-manager: enabled is false in the configuration; nothing to do")
             return
         logs.configure(settings.log_format, settings.log_level)
-        _import(settings.handlers)
+        import_handlers(settings.handlers)
 
         from lisa.manager import Manager
 
@@ -50,17 +50,6 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     except LisaError as error:
         click.echo(f"lisa-manager: {error}", err=True)
         sys.exit(EXIT_CONFIG)
-
-
-def _import(modules: tuple[str, ...]) -> None:
-    from lisa.core.errors import ConfigError
-
-    sys.path.insert(0, "")  # a console script's path leaves the present directory out
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"handlers: cannot import {module!r}: {error}") from None
 
 
 if __name__ == "__main__":

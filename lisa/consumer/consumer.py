@@ -87,8 +87,10 @@ class Consumer:
         See `lisa.core.settings.ConsumerSettings.load`; the topics are those of `groups`. Raises
         ConfigError.
         """
+        settings = ConsumerSettings.load(path, **overrides)
+        settings.require_enabled()
         consumer = cls()
-        consumer.configure(ConsumerSettings.load(path, **overrides))
+        consumer.configure(settings)
         return consumer
 
     def configure(self, settings: ConsumerSettings, *, only_given: bool = False) -> None:

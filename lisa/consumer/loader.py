@@ -22,7 +22,7 @@ def load(target: str) -> Consumer:
     module itself raises is let through.
     """
     module_name, colon, name = target.partition(":")
-    if not module_name or (colon and not name):
+    if not module_name or module_name.startswith(".") or (colon and not name):
         raise ConfigError(f"target {target!r} is neither pkg.module nor pkg.module:name")
     module = _module(module_name)
     if colon:

@@ -118,6 +118,7 @@ class Subscription:
                 self.end(one, Verdict(fault, "discard"))
             elif is_past:
                 one.ended = True
+                one.settlement = settlement._replace(attempt=settlement.attempt - 1)  # none made
                 self.expired.append(one)
             else:
                 taken.append(one)

@@ -87,6 +87,7 @@ class Manager:
         from lisa.core.settings import ManagerSettings
 
         settings = ManagerSettings.load(path, **overrides)
+        settings.require_enabled()
         manager = cls.__new__(cls)
         cls._set_up(
             manager, Address.from_settings(settings.redis), Plan.from_settings(settings),

@@ -65,10 +65,7 @@ class _Configured(Sending, ABC):
         from lisa.core.settings import ProducerSettings
 
         settings = ProducerSettings.load(path, **overrides)
-        if not settings.enabled:
-            raise ConfigError(
-                "this producer is switched off by its configuration: enabled is false"
-            )
+        settings.require_enabled()
         address = Address.from_settings(settings.redis)
         return cls(address, prefix=settings.prefix, zone=settings.zone)
 

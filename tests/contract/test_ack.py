@@ -153,6 +153,16 @@ def test_one_past_its_ttl_ends_expired(bench: Bench) -> None:
     bench.check(done={"a": ("A-", "expired", D, 1, bench.now)}, stats={"expired": 1}, lisa=G())
 
 
+def test_one_past_its_ttl_in_two_groups_counts_once(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, expiry={"a": 5}, lisa=G(ready=[HELD]), audit=G(ready=[HELD]))
+    for group in ("lisa", "audit"):
+        one = bench.settlement("a", due=D, group=group)
+        assert bench.call(Ack(TOPIC, group, [one], state="expired")) == [ACKED]
+    bench.check(
+        done={"a": ("A-", "expired", D, 1, bench.now)}, stats={"expired": 1}, lisa=G(), audit=G()
+    )
+
+
 def test_without_retention_no_tombstone_stays(bench: Bench) -> None:
     bench.put(options={"retention": "0"}, body={"a": "A-"}, lisa=G(ready=[HELD]))
     assert bench.call(Ack(TOPIC, "lisa", [bench.settlement("a", due=D)])) == [ACKED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,7 @@ def test_list_by_state(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
         assert (row["id"], row["state"], row["group"]) == (one, state, "g")
     assert ask("list", "orders", "--state", "in_flight")["messages"][0]["consumer"] == "c1"
     assert "\x1b" not in lisa("list", "orders", "--state", "garbage").stdout
+    assert re.search(r"(?m)^idle +\d+(\.\d+)?m?s *$", lisa("get", "orders", "held").stdout)
 
 
 def test_list_goes_on_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:

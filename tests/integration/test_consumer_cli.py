@@ -70,6 +70,7 @@ def test_targets(
         (ONE, [], "name what to run"),
         (ONE, ["nowhere"], "no module 'nowhere'"),
         (ONE, ["shop:"], "neither pkg.module nor pkg.module:name"),
+        (ONE, ["../shop"], "neither pkg.module nor pkg.module:name"),
         (ONE, ["shop:Consumer"], "is a type, not a lisa.Consumer"),
         (ONE + "other = Consumer()\n", ["shop"], "several consumers (consumer, other)"),
         ("x = 1\n", ["shop"], "neither a lisa.Consumer nor a receiver"),

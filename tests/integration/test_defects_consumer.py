@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from lisa.consumer import Consumer
 from lisa.core.errors import ConfigError
 from lisa.core.settings import ConsumerSettings
+from lisa.producer import Producer
 from tests.consumers import Bench, presences, settled
 from tests.servers import wait_until
 
@@ -216,3 +218,23 @@ def test_l24_no_class_named_by_a_message_is_loaded(bench: Bench, body: object) -
         wait_until(lambda: seen)
     assert seen == [body]  # plain data, as it was sent
     assert type(seen[0]) in (dict, bytes)
+
+
+@pytest.mark.parametrize("model", [None, dict[str, str]])
+def test_l24_no_module_named_by_a_message_is_imported(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: object
+) -> None:
+    """Under whatever key loaders of other formats look for a class; body and headers alike."""
+    (tmp_path / "sprung.py").write_text("class Order: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("clazz", "@class", "@type", "__class__", "__type__", "py/object", "py/type")
+    named = dict.fromkeys(names, "sprung.Order")
+    bench.declare(TOPIC)
+    seen: list[object] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append((message.body, message.headers)), model=model)
+    with consumer, Producer(bench.url) as producer:
+        producer.send(TOPIC, named, headers=named)
+        wait_until(lambda: seen)
+    assert seen == [(named, named)]
+    assert "sprung" not in sys.modules

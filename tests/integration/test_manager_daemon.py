@@ -343,6 +343,7 @@ class TestDaemon:
             (("--redis", "http://x"), "redis://"),
             (("--http", "8088"), "HOST:PORT"),
             (("--handlers", "no_such_module"), "no_such_module"),
+            (("--handlers", "../alarm.py"), "write pkg.module"),
             (("--prefix", "a{b"), "prefix"),
         ],
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.core.clock import parse_zone
 from lisa.core.errors import ConfigError
 from lisa.core.options import encode
@@ -326,3 +327,12 @@ def test_loading_brings_in_neither_client_nor_scheduler() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("role", [Manager, Consumer, Producer, AsyncProducer])
+def test_a_role_that_is_switched_off_is_not_made(role: Any, tmp_path: Path) -> None:
+    """One file may configure several roles: none of them runs against its word."""
+    path = tmp_path / "lisa.yml"
+    path.write_text("lisa-delay-queue: {enabled: false, groups: [{topic: orders}]}\n")
+    with pytest.raises(ConfigError, match="enabled is false"):
+        role.from_config(path)

@@ -131,6 +131,11 @@ class RoleSettings(BaseSettings):
         self.topic_options()
         return self
 
+    def require_enabled(self) -> None:
+        """Raise ConfigError if the configuration switches the role off."""
+        if not self.enabled:
+            raise ConfigError("switched off by the configuration: enabled is false")
+
     def topics(self) -> dict[str, tuple[str, ...]]:
         """The topics listed, each with the groups named for it (none named: empty)."""
         found: dict[str, tuple[str, ...]] = {}
