@@ -178,7 +178,8 @@ local function finish(ids, bodies, dones, tombstones)
   end
   local retention = option('retention')
   if retention > 0 then
-    for i, done in ipairs(dones) do call('SET', done, tombstones[i], 'PX', retention) end
+    local px = int(retention)
+    for i, done in ipairs(dones) do call('SET', done, tombstones[i], 'PX', px) end
   end
 end
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -59,10 +59,11 @@ def one_round(bench: Timed, number: int) -> None:
     entries = take(bench)
     bench.call(Open(TOPIC, "lisa", entries, 60_000))
     receipts = [(one.id, one.entry) for one in entries]
-    bench.call(Extend(TOPIC, "lisa", "c1", receipts, 60_000))
-    bench.call(Release(TOPIC, "lisa", receipts))
-    failures = [Failure(one.id, one.entry, "no", 0) for one in take(bench)]
-    bench.call(Retry(TOPIC, "lisa", failures))
+    for some in chunks(receipts, FULL // Extend.steps):
+        bench.call(Extend(TOPIC, "lisa", "c1", some, 60_000))
+    for some in chunks(receipts, FULL // Release.steps):
+        bench.call(Release(TOPIC, "lisa", some))
+    fail_all(bench, 0)
     assert bench.call(Promote(TOPIC)).moved == FULL
     bench.call(Inspect(TOPIC, ids[: FULL // Inspect.steps]))
     bench.call(Mend(TOPIC, ids[: FULL // Mend.steps]))
@@ -70,10 +71,10 @@ def one_round(bench: Timed, number: int) -> None:
     time.sleep(0.003)
     for _ in range(2):
         assert len(bench.call(Reclaim(TOPIC, "lisa", window=FULL)).moved) == FULL // 2
-    bench.call(Reschedule(TOPIC, [(m, "+0") for m in ids]))
+    for names in chunks(ids, FULL // Reschedule.steps):
+        bench.call(Reschedule(TOPIC, [(m, "+0") for m in names]))
     assert bench.call(Promote(TOPIC)).moved == FULL
-    failures = [Failure(one.id, one.entry, "no", "discard") for one in take(bench)]
-    bench.call(Retry(TOPIC, "lisa", failures))
+    fail_all(bench, "discard")
     bench.call(Requeue(TOPIC, "lisa", ids))
     assert bench.call(Promote(TOPIC)).moved == FULL
     bench.call(Trim(TOPIC, "lisa", window=FULL))
@@ -81,6 +82,13 @@ def one_round(bench: Timed, number: int) -> None:
     acks = [Settlement(one.id, one.entry, "TTTTTTTT-", one.due_ms, 1, "c") for one in entries]
     assert set(bench.call(Ack(TOPIC, "lisa", acks))) == {"acked"}
     end_the_rest(bench, number, token)
+
+
+def fail_all(bench: Timed, delay: int | Literal["discard"]) -> None:
+    """Take what is ready, and fail it."""
+    for some in chunks(take(bench), FULL // Retry.steps):
+        failures = [Failure(one.id, one.entry, "no", delay) for one in some]
+        bench.call(Retry(TOPIC, "lisa", failures))
 
 
 def end_the_rest(bench: Timed, number: int, token: str) -> None:
@@ -94,8 +102,7 @@ def end_the_rest(bench: Timed, number: int, token: str) -> None:
             for some in chunks(ids, FULL // Expire.steps):
                 assert {one.value for one, _ in bench.call(Expire(TOPIC, some))} == {"expired"}
         else:
-            failures = [Failure(one.id, one.entry, "no", "discard") for one in take(bench)]
-            bench.call(Retry(TOPIC, "lisa", failures))
+            fail_all(bench, "discard")
             for some in chunks(ids, FULL // Purge.steps):
                 assert all(bench.call(Purge(TOPIC, "lisa", some)))
 
