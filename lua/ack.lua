@@ -19,13 +19,16 @@ local _, now = clock()
 local indexed = call('HMGET', group.entries, unpack(ids))
 begin_freeing()
 
--- A late success: the message, if it is still that one, leaves wherever this group has it.
+-- A late success: the message, if it is still that one, leaves wherever this group has it. One that
+-- was only found past its ttl stays: it may have got a new due time, and its ttl with it.
 local function settle_late(i)
   local body, token = KEYS[ID_KEYS + 2 * i - 1], string.sub(ARGV[first + 5 * i - 2], 1, 8)
   local live = fence(body)
   if string.sub(live, 1, 8) == token then
-    if take_out(group, ids[i]) then return 'l' end
-    if GROUP_COUNT == 1 and call('ZREM', WAITING, ids[i]) == 1 then return 'l' end
+    if state == 'acked' then
+      if take_out(group, ids[i]) then return 'l' end
+      if GROUP_COUNT == 1 and call('ZREM', WAITING, ids[i]) == 1 then return 'l' end
+    end
     return is_partly_settled(live) and 'r' or 's'
   end
   local stone = live == '' and call('GET', KEYS[ID_KEYS + 2 * i]) or ''

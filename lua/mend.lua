@@ -36,6 +36,7 @@ end
 -- The index names an entry that is of no more use (it goes), or that is another id's (it stays).
 local function replace_entry(group, id, entry, goes)
   call('ZADD', group.retry, 'NX', int(now), id)
+  call('ZREM', group.leases, id) -- or it would rule over the next delivery
   if goes then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
   woken = true
 end

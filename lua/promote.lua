@@ -1,6 +1,6 @@
 -- promote: waiting and retry -> ready, what is due by Redis's clock, in order of due.
--- Guarantee: never early; never more than `max_ready` unread in a group; with several groups a
--- full one takes due messages into its own retry, so it holds up nobody.
+-- Guarantee: never early; never more than `max_ready` unread in a group; with several groups, what
+-- one has no room for, or this call no step left for, goes to its own retry, so it holds up nobody.
 -- KEYS  the prelude's
 -- ARGV  the most messages to move in this call
 -- Returns {'OK', moved, groups that are full, next due or '', now in ms, paused 0/1, 1 if the call
@@ -56,7 +56,7 @@ local plans, full, moved, leaving = {}, 0, 0, {}
 for g, group in ipairs(groups) do
   local ids, dues, from = merge(waiting, due_of(group.retry))
   local free = #ids > 0 and room(group, max_ready, #ids) or 0
-  local most = GROUP_COUNT == 1 and math.min(free, limit) or free
+  local most = math.min(free, limit)
   local plan = {group = group, ids = {}, dues = {}, retried = {}, held = {}}
   for k, id in ipairs(ids) do
     if #plan.ids < most then
@@ -71,7 +71,7 @@ for g, group in ipairs(groups) do
       plan.held[#plan.held + 1] = id
     end
   end
-  if free < (GROUP_COUNT == 1 and math.min(#ids, limit) or #ids) then full = full + 1 end
+  if free < math.min(#ids, limit) then full = full + 1 end
   moved = moved + #plan.ids
   plans[g] = plan
 end

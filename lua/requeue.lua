@@ -1,5 +1,6 @@
 -- requeue: garbage -> that group's retry, due now, its failed attempts forgotten.
--- Guarantee: only what is in this group's garbage moves; other groups keep theirs.
+-- Guarantee: only what is in this group's garbage moves; other groups keep theirs. A ttl that still
+-- stood for other groups ends: it would take back what the operator gave.
 -- KEYS  the prelude's
 -- ARGV  own group's number; n; n times id
 -- Returns {'OK', letters}: y requeued, n not in this group's garbage; {'GROUPS', ...}
@@ -17,6 +18,7 @@ for i = 1, n do
   if call('ZSCORE', group.garbage, id) then
     call('ZADD', group.retry, int(now), id)
     call('ZREM', group.garbage, id)
+    call('ZREM', EXPIRY, id)
     forget_failures(group, {id})
     letters[i], moved = 'y', moved + 1
   end

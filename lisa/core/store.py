@@ -250,13 +250,12 @@ class Store:
             elif failures.is_missing_group(error) and groups:
                 patience.mend(error, self.where)
                 for group in groups:
+                    yield Execute(("SCRIPT", "LOAD", scripts.load(Declare.script).source))
                     yield Execute(_call(Declare(keys.topic, group), keys, (group,)))
             else:
                 yield from self._wait(error, patience)
         except failures.ClientError as another:
-            if failures.is_missing_script(another):
-                yield Execute(("SCRIPT", "LOAD", scripts.load(Declare.script).source))
-            else:
+            if not failures.is_missing_script(another):  # flushed once more: the next try loads it
                 yield from self._wait(another, patience)
 
     def _wait(self, error: BaseException, patience: _Patience) -> Flow[None]:

@@ -181,7 +181,7 @@ class Flows(Sending):
         yield from self._open()
         truths: list[Cancelled] = []
         while len(truths) < len(ids):
-            piece = ids[len(truths) : len(truths) + self._store.batch_size(topic)]
+            piece = ids[len(truths) : len(truths) + self._store.batch_size(topic, Cancel)]
             truths += yield from self._store.run(Cancel(topic, piece))
         return truths
 

@@ -153,6 +153,24 @@ def test_one_past_its_ttl_ends_expired(bench: Bench) -> None:
     bench.check(done={"a": ("A-", "expired", D, 1, bench.now)}, stats={"expired": 1}, lisa=G())
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"waiting": {"a": FAR}, "lisa": G(attempts={"a": 1})},
+        {"lisa": G(ready=[Row("a", D, 2)], attempts={"a": 1})},
+        {"lisa": G(retry={"a": FAR}, attempts={"a": 1})},
+    ],
+    ids=["waiting", "ready", "retry"],
+)
+def test_one_found_past_its_ttl_and_given_a_new_due_time_meanwhile_stays(
+    bench: Bench, place: dict[str, Any]
+) -> None:
+    state: dict[str, Any] = {"body": {"a": "A-"}, "expiry": {"a": FAR + 5}, **place}
+    bench.put(**state)
+    assert bench.call(Ack(TOPIC, "lisa", [settlement("1-1")], state="expired")) == [STALE]
+    bench.check(**state, stats={"stale@lisa": 1})
+
+
 def test_one_past_its_ttl_in_two_groups_counts_once(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, expiry={"a": 5}, lisa=G(ready=[HELD]), audit=G(ready=[HELD]))
     for group in ("lisa", "audit"):

@@ -35,6 +35,19 @@ def test_requeue_makes_it_due_now_with_its_failures_forgotten(bench: Bench) -> N
     assert bench.state() == after
 
 
+def test_what_is_requeued_is_not_taken_back_by_a_ttl_that_stood_for_another_group(
+    bench: Bench,
+) -> None:
+    bench.put(
+        body={"a": "A-"}, expiry={"a": 5}, lisa=G(garbage={"a": 2}), audit=G(retry={"a": FAR})
+    )
+    assert bench.call(Requeue(TOPIC, "lisa", ["a"])) == [True]
+    bench.check(
+        body={"a": "A-"}, stats={"requeued@lisa": 1},
+        lisa=G(retry={"a": bench.now}), audit=G(retry={"a": FAR}),
+    )  # fmt: skip
+
+
 ELSEWHERE = [
     {"waiting": {"a": FAR}, "lisa": G()},
     {"lisa": G(ready=[Row("a", 1)])},

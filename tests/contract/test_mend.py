@@ -53,6 +53,10 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
         {"body": LIVE, "lisa": G(entries={"a": None}, **FAILED)}, ["entry-lost"],
         {"body": LIVE, "lisa": G(retry={"a": NOW}, **FAILED)},
     ),
+    "its entry was deleted, its lease was not": (
+        {"body": LIVE, "lisa": G(entries={"a": None}, leases={"a": FAR})}, ["entry-lost"],
+        {"body": LIVE, "lisa": G(retry={"a": NOW})},
+    ),
     "its entry is another's": (
         {"body": {"a": "A-", "b": "A-"}, "lisa": G(ready=[Row("b", 1)], entries={"a": 0, "b": 0})},
         ["entry-lost"],

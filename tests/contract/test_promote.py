@@ -160,3 +160,22 @@ def test_one_call_does_at_most_500_steps_whatever_it_is_asked(bench: Bench) -> N
     bench.put(waiting=many, body=dict.fromkeys(many, "A-"), lisa=G(), audit=G())
     said = bench.call(Promote(TOPIC, limit=10_000))
     assert (said.moved, said.cut_short, said.next_due_ms) == (500, True, 250)
+
+
+def test_what_waits_and_what_is_retried_share_the_steps_of_a_call(bench: Bench) -> None:
+    bench.put(
+        waiting={"w1": 10, "w2": 30}, body=BODIES, lisa=G(retry={"r1": 20, "r2": 40}), audit=G()
+    )
+    said = bench.call(Promote(TOPIC, limit=4))
+    assert (said.moved, said.full, said.next_due_ms) == (4, 0, 30)
+    bench.check(
+        body=BODIES, stats={"promoted": 2},
+        lisa=G(ready=[Row("w1", 10), Row("r1", 20)], retry={"w2": 30, "r2": 40}),
+        audit=G(ready=[Row("w1", 10), Row("w2", 30)]),
+    )  # fmt: skip
+    assert bench.call(Promote(TOPIC, limit=4)).moved == 2
+    bench.check(
+        body=BODIES, stats={"promoted": 2},
+        lisa=G(ready=[Row("w1", 10), Row("r1", 20), Row("w2", 30), Row("r2", 40)]),
+        audit=G(ready=[Row("w1", 10), Row("w2", 30)]),
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from lisa.core import scripts
 from lisa.core.address import Address
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
@@ -160,6 +161,25 @@ def test_a_destroyed_group_is_declared_again_in_a_pipeline(bench: Bench) -> None
     results = bench.store.drive(bench.store.run_many(pulls))
     taken = [one.id for said in results if not isinstance(said, LisaError) for one in said.entries]
     assert taken == ["a"]
+
+
+class CutWhileMending(Connection):
+    """The group is declared, its stream is gone, and the connection when a script is loaded."""
+
+    def execute(self, command: Command) -> Any:
+        if command[0] == "HKEYS":
+            return [b"lisa"]
+        if command[0] == "SCRIPT":
+            raise redis.ConnectionError("cut")
+        if command[1] == scripts.load(Declare.script).sha:
+            raise redis.exceptions.NoScriptError("No matching script")
+        raise redis.ResponseError("NOGROUP No such key")
+
+
+def test_a_connection_cut_while_a_stream_is_mended_is_lisas_error() -> None:
+    store = SyncStore(CutWhileMending(Address()), Keys(), timedelta(milliseconds=100))
+    with pytest.raises(ServerUnavailable):
+        store.call(Reclaim(TOPIC, "lisa"))
 
 
 def test_a_dead_server_is_given_up_when_patience_ends() -> None:

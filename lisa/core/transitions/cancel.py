@@ -33,6 +33,7 @@ class Cancel(Transition[list[Cancelled]]):
     """Take messages back for good."""
 
     script: ClassVar[str] = "cancel"
+    steps: ClassVar[int] = 2
     topic: str
     ids: Sequence[str]
 
