@@ -280,9 +280,11 @@ class Consumer:
         with self._stopping:
             with self._lock:
                 crew, self._crew = self._crew, None
-            if crew is not None:
-                crew.close(self._grace.total_seconds())
-        self._end_run()
+            try:
+                if crew is not None:
+                    crew.close(self._grace.total_seconds())
+            finally:
+                self._end_run()
 
     close = stop
 

@@ -144,10 +144,12 @@ class Crew:
         return self._puller
 
     def owns_this_thread(self) -> bool:
-        """Whether the caller is a handler."""
+        """Whether the caller is a handler, or a receiver of any other signal."""
         current = threading.current_thread()
-        return self._dispatcher.owns_this_thread() or any(
-            reader.thread is current for reader in self._readers.values()
+        return (
+            self._dispatcher.owns_this_thread()
+            or self._settler.owns_this_thread()
+            or any(reader.thread is current for reader in list(self._readers.values()))
         )
 
     def health(self) -> Mapping[str, Any]:
@@ -228,7 +230,12 @@ class Crew:
             log.warning("left without saying so: %s", error)
 
     def _leave_one(self, sub: Subscription) -> None:
+        # Subscribed again while it still drained: the successor lives under the same name.
+        has_heir = any(
+            one.topic == sub.topic and one.name == sub.name and not one.closing.is_set()
+            for one in self._subscriptions()
+        )
         try:
-            self._heartbeat.leave(sub)
+            self._heartbeat.leave(sub, keeps_name=has_heir)
         except GroupRemoved:
             log.debug("topic %s: group %s is gone already", sub.topic, sub.group)

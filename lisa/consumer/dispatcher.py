@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -203,13 +204,13 @@ class Dispatcher:
 
     async def _run_async(self, sub: Subscription, work: Work) -> None:
         now = time.monotonic()
-        started = [
-            held
-            for held in deliveries_of(work)
-            if held.lease_ends > now or await asyncio.to_thread(sub.renew, held)
-        ]
-        for held in started:
-            held.started = now
+        started = []
+        for held in deliveries_of(work):
+            if held.lease_ends > now or await asyncio.to_thread(sub.renew, held):
+                held.started = now
+                started.append(held)
+            else:
+                sub.drop(held)
         if not started:
             return
         plan = self._handlers.plan(sub.topic)
@@ -243,7 +244,9 @@ class Dispatcher:
             self._work.put(None)
         loop, thread = self._loop, self._loop_thread
         if loop is not None and thread is not None:
-            asyncio.run_coroutine_threadsafe(_last_steps(self._tasks), loop).result(2)
+            last = asyncio.run_coroutine_threadsafe(_last_steps(self._tasks), loop)
+            with suppress(concurrent.futures.TimeoutError):  # a handler blocks the loop
+                last.result(2)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(2)
             if not thread.is_alive():

@@ -126,9 +126,11 @@ class Heartbeat:
         options = self._store.drive(self._store.options(sub.topic))
         sub.learn_ack_timeout(options.ack_timeout.total_seconds())
 
-    def leave(self, sub: Subscription) -> None:
-        """Take the record and the consumer's name away. Raises LisaError."""
+    def leave(self, sub: Subscription, *, keeps_name: bool = False) -> None:
+        """Take the record and the consumer's name away, unless needed. Raises LisaError."""
         self._beats.pop(sub, None)
+        if keeps_name:
+            return
         self._store.drive(presence.leave_consumer(self._store, sub.topic, sub.name))
         if sub.group:
             self._store.call(Forget(sub.topic, sub.group, [sub.name], 0))

@@ -82,19 +82,26 @@ Outcome = Verdict | None
 
 def reason_of(error: BaseException) -> str:
     """`ExceptionName: message`, at most 1 KiB of UTF-8."""
-    said = str(error)
+    said = _said(error)
     name = type(error).__name__
     encoded = (f"{name}: {said}" if said else name).encode("utf-8", "replace")
     return encoded[:LONGEST_REASON_BYTES].decode("utf-8", "ignore")
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  its __str__ is the user's: a fault there is a failure too
+        return ""
 
 
 def verdict_of(error: object) -> Verdict:
     """What an exception (or, for `Batch.fail`, a text) says about its message."""
     if isinstance(error, Retry):
         delay: timedelta | None = error.delay
-        return Verdict(str(error), None if delay is None else duration_ms(delay))
+        return Verdict(_said(error), None if delay is None else duration_ms(delay))
     if isinstance(error, Discard):
-        return Verdict(str(error), "discard")
+        return Verdict(_said(error), "discard")
     if isinstance(error, BaseException):
         return Verdict(reason_of(error), None, error)
     return Verdict(str(error))

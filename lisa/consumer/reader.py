@@ -33,6 +33,7 @@ LOOK_AGAIN_S = 1.0
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
+NEXT_LOOK_S = 0.005
 FIRST_DEGRADED_PAUSE_S = 0.25
 LONGEST_DEGRADED_PAUSE_S = 30.0
 LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
@@ -74,6 +75,7 @@ class Reader:
         self._client_id: int | None = None
         self._blocked = False
         self._unopened: list[Entry] = []
+        self._read_at = 0.0
         self._collector: Collector | None = None
         self._trouble = False
         self._pause_s = FIRST_PAUSE_S
@@ -255,9 +257,16 @@ class Reader:
         if self._unopened:
             self._hand_over(has_slot=True)
             return
-        if not sub.unstarted:
-            self._fetch(1 if several else slots.free, self._block)
-            self._hand_over()
+        if sub.unstarted:
+            self._await_start()
+            return
+        self._fetch(1 if several else slots.free, self._block)
+        self._hand_over()
+
+    def _await_start(self) -> None:
+        """A slot is free, yet granted work is not begun: an event loop may be blocked."""
+        if self._sub.unstarted:
+            self._pausing(NEXT_LOOK_S)
 
     def _is_interrupted(self) -> bool:
         return self._sub.closing.is_set() or self._sub.is_paused_here
@@ -289,6 +298,7 @@ class Reader:
         if not gathered and sub.unstarted:  # a batch waits for a handler: no other behind it
             if self._turn.take(self._is_interrupted):
                 self._turn.leave()
+                self._await_start()
             return
         left_s = gathered.left_s()
         block = self._block
@@ -317,6 +327,7 @@ class Reader:
             reply = self._connection.execute(command)
         finally:
             self._blocked = False
+        self._read_at = time.monotonic()
         self._unopened = parse_read(reply)
 
     def _hand_over(self, *, has_slot: bool = False) -> None:
@@ -327,7 +338,7 @@ class Reader:
         try:
             if sub.closing.is_set():
                 return
-            deliveries = sub.open(self._unopened)
+            deliveries = sub.open(self._unopened, self._read_at)
             self._unopened = []
             if sub.failures or sub.expired:
                 self._settler.ring()
@@ -345,7 +356,8 @@ class Reader:
         sub, dispatcher = self._sub, self._dispatcher
         plan = self._handlers.plan(sub.topic)
         sub.handler_timeout_s = plan.timeout_s
-        if dispatcher.slots.size > 1 or plan.is_async:
+        # Who gathers batches has to go on meanwhile: what is gathered would wait for this handler.
+        if dispatcher.slots.size > 1 or plan.is_async or plan.batch is not None:
             dispatcher.submit(sub, plan, work, has_slot=has_slot)
             return
         sub.unstarted.extend(work)

@@ -55,6 +55,10 @@ class Settler:
         """Start the thread."""
         self._thread.start()
 
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is a receiver that is told what was settled."""
+        return threading.current_thread() is self._thread
+
     def ring(self) -> None:
         """Something was finished: flush within 5 ms. Cheap if the settler knows already."""
         if not self._awake:

@@ -45,5 +45,5 @@ class Announcer:
                     result: Any = receiver(topic, message=message)
                     if result is not None and inspect.isawaitable(result):
                         self._spawn(result)
-                except Exception:
+                except BaseException:  # sys.exit() in a receiver must not end the settler
                     log.exception("topic %s: a receiver of message %s raised", topic, message.id)

@@ -91,9 +91,11 @@ class Subscription:
         """How many deliveries a handler works on."""
         return sum(1 for held in list(self.held.values()) if held.started and not held.ended)
 
-    def open(self, entries: Sequence[Entry]) -> list[Held]:
-        """What XREADGROUP gave, ready for the handlers; the rest is settled. Raises LisaError."""
-        read_at = time.monotonic()
+    def open(self, entries: Sequence[Entry], read_at: float) -> list[Held]:
+        """What XREADGROUP gave, ready for the handlers; the rest is settled. Raises LisaError.
+
+        `read_at`: when it was given. Leases run from there, however late it is opened.
+        """
         opened = self.store.call(Open(self.topic, self.group, entries))
         self.learn_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused

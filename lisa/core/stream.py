@@ -39,7 +39,7 @@ def parse_entry(item: Sequence[Any]) -> Entry:
     """One (entry id, flat list of fields) pair. What cannot be read counts as absent."""
     entry, flat = item
     if flat and len(flat) == 4 and flat[0] == b"id" and flat[2] == b"due":  # as a first attempt is
-        return Entry(entry.decode(), flat[1].decode("utf-8", "surrogateescape"),
+        return Entry(entry.decode(), flat[1].decode("utf-8", "replace"),
                      _number(flat[3], 0), 1)  # fmt: skip
     fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
     return Entry(

@@ -133,7 +133,7 @@ class Announcer:
                 answer = receiver(message.topic, message=message)
                 if inspect.isawaitable(answer):
                     asyncio.run(_awaited(answer))
-            except Exception:
+            except BaseException:  # sys.exit() in a receiver must not end this thread
                 log.exception("a receiver of message %r raised", message.id)
 
 

@@ -205,7 +205,10 @@ class Engine:
         """The server is there, again or for the first time: nothing we knew of it is certain."""
         now = time.monotonic()
         # Leases did not age unfairly before we came, unless the server itself was away until then.
-        self._reclaimer.hold(now - signs.uptime_s if signs.first else now)
+        if signs.back and not (signs.first or signs.another_run or signs.emptied):
+            self._reclaimer.hold(now, signs.gap_s)
+        else:
+            self._reclaimer.hold(now - signs.uptime_s if signs.first else now)
         self._registry.declare_again()
         for work in (self._registry.step, self._beat):
             try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
+import time
 from typing import NamedTuple
 
 from lisa.core.errors import ConfigError, LisaError
@@ -18,13 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class Signs(NamedTuple):
-    """What one look found. `first`: the first answer ever; `uptime_s`: since the server started."""
+    """What one look found.
+
+    `first`: the first answer ever; `uptime_s`: since the server started; `gap_s`: since the look
+    before that was answered, infinite for the first.
+    """
 
     back: bool
     first: bool
     another_run: bool
     emptied: bool
     uptime_s: float
+    gap_s: float
 
 
 class Pulse:
@@ -39,6 +46,7 @@ class Pulse:
         self._store = store
         self._clock = clock
         self._run_id: str | None = None
+        self._answered = -math.inf
         self._error: LisaError | None = None
 
     def step(self) -> Signs | None:
@@ -56,12 +64,14 @@ class Pulse:
             return None
         run_id, uptime = _field(info, "run_id"), float(_field(info, "uptime_in_seconds") or 0)
         before, self._run_id = self._run_id, run_id
+        last, self._answered = self._answered, time.monotonic()
         return Signs(
             back=not self.reachable.is_set(),
             first=before is None,
             another_run=before is not None and before != run_id,
             emptied=not known,
             uptime_s=uptime,
+            gap_s=self._answered - last,
         )
 
     def here(self) -> None:

@@ -8,6 +8,7 @@ their own may be shorter, so those are looked at each second.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ __all__ = ["Reclaimer"]
 
 GLANCE_S = 1.0
 CLOSEST_S = 0.050
+HARMLESS = 0.25  # of an ack timeout: those who hold leases renew them with two thirds left
 FARTHEST_S = 60.0  # an ack timeout that was shortened meanwhile shows by then at the latest
 BEFORE_ALL = "0-0"  # ends a range before the first entry: only leases of their own are looked at
 
@@ -36,13 +38,19 @@ class Reclaimer:
         self._announcer = announcer
         self._window = window
         self._scan_at: dict[tuple[str, str], float] = {}
-        self._held_from: float | None = None
+        self._outages: tuple[tuple[float, float], ...] = ()
         self._held_until: dict[str, float] = {}
 
-    def hold(self, since: float) -> None:
-        """Wait until one ack timeout after an instant: an outage ages leases unfairly."""
+    def hold(self, since: float, gap_s: float = math.inf) -> None:
+        """Wait until one ack timeout after an instant: an outage ages leases unfairly.
+
+        One of a quarter of the ack timeout or less harms nobody: without a wait then, a
+        connection that is cut again and again does not put off the taking back for ever.
+        """
+        # A later one that was no shorter says all that an earlier one did.
+        kept = [one for one in self._outages if one[1] > gap_s]
+        self._outages = (*kept, (since, gap_s))
         self._held_until.clear()
-        self._held_from = since
 
     def look_at_all(self) -> None:
         """Make the next look at every group a full one."""
@@ -137,13 +145,15 @@ class Reclaimer:
                 )  # fmt: skip
 
     def _hold_of(self, topic: str) -> float:
-        since = self._held_from
-        if since is None:
+        outages = self._outages
+        if not outages:
             return 0.0
         until = self._held_until.get(topic)
         if until is None:
             options = self._store.drive(self._store.options(topic))
-            until = since + options.ack_timeout.total_seconds()
-            if since == self._held_from:
+            timeout_s = options.ack_timeout.total_seconds()
+            harmful = [since for since, gap_s in outages if gap_s > timeout_s * HARMLESS]
+            until = max(harmful, default=-math.inf) + timeout_s
+            if outages is self._outages:
                 self._held_until[topic] = until
         return until
