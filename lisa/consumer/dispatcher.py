@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -177,10 +176,15 @@ class Dispatcher:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._loop_thread = threading.Thread(
-                    target=self._loop.run_forever, name="lisa-loop", daemon=True
+                    target=self._run_loop, args=(self._loop,), name="lisa-loop", daemon=True
                 )
                 self._loop_thread.start()
             return self._loop
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        loop.run_until_complete(_last_steps(self._tasks))
+        loop.close()
 
     def _start_task(self, sub: Subscription) -> None:
         work = sub.next_work()
@@ -244,13 +248,8 @@ class Dispatcher:
             self._work.put(None)
         loop, thread = self._loop, self._loop_thread
         if loop is not None and thread is not None:
-            last = asyncio.run_coroutine_threadsafe(_last_steps(self._tasks), loop)
-            with suppress(concurrent.futures.TimeoutError):  # a handler blocks the loop
-                last.result(2)
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(2)
-            if not thread.is_alive():
-                loop.close()
+            thread.join(2)  # a handler that blocks the loop holds it up for longer
 
 
 class _FromOutside:

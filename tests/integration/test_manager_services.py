@@ -233,6 +233,25 @@ class TestReclaimer:
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
 
+    def test_short_outages_never_put_it_off(self, cast: Cast, kit: Services) -> None:
+        """A connection cut again and again would otherwise postpone it for ever."""
+        cast.configure(ack_timeout="200")
+        sent = cast.send()
+        cast.take()
+        time.sleep(0.25)
+        kit.reclaimer.hold(time.monotonic(), 0.049)
+        kit.reclaimer.step(["orders"])
+        assert cast.state(sent) == "retry"
+
+    def test_a_short_outage_does_not_end_the_wait_after_a_long_one(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        cast.configure(ack_timeout="200")
+        long_ended = time.monotonic()
+        kit.reclaimer.hold(long_ended, 0.051)
+        kit.reclaimer.hold(time.monotonic() + 0.1, 0.01)
+        assert kit.reclaimer.step(["orders"]) == [pytest.approx(long_ended + 0.2)]
+
     def test_a_group_that_was_removed_is_no_trouble(self, cast: Cast, kit: Services) -> None:
         kit.reclaimer.step(["orders"])
         Cast(cast.store.connection.address.url).store.call(Undeclare("orders", "g", [], True))

@@ -1,0 +1,253 @@
+"""What a consumer must live through: odd receivers, blocked loops, leases lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.consumer import Batch, Consumer
+from lisa.consumer.subscription import Subscription
+from lisa.core.errors import ServerUnavailable
+from lisa.core.transitions.release import Release
+from tests.consumers import Bench, ignore, presences, presences_running, settled
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lisa.consumer.held import Held
+    from lisa.core.message import Message
+    from lisa.core.stream import Entry
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    bench.declare(TOPIC)
+    yield bench
+    bench.store.close()
+
+
+def ready(bench: Bench) -> str:
+    return bench.store.keys.topic(TOPIC).group("lisa").ready
+
+
+def test_an_id_that_is_no_text_holds_up_nobody(bench: Bench) -> None:
+    bench.ask("XADD", ready(bench), "*", "id", b"\xff\xfe", "due", "1")
+    [sent] = bench.send(TOPIC, [1])
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+    with consumer:
+        wait_until(settled(bench, sent))
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_an_exception_that_cannot_be_put_into_words_is_a_failure(
+    bench: Bench, concurrency: int
+) -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("words")
+
+    def handle(_: Message) -> None:
+        raise Speechless
+
+    consumer = Consumer(bench.url, concurrency=concurrency)
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "retried") == 1)
+
+
+def test_a_receiver_that_exits_does_not_end_the_settling(bench: Bench) -> None:
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+
+    def leave(_: str, *, message: Message) -> None:
+        sys.exit(message.id)
+
+    consumer.message_acked.connect(leave)
+    with consumer:
+        for body in (1, 2):
+            [sent] = bench.send(TOPIC, [body])
+            wait_until(settled(bench, sent))
+
+
+def test_a_receiver_of_acks_may_stop_the_consumer(bench: Bench) -> None:
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, ignore)
+
+    def stop(_: str, *, message: Message) -> None:
+        assert message.topic == TOPIC
+        consumer.stop()
+
+    consumer.message_acked.connect(stop)
+    bench.send(TOPIC, [1])
+    running = threading.Thread(target=consumer.run, daemon=True)
+    running.start()
+    running.join(10)
+    assert not running.is_alive()
+    assert presences(bench) == []
+
+
+def test_a_handler_that_blocks_the_loop_does_not_spoil_the_stop(bench: Bench) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def handle(_: Message) -> None:
+        begun.set()
+        go_on.wait(20)
+
+    consumer = Consumer(bench.url, grace=timedelta(milliseconds=100))
+    consumer.on(TOPIC, handle)
+    bench.send(TOPIC, [1])
+    consumer.start()
+    try:
+        assert begun.wait(10)
+        consumer.stop()
+    finally:
+        go_on.set()
+    assert presences(bench) == []
+    wait_until(lambda: not any(one.name == "lisa-loop" for one in threading.enumerate()))
+
+
+def test_a_blocked_loop_keeps_no_reader_busy(bench: Bench) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def handle(message: Message) -> None:
+        if message.body == "slow":
+            await asyncio.sleep(0.5)  # from now on nothing is read ahead
+        else:
+            begun.set()
+            go_on.wait(20)
+
+    consumer = Consumer(bench.url, concurrency=4)
+    consumer.on(TOPIC, handle)
+    [slow] = bench.send(TOPIC, ["slow"])
+    with consumer:
+        wait_until(settled(bench, slow))
+        bench.send(TOPIC, ["blocks"])
+        assert begun.wait(10)
+        bench.send(TOPIC, ["behind"])
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        used_s = time.process_time() - before
+        go_on.set()
+    assert used_s < 0.25
+
+
+def test_what_an_async_handler_lost_before_it_began_is_forgotten(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    take = Subscription._take
+
+    def take_and_lose(sub: Subscription, *arguments: object) -> list[Held]:
+        taken = take(sub, *arguments)  # type: ignore[arg-type]
+        for held in taken:
+            held.lease_ends = 0.0
+            sub.store.call(Release(TOPIC, "lisa", [held.receipt]))
+            bench.ask("XREADGROUP", "GROUP", "lisa", "other", "STREAMS", ready(bench), ">")
+        return taken
+
+    monkeypatch.setattr(Subscription, "_take", take_and_lose)
+
+    async def handle(message: Message) -> None:
+        seen.append(message.id)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    with consumer:
+        bench.send(TOPIC, [1])
+        wait_until(lambda: bench.stat(TOPIC, "released") == 1)
+        wait_until(lambda: consumer.health()["topics"][f"{TOPIC}/lisa"]["held"] == 0)
+    assert seen == []
+
+
+def test_a_lease_runs_from_the_reading_not_from_a_late_opening(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.configure(TOPIC, ack_timeout="2s")
+    attempts: list[int] = []
+    cut_until: list[float] = []
+    open_now = Subscription.open
+
+    def open_late(sub: Subscription, entries: Sequence[Entry], read_at: float) -> list[Held]:
+        cut_until[:] = cut_until or [time.monotonic() + 1.5]
+        if time.monotonic() < cut_until[0]:
+            raise ServerUnavailable("cut off")
+        return open_now(sub, entries, read_at)
+
+    monkeypatch.setattr(Subscription, "open", open_late)
+
+    def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        time.sleep(1.5)  # past the end of the lease as it was when the handler began
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    [sent] = bench.send(TOPIC, [1])
+    with bench.manager(TOPIC), consumer:
+        wait_until(settled(bench, sent))
+    assert attempts == [1]
+    assert bench.stat(TOPIC, "reclaimed") == 0
+
+
+def test_what_gathers_behind_a_running_batch_goes_back_at_once(bench: Bench) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def handle(batch: Batch) -> None:
+        calls.append(len(batch))
+        if len(calls) > 3:
+            begun.set()
+            go_on.wait(20)
+
+    consumer = Consumer(bench.url, grace=timedelta(seconds=2))
+    consumer.on(TOPIC, handle, batch=10, within="10s")
+    bench.send(TOPIC, range(30))
+    consumer.start()
+    wait_until(lambda: len(calls) == 3)
+    bench.send(TOPIC, range(15))
+    assert begun.wait(10)
+    stopping = threading.Thread(target=consumer.stop)
+    stopping.start()
+    try:
+        wait_until(lambda: bench.stat(TOPIC, "released") == 5, timeout=timedelta(seconds=1.5))
+    except AssertionError:
+        # Not yet read when the stop came: then nothing had to go back.
+        assert bench.ask("XPENDING", ready(bench), "lisa")[0] == 10
+    finally:
+        go_on.set()
+        stopping.join(10)
+
+
+def test_a_topic_subscribed_again_keeps_its_name_when_the_former_has_drained(
+    bench: Bench,
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(_: Message) -> None:
+        begun.set()
+        go_on.wait(20)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    [sent] = bench.send(TOPIC, [1])
+    with consumer:
+        assert begun.wait(10)
+        consumer.unsubscribe(TOPIC)
+        consumer.subscribe(TOPIC, ignore)
+        wait_until(presences_running(bench))
+        go_on.set()
+        wait_until(settled(bench, sent))
+        wait_until(lambda: len(list(consumer._crew._subscriptions())) == 1)  # type: ignore[union-attr]
+        assert presences_running(bench)()
