@@ -2,38 +2,40 @@
 -- Guarantee: an entry is opened only while the index names it; one whose message has gone (or
 -- lies, if the topic is paused: it goes back as a new entry) is cleared, never handed out.
 -- KEYS  the prelude's, then for each entry: body
--- ARGV  own group's number; own ack timeout in ms or '' for the topic's; n; n times id, entry
+-- ARGV  own group's number; own ack timeout in ms or '' for the topic's; n; n each of id, entry
 -- Returns {'OK', now in us, ack timeout in ms, paused 0/1, past-ttl letters (x or -), body or
 --       false for each entry}; {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
-local own_timeout, n, first = ARGV[ARGS + 2], tonumber(ARGV[ARGS + 3]), ARGS + 3
-local ids, entries, bodies = {}, {}, {}
-for i = 1, n do
-  ids[i], entries[i] = ARGV[first + 2 * i - 1], ARGV[first + 2 * i]
-  bodies[i] = KEYS[ID_KEYS + i]
-end
+local own_timeout, n = ARGV[ARGS + 2], tonumber(ARGV[ARGS + 3])
+local ID, ENTRY = ARGS + 3, ARGS + 3 + n
 local us, now = clock()
 local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused')
 local timeout = own_timeout ~= '' and own_timeout or settings[1] or DEFAULT.ack_timeout
 local paused = settings[2] == '1'
-local indexed = call('HMGET', group.entries, unpack(ids))
-local found = call('MGET', unpack(bodies))
+local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
+local found = call('MGET', unpack(KEYS, ID_KEYS + 1, ID_KEYS + n))
 local has_ttls = call('EXISTS', EXPIRY) == 1
+
+local is_plain = own_timeout == '' and not paused and not has_ttls
+for i = 1, n do is_plain = is_plain and found[i] and indexed[i] == ARGV[ENTRY + i] end
+if is_plain then
+  return {'OK', int(us), timeout, 0, string.rep('-', n), unpack(found, 1, n)}
+end
 
 local letters, gone, gone_ids, kept = {}, {}, {}, {}
 for i = 1, n do
   letters[i] = '-'
-  if indexed[i] ~= entries[i] or not found[i] then
-    gone[#gone + 1] = entries[i]
-    if indexed[i] == entries[i] then gone_ids[#gone_ids + 1] = ids[i] end
+  if indexed[i] ~= ARGV[ENTRY + i] or not found[i] then
+    gone[#gone + 1] = ARGV[ENTRY + i]
+    if indexed[i] == ARGV[ENTRY + i] then gone_ids[#gone_ids + 1] = ARGV[ID + i] end
     found[i] = false
   else
     kept[#kept + 1] = i
     if has_ttls then
-      local ends = call('ZSCORE', EXPIRY, ids[i])
+      local ends = call('ZSCORE', EXPIRY, ARGV[ID + i])
       if ends and tonumber(ends) <= now then letters[i] = 'x' end
     end
   end
@@ -48,8 +50,9 @@ if paused and #kept > 0 then
   begin_freeing()
   local back, dues, old = {}, {}, {}
   for k, i in ipairs(kept) do
-    local fields = read_entry(group, entries[i])
-    back[k], old[k], dues[k] = ids[i], entries[i], fields and field(fields, 'due') or int(now)
+    local entry = ARGV[ENTRY + i]
+    local fields = read_entry(group, entry)
+    back[k], old[k], dues[k] = ARGV[ID + i], entry, fields and field(fields, 'due') or int(now)
     found[i] = false
   end
   add_ready(group, back, dues, failed_attempts(group, back))
@@ -58,7 +61,7 @@ if paused and #kept > 0 then
 elseif own_timeout ~= '' then
   begin_freeing()
   for _, i in ipairs(kept) do
-    call('ZADD', group.leases, int(now + tonumber(own_timeout)), ids[i])
+    call('ZADD', group.leases, int(now + tonumber(own_timeout)), ARGV[ID + i])
   end
 end
 return {'OK', int(us), timeout, paused and 1 or 0, table.concat(letters), unpack(found, 1, n)}

@@ -1,10 +1,11 @@
--- prelude: put before every script, so that all of them read KEYS and ARGV alike.
+-- prelude: put before every script, so that all of them read KEYS and ARGV alike. The loader leaves
+-- out the paragraphs of which a script uses nothing.
 --
 -- KEYS  1-7 the topic's: waiting, policy, expiry, options, groups, stats, consumers
 --       then seven for each group: ready, entries, retry, garbage, attempts, reasons, leases
 --       then the keys of single messages, as the script's own header says
 -- ARGV  1 the wake channel, 2 the topic, 3 the number of groups, then their names,
---       then the script's own
+--       then the script's own; "n each of a, b" are columns: all a, then all b
 --
 -- `DEFAULT`, the topic options where none are written, is put before this file by the loader.
 -- Every script that moves messages between groups begins by comparing the groups it was given
@@ -28,6 +29,7 @@ end
 
 local function changed_groups()
   local declared = call('HKEYS', GROUPS)
+  if GROUP_COUNT == 1 and #declared == 1 and declared[1] == ARGV[4] then return nil end
   local known, same = {}, #declared == GROUP_COUNT
   for _, group in ipairs(groups) do known[group.name] = true end
   for _, name in ipairs(declared) do same = same and known[name] end
@@ -74,16 +76,15 @@ end
 
 -- ids, due times and (where some failed before) failed attempts -> the group's stream and index.
 local function add_ready(group, ids, dues, failed)
-  local index = {}
+  local ready, index = group.ready, {}
   for i, id in ipairs(ids) do
     local before = failed and tonumber(failed[i] or 0) or 0
-    if before > 0 then
-      index[2 * i] =
-        call('XADD', group.ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
-    else
-      index[2 * i] = call('XADD', group.ready, '*', 'id', id, 'due', dues[i])
-    end
     index[2 * i - 1] = id
+    if before > 0 then
+      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
+    else
+      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i])
+    end
   end
   if #ids > 0 then call('HSET', group.entries, unpack(index)) end
 end
@@ -168,6 +169,22 @@ local function tombstone(guard, state, due, attempts, now)
   return guard .. state .. ',' .. (due or '') .. ',' .. attempts .. ',' .. int(now)
 end
 
+-- The commands that set many keys at once, to expire at one instant, came late to both servers.
+local HAS_MSETEX = (redis.VALKEY_VERSION_NUM or 0) >= 0x090100
+  or not redis.VALKEY_VERSION_NUM and (redis.REDIS_VERSION_NUM or 0) >= 0x080400
+
+-- The end is given as an instant: the server would turn a span into one, key by key.
+local function set_all(keys, values, expire_at)
+  if HAS_MSETEX then
+    local both = {}
+    for i, key in ipairs(keys) do both[2 * i - 1], both[2 * i] = key, values[i] end
+    both[#both + 1], both[#both + 2] = 'PXAT', expire_at
+    call('MSETEX', #keys, unpack(both))
+  else
+    for i, key in ipairs(keys) do call('SET', key, values[i], 'PXAT', expire_at) end
+  end
+end
+
 -- Ends messages for good: bodies go, tombstones stay for the topic's retention.
 local function finish(ids, bodies, dones, tombstones)
   if #ids == 0 then return end
@@ -178,8 +195,8 @@ local function finish(ids, bodies, dones, tombstones)
   end
   local retention = option('retention')
   if retention > 0 then
-    local px = int(retention)
-    for i, done in ipairs(dones) do call('SET', done, tombstones[i], 'PX', px) end
+    local _, now = clock()
+    set_all(dones, tombstones, int(now + retention))
   end
 end
 
@@ -237,12 +254,11 @@ end
 
 -- Counts first hand-overs by lateness; `buckets` has one letter a message, a space where none.
 local function count_lateness(group, buckets)
-  local seen = {}
-  for i = 1, #buckets do
-    local letter = string.sub(buckets, i, i)
-    if letter ~= ' ' then seen[letter] = (seen[letter] or 0) + 1 end
+  while buckets ~= '' do
+    local letter, n = string.sub(buckets, 1, 1), nil
+    buckets, n = string.gsub(buckets, '[' .. letter .. ']', '')
+    if letter ~= ' ' then count('late:' .. letter, n, group) end
   end
-  for letter, n in pairs(seen) do count('late:' .. letter, n, group) end
 end
 
 -- Whether a live message, not in waiting, may still be taken back: nil if so, else 'f' (a group has

@@ -21,7 +21,7 @@ local has_ttls = call('EXISTS', EXPIRY) == 1
 local expired, is_expired, cut = {}, {}, 0
 local function due_of(zset)
   local found = call('ZRANGEBYSCORE', zset, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, limit)
-  local ids, dues = {}, {}
+  local ids, dues, n = {}, {}, 0
   if #found == 2 * limit then cut = 1 end
   for i = 1, #found, 2 do
     local id = found[i]
@@ -30,7 +30,8 @@ local function due_of(zset)
       if not is_expired[id] then expired[#expired + 1] = id end
       is_expired[id] = true
     else
-      ids[#ids + 1], dues[#dues + 1] = id, found[i + 1]
+      n = n + 1
+      ids[n], dues[n] = id, found[i + 1]
     end
   end
   return {ids = ids, dues = dues}
@@ -52,15 +53,24 @@ local function merge(a, b)
 end
 
 local waiting = due_of(WAITING)
-local plans, full, moved, leaving = {}, 0, 0, {}
-for g, group in ipairs(groups) do
-  local ids, dues, from = merge(waiting, due_of(group.retry))
-  local free = #ids > 0 and room(group, max_ready, #ids) or 0
-  local most = math.min(free, limit)
-  local plan = {group = group, ids = {}, dues = {}, retried = {}, held = {}}
+local full, moved, leaving = 0, 0, {}
+
+-- What one group takes: `retried` leaves its retry, and `held`, for which there was no room, goes
+-- there. With one group, `leaving` collects what leaves the topic's waiting.
+local function plan_for(group)
+  local again = due_of(group.retry)
+  local wanted = #waiting.ids + #again.ids
+  local free = wanted > 0 and room(group, max_ready, wanted) or 0
+  if free < math.min(wanted, limit) then full = full + 1 end
+  if #again.ids == 0 and wanted <= math.min(free, limit) then
+    if GROUP_COUNT == 1 then leaving = waiting.ids end
+    return {ids = waiting.ids, dues = waiting.dues, retried = {}, held = {}}
+  end
+  local plan = {ids = {}, dues = {}, retried = {}, held = {}}
+  local ids, dues, from = merge(waiting, again)
   for k, id in ipairs(ids) do
-    if #plan.ids < most then
-      plan.ids[#plan.ids + 1], plan.dues[#plan.dues + 1] = id, dues[k]
+    if k <= free and k <= limit then
+      plan.ids[k], plan.dues[k] = id, dues[k]
       if from[k] == 'retry' then
         plan.retried[#plan.retried + 1] = id
       elseif GROUP_COUNT == 1 then
@@ -71,17 +81,22 @@ for g, group in ipairs(groups) do
       plan.held[#plan.held + 1] = id
     end
   end
-  if free < math.min(#ids, limit) then full = full + 1 end
-  moved = moved + #plan.ids
-  plans[g] = plan
+  return plan
+end
+
+local plans = {}
+for g, group in ipairs(groups) do
+  plans[g] = plan_for(group)
+  moved = moved + #plans[g].ids
 end
 if GROUP_COUNT > 1 then leaving = waiting.ids end
 
-begin_freeing()
-for _, plan in ipairs(plans) do
-  add_ready(plan.group, plan.ids, plan.dues, failed_attempts(plan.group, plan.ids))
-  if #plan.held > 0 then call('ZADD', plan.group.retry, unpack(plan.held)) end
-  if #plan.retried > 0 then call('ZREM', plan.group.retry, unpack(plan.retried)) end
+if moved > 0 or #leaving > 0 then begin_freeing() end
+for g, group in ipairs(groups) do
+  local plan = plans[g]
+  add_ready(group, plan.ids, plan.dues, failed_attempts(group, plan.ids))
+  if #plan.held > 0 then call('ZADD', group.retry, unpack(plan.held)) end
+  if #plan.retried > 0 then call('ZREM', group.retry, unpack(plan.retried)) end
 end
 if #leaving > 0 then call('ZREM', WAITING, unpack(leaving)) end
 count('promoted', #leaving)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -41,13 +42,25 @@ def names() -> list[str]:
 def load(name: str) -> Script:
     """One script, ready for EVALSHA and SCRIPT LOAD."""
     lua = directory()
-    parts = [
-        _defaults(),
-        (lua / f"{PRELUDE}.lua").read_text("utf-8"),
-        (lua / f"{name}.lua").read_text("utf-8"),
-    ]
-    source = "\n".join(parts)
+    own = (lua / f"{name}.lua").read_text("utf-8")
+    prelude = _used_by(own, (lua / f"{PRELUDE}.lua").read_text("utf-8"))
+    source = "\n".join([_defaults(), prelude, own])
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _used_by(script: str, prelude: str) -> str:
+    """The prelude's first paragraph, and those of which the script uses something.
+
+    A script makes its functions anew at each call: all of them would cost more than a small call
+    does. Paragraphs use only what stands above them.
+    """
+    first, *others = re.split(r"\n\n(?=\S)", prelude)
+    kept = [script]
+    for paragraph in reversed(others):
+        names = re.findall(r"^local (?:function )?(\w+)", paragraph, re.MULTILINE)
+        if any(re.search(rf"\b{name}\b", below) for name in names for below in kept):
+            kept.insert(0, paragraph)
+    return "\n\n".join([first, *kept[:-1]])
 
 
 def _defaults() -> str:

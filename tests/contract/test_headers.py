@@ -90,7 +90,7 @@ def argument_counts(text: str) -> tuple[int, int]:
     """How many arguments a header names apart from the ids' own, and how many for each id."""
     fixed = each = 0
     for part in (one.strip() for one in bare(text).split(";")):
-        if part.startswith("n times "):
+        if part.startswith(("n times ", "n each of ")):
             each += len(part.split(","))
         elif part != "none of its own":
             fixed += 1
@@ -142,7 +142,10 @@ def test_the_keys_are_as_the_header_says(name: str) -> None:
     keys = Keys().topic("t")
     for n in (1, 2, 3):
         built = own_keys(name, n)[group_keys:]
-        assert built == [getattr(keys, kind)(m) for m in IDS[:n] for kind in each]
+        rows = [[getattr(keys, kind)(m) for kind in each] for m in IDS[:n]]
+        in_columns = "by columns" in header(name)["KEYS"]
+        laid_out = zip(*rows, strict=True) if in_columns else rows
+        assert built == [key for part in laid_out for key in part]
     assert own_keys(name, 1)[:group_keys] == list(keys.group("g")[:group_keys])
 
 

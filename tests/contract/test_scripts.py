@@ -61,3 +61,16 @@ def test_the_defaults_of_scripts_are_the_options_defaults() -> None:
     used = set(re.findall(r"DEFAULT[.](\w+)", "".join(code(name) for name in scripts.names())))
     used |= set(re.findall(r"option\('(\w+)'\)", "".join(code(n) for n in scripts.names())))
     assert used <= set(found)
+
+
+def test_a_script_is_given_what_it_uses_of_the_prelude_and_nothing_else() -> None:
+    functions = re.findall(r"^local function (\w+)", code("prelude"), re.MULTILINE)
+    used = set()
+    for name in scripts.names():
+        source = re.sub(r"--[^\n]*", "", scripts.load(name).source)
+        given = {one for one in functions if f"local function {one}(" in source}
+        assert given == {one for one in functions if re.search(rf"\b{one}\(", source)}, name
+        used |= given
+        for one in given:
+            assert len(re.findall(rf"\b{one}\(", source)) > 1, f"{name} never calls {one}"
+    assert used == set(functions)

@@ -58,15 +58,19 @@ class Ack(Transition[list[Acked]]):
         return self.group
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body, done = keys.body, keys.done
-        return [key(one.id) for one in self.settlements for key in (body, done)]
+        body, done = keys.body(""), keys.done("")
+        ids = [one.id for one in self.settlements]
+        return [*[body + name for name in ids], *[done + name for name in ids]]
 
     def args(self) -> Sequence[Argument]:
-        lateness = "".join([one.lateness for one in self.settlements])
-        arguments: list[Argument] = [self.state, lateness, len(self.settlements)]
-        for one in self.settlements:
-            arguments += one[:5]
-        return arguments
+        ids, entries, fences, dues, attempts, lateness = zip(*self.settlements, strict=True)
+        state = self.state
+        return [
+            state, int(len(set(entries)) == len(entries)), "".join(lateness), len(ids), *ids,
+            *entries,
+            *[f"{fence}{state},{due},{attempt}," for fence, due, attempt
+              in zip(fences, dues, attempts, strict=True)],
+        ]  # fmt: skip
 
     def parse(self, reply: Sequence[Any]) -> list[Acked]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

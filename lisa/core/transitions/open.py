@@ -42,16 +42,14 @@ class Open(Transition[Opened]):
         return self.group
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [keys.body(entry.id) for entry in self.entries]
+        body = keys.body("")
+        return [body + entry.id for entry in self.entries]
 
     def args(self) -> Sequence[Argument]:
-        arguments: list[Argument] = [
-            "" if self.ack_timeout_ms is None else self.ack_timeout_ms,
-            len(self.entries),
-        ]
-        for entry in self.entries:
-            arguments += (entry.id, entry.entry)
-        return arguments
+        return [
+            "" if self.ack_timeout_ms is None else self.ack_timeout_ms, len(self.entries),
+            *[entry.id for entry in self.entries], *[entry.entry for entry in self.entries],
+        ]  # fmt: skip
 
     def parse(self, reply: Sequence[Any]) -> Opened:
         now_us, timeout, paused, past_ttl, *envelopes = reply
