@@ -55,12 +55,18 @@ def _used_by(script: str, prelude: str) -> str:
     does. Paragraphs use only what stands above them.
     """
     first, *others = re.split(r"\n\n(?=\S)", prelude)
-    kept = [script]
+    kept: list[str] = []
+    code = _without_comments(script)
     for paragraph in reversed(others):
         names = re.findall(r"^local (?:function )?(\w+)", paragraph, re.MULTILINE)
-        if any(re.search(rf"\b{name}\b", below) for name in names for below in kept):
+        if any(re.search(rf"\b{name}\b", code) for name in names):
             kept.insert(0, paragraph)
-    return "\n\n".join([first, *kept[:-1]])
+            code += _without_comments(paragraph)
+    return "\n\n".join([first, *kept])
+
+
+def _without_comments(lua: str) -> str:
+    return re.sub(r"--[^\n]*", "", lua)
 
 
 def _defaults() -> str:
