@@ -44,7 +44,7 @@ def load(name: str) -> Script:
     lua = directory()
     own = (lua / f"{name}.lua").read_text("utf-8")
     prelude = _used_by(own, (lua / f"{PRELUDE}.lua").read_text("utf-8"))
-    source = "\n".join([_defaults(), prelude, own])
+    source = f"{_defaults()}\n{prelude}\n{own}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
