@@ -1,9 +1,10 @@
 -- declare: adds a group to a topic, from the stream's first id on, and makes its stream.
 -- Guarantee: safe to repeat; mends a stream or a group that a foreign hand took away.
 -- KEYS  the prelude's, with the one group to declare
--- ARGV  none of its own
+-- ARGV  1 only to mend a group that is declared, else 0
 -- Returns {'OK', 1 if the group was not declared before, else 0}
 local group = groups[1]
+if ARGV[ARGS + 1] == '1' and call('HEXISTS', GROUPS, group.name) == 0 then return {'OK', 0} end
 local _, now = clock()
 begin_freeing()
 local made = redis.pcall('XGROUP', 'CREATE', group.ready, group.name, '0', 'MKSTREAM')

@@ -17,10 +17,10 @@ from lisa.core.options import encode
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue, Item
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
+from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +59,7 @@ class Bench:
             for body in bodies
         ]
         for some in chunks(items, 250):
-            self.store.call(Enqueue(topic, token, some))
+            self.store.call(enqueue(topic, token, some))
         return [item.id for item in items]
 
     def inspect(self, topic: str, message_id: str) -> Inspection:

@@ -13,7 +13,6 @@ from lisa.core.stream import Entry, parse_read, read_command
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue, Item
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.reschedule import Reschedule
@@ -26,6 +25,7 @@ from lisa.manager.sampler import Sampler
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
+from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
     from lisa.core.transitions.inspect import Inspection
@@ -71,7 +71,7 @@ class Cast:
         envelope = encode_envelope(token, body)
         item = Item(message_id, f"+{delay_ms}", envelope, ttl_ms, policy)
         self.store.drive(self.store.register([self.topic]))
-        self.store.call(Enqueue(self.topic, token, [item]))
+        self.store.call(enqueue(self.topic, token, [item]))
         return message_id
 
     def send_due(self, *, message_id: str | None = None, ttl_ms: int | None = None) -> str:
@@ -125,7 +125,7 @@ class Services:
     """The manager's services over one cast's store, none of them running by itself."""
 
     def __init__(self, cast: Cast) -> None:
-        store = cast.store
+        self.store = store = cast.store
         self.clock = ServerClock()
         self.clock.sample(store)
         self.announcer = Announcer(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,10 +85,20 @@ def _run_one(settings: ConsumerSettings, group: str | None, leash: int | None) -
     consumer.configure(settings, only_given=True)
     if group is not None:
         consumer.group = group
+    _settle_in()
     with ExitStack() as stack:
         if leash is None:
             _serve_health(stack, settings, consumer.health)
         consumer.run()
+
+
+def _settle_in() -> None:
+    """Spare the garbage collector what was loaded: it stays, and a look at it all takes 20 ms.
+
+    Messages that fall due meanwhile would be that late.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _run_family(settings: ConsumerSettings) -> int:

@@ -63,6 +63,8 @@ class Consumer:
         self._address = Address.of(server)
         self._keys = Keys(prefix)
         self._group = None if group is None else check_group(group)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f"name={name!r} is no name: leave it out, or give some text")
         self._name = name
         self._concurrency = _checked("concurrency", concurrency, LARGEST_CONCURRENCY)
         self._poll_timeout = poll_timeout

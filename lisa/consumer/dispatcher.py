@@ -13,7 +13,7 @@ from typing import Any
 
 from lisa.consumer.handlers import Handlers, Plan
 from lisa.consumer.held import Held, Outcome, Verdict
-from lisa.consumer.running import arun, on_batch, on_message, run
+from lisa.consumer.running import arun, on_batch, on_message_here, run
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import Slots, Turn
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
@@ -54,29 +54,30 @@ class Dispatcher:
         """Run what is unstarted on this thread, in the slot that `turn` holds.
 
         Lets other topics have their turns between messages. False: the slot was lost on the way
-        because the subscription is closing.
+        because the subscription is closing. What was finished last, the reader has settled.
         """
         busy = 0.0
         done = 0
         now = time.monotonic()
-        slots, ring, wait = self.slots, self._settler.ring, self.wait
+        slots, ring, wait, unstarted = self.slots, self._settler.ring, self.wait, sub.unstarted
         while not sub.closing.is_set() and (work := sub.next_work()) is not None:
             began = now
             if plan.batch is not None or isinstance(work, list):
                 done += self._run_batch(sub, plan, deliveries_of(work))
             elif sub.start(work, now):
-                sub.finish(work, run(on_message(plan, work), wait))
+                sub.finish(work, on_message_here(plan, work, wait))
                 done += 1
-            ring()
             now = time.monotonic()
             busy += now - began
+            if unstarted:  # else the reader sees to it, at once
+                ring()
             if slots.waiting:
+                ring()
                 if not turn.pass_on(sub.closing.is_set):
                     return False
                 now = time.monotonic()
         if done:
             sub.pace.measured(busy / done)
-        self._settler.hurry()
         return True
 
     def submit(
@@ -98,10 +99,12 @@ class Dispatcher:
             loop = self._event_loop() if is_async else None
 
             def grant() -> None:
-                if loop is not None:
-                    loop.call_soon_threadsafe(self._start_task, sub)
-                else:
+                if loop is None:
                     self._give_to_thread(sub)
+                elif threading.current_thread() is self._loop_thread:
+                    loop.call_soon(self._start_task, sub)  # it is awake: spare it the waking
+                else:
+                    loop.call_soon_threadsafe(self._start_task, sub)
 
             self._grants[sub, is_async] = grant
         return grant
@@ -144,7 +147,7 @@ class Dispatcher:
         elif not sub.start(work, now):
             done = 0
         else:
-            sub.finish(work, run(on_message(plan, work), self.wait))
+            sub.finish(work, on_message_here(plan, work, self.wait))
         if done:
             sub.pace.measured((time.monotonic() - now) / done)
         self._settler.ring()

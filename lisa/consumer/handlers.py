@@ -14,6 +14,7 @@ from blinker import Signal
 from lisa.consumer.held import Held
 from lisa.consumer.models import Reader, reader_for
 from lisa.core.clock import parse_duration
+from lisa.core.envelope import decode_envelope
 from lisa.core.errors import ConfigError
 from lisa.core.keys import check_topic
 from lisa.core.message import Message
@@ -55,13 +56,15 @@ class Receiver:
 
     def call(self, held: Held) -> Any:
         """Hand the message over, its body read as the model. Raises what the handler raises."""
+        if self.read is None:
+            return self.handler(held.message)
         return self.handler(self.message(held))
 
     def message(self, held: Held) -> Message:
         """The message as this handler wants it. Raises Misfit if the body does not fit."""
         if self.read is None:
             return held.message
-        return msgspec.structs.replace(held.message, body=self.read(held.envelope))
+        return msgspec.structs.replace(held.message, body=self.read(decode_envelope(held.data)))
 
 
 class _Listener:

@@ -182,7 +182,7 @@ def extend(sub: Subscription, now: float) -> None:
         for held, is_kept in zip(some, kept, strict=True):
             if is_kept:
                 held.lease_ends = asked + sub.ack_timeout_s
-            elif not held.ended and held.settlement.entry in sub.held:
+            elif not held.ended and held.entry in sub.held:
                 _lost(sub, held)
 
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
+
 from lisa.core.clock import duration_ms
-from lisa.core.envelope import Envelope
 from lisa.core.message import Message
 from lisa.core.outcomes import Discard, Retry
-from lisa.core.transitions.ack import Settlement
 
-__all__ = ["RETURNED_FALSE", "Cancellable", "Held", "Verdict", "heavier", "reason_of", "verdict_of"]
+__all__ = [
+    "RETURNED_FALSE",
+    "Cancellable",
+    "Held",
+    "Outcome",
+    "Verdict",
+    "heavier",
+    "reason_of",
+    "verdict_of",
+]
 
 LONGEST_REASON_BYTES = 1024
 
@@ -23,40 +32,30 @@ class Cancellable(Protocol):
         """Make it end as soon as it awaits something."""
 
 
-class Held:
+class Held(msgspec.Struct, eq=False):
     """One delivery from its opening until Redis has confirmed what became of it.
 
-    Times are of the monotonic clock, in seconds; `started` is 0 while no handler runs.
-    `lease_ends` is when the manager may take the delivery back, as far as this side knows.
+    `entry` is the stream entry id, `data` the envelope as it was handed over at `handed_us`, by
+    Redis's clock in microseconds. The other times are of the monotonic clock, in seconds;
+    `started` is 0 while no handler runs. `lease_ends` is when the manager may take the delivery
+    back, as far as this side knows.
     """
 
-    __slots__ = (
-        "ended", "envelope", "lease_ends", "message", "opened", "overdue", "settlement", "started",
-        "task",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        settlement: Settlement,
-        envelope: Envelope,
-        message: Message,
-        opened: float,
-        lease_ends: float,
-    ) -> None:
-        self.settlement = settlement
-        self.envelope = envelope
-        self.message = message
-        self.opened = opened
-        self.lease_ends = lease_ends
-        self.started = 0.0
-        self.ended = False
-        self.overdue = False
-        self.task: Cancellable | None = None
+    entry: str
+    message: Message
+    data: bytes
+    handed_us: int
+    opened: float
+    lease_ends: float
+    started: float = 0.0
+    ended: bool = False
+    overdue: bool = False
+    task: Cancellable | None = None
 
     @property
     def receipt(self) -> tuple[str, str]:
         """Id and stream entry id."""
-        return self.settlement.id, self.settlement.entry
+        return self.message.id, self.entry
 
 
 class Verdict(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lisa.consumer.joining import ask_for_group, is_emptied, join
-from lisa.consumer.opening import unpack
+from lisa.consumer.opening import settlement_of, unpack
 from lisa.consumer.signalling import Announcer
 from lisa.core import presence
 from lisa.core.address import Address
@@ -232,7 +232,8 @@ class Puller:
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
-            _, message, settlement, fault = unpack(topic, group, entry, data, opened.now_us)
+            message, fault = unpack(topic, group, entry, data)
+            settlement = settlement_of(message, entry.entry, data, opened.now_us)
             if fault:
                 self.fail(message, settlement, fault, "discard")
             elif is_past:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from lisa.consumer.batches import Collector
 from lisa.consumer.dispatcher import Dispatcher
@@ -21,6 +22,7 @@ from lisa.core import failures
 from lisa.core.address import Address
 from lisa.core.connection import Connection, telling_its_id
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError
+from lisa.core.flow import Command
 from lisa.core.stream import Entry, parse_read, read_command
 from lisa.core.transitions.declare import Declare
 
@@ -138,6 +140,7 @@ class Reader:
         self._leave()
 
     def _leave(self) -> None:
+        self._settler.hurry_for(self._sub)
         if self._unopened:
             self._sub.release([(entry.id, entry.entry) for entry in self._unopened])
         self._give_back_gathered()
@@ -153,7 +156,7 @@ class Reader:
         if failures.is_missing_group(error) or str(error).startswith("UNBLOCKED"):
             try:
                 if sub.group in sub.store.drive(sub.store.groups(sub.topic)):
-                    sub.store.call(Declare(sub.topic, sub.group))
+                    sub.store.call(Declare(sub.topic, sub.group, only_mend=True))
                 else:
                     self._group_removed(error)
                 return
@@ -191,6 +194,7 @@ class Reader:
 
     def _pausing(self, seconds: float) -> None:
         self._woken.clear()
+        self._settler.hurry_for(self._sub)
         if not self._sub.closing.is_set():
             self._woken.wait(seconds)
 
@@ -246,6 +250,7 @@ class Reader:
             self._hand_over()
             return
         # Handlers are slow, or not yet known: read only once one of them is free.
+        self._settler.hurry_for(sub)
         if not self._turn.take(self._is_interrupted):
             return
         try:
@@ -324,11 +329,28 @@ class Reader:
         try:
             if self._is_interrupted():
                 return
-            reply = self._connection.execute(command)
+            reply = self._ask(command)
         finally:
             self._blocked = False
         self._read_at = time.monotonic()
         self._unopened = parse_read(reply)
+
+    def _ask(self, command: Command) -> Any:
+        """The reply of a read; a few acks go along with it."""
+        along = self._settler.along(self._sub)
+        if along is None:
+            return self._connection.execute(command)
+        try:
+            replies = self._connection.begin((along.command, command))
+            acked = next(replies)
+        except Exception as error:
+            along.take(error)
+            raise
+        along.take(acked)
+        reply = next(replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def _hand_over(self, *, has_slot: bool = False) -> None:
         """Open what was read and give it to the handlers. Raises LisaError; then it is kept."""

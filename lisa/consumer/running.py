@@ -16,7 +16,7 @@ from lisa.consumer.held import RETURNED_FALSE, Held, Outcome, Verdict, heavier, 
 from lisa.consumer.models import Misfit
 from lisa.core.message import Message
 
-__all__ = ["Wait", "arun", "on_batch", "on_message", "run"]
+__all__ = ["Wait", "arun", "on_batch", "on_message", "on_message_here", "run"]
 
 T = TypeVar("T")
 Calls = Generator[Awaitable[Any], Any, T]
@@ -38,13 +38,26 @@ def on_message(plan: Plan, held: Held) -> Calls[Outcome]:
                 result = yield result
             if result is False:
                 worst = heavier(worst, RETURNED_FALSE)
-        except Misfit as error:
-            worst = heavier(worst, _misfit(error))
         except asyncio.CancelledError as error:
             return verdict_of(error)
         except BaseException as error:  # noqa: BLE001  sys.exit() in a handler is a failure too
-            worst = heavier(worst, verdict_of(error))
+            worst = heavier(worst, _judged(error))
     return worst
+
+
+def on_message_here(plan: Plan, held: Held, wait: Wait) -> Outcome:
+    """`on_message` run on a thread; without a generator where there is one receiver, as a rule."""
+    if len(plan.receivers) != 1:
+        return run(on_message(plan, held), wait)
+    try:
+        result = plan.receivers[0].call(held)
+        if result is None:
+            return None
+        if inspect.isawaitable(result):
+            result = wait(result)
+    except BaseException as error:  # noqa: BLE001  as in on_message
+        return _judged(error)
+    return RETURNED_FALSE if result is False else None
 
 
 def on_batch(plan: Plan, deliveries: list[Held]) -> Calls[list[Outcome]]:
@@ -85,6 +98,10 @@ def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Calls[Outcome]
 
 def _misfit(error: Misfit) -> Verdict:
     return Verdict(str(error), "discard")
+
+
+def _judged(error: BaseException) -> Verdict:
+    return _misfit(error) if isinstance(error, Misfit) else verdict_of(error)
 
 
 def run(calls: Calls[T], wait: Wait) -> T:

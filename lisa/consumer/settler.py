@@ -6,15 +6,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from blinker import Signal
 
 from lisa.consumer.held import Held, Verdict
+from lisa.consumer.opening import settlements_of
 from lisa.consumer.signalling import Announcer
 from lisa.consumer.subscription import Subscription
 from lisa.core.errors import GroupRemoved, LisaError
+from lisa.core.flow import Command, Execute
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Failure, Retried
 from lisa.core.transitions.retry import Retry as Fail
@@ -28,8 +31,18 @@ T = TypeVar("T")
 FLUSH_AFTER_S = 0.005
 """A handler's word waits at most so long for others to share its call."""
 
+MOST_ALONG = 32
+"""So few acks go along with the next read; more have a call, and a thread, of their own."""
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+
+
+class Along(NamedTuple):
+    """Acks that go along with a read. `take` is given the reply or the error, once."""
+
+    command: Command
+    take: Callable[[Any], None]
 
 
 class Settler:
@@ -68,6 +81,50 @@ class Settler:
     def hurry(self) -> None:
         """Nothing else is coming soon: flush at once."""
         self._hurried.set()
+
+    def hurry_for(self, sub: Subscription) -> None:
+        """Flush at once what a subscription has finished, if anything."""
+        if sub.acks or sub.failures or sub.expired:
+            self.ring()
+            self.hurry()
+
+    def along(self, sub: Subscription) -> Along | None:
+        """A few acks for the reader to send along with its next read: no other thread wakes.
+
+        What cannot go that way is flushed at once, and so is what the reader brings back because
+        its call was not simply answered.
+        """
+        fits = 0 < len(sub.acks) <= min(MOST_ALONG, sub.store.batch_size(sub.topic, Ack))
+        if not fits or sub.failures or sub.expired or self._announcer.heard(self._announcer.acked):
+            self.hurry_for(sub)
+            return None
+        some = _first(sub.acks, MOST_ALONG)
+        flow = sub.store.run(Ack(sub.topic, sub.group, settlements_of(some)))
+
+        def take(reply: Any) -> None:
+            try:
+                if isinstance(reply, Exception):
+                    flow.throw(reply)
+                else:
+                    flow.send(reply)
+            except StopIteration as end:
+                self._acked(sub, some, end.value, self._announcer.acked)
+                return
+            except Exception as error:  # noqa: BLE001  the settler's own call meets it, and judges
+                log.debug("topic %s: acks come back from the reader: %s", sub.topic, error)
+            sub.acks.extendleft(reversed(some))
+            self.hurry_for(sub)
+
+        try:
+            step = next(flow)
+        except LisaError as error:
+            take(error)
+            return None
+        if isinstance(step, Execute) and step.command[0] == "EVALSHA":
+            return Along(step.command, take)
+        sub.acks.extendleft(reversed(some))
+        self.hurry_for(sub)
+        return None
 
     def close(self, timeout_s: float) -> None:
         """Flush what is left, for at most so long, and end."""
@@ -147,16 +204,27 @@ class Settler:
     def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
         some = _first(queue, sub.store.batch_size(sub.topic, Ack))
         try:
-            settlements = [held.settlement for held in some]
+            settlements = settlements_of(some)
+            if state == "expired":  # no attempt was made
+                settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
             outcomes = sub.store.call(Ack(sub.topic, sub.group, settlements, state))
         except Exception:
             queue.extendleft(reversed(some))
             raise
         pair = self._announcer.expired if state == "expired" else self._announcer.acked
+        self._acked(sub, some, outcomes, pair)
+
+    def _acked(
+        self,
+        sub: Subscription,
+        some: Sequence[Held],
+        outcomes: Sequence[Acked],
+        pair: tuple[Signal, Signal],
+    ) -> None:
         heard = self._announcer.heard(pair)
         forget = sub.held.pop
         for held, outcome in zip(some, outcomes, strict=True):
-            forget(held.settlement.entry, None)
+            forget(held.entry, None)
             if outcome is Acked.STALE:
                 log.info("topic %s: message %s was settled by someone else, or is another by now",
                          sub.topic, held.message.id)  # fmt: skip
@@ -165,9 +233,10 @@ class Settler:
 
     def _fail(self, sub: Subscription) -> None:
         some = _first(sub.failures, sub.store.batch_size(sub.topic, Fail))
+        settlements = settlements_of(held for held, _ in some)
         failures = [
-            Failure(*held.receipt, verdict.reason, verdict.delay, held.settlement.lateness)
-            for held, verdict in some
+            Failure(one.id, one.entry, verdict.reason, verdict.delay, one.lateness)
+            for one, (_, verdict) in zip(settlements, some, strict=True)
         ]
         try:
             outcomes = sub.store.call(Fail(sub.topic, sub.group, failures))
@@ -175,7 +244,7 @@ class Settler:
             sub.failures.extendleft(reversed(some))
             raise
         for (held, verdict), outcome in zip(some, outcomes, strict=True):
-            sub.held.pop(held.settlement.entry, None)
+            sub.held.pop(held.entry, None)
             self._announce_failure(held, verdict, outcome)
 
     def _announce_failure(self, held: Held, verdict: Verdict, outcome: Retried) -> None:

@@ -114,13 +114,13 @@ class Subscription:
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
-            envelope, message, settlement, fault = unpack(topic, group, entry, data, now_us)
-            one = held[entry.entry] = Held(settlement, envelope, message, read_at, lease_ends)
+            message, fault = unpack(topic, group, entry, data)
+            place = entry.entry
+            one = held[place] = Held(place, message, data, now_us, read_at, lease_ends)
             if fault:
                 self.end(one, Verdict(fault, "discard"))
             elif is_past:
                 one.ended = True
-                one.settlement = settlement._replace(attempt=settlement.attempt - 1)  # none made
                 self.expired.append(one)
             else:
                 taken.append(one)
@@ -199,7 +199,7 @@ class Subscription:
     def drop(self, held: Held) -> None:
         """Forget a delivery that is no longer this consumer's."""
         held.ended = True
-        self.held.pop(held.settlement.entry, None)
+        self.held.pop(held.entry, None)
 
     def next_work(self) -> Work | None:
         """The next unstarted delivery or batch."""

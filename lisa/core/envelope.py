@@ -15,11 +15,13 @@ An envelope of another version is never guessed at: its message goes to garbage 
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
 import math
-import secrets
+import os
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,12 +34,15 @@ __all__ = [
     "HEAD_BYTES",
     "Envelope",
     "decode_body",
+    "decode_content",
     "decode_envelope",
     "encode_body",
     "encode_envelope",
     "encode_head",
     "encode_headers",
     "encode_tail",
+    "encode_tails",
+    "fence_of",
     "new_id",
     "new_ids",
     "new_token",
@@ -50,7 +55,11 @@ MAX_HEADER_BYTES = 0xFFFF
 # In the order of their bytes; no id begins with a dash, which a command line takes for an option.
 _SORTED_ALPHABET = string.digits + string.ascii_uppercase + "_" + string.ascii_lowercase + "~"
 _PAIRS = [a + b for a in _SORTED_ALPHABET for b in _SORTED_ALPHABET]
+_BASE64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+_TO_SORTED = bytes.maketrans(_BASE64.encode(), _SORTED_ALPHABET.encode())
+_TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _KINDS = frozenset(b"jsb")
+_WITHOUT_HEADERS = {b"j0000": "j", b"s0000": "s", b"b0000": "b"}
 
 
 class Envelope(NamedTuple):
@@ -70,9 +79,8 @@ class Envelope(NamedTuple):
 
 def new_id() -> str:
     """A UUIDv7 in 22 characters whose order is the order of creation."""
-    rest = uuid_utils.uuid7().int << 4
-    pairs = _PAIRS
-    return "".join([pairs[(rest >> shift) & 0xFFF] for shift in range(120, -1, -12)])
+    encoded = binascii.b2a_base64(uuid_utils.uuid7().bytes, newline=False)
+    return encoded[:22].translate(_TO_SORTED).decode("ascii")
 
 
 def new_ids(count: int) -> list[str]:
@@ -89,7 +97,8 @@ def new_ids(count: int) -> list[str]:
 
 def new_token() -> str:
     """A fresh send token."""
-    return secrets.token_urlsafe(6)
+    # As secrets.token_urlsafe(6) does, in half the time: each send pays for one.
+    return binascii.b2a_base64(os.urandom(6), newline=False).translate(_TO_URLSAFE).decode("ascii")
 
 
 def _encode_hook(value: object) -> object:
@@ -192,6 +201,28 @@ def encode_tail(body: object, headers: bytes) -> bytes:
     return kind + headers + encoded
 
 
+_ALIKE: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
+    bytes: (b"b", bytes),
+    str: (b"s", str.encode),
+    dict: (b"j", _encoder.encode),
+}
+
+
+def encode_tails(bodies: Sequence[object], headers: bytes) -> list[bytes]:
+    """The same for many. Those that are all bytes, str or dict take a third of the time."""
+    kinds = set(map(type, bodies))
+    kind, encode = _ALIKE.get(kinds.pop(), (b"", None)) if len(kinds) == 1 else (b"", None)
+    if encode is not None:
+        with suppress(TypeError, ValueError, OverflowError, RecursionError):
+            encoded = list(map(encode, bodies))
+            unsure = kind == b"j" and any(b"null" in one for one in encoded)
+            if max(map(len, encoded)) <= LARGEST_BODY_BYTES and not unsure:
+                start = kind + headers
+                return [start + one for one in encoded]
+    # What is refused, or may hold NaN, is found one by one, and its reason with it.
+    return [encode_tail(body, headers) for body in bodies]
+
+
 def encode_envelope(token: str, body: object, headers: Mapping[str, str] | None = None) -> bytes:
     """The whole envelope of a new message. Raises InvalidMessage."""
     return encode_head(token) + encode_tail(body, encode_headers(headers))
@@ -213,3 +244,21 @@ def decode_envelope(data: bytes) -> Envelope:
     except (ValueError, msgspec.DecodeError) as error:
         raise InvalidMessage(f"the envelope's head cannot be read: {error}") from None
     return Envelope(token, mark, kind, headers, data[end:])
+
+
+def decode_content(data: bytes) -> tuple[Any, dict[str, str]]:
+    """Body and headers alone, several times faster for a message without headers.
+
+    Raises InvalidMessage with the reason.
+    """
+    head = data[:HEAD_BYTES]
+    kind = _WITHOUT_HEADERS.get(head[10:])
+    if kind is not None and head[0] == VERSION[0] and head.isascii():
+        return decode_body(kind, data[HEAD_BYTES:]), {}
+    envelope = decode_envelope(data)
+    return decode_body(envelope.kind, envelope.body), envelope.headers
+
+
+def fence_of(data: bytes) -> str:
+    """`Envelope.fence`, of an envelope that may also be damaged."""
+    return data[1:10].decode("utf-8", "replace")

@@ -1,8 +1,9 @@
 """One description of a conversation with the server, run by blocking and asyncio callers alike.
 
 A *flow* is a generator that yields steps and is sent their results: `Execute` for one command,
-`ExecuteMany` for a pipeline, `Pause` for a wait. Only the drivers here differ between the two
-worlds, so no method body exists twice. (The idea is that of sans-I/O protocol libraries.)
+`ExecuteMany` for a pipeline, `Pause` for a wait, `Await` for other tasks. Only the drivers here
+differ between the two worlds, so no method body exists twice. (The idea is that of sans-I/O
+protocol libraries.)
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 __all__ = [
     "AsyncLink",
+    "Await",
     "Command",
     "Execute",
     "ExecuteMany",
@@ -54,7 +56,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Step: TypeAlias = Execute | ExecuteMany | Pause
+class Await(NamedTuple):
+    """Wait for what other tasks do; only a flow that is run on an event loop may."""
+
+    awaitable: Awaitable[Any]
+
+
+Step: TypeAlias = Execute | ExecuteMany | Pause | Await
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -95,8 +103,10 @@ def drive(flow: Flow[T], link: Link) -> T:
                     result = link.execute(step.command)
                 elif isinstance(step, ExecuteMany):
                     result = link.execute_many(step.commands)
-                else:
+                elif isinstance(step, Pause):
                     time.sleep(step.seconds)
+                else:
+                    raise TypeError("a blocking caller has no event loop to await anything on")
             except Exception as error:  # noqa: BLE001  the flow is told, and judges
                 step = flow.throw(error)
             else:
@@ -116,8 +126,10 @@ async def adrive(flow: Flow[T], link: AsyncLink) -> T:
                     result = await link.execute(step.command)
                 elif isinstance(step, ExecuteMany):
                     result = await link.execute_many(step.commands)
-                else:
+                elif isinstance(step, Pause):
                     await asyncio.sleep(step.seconds)
+                else:
+                    result = await step.awaitable
             except Exception as error:  # noqa: BLE001  the flow is told, and judges
                 step = flow.throw(error)
             else:

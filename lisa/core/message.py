@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lisa.core.clock import ms_datetime
-from lisa.core.envelope import decode_body, decode_envelope
+from lisa.core.envelope import decode_content
 
 __all__ = ["Message"]
 
@@ -42,8 +42,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
         cls, data: bytes, *, message_id: str, topic: str, group: str, due_ms: int, attempt: int
     ) -> Message:
         """Decode an envelope and its body. Raises InvalidMessage with the reason."""
-        envelope = decode_envelope(data)
+        body, headers = decode_content(data)
         return cls(
-            id=message_id, topic=topic, group=group, due_ms=due_ms, attempt=attempt,
-            headers=envelope.headers, body=decode_body(envelope.kind, envelope.body),
+            id=message_id, topic=topic, group=group, body=body, due_ms=due_ms, attempt=attempt,
+            headers=headers,
         )  # fmt: skip

@@ -85,7 +85,7 @@ class Store:
 
     def run(self, transition: Transition[T]) -> Flow[T]:
         """Run one transition. Raises what `transition.refuse` raises, and LisaError."""
-        return (yield from self._run(transition, _Patience(self._patience_s)))
+        return self._run(transition, _Patience(self._patience_s))
 
     def _run(self, transition: Transition[T], patience: _Patience) -> Flow[T]:
         keys = self.keys.topic(transition.topic)

@@ -8,15 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from lisa.core.envelope import encode_head, encode_tail, new_ids, new_token
+from lisa.core.envelope import encode_head, encode_tail, encode_tails, new_id, new_ids, new_token
 from lisa.core.errors import InvalidMessage
 from lisa.core.keys import check_id
-from lisa.core.transitions.enqueue import Enqueue, items
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
 from lisa.producer.plan import Outgoing, Plan
 
-__all__ = ["Encoded", "calls", "check_iterable", "encode", "pieces"]
+__all__ = [
+    "Encoded",
+    "Single",
+    "calls",
+    "check_iterable",
+    "encode",
+    "fitting",
+    "lone",
+    "pieces",
+    "single",
+    "together",
+]
 
 T = TypeVar("T")
 
@@ -37,70 +48,111 @@ def pieces(source: Iterable[T], size: Callable[[], int]) -> Iterator[list[T]]:
         yield piece
 
 
+class Single(NamedTuple):
+    """One encoded message. `id` is None where one is to be made."""
+
+    id: str | None
+    due: str
+    tail: bytes
+    ttl_ms: int | None
+    policy: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Messages by columns. A tail is an envelope without its head, which holds a send token."""
+    """Messages by columns, as `Enqueue` takes them.
+
+    A tail is an envelope without its head, which holds a send token.
+    """
 
     ids: Sequence[str]
     dues: Sequence[str]
     tails: Sequence[bytes]
     ttls_ms: Sequence[int | None]
     policies: Sequence[str | None]
+    are_ids_new: bool
 
     def cut(self, start: int, end: int) -> Encoded:
         """Some of them."""
         part = slice(start, end)
         return Encoded(
-            self.ids[part], self.dues[part], self.tails[part], self.ttls_ms[part],
-            self.policies[part],
+            self.ids[part], self.dues if len(self.dues) == 1 else self.dues[part],
+            self.tails[part], self.ttls_ms[part], self.policies[part], self.are_ids_new,
         )  # fmt: skip
 
 
 def encode(plan: Plan, bodies: Sequence[Any]) -> Encoded:
     """Encode bodies and give them ids, or refuse them all. Raises InvalidMessage."""
-    n, ids = len(bodies), new_ids(len(bodies))
-    differing = {at: body for at, body in enumerate(bodies) if isinstance(body, Outgoing)}
-    if not differing:
-        tails = [encode_tail(body, plan.headers) for body in bodies]
-        return Encoded(ids, [plan.due] * n, tails, [plan.ttl_ms] * n, [plan.policy] * n)
-    plans, tails = [plan] * n, []
-    for at, body in enumerate(bodies):
-        message = differing.get(at)
-        if message is None:
-            tails.append(encode_tail(body, plan.headers))
-            continue
-        plans[at] = plan.with_differences(message)
-        tails.append(encode_tail(message.body, plans[at].headers))
-        if message.id is not None:
-            ids[at] = check_id(message.id)
-    return Encoded(
-        ids, [one.due for one in plans], tails,
-        [one.ttl_ms for one in plans], [one.policy for one in plans],
-    )  # fmt: skip
+    if any(issubclass(kind, Outgoing) for kind in set(map(type, bodies))):
+        return together([single(plan, body) for body in bodies])
+    n, tails = len(bodies), encode_tails(bodies, plan.headers)
+    ttls_ms, policies = [plan.ttl_ms] * n, [plan.policy] * n
+    return Encoded(new_ids(n), [plan.due], tails, ttls_ms, policies, are_ids_new=True)
 
 
-def calls(topic: str, plan: Plan, messages: Encoded, size: int) -> Iterator[Enqueue]:
+def single(plan: Plan, body: Any) -> Single:
+    """Encode one body, or one `Outgoing`. Raises InvalidMessage."""
+    message_id = None
+    if isinstance(body, Outgoing):
+        plan = plan.with_differences(body)
+        message_id = None if body.id is None else check_id(body.id)
+        body = body.body
+    tail = encode_tail(body, plan.headers)
+    return Single(message_id, plan.due, tail, plan.ttl_ms, plan.policy)
+
+
+def together(messages: Sequence[Single]) -> Encoded:
+    """Messages that were encoded one by one, ids given where there are none."""
+    own, dues, tails, ttls_ms, policies = zip(*messages, strict=True)
+    made = new_ids(len(own))
+    are_new = own.count(None) == len(own)
+    ids = made if are_new else [a or b for a, b in zip(own, made, strict=True)]
+    alike = dues.count(dues[0]) == len(dues)
+    return Encoded(ids, dues[:1] if alike else dues, tails, ttls_ms, policies, are_new)
+
+
+def calls(topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int) -> Iterator[Enqueue]:
     """The script calls that send the messages, each with a send token of its own.
 
     One call holds at most `size` messages, and so many bytes that it does not block the server.
     """
-    for part in _parts(messages, size):
+    for part in _parts(whole, size):
         token = new_token()
         head = encode_head(token)
-        envelopes = [head + tail for tail in part.tails]
-        whole = items(part.ids, part.dues, envelopes, part.ttls_ms, part.policies)
-        yield Enqueue(topic, token, whole, plan.on_duplicate)
+        yield Enqueue(
+            topic, token, part.ids, part.dues, [head + tail for tail in part.tails],
+            part.ttls_ms, part.policies, on_duplicate, part.are_ids_new,
+        )  # fmt: skip
 
 
-def _parts(messages: Encoded, size: int) -> Iterator[Encoded]:
-    lengths = list(map(len, messages.tails))
-    if len(lengths) <= size and sum(lengths) <= LARGEST_CALL_BYTES:
-        yield messages
-        return
-    start = held = 0
-    for at, length in enumerate(lengths):
+def fitting(lengths: Iterable[int], size: int) -> int:
+    """How many envelopes of these lengths, from the first on, one script call may hold."""
+    count = held = 0
+    for length in islice(lengths, size):
         held += length
-        if at > start and (at - start == size or held > LARGEST_CALL_BYTES):
-            yield messages.cut(start, at)
-            start, held = at, length
-    yield messages.cut(start, len(lengths))
+        if count and held > LARGEST_CALL_BYTES:
+            break
+        count += 1
+    return count
+
+
+def lone(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue:
+    """The script call that sends a single message."""
+    token = new_token()
+    message_id, due, tail, ttl_ms, policy = message
+    return Enqueue(
+        topic, token, [message_id or new_id()], [due], [encode_head(token) + tail],
+        [ttl_ms], [policy], on_duplicate, message_id is None,
+    )  # fmt: skip
+
+
+def _parts(whole: Encoded, size: int) -> Iterator[Encoded]:
+    lengths = list(map(len, whole.tails))
+    if len(lengths) <= size and sum(lengths) <= LARGEST_CALL_BYTES:
+        yield whole
+        return
+    start = 0
+    while start < len(lengths):
+        end = start + fitting(islice(lengths, start, None), size)
+        yield whole.cut(start, end)
+        start = end

@@ -14,10 +14,19 @@ from lisa.core.keys import check_id, check_topic
 from lisa.core.options import PRODUCER_RETRY_TIME
 from lisa.core.store import Store
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
-from lisa.producer.calls import calls, check_iterable, encode, pieces
+from lisa.producer.calls import (
+    Encoded,
+    Single,
+    calls,
+    check_iterable,
+    encode,
+    lone,
+    pieces,
+    single,
+)
 from lisa.producer.found import FoundMessage, found
 from lisa.producer.plan import NOW, Outgoing, Plan, RetryDelays, SendOptions, due_text
 from lisa.producer.report import SendOutcome, SendReport
@@ -44,13 +53,14 @@ class Sending:
             yield from self._store.check_schema()
             self._is_layout_known = True
 
+    def _is_to_be_registered(self, topic: str) -> bool:
+        seen = self._registered.get(topic)
+        return seen is None or time.monotonic() - seen >= REGISTER_EVERY_S
+
     def _open_to_send(self, topic: str) -> Flow[None]:
         """Make the topic known to managers, and learn its groups at first."""
-        seen = self._registered.get(topic)
-        if seen is not None and time.monotonic() - seen < REGISTER_EVERY_S:
-            return
         yield from self._open()
-        now = time.monotonic()
+        seen, now = self._registered.get(topic), time.monotonic()
         yield from self._store.register([topic])
         if seen is None:
             yield from self._store.groups(topic)
@@ -70,23 +80,47 @@ class Sending:
             )
 
     def _enqueue(
+        self, topic: str, on_duplicate: OnDuplicate, messages: Encoded, report: SendReport
+    ) -> Flow[None]:
+        """Send encoded messages, noting each outcome as it is known."""
+        if self._is_to_be_registered(topic):
+            yield from self._open_to_send(topic)
+        size = self._store.batch_size(topic)
+        for call in calls(topic, on_duplicate, messages, size):
+            report.add(call.ids, (yield from self._store.run(call)))
+
+    def _send_many(
         self, topic: str, plan: Plan, bodies: Sequence[Any], report: SendReport
     ) -> Flow[None]:
-        """Send what one script call may hold, noting each outcome."""
+        """Send bodies, as many as one script call may hold."""
         try:
-            messages = encode(plan, bodies)
-            yield from self._open_to_send(topic)
-            for call in calls(topic, plan, messages, self._store.batch_size(topic)):
-                outcomes = yield from self._store.run(call)
-                report.add([item.id for item in call.items], outcomes)
+            yield from self._enqueue(topic, plan.on_duplicate, encode(plan, bodies), report)
         except LisaError as error:
             error.sent = len(report)
             raise
 
+    def _send_one(
+        self, topic: str, on_duplicate: OnDuplicate, message: Single
+    ) -> Flow[SendOutcome]:
+        """Send one message, in a script call of its own."""
+        if self._is_to_be_registered(topic):
+            yield from self._open_to_send(topic)
+        call = lone(topic, on_duplicate, message)
+        (outcome,) = yield from self._store.run(call)
+        return SendOutcome(call.ids[0], outcome)
+
+    def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
+        """Take back what one script call may name."""
+        yield from self._open()
+        return (yield from self._store.run(Cancel(topic, ids)))
+
+    def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
+        return (yield from self._cancel(topic, [message_id]))[0]
+
     def _piece(self, topic: str, plan: Plan, bodies: Sequence[Any]) -> Flow[list[SendOutcome]]:
         """Send what one script call may hold; its outcomes."""
         report = SendReport()
-        yield from self._enqueue(topic, plan, bodies, report)
+        yield from self._send_many(topic, plan, bodies, report)
         return list(report)
 
     def _reschedule(self, topic: str, message_id: str, due: str) -> Flow[Rescheduled]:
@@ -135,12 +169,11 @@ class Flows(Sending):
         plan = Plan.of(options, self._zone)
         if isinstance(body, Outgoing):
             raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
-        report = SendReport()
-        yield from self._enqueue(check_topic(topic), plan, [Outgoing(body, id=id)], report)
-        message_id = next(iter(report)).id
-        if report.rejected:
-            raise DuplicateMessage(f"message {message_id!r} is already known on topic {topic!r}")
-        return message_id
+        message = single(plan, body if id is None else Outgoing(body, id=id))
+        sent = yield from self._send_one(check_topic(topic), plan.on_duplicate, message)
+        if sent.outcome is Sent.REJECTED:
+            raise DuplicateMessage(f"message {sent.id!r} is already known on topic {topic!r}")
+        return sent.id
 
     def send_many(
         self, topic: str, bodies: Iterable[Any], **options: Unpack[SendOptions]
@@ -160,7 +193,7 @@ class Flows(Sending):
         plan = Plan.of(options, self._zone)
         report = SendReport()
         for piece in pieces(bodies, lambda: self._store.batch_size(topic)):
-            yield from self._enqueue(topic, plan, piece, report)
+            yield from self._send_many(topic, plan, piece, report)
         return report
 
     def cancel(self, topic: str, message_id: str) -> Flow[Cancelled]:
@@ -169,20 +202,17 @@ class Flows(Sending):
         "cancelled": it will not be handled. Else nothing was changed, as it is "in_flight", "done"
         (a group is through with it), or "unknown".
         """
-        call = Cancel(check_topic(topic), [check_id(message_id)])
-        yield from self._open()
-        return (yield from self._store.run(call))[0]
+        return (yield from self._cancel_one(check_topic(topic), check_id(message_id)))
 
     def cancel_many(self, topic: str, message_ids: Iterable[str]) -> Flow[list[Cancelled]]:
         """Take messages back; the truth about each, in the order given (see `cancel`)."""
         check_iterable(message_ids, "message_ids")
         check_topic(topic)
         ids = [check_id(message_id) for message_id in message_ids]
-        yield from self._open()
         truths: list[Cancelled] = []
         while len(truths) < len(ids):
             piece = ids[len(truths) : len(truths) + self._store.batch_size(topic, Cancel)]
-            truths += yield from self._store.run(Cancel(topic, piece))
+            truths += yield from self._cancel(topic, piece)
         return truths
 
     def reschedule(

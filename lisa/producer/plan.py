@@ -21,6 +21,7 @@ RetryDelays = RetryPolicy | Sequence[timedelta] | str
 """A policy, its delays, or both as text: `"0,0,2m"`. Empty for no retries."""
 
 _ZERO = timedelta(0)
+_MODES: dict[str, OnDuplicate] = {mode.value: mode for mode in OnDuplicate}
 NOW = "+0"
 
 
@@ -35,6 +36,9 @@ class SendOptions(TypedDict, total=False):
     retry: RetryDelays | None
     headers: Mapping[str, str] | None
     on_duplicate: OnDuplicate | str
+
+
+_OPTIONS = frozenset(SendOptions.__annotations__)
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -69,18 +73,17 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, options: SendOptions, zone: tzinfo | None) -> Plan:
         """Check a call's options. `zone` is the producer's own. Raises InvalidMessage."""
-        unknown = options.keys() - SendOptions.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+        if not options.keys() <= _OPTIONS:
+            unknown = min(options.keys() - _OPTIONS)
+            raise TypeError(f"unexpected keyword argument {unknown!r}")
         tz = options.get("tz")
         zone = parse_zone(tz) if tz is not None else zone
-        duplicates = options.get("on_duplicate", OnDuplicate.KEEP)
         return cls(
             due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone) or NOW,
             _ttl_ms(options.get("ttl")),
             _policy(options.get("retry")),
             encode_headers(options.get("headers")),
-            _on_duplicate(duplicates),
+            _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
             zone,
         )
 
@@ -150,7 +153,7 @@ def _policy(retry: RetryDelays | None) -> str | None:
 
 def _on_duplicate(value: OnDuplicate | str) -> OnDuplicate:
     try:
-        return OnDuplicate(value)
-    except ValueError:
+        return _MODES[value]
+    except (KeyError, TypeError):
         allowed = ", ".join(OnDuplicate)
         raise InvalidMessage(f"on_duplicate is one of {allowed}, not {value!r}") from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta, tzinfo
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -12,14 +13,17 @@ from typing import Any, Self, TypeVar, Unpack
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.errors import ConfigError
-from lisa.core.flow import Flow, awaiting, blocking
+from lisa.core.flow import Await, Flow, awaiting, blocking
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_topic
 from lisa.core.options import PRODUCER_RETRY_TIME
 from lisa.core.store import AsyncStore, Store, SyncStore
-from lisa.producer.calls import check_iterable, pieces
+from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.producer.calls import Single, check_iterable, fitting, pieces, together
 from lisa.producer.flows import Flows, Sending
+from lisa.producer.gathering import Gathering
 from lisa.producer.plan import Plan, SendOptions
-from lisa.producer.report import SendOutcome
+from lisa.producer.report import SendOutcome, SendReport
 
 __all__ = ["AsyncProducer", "Producer"]
 
@@ -144,6 +148,45 @@ class AsyncProducer(_Configured):
     async def _drive(self, flow: Flow[T]) -> T:
         return await self._store.drive(flow)
 
+    @cached_property
+    def _sends(self) -> Gathering[tuple[str, OnDuplicate], Single, SendOutcome]:
+        return Gathering(self._send_together, self._count_sends)
+
+    @cached_property
+    def _cancels(self) -> Gathering[str, str, Cancelled]:
+        return Gathering(self._cancel_together, self._count_cancels)
+
+    def _send_one(
+        self, topic: str, on_duplicate: OnDuplicate, message: Single
+    ) -> Flow[SendOutcome]:
+        sent: SendOutcome = yield Await(self._sends.call((topic, on_duplicate), message))
+        return sent
+
+    async def _send_together(
+        self, key: tuple[str, OnDuplicate], messages: Sequence[Single], known: list[SendOutcome]
+    ) -> None:
+        report = SendReport()
+        try:
+            await self._drive(self._enqueue(*key, together(messages), report))
+        finally:
+            known += report
+
+    def _count_sends(self, key: tuple[str, OnDuplicate], messages: Iterable[Single]) -> int:
+        lengths = (len(message.tail) for message in messages)
+        return fitting(lengths, self._store.batch_size(key[0]))
+
+    def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
+        truth: Cancelled = yield Await(self._cancels.call(topic, message_id))
+        return truth
+
+    async def _cancel_together(
+        self, topic: str, ids: Sequence[str], known: list[Cancelled]
+    ) -> None:
+        known += await self._drive(self._cancel(topic, ids))
+
+    def _count_cancels(self, topic: str, ids: Iterable[str]) -> int:
+        return fitting(map(len, ids), self._store.batch_size(topic, Cancel))
+
     def send_stream(
         self, topic: str, bodies: Iterable[Any] | AsyncIterable[Any], **options: Unpack[SendOptions]
     ) -> AsyncIterator[SendOutcome]:
@@ -164,7 +207,9 @@ class AsyncProducer(_Configured):
                 yield outcome
 
     async def close(self) -> None:
-        """Close the connections; a later call opens them again."""
+        """Send what still waits, and close the connections; a later call opens them again."""
+        await self._sends.finish()
+        await self._cancels.finish()
         await self._store.close()
 
     async def __aenter__(self) -> Self:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lisa.core.envelope import encode_envelope
 from lisa.core.stream import Entry
 from lisa.core.transitions.ack import Settlement
-from lisa.core.transitions.enqueue import Enqueue, Item, OnDuplicate, Sent
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from tests.contract import state as states
+from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
     from lisa.core.store import SyncStore
@@ -87,9 +88,11 @@ class Bench:
         return Settlement(message_id, entry, fence, due, attempt, lateness)
 
     def send(
-        self, *items: Item, sender: str = "A", on_duplicate: OnDuplicate = OnDuplicate.KEEP
-    ) -> list[Sent]:
-        return self.call(Enqueue(TOPIC, sender * 8, items, on_duplicate))
+        self, *items: Item, sender: str = "A", on_duplicate: OnDuplicate = OnDuplicate.KEEP,
+        are_ids_new: bool = False,
+    ) -> list[Sent]:  # fmt: skip
+        call = enqueue(TOPIC, sender * 8, items, on_duplicate, are_ids_new=are_ids_new)
+        return self.call(call)
 
 
 def item(

@@ -9,11 +9,12 @@ from lisa.core.stream import parse_entry
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull
 from tests.contract.bench import TOPIC, item
+from tests.rows import enqueue
 
 if TYPE_CHECKING:
     from lisa.core.flow import Flow
@@ -38,7 +39,7 @@ def life(store: Store) -> Flow[dict[str, Any]]:
     yield from store.register([TOPIC])
     yield from store.run(Declare(TOPIC, "lisa"))
     batch = [item("a", "1", "one"), item("b", "2", "two"), item("c", "+60000")]
-    found["sent"] = yield from store.run(Enqueue(TOPIC, "A" * 8, batch))
+    found["sent"] = yield from store.run(enqueue(TOPIC, "A" * 8, batch))
     # What a lost reply took stays in flight; whoever read it, its receipts are in the index.
     yield from store.run(Pull(TOPIC, "lisa", "c1", 10))
     seen = yield from store.run(Inspect(TOPIC, ["a", "b"]))

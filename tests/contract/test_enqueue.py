@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core import scripts
 from lisa.core.envelope import encode_envelope
 from lisa.core.errors import InvalidMessage, TopicFull
-from lisa.core.transitions.enqueue import Item, OnDuplicate, Sent
-from tests.contract.bench import item
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
+from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row
+from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
@@ -197,6 +200,78 @@ def test_a_batch_of_old_and_new_ids_takes_each_by_itself(bench: Bench) -> None:
         waiting={"a": FAR}, body={"a": "B-", "c": "A-new"},
         done={"b": ("B-", "cancelled", None, 0, PAST)},
         stats={"sent": 1, "duplicate": 2, "promoted": 1}, lisa=G(ready=[Row("c", 3)]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("settled", ["", "a", "b", "c", "ac", "abc"])
+@pytest.mark.parametrize("due", ["+0", "+60000"])
+def test_a_replay_of_new_ids_is_known_by_any_of_them(bench: Bench, due: str, settled: str) -> None:
+    bench.put(lisa=G())
+    batch = [item(one, due) for one in "abc"]
+    assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 3
+    bench.call(Cancel(TOPIC, list(settled)))
+    before = bench.state()
+    assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 3
+    assert bench.state() == before
+
+
+def test_a_replay_of_new_ids_needs_no_room(bench: Bench) -> None:
+    bench.put(options={"capacity": "2"})
+    batch = [item("a", str(FAR)), item("b", str(FAR))]
+    assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 2
+    assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 2
+    with pytest.raises(TopicFull):
+        bench.send(item("c", str(FAR), sender="B"), sender="B", are_ids_new=True)
+
+
+def test_only_what_concerns_groups_asks_for_those_declared(bench: Bench) -> None:
+    bench.put(lisa=G())
+    now, later = item("now", "+0"), item("later", "+60000")
+
+    def answer(*items: Item, are_ids_new: bool = True) -> bytes:
+        call = enqueue(TOPIC, "A" * 8, items, are_ids_new=are_ids_new)
+        keys, arguments = call.build(bench.keys, ("removed",))
+        script = scripts.load("enqueue")
+        bench.store.ask("SCRIPT", "LOAD", script.source)
+        reply: list[bytes] = bench.store.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        return reply[0]
+
+    assert answer(now) == answer(now, later) == b"GROUPS"
+    assert answer(later, are_ids_new=False) == b"GROUPS"
+    bench.check(lisa=G())
+    assert answer(later) == b"OK"
+    bench.check(
+        waiting={"later": bench.now + 60_000}, body={"later": "A-"}, stats={"sent": 1}, lisa=G()
+    )
+    bench.store.ask("HSET", bench.keys.options, "capacity", "9")
+    assert answer(later) == b"GROUPS"
+
+
+def test_new_ids_have_ttls_policies_and_due_times_of_their_own(bench: Bench) -> None:
+    bench.put(lisa=G())
+    batch = [
+        item("a", "7", "x", ttl_ms=FAR), item("b", str(FAR), policy="5"), item("c", "3"),
+    ]  # fmt: skip
+    assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 3
+    bench.check(
+        waiting={"b": FAR}, body={"a": "A-x", "b": "A-", "c": "A-"}, expiry={"a": FAR + 7},
+        policy={"b": "5"}, stats={"sent": 3, "promoted": 2},
+        lisa=G(ready=[Row("c", 3), Row("a", 7)]),
+    )  # fmt: skip
+
+
+def test_one_due_time_for_all(bench: Bench) -> None:
+    bench.put(options={"max_ready": "2"}, lisa=G())
+    token = "A" * 8
+    envelopes = [item(one, "").envelope for one in "abc"]
+    assert bench.call(Enqueue(TOPIC, token, "abc", ["5"], envelopes)) == [ACCEPTED] * 3
+    later = [item(one, "").envelope for one in "de"]
+    ttls = [9, None]
+    assert bench.call(Enqueue(TOPIC, token, "de", [str(FAR)], later, ttls)) == [ACCEPTED] * 2
+    bench.check(
+        options={"max_ready": "2"}, waiting={"c": 5, "d": FAR, "e": FAR},
+        body=dict.fromkeys("abcde", "A-"), expiry={"d": FAR + 9},
+        stats={"sent": 5, "promoted": 2}, lisa=G(ready=[Row("a", 5), Row("b", 5)]),
     )  # fmt: skip
 
 

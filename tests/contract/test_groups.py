@@ -37,6 +37,16 @@ def test_declare_mends_a_group_that_was_destroyed_from_the_first_entry_on(bench:
     bench.check(body={"a": "A-", "b": "A-"}, lisa=G(ready=[Row("a", 1), Row("b", 2)]))
 
 
+def test_a_repair_declares_no_group_that_was_removed_meanwhile(bench: Bench) -> None:
+    bench.put(lisa=G(), audit=G())
+    bench.store.ask("DEL", bench.keys.group("lisa").ready)
+    assert bench.call(Declare(TOPIC, "lisa", only_mend=True)) is False
+    bench.check(lisa=G(), audit=G())
+    bench.call(Undeclare(TOPIC, "lisa", [], drop=True))
+    assert bench.call(Declare(TOPIC, "lisa", only_mend=True)) is False
+    bench.check(declared=["audit"], audit=G())
+
+
 def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:
     bodies = {"r": "A-", "f": "A-", "t": "A-", "g": "A-", "both": "A-", "w": "A-", "left": "A-"}
     bench.put(

@@ -16,7 +16,6 @@ from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue, Item
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.forget import Forget
@@ -33,6 +32,7 @@ from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
+from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ SAMPLES: dict[str, Callable[[int], Transition[Any]]] = {
     "cancel": lambda n: Cancel("t", IDS[:n]),
     "configure": lambda n: Configure("t", dict.fromkeys(IDS[:n], "1")),
     "declare": lambda _: Declare("t", "g"),
-    "enqueue": lambda n: Enqueue("t", "token", [Item(m, "+0", b"") for m in IDS[:n]]),
+    "enqueue": lambda n: enqueue("t", "token", [Item(m, "+0", b"") for m in IDS[:n]]),
     "expire": lambda n: Expire("t", IDS[:n]),
     "extend": lambda n: Extend("t", "g", "c", [(m, "1-1") for m in IDS[:n]]),
     "forget": lambda n: Forget("t", "g", IDS[:n], 1),
@@ -158,9 +158,16 @@ def test_the_arguments_are_as_many_as_the_header_says(name: str) -> None:
     assert header(name)["ARGV"].startswith("own group's number") == has_own_group
 
 
+def test_of_ids_that_are_new_only_the_first_one_s_tombstone_is_named() -> None:
+    keys = Keys().topic("t")
+    items = [Item(m, "+0", b"") for m in IDS]
+    found = list(enqueue("t", "token", items, are_ids_new=True).id_keys(keys))
+    assert found == [*(keys.body(m) for m in IDS), keys.done(IDS[0])]
+
+
 def test_extras_of_a_send_come_as_numbered_pairs() -> None:
     items = [Item("a", "1", b"", 5), Item("b", "2", b"", None, "0"), Item("c", "3", b"", 7)]
-    _, arguments = Enqueue("t", "token", items).build(Keys().topic("t"), ())
+    _, arguments = enqueue("t", "token", items).build(Keys().topic("t"), ())
     assert arguments[-8:] == [2, 1, 5, 3, 7, 1, 2, "0"]
 
 

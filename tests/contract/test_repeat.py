@@ -31,6 +31,7 @@ from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
 from tests.contract.bench import TOPIC, item
 from tests.contract.state import FOREIGN, G, Row
+from tests.rows import enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ def sending(mode: OnDuplicate) -> Callable[[Bench], Transition[Any]]:
         item("a", "+0", "one", ttl_ms=60_000), item("n", "+0"), item("m", str(FAR), policy="5"),
         item("n", "7", "two"),
     ]  # fmt: skip
-    return lambda _: Enqueue(TOPIC, "A" * 8, batch, mode)
+    return lambda _: enqueue(TOPIC, "A" * 8, batch, mode)
 
 
 def acking(bench: Bench) -> Transition[Any]:

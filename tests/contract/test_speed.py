@@ -17,7 +17,6 @@ from lisa.core.store import chunks
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.inspect import Inspect
@@ -33,6 +32,7 @@ from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
 from tests.contract.bench import TOPIC, item
+from tests.rows import enqueue
 
 if TYPE_CHECKING:
     from lisa.core.stream import Entry
@@ -55,7 +55,7 @@ def one_round(bench: Timed, number: int) -> None:
     """Full batches through every place."""
     token = "T" * 8
     ids = [f"{number}-{i:04}" for i in range(FULL)]
-    bench.call(Enqueue(TOPIC, token, [item(m, "+0", "x" * 100) for m in ids]))
+    bench.call(enqueue(TOPIC, token, [item(m, "+0", "x" * 100) for m in ids]))
     entries = take(bench)
     bench.call(Open(TOPIC, "lisa", entries, 60_000))
     receipts = [(one.id, one.entry) for one in entries]
@@ -95,7 +95,7 @@ def end_the_rest(bench: Timed, number: int, token: str) -> None:
     """Full batches out of waiting and garbage."""
     for end, due, ttl_ms in (("cancel", "+60000", None), ("expire", "1", 1), ("purge", "+0", None)):
         ids = [f"{end}{number}-{i:04}" for i in range(FULL)]
-        bench.call(Enqueue(TOPIC, token, [item(m, due, "x" * 100, ttl_ms=ttl_ms) for m in ids]))
+        bench.call(enqueue(TOPIC, token, [item(m, due, "x" * 100, ttl_ms=ttl_ms) for m in ids]))
         if end == "cancel":
             for some in chunks(ids, FULL // Cancel.steps):
                 assert set(bench.call(Cancel(TOPIC, some))) == {"cancelled"}

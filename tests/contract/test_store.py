@@ -29,6 +29,7 @@ from lisa.embedded.server import free_port
 from tests.contract.bench import TOPIC, item
 from tests.contract.life import EXPECTED, life
 from tests.contract.state import G, Row
+from tests.rows import enqueue
 
 if TYPE_CHECKING:
     from lisa.core.flow import Command
@@ -103,7 +104,7 @@ def test_a_whole_life_where(server: str, connection: type[Connection]) -> None:
 
 
 def sends(*names: str) -> list[Enqueue]:
-    return [Enqueue(TOPIC, name[0] * 8, [item(name, "+0", sender=name[0])]) for name in names]
+    return [enqueue(TOPIC, name[0] * 8, [item(name, "+0", sender=name[0])]) for name in names]
 
 
 @pytest.mark.parametrize("connection", [Connection, Flushing, Lossy])

@@ -8,7 +8,6 @@ import pytest
 
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import Reclaim
@@ -17,6 +16,7 @@ from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Failure, Retry
 from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row
+from tests.rows import enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ HELD = Row("a", 1, 1, "c1", 60_000)
 
 
 def send(due: int) -> Callable[[Bench], Transition[Any]]:
-    return lambda _: Enqueue(TOPIC, "B" * 8, [item("n", str(due), sender="B")])
+    return lambda _: enqueue(TOPIC, "B" * 8, [item("n", str(due), sender="B")])
 
 
 def move(due: int) -> Callable[[Bench], Transition[Any]]:

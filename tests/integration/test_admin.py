@@ -20,13 +20,13 @@ from lisa.core.errors import ConfigError, GroupRemoved
 from lisa.core.keys import Keys
 from lisa.core.store import SyncStore
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue, Item
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.embedded import EmbeddedServer
+from tests.rows import Item, enqueue
 
 TOPIC = "orders"
 
@@ -47,7 +47,7 @@ def send(store: SyncStore, ids: list[str], due: str = "+0") -> None:
     envelope = encode_envelope(new_token(), "x")
     for start in range(0, len(ids), 100):
         items = [Item(one, due, envelope) for one in ids[start : start + 100]]
-        store.call(Enqueue(TOPIC, new_token(), items))
+        store.call(enqueue(TOPIC, new_token(), items))
 
 
 def take(store: SyncStore, group: str, count: int) -> list[Failure]:

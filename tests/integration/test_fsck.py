@@ -23,13 +23,13 @@ from lisa.core.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
-from lisa.core.transitions.enqueue import Enqueue, Item
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Failure, Retry
+from tests.rows import Item, enqueue
 
 TOPIC = "orders"
 GROUP = "lisa"
@@ -69,7 +69,7 @@ def raw(server: str) -> Iterator[redis.Redis]:
 def send(store: SyncStore, *ids: str, due: str = "+0", ttl_ms: int | None = None) -> None:
     token = new_token()
     envelope = encode_envelope(token, {"n": 1})
-    store.call(Enqueue(TOPIC, token, [Item(one, due, envelope, ttl_ms, "0") for one in ids]))
+    store.call(enqueue(TOPIC, token, [Item(one, due, envelope, ttl_ms, "0") for one in ids]))
 
 
 def take(store: SyncStore, count: int = 100, group: str = GROUP) -> dict[str, str]:
@@ -465,7 +465,7 @@ def test_no_step_blocks_the_server(redis_url: str) -> None:
     envelope = encode_envelope(new_token(), "x")
     for start in range(0, 200_000, 500):
         items = [Item(f"{start + i:08d}", LATER, envelope) for i in range(500)]
-        store.call(Enqueue(TOPIC, new_token(), items))
+        store.call(enqueue(TOPIC, new_token(), items))
     before: dict[Any, Any] = raw.config_get("slowlog-log-slower-than", "slowlog-max-len")
     raw.config_set("slowlog-log-slower-than", SLOW_US)
     raw.config_set("slowlog-max-len", 1000)

@@ -16,11 +16,10 @@ from lisa.consumer.held import Held, Verdict, heavier, reason_of, verdict_of
 from lisa.consumer.pace import MOST, Pace
 from lisa.consumer.running import NOBODY, arun, on_batch, on_message, run
 from lisa.consumer.slots import Slots, Turn
-from lisa.core.envelope import decode_envelope, encode_envelope
+from lisa.core.envelope import encode_envelope
 from lisa.core.errors import InvalidMessage
 from lisa.core.message import Message
 from lisa.core.outcomes import Discard, Retry
-from lisa.core.transitions.ack import Settlement
 
 if TYPE_CHECKING:
     pass
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
 def held(name: str = "a", body: object = None) -> Held:
     message = Message(id=name, topic="orders", group="lisa", body=body, due_ms=0)
-    envelope = decode_envelope(encode_envelope("tokentok", body))
-    return Held(Settlement(name, f"{name}-1", envelope.fence, 0, 1), envelope, message, 0.0, 9e9)
+    return Held(f"{name}-1", message, encode_envelope("tokentok", body), 0, 0.0, 9e9)
 
 
 def no_wait(_awaitable: object) -> object:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 import msgspec
 import pydantic
 import pytest
+import redis
 
 from lisa.consumer import Consumer
 from lisa.consumer.handlers import Handlers
@@ -20,20 +21,21 @@ from lisa.consumer.signalling import Announcer
 from lisa.consumer.subscription import Subscription
 from lisa.core.envelope import decode_envelope, encode_envelope
 from lisa.core.errors import ConfigError, GroupRemoved, ServerUnavailable
+from lisa.core.flow import Execute
 from lisa.core.message import Message
 from lisa.core.signals import Signals
-from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Retried
 
 if TYPE_CHECKING:
+    from lisa.core.flow import Flow
     from lisa.core.transitions.base import Transition
     from tests.servers import Processes
 
 
 def held(name: str = "a", body: object = None) -> Held:
     message = Message(id=name, topic="orders", group="lisa", body=body, due_ms=0)
-    envelope = decode_envelope(encode_envelope("tokentok", body))
-    return Held(Settlement(name, f"{name}-1", envelope.fence, 0, 1), envelope, message, 0.0, 9e9)
+    return Held(f"{name}-1", message, encode_envelope("tokentok", body), 0, 0.0, 9e9)
 
 
 # Typed bodies
@@ -96,7 +98,13 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"concurrency": 0}, {"poll_batch_size": 0}, {"poll_timeout": timedelta(0)}, {"prefix": "{"}],
+    [
+        {"concurrency": 0},
+        {"poll_batch_size": 0},
+        {"poll_timeout": timedelta(0)},
+        {"prefix": "{"},
+        {"name": ""},
+    ],
 )
 def test_a_consumer_refuses_what_cannot_work(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -153,6 +161,13 @@ class Script:
             raise answer
         return answer
 
+    def run(self, transition: Transition[Any]) -> Flow[Any]:
+        self.calls.append(transition)
+        reply = yield Execute(("EVALSHA", "sha", 0))
+        if reply[0] != b"OK":
+            yield Execute(("HKEYS", "groups"))
+        return transition.parse(reply[1:])
+
 
 def settler_for(store: Script) -> tuple[Settler, Subscription, Signals]:
     sub = Subscription(cast("Any", store), "orders", "lisa", "me")
@@ -192,6 +207,60 @@ def test_what_the_server_does_not_take_is_kept_in_order_and_tried_again() -> Non
     settler._pauses[sub] = (0.0, 0.1)
     assert not settler.flush()
     assert [one.id for one in cast("Ack", store.calls[1]).settlements] == ["a", "b"]
+
+
+def finished(sub: Subscription, names: str) -> None:
+    for name in names:
+        sub.held[f"{name}-1"] = one = held(name)
+        sub.finish(one, None)
+
+
+def test_a_few_acks_go_along_with_a_read_and_count_once_it_is_answered() -> None:
+    store = Script()
+    settler, sub, _ = settler_for(store)
+    assert settler.along(sub) is None  # nothing to settle
+    finished(sub, "ab")
+    along = settler.along(sub)
+    assert along is not None
+    assert not settler.flush()
+    assert [len(cast("Ack", call).settlements) for call in store.calls] == [2]
+    assert len(sub.held) == 2
+    along.take([b"OK", b"al"])
+    assert sub.held == {}
+
+
+@pytest.mark.parametrize(
+    "reply", [redis.ConnectionError("cut"), redis.ResponseError("NOSCRIPT"), [b"GROUPS", b"new"]]
+)
+def test_acks_that_were_not_simply_taken_come_back_to_the_settler_in_order(reply: Any) -> None:
+    store = Script([Acked.REPEATED, Acked.ACKED], [Acked.ACKED])
+    settler, sub, _ = settler_for(store)
+    finished(sub, "ab")
+    along = settler.along(sub)
+    assert along is not None
+    finished(sub, "c")
+    along.take(reply)
+    assert len(sub.held) == 3
+    assert not settler.flush()
+    assert [one.id for call in store.calls[1:] for one in cast("Ack", call).settlements] == [
+        "a",
+        "b",
+        "c",
+    ]
+    assert sub.held == {}
+
+
+def test_many_acks_and_those_that_somebody_listens_for_are_the_settlers_own() -> None:
+    settler, sub, signals = settler_for(Script())
+    finished(sub, "abc")
+    assert settler.along(sub) is None
+    sub.acks.pop()
+
+    def hear(topic: str, *, message: Message) -> None: ...
+
+    with signals.acked.connected_to(hear):
+        assert settler.along(sub) is None
+    assert [one.message.id for one in sub.acks] == ["a", "b"]
 
 
 def test_settlements_for_a_removed_group_are_dropped() -> None:

@@ -10,8 +10,18 @@ import msgspec
 import pydantic
 import pytest
 
-from lisa.core.envelope import decode_body, decode_envelope, new_id, new_ids
+from lisa.core.envelope import (
+    decode_body,
+    decode_envelope,
+    encode_headers,
+    encode_tail,
+    encode_tails,
+    new_id,
+    new_ids,
+)
+from lisa.core.errors import InvalidMessage
 from lisa.core.keys import check_id
+from lisa.core.options import LARGEST_BODY_BYTES
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.producer import Outgoing, SendOutcome, SendReport
 from lisa.producer.calls import LARGEST_CALL_BYTES, calls, encode, pieces
@@ -34,7 +44,7 @@ class Model(pydantic.BaseModel):
 
 def made(bodies: list[Any], size: int = 500, **options: Any) -> list[Enqueue]:
     plan = Plan.of(cast("SendOptions", options), None)
-    return list(calls("orders", plan, encode(plan, bodies), size))
+    return list(calls("orders", plan.on_duplicate, encode(plan, bodies), size))
 
 
 def body_of(envelope: bytes) -> Any:
@@ -61,16 +71,16 @@ def body_of(envelope: bytes) -> Any:
 )
 def test_bodies_come_back_as_they_went(body: Any, read: Any) -> None:
     (call,) = made([body, Outgoing(body)], headers={"k": "v"})
-    for item in call.items:
-        assert body_of(item.envelope) == read
-        assert decode_envelope(item.envelope).headers == {"k": "v"}
-        assert decode_envelope(item.envelope).token == call.token
+    for envelope in call.envelopes:
+        assert body_of(envelope) == read
+        assert decode_envelope(envelope).headers == {"k": "v"}
+        assert decode_envelope(envelope).token == call.token
 
 
 def test_each_call_has_a_token_of_its_own_and_at_most_its_size() -> None:
     parts = made(list(range(11)), size=5)
-    assert [len(call.items) for call in parts] == [5, 5, 1]
-    assert [body_of(item.envelope) for call in parts for item in call.items] == list(range(11))
+    assert [len(call.ids) for call in parts] == [5, 5, 1]
+    assert [body_of(envelope) for call in parts for envelope in call.envelopes] == list(range(11))
     assert len({call.token for call in parts}) == 3
 
 
@@ -78,18 +88,46 @@ def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
     large, small = b"x" * (LARGEST_CALL_BYTES + 1), b"x" * (LARGEST_CALL_BYTES // 3)
     bodies = [small, small, small, large, small, b""]
     parts = made(bodies)
-    assert [body_of(item.envelope) for call in parts for item in call.items] == bodies
-    assert [len(call.items) for call in parts] == [2, 1, 1, 2]
+    assert [body_of(envelope) for call in parts for envelope in call.envelopes] == bodies
+    assert [len(call.ids) for call in parts] == [2, 1, 1, 2]
 
 
 def test_outgoing_beside_plain_bodies() -> None:
     (call,) = made(["a", Outgoing("b", id="own", at_ms=5, retry="1s"), "c"])
-    first, second, third = call.items
-    assert (second.id, second.due, second.policy, body_of(second.envelope)) == (
-        "own", "5", "1000", "b",
-    )  # fmt: skip
-    assert (first.due, first.policy, third.due, third.policy) == ("+0", None, "+0", None)
-    assert first.id < third.id
+    first, second, third = call.ids
+    assert second == "own"
+    assert first < third
+    assert list(call.dues) == ["+0", "5", "+0"]
+    assert list(call.policies) == [None, "1000", None]
+    assert [body_of(envelope) for envelope in call.envelopes] == ["a", "b", "c"]
+    assert not call.are_ids_new
+
+
+def test_one_due_time_for_all_is_said_once() -> None:
+    (plain,) = made(["a", "b"], at_ms=7)
+    (rows,) = made([Outgoing("a", at_ms=7), "b"], at_ms=7)
+    assert [list(call.dues) for call in (plain, rows)] == [["7"], ["7"]]
+    assert plain.are_ids_new
+    assert rows.are_ids_new
+    parts = made([Outgoing(n, at_ms=n) for n in range(3)], size=2)
+    assert [list(call.dues) for call in parts] == [["0", "1"], ["2"]]
+
+
+@pytest.mark.parametrize("bodies", [[b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]])
+def test_many_bodies_are_encoded_as_each_by_itself(bodies: list[Any]) -> None:
+    headers = encode_headers({"k": "v"})
+    assert encode_tails(bodies, headers) == [encode_tail(body, headers) for body in bodies]
+
+
+@pytest.mark.parametrize(
+    "bad", ["\ud800", {"n": float("nan")}, {"n": object()}, b"x" * (LARGEST_BODY_BYTES + 1)]
+)
+def test_many_bodies_are_refused_as_each_by_itself(bad: Any) -> None:
+    with pytest.raises(InvalidMessage) as alone:
+        encode_tail(bad, b"0000")
+    with pytest.raises(InvalidMessage) as among:
+        encode_tails([type(bad)(), bad], b"0000")
+    assert str(among.value) == str(alone.value)
 
 
 def test_ids_made_together_are_distinct_valid_and_in_order_with_all_others() -> None:

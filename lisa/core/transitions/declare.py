@@ -13,18 +13,22 @@ __all__ = ["Declare"]
 
 @dataclass(frozen=True, slots=True)
 class Declare(Transition[bool]):
-    """Declare a group and make its stream; answers whether it is new."""
+    """Declare a group and make its stream; answers whether it is new.
+
+    only_mend: leave a group alone that is not declared (any more).
+    """
 
     script: ClassVar[str] = "declare"
     topic: str
     group: str
+    only_mend: bool = False
 
     @property
     def fixed_groups(self) -> tuple[str, ...]:
         return (self.group,)
 
     def args(self) -> Sequence[Argument]:
-        return ()
+        return (int(self.only_mend),)
 
     def parse(self, reply: Sequence[Any]) -> bool:
         return bool(reply[0])

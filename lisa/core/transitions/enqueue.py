@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from lisa.core.errors import InvalidMessage, TopicFull
 from lisa.core.keys import TopicKeys
 from lisa.core.transitions.base import Argument, Transition, letters
 
-__all__ = ["Enqueue", "Item", "OnDuplicate", "Sent", "items"]
+__all__ = ["Enqueue", "OnDuplicate", "Sent"]
 
 
 class OnDuplicate(StrEnum):
@@ -33,63 +32,56 @@ class Sent(StrEnum):
     REJECTED = "rejected"
 
 
-class Item(NamedTuple):
-    """One message to send: `due` is '+<ms>' for a delay, else epoch ms in decimal."""
-
-    id: str
-    due: str
-    envelope: bytes
-    ttl_ms: int | None = None
-    policy: str | None = None
-
-
-def items(
-    ids: Iterable[str],
-    dues: Iterable[str],
-    envelopes: Iterable[bytes],
-    ttls_ms: Iterable[int | None],
-    policies: Iterable[str | None],
-) -> list[Item]:
-    """Items from columns, at a third of the cost of making them one by one."""
-    return list(map(_as_item, zip(ids, dues, envelopes, ttls_ms, policies, strict=True)))
-
-
-_as_item: Callable[[tuple[object, ...]], Item] = partial(tuple.__new__, Item)
-
 _OUTCOMES = {"a": Sent.ACCEPTED, "d": Sent.DUPLICATE, "r": Sent.REPLACED, "x": Sent.REJECTED}
 
 
 def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
     """How many are given, then each with its message's number, from 1."""
+    if values.count(None) == len(values):
+        return [0]
     given = [(number, value) for number, value in enumerate(values, 1) if value is not None]
     return [len(given), *chain.from_iterable(given)]
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueue(Transition[list[Sent]]):
-    """Send messages that share one send token. Raises TopicFull, InvalidMessage."""
+    """Send messages, by columns, that share one send token. Raises TopicFull, InvalidMessage.
+
+    dues: '+<ms>' for a delay, else epoch ms in decimal; one for each message, or one for all.
+    ttls_ms, policies: None where a message has none of its own; empty if no message has.
+    are_ids_new: they were made for this call and nobody knows them yet, so if one is known, the
+        call is a replay and all are: the script need not ask for each.
+    """
 
     script: ClassVar[str] = "enqueue"
     topic: str
     token: str
-    items: Sequence[Item]
+    ids: Sequence[str]
+    dues: Sequence[str]
+    envelopes: Sequence[bytes]
+    ttls_ms: Sequence[int | None] = ()
+    policies: Sequence[str | None] = ()
     on_duplicate: OnDuplicate = OnDuplicate.KEEP
+    are_ids_new: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        body, done = keys.body(""), keys.done("")
-        return [key + item[0] for item in self.items for key in (body, done)]
+        body, done, ids = keys.body(""), keys.done(""), self.ids
+        settled = ids[:1] if self.are_ids_new else ids
+        return [*[body + one for one in ids], *[done + one for one in settled]]
 
     def args(self) -> Sequence[Argument]:
-        items, n = self.items, len(self.items)
-        ids, dues, envelopes, ttls_ms, policies = zip(*items, strict=True)
-        arguments: list[Argument] = [
-            self.token, self.on_duplicate.value, int(len(set(ids)) == n), n,
-            *chain.from_iterable(zip(ids, dues, envelopes, strict=True)),
+        ids = self.ids
+        kind = "new" if self.are_ids_new else "distinct" if len(set(ids)) == len(ids) else "any"
+        return [
+            self.token, self.on_duplicate.value, kind, len(ids), len(self.dues), *self.dues,
+            *self.envelopes, *_numbered(self.ttls_ms), *_numbered(self.policies),
         ]  # fmt: skip
-        return [*arguments, *_numbered(ttls_ms), *_numbered(policies)]
 
     def parse(self, reply: Sequence[Any]) -> list[Sent]:
-        return [_OUTCOMES[letter] for letter in letters(reply[0])]
+        said = letters(reply[0])
+        if said.count("a") == len(said):
+            return [Sent.ACCEPTED] * len(said)
+        return [_OUTCOMES[letter] for letter in said]
 
     def refuse(self, reply: Sequence[Any]) -> None:
         if reply[0] == b"FULL":
@@ -99,7 +91,7 @@ class Enqueue(Transition[list[Sent]]):
             )
         if reply[0] == b"LARGE":
             raise InvalidMessage(
-                f"the body of message {self.items[reply[1] - 1].id!r} has {reply[2]} bytes; "
+                f"the body of message {self.ids[reply[1] - 1]!r} has {reply[2]} bytes; "
                 f"topic {self.topic!r} takes at most {reply[3]} (its option max_body_bytes)"
             )
         Transition.refuse(self, reply)

@@ -1,0 +1,260 @@
+"""Sends of many tasks that meet go together, and each is told its own truth."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from lisa.core.errors import DuplicateMessage, InvalidMessage, ServerUnavailable, TopicFull
+from lisa.core.transitions.configure import Configure
+from lisa.producer import AsyncProducer, Cancelled
+from tests.integration.test_producer_faults import free_port
+from tests.producers import LossyProxy, Topic
+
+if TYPE_CHECKING:
+    import redis
+
+HOUR = timedelta(hours=1)
+
+
+@pytest_asyncio.fixture
+async def producer(redis_url: str) -> AsyncIterator[AsyncProducer]:
+    async with AsyncProducer(redis_url) as made:
+        await made.send("orders", "first", id="first", delay=HOUR)
+        yield made
+
+
+@pytest.fixture
+def topic(redis_url: str) -> Iterator[Topic]:
+    played = Topic(redis_url)
+    yield played
+    played.close()
+
+
+def script_calls(client: redis.Redis) -> int:
+    stats: Any = client.info("commandstats")
+    calls: int = stats.get("cmdstat_evalsha", {}).get("calls", 0)
+    return calls
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let other tasks run until something is so. Whoever asks blocks the loop meanwhile, so that
+    what the server answered is not read before the caller goes on."""
+    while not holds():  # noqa: ASYNC110  no task here brings it about
+        await asyncio.sleep(0)
+
+
+async def outcomes(*sends: Any) -> list[Any]:
+    """Results, and errors as values."""
+    return await asyncio.gather(*sends, return_exceptions=True)
+
+
+async def test_sends_that_meet_share_a_script_call(
+    producer: AsyncProducer, topic: Topic, client: redis.Redis
+) -> None:
+    async def task(number: int) -> list[str]:
+        return [await producer.send("orders", [number, n], delay=HOUR) for n in range(10)]
+
+    before = script_calls(client)
+    sent = await asyncio.gather(*map(task, range(100)))
+    assert script_calls(client) - before == 10  # one a round, with all hundred in it
+    assert topic.waiting().keys() == {"first", *(one for ids in sent for one in ids)}
+    assert len(topic.waiting()) == 1_001
+    for number, ids in enumerate(sent):
+        assert ids == sorted(ids)
+        found = await producer.get("orders", ids[-1])
+        assert found is not None
+        assert found.body == [number, 9]
+
+
+async def test_what_comes_while_a_call_is_under_way_goes_with_the_next(
+    producer: AsyncProducer, client: redis.Redis
+) -> None:
+    before = script_calls(client)
+    first = asyncio.create_task(producer.send("orders", 0, delay=HOUR))
+    await until(lambda: script_calls(client) > before)
+    rest = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(20)]
+    await asyncio.gather(first, *rest)
+    assert script_calls(client) - before == 2
+
+
+async def test_a_call_is_bounded_by_number_and_by_bytes(
+    producer: AsyncProducer, topic: Topic, client: redis.Redis
+) -> None:
+    before = script_calls(client)
+    await asyncio.gather(*(producer.send("orders", n, delay=HOUR) for n in range(1_001)))
+    assert script_calls(client) - before == 3
+    before = script_calls(client)
+    large = b"x" * 400_000
+    await asyncio.gather(*(producer.send("orders", large, delay=HOUR) for _ in range(5)))
+    assert script_calls(client) - before == 3
+    topic.declare(*(f"g{n}" for n in range(10)))
+    async with AsyncProducer(producer._store.connection.address) as another:
+        before = script_calls(client)
+        await asyncio.gather(*(another.send("orders", n, delay=HOUR) for n in range(101)))
+        assert script_calls(client) - before == 3  # 50 a call where there are ten groups
+
+
+async def test_what_is_due_keeps_the_order_of_calls(producer: AsyncProducer, topic: Topic) -> None:
+    topic.declare("lisa")
+    ids = await asyncio.gather(*(producer.send("orders", n) for n in range(50)))
+    assert [entry.id for entry in topic.take("lisa")] == ids
+
+
+async def test_topics_and_options_keep_apart(producer: AsyncProducer) -> None:
+    await producer.send("orders", "old", id="a", delay=HOUR)
+    extras: Any = {"delay": HOUR, "headers": {"k": "v"}}
+    kept, replaced, other, rejected = await outcomes(
+        producer.send("orders", "keep", id="first", delay=HOUR),
+        producer.send("orders", "new", id="a", on_duplicate="replace", **extras),
+        producer.send("bills", "bill", id="a", delay=2 * HOUR, ttl=HOUR, retry="1s"),
+        producer.send("orders", "no", id="a", on_duplicate="reject"),
+    )
+    assert (kept, replaced, other) == ("first", "a", "a")
+    assert isinstance(rejected, DuplicateMessage)
+    found = [await producer.get(*one) for one in (("orders", "a"), ("bills", "a"))]
+    assert [(one.body, one.headers) for one in found if one] == [("new", {"k": "v"}), ("bill", {})]
+
+
+async def test_equal_ids_in_one_call_are_as_if_sent_one_after_the_other(
+    producer: AsyncProducer,
+) -> None:
+    said = await outcomes(
+        *(producer.send("orders", n, id="a", delay=HOUR, on_duplicate="reject") for n in range(3))
+    )
+    assert said[0] == "a"
+    assert [type(one) for one in said[1:]] == [DuplicateMessage] * 2
+    found = await producer.get("orders", "a")
+    assert found is not None
+    assert found.body == 0
+    said = await outcomes(
+        *(producer.send("orders", n, id="a", delay=HOUR, on_duplicate="replace") for n in range(3))
+    )
+    found = await producer.get("orders", "a")
+    assert found is not None
+    assert (said, found.body) == (["a"] * 3, 2)
+
+
+async def test_one_bad_message_harms_no_other(producer: AsyncProducer, topic: Topic) -> None:
+    topic.store.call(Configure("orders", {"max_body_bytes": "10"}))
+    bodies: list[Any] = ["fine"] * 40
+    bodies[7], bodies[21], bodies[22] = "x" * 11, object(), "y" * 12
+    said = await outcomes(*(producer.send("orders", body, delay=HOUR) for body in bodies))
+    bad = {n: str(one) for n, one in enumerate(said) if isinstance(one, InvalidMessage)}
+    assert bad.keys() == {7, 21, 22}
+    assert ("has 11 bytes" in bad[7], "JSON" in bad[21], "has 12 bytes" in bad[22]) == (True,) * 3
+    assert topic.waiting().keys() == {"first", *(one for one in said if isinstance(one, str))}
+    assert len(topic.waiting()) == 38
+
+
+async def test_a_full_topic_takes_whom_it_has_room_for(
+    producer: AsyncProducer, topic: Topic
+) -> None:
+    topic.store.call(Configure("orders", {"capacity": "8"}))
+    said = await outcomes(
+        *(producer.send("orders", n, delay=HOUR) for n in range(19)),
+        producer.send("orders", "known", id="first", delay=HOUR),
+    )
+    assert [type(one) for one in said[:7]] == [str] * 7
+    assert [type(one) for one in said[7:19]] == [TopicFull] * 12
+    assert said[19] == "first"
+    assert len(topic.waiting()) == 8
+
+
+async def test_a_cancelled_task_harms_no_other(producer: AsyncProducer, topic: Topic) -> None:
+    tasks = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(10)]
+    await asyncio.sleep(0)  # all of them have called, nothing is sent yet
+    tasks[3].cancel()
+    said = await outcomes(*tasks)
+    assert isinstance(said.pop(3), asyncio.CancelledError)
+    assert topic.waiting().keys() == {"first", *said}
+    tasks = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(10)]
+    before = len(topic.waiting())
+    await until(lambda: len(topic.waiting()) > before)
+    tasks[0].cancel()
+    said = await outcomes(*tasks)
+    assert isinstance(said.pop(0), asyncio.CancelledError)
+    assert all(isinstance(one, str) for one in said)
+    assert len(topic.waiting()) == 20
+
+
+async def test_closing_sends_what_waits(redis_url: str, topic: Topic) -> None:
+    producer = AsyncProducer(redis_url)
+    tasks = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(5)]
+    cancels = asyncio.create_task(producer.cancel("orders", "nobody"))
+    await asyncio.sleep(0)
+    await producer.close()
+    assert cancels.done()
+    assert topic.waiting().keys() == {task.result() for task in tasks}
+
+
+async def test_without_a_server_each_caller_is_told() -> None:
+    address = f"redis://127.0.0.1:{free_port()}/0"
+    async with AsyncProducer(address, patience=timedelta(seconds=0.1)) as producer:
+        said = await outcomes(*(producer.send("orders", n) for n in range(5)))
+    assert [type(one) for one in said] == [ServerUnavailable] * 5
+    assert len({id(one) for one in said}) == 5
+    assert all(one.__cause__ is not None for one in said)
+
+
+async def test_a_lost_reply_adds_nothing(redis_url: str, topic: Topic) -> None:
+    proxy = LossyProxy(redis_url)
+    try:
+        async with AsyncProducer(proxy.url) as producer:
+            await producer.send("orders", "x", id="x", delay=HOUR)
+            proxy.lose(2)
+            sends = [producer.send("orders", n, delay=HOUR) for n in range(20)]
+            ids = await asyncio.gather(*sends, producer.send("orders", 1, id="own", delay=HOUR))
+    finally:
+        proxy.close()
+    assert proxy.lost == 2
+    assert topic.waiting().keys() == {"x", *ids}
+    assert topic.store.drive(topic.store.stats("orders"))["sent"] == 22
+
+
+async def test_cancels_that_meet_share_a_script_call(
+    producer: AsyncProducer, topic: Topic, client: redis.Redis
+) -> None:
+    ids = await asyncio.gather(*(producer.send("orders", n, delay=HOUR) for n in range(100)))
+    before = script_calls(client)
+    said = await asyncio.gather(*(producer.cancel("orders", one) for one in [*ids, "nobody"]))
+    assert script_calls(client) - before == 1
+    assert said == [Cancelled.CANCELLED] * 100 + [Cancelled.UNKNOWN]
+    assert topic.waiting().keys() == {"first"}
+
+
+async def test_a_loop_that_ends_ends_what_waits(redis_url: str) -> None:
+    made = AsyncProducer(redis_url)
+
+    async def leave() -> asyncio.Task[str]:
+        task = asyncio.create_task(made.send("orders", 1, delay=HOUR))
+        await asyncio.sleep(0)
+        return task
+
+    ended = await asyncio.to_thread(asyncio.run, leave())
+    assert ended.cancelled()
+
+
+async def test_another_threads_loop_is_refused(redis_url: str) -> None:
+    async with AsyncProducer(redis_url) as producer:
+        task = asyncio.create_task(producer.send("orders", 1, delay=HOUR))
+        await asyncio.sleep(0)
+        errors: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                asyncio.run(producer.send("orders", 2, delay=HOUR))
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(10)
+        assert "event loop" in str(errors[0])
+        assert await task

@@ -1,0 +1,33 @@
+"""Messages row by row, as tests are easiest to read; the enqueue script takes them by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
+
+__all__ = ["Item", "enqueue"]
+
+
+class Item(NamedTuple):
+    """One message to send: `due` is '+<ms>' for a delay, else epoch ms in decimal."""
+
+    id: str
+    due: str
+    envelope: bytes
+    ttl_ms: int | None = None
+    policy: str | None = None
+
+
+def enqueue(
+    topic: str,
+    token: str,
+    items: Sequence[Item],
+    on_duplicate: OnDuplicate = OnDuplicate.KEEP,
+    *,
+    are_ids_new: bool = False,
+) -> Enqueue:
+    """The call that sends the items."""
+    ids, dues, envelopes, ttls_ms, policies = zip(*items, strict=True)
+    return Enqueue(topic, token, ids, dues, envelopes, ttls_ms, policies, on_duplicate, are_ids_new)
