@@ -7,14 +7,15 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test lint types wheel bench clean
+.PHONY: help demo test lint types wheel bench bench-quick clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
 	@echo "make test    lint, types and all tests"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
-	@echo "make bench   how fast and how punctual, on this machine"
+	@echo "make bench   how fast and how punctual, also against other queues: most of an hour"
+	@echo "make bench-quick  the same without them, in two minutes"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what these made"
 
@@ -31,8 +32,11 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-bench: $(VENV)/.base
-	$(BIN)/python benchmarks/pace.py
+bench: $(VENV)/.bench
+	$(BIN)/lisa bench --peers benchmarks/peers --out benchmarks/report
+
+bench-quick: $(VENV)/.base
+	$(BIN)/lisa bench --quick
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel
@@ -54,6 +58,10 @@ $(BIN)/python:
 $(VENV)/.base: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
+
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

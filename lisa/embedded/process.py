@@ -53,6 +53,11 @@ class RoleProcess:
                 log.close()
         return self
 
+    @property
+    def pid(self) -> int:
+        """Process id of what holds the program, its only child; 0 while it is not started."""
+        return self._leash.pid if self._leash else 0
+
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
         return self._leash.poll() if self._leash else None

@@ -1,0 +1,26 @@
+"""The consumer that `lisa bench` measures: a handler that does nothing but note its time.
+
+It reads LISA_REDIS_URL, BENCH_LEDGER (a directory) and BENCH_TOPIC.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from pathlib import Path
+
+from lisa import Consumer, Message
+from lisa.cli.bench.ledger import RECORD, Writer
+
+consumer = Consumer(os.environ["LISA_REDIS_URL"])
+writer = Writer(Path(os.environ["BENCH_LEDGER"]) / f"{os.getpid()}.ledger")
+atexit.register(writer.close)
+
+_note, _pack, _now_ns = writer.note, RECORD.pack, time.time_ns
+
+
+@consumer.on(os.environ["BENCH_TOPIC"])
+def handle(message: Message) -> None:
+    """Note when it was due, and when it came."""
+    _note(_pack(message.due_ms * 1000, _now_ns() // 1000))

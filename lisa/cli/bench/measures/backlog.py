@@ -1,0 +1,92 @@
+"""What promoting a message costs with few and with very many waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+from lisa import Producer
+from lisa.admin.topics import set_options
+from lisa.cli.bench.results import Results
+from lisa.cli.bench.run import Run
+from lisa.cli.bench.server import Server, fresh_server
+from lisa.cli.bench.subject import TOPIC, bodies, open_store, prepared
+from lisa.cli.bench.work import now_ms
+from lisa.core.store import SyncStore
+from lisa.core.transitions.promote import Promote
+
+__all__ = ["NAME", "amounts", "figure", "measure"]
+
+NAME = "backlog"
+ROUNDS = 3
+AHEAD_MS = 200
+NO_LIMIT = "1000000000"
+BATCH = 500
+
+
+def figure(waiting: int, what: str = "redis") -> str:
+    """The name of a figure: `redis` or `wall`, with so many waiting."""
+    return f"{what} with {waiting:,} waiting"
+
+
+def amounts(results: Results) -> list[int]:
+    """How many were waiting when it was measured, from few to many."""
+    names = results.names(NAME, "lisa")
+    found = (name.removesuffix(" waiting").rpartition(" ")[2] for name in names)
+    return sorted({int(amount.replace(",", "")) for amount in found})
+
+
+def measure(run: Run) -> None:
+    """Figures: microseconds for each promoted message, of the server's processor and the clock.
+
+    All amounts stand at the same time, a server each, and take turns at being measured.
+    """
+    with ExitStack() as stack:
+        backlogs = []
+        for waiting in run.sizes.waiting:
+            run.say(f"filling a backlog of {waiting:,}")
+            backlogs.append(stack.enter_context(_backlog(waiting)))
+        for _ in run.repeats("promoting before a backlog"):
+            for _turn in range(ROUNDS):
+                for backlog in backlogs:
+                    _round(run, backlog)
+
+
+class _Backlog(NamedTuple):
+    waiting: int
+    server: Server
+    producer: Producer
+    store: SyncStore
+
+
+@contextmanager
+def _backlog(waiting: int) -> Iterator[_Backlog]:
+    with (
+        fresh_server() as server,
+        prepared(server) as producer,
+        open_store(server) as store,
+    ):
+        store.drive(set_options(store, TOPIC, {"max_ready": NO_LIMIT}))
+        # A second apart each few, as real ones are: equal scores would sort by id alone.
+        for number, start in enumerate(range(0, waiting, BATCH)):
+            some = bodies(min(BATCH, waiting - start))
+            producer.send_many(TOPIC, some, delay=timedelta(days=1, seconds=number))
+        yield _Backlog(waiting, server, producer, store)
+
+
+def _round(run: Run, backlog: _Backlog) -> None:
+    waiting, server, producer, store = backlog
+    count = run.sizes.promoted
+    due_ms = now_ms() + AHEAD_MS + count // 50
+    producer.send_many(TOPIC, bodies(count), at_ms=due_ms)
+    time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.002)
+    cpu_us, began, moved = server.cpu_us(), time.perf_counter(), 0
+    while step := store.call(Promote(TOPIC)).moved:
+        moved += step
+    wall_us = (time.perf_counter() - began) * 1e6
+    redis_us = server.cpu_us() - cpu_us
+    run.results.add(NAME, "lisa", figure(waiting), redis_us / moved, "us")
+    run.results.add(NAME, "lisa", figure(waiting, "wall"), wall_us / moved, "us")

@@ -1,0 +1,62 @@
+"""Many messages by one call: Lisa's `send_many` against MSET + ZADD, 500 a call."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from lisa.cli.bench.floor import BODY, Floor
+from lisa.cli.bench.run import Run
+from lisa.cli.bench.server import Server, fresh_server
+from lisa.cli.bench.subject import TOPIC, bodies, prepared
+
+__all__ = ["NAME", "measure"]
+
+NAME = "bulk_send"
+
+
+def measure(run: Run) -> None:
+    """Figures: rate, the sender's and the server's processor time a message."""
+    for _ in run.repeats("sending in bulk"):
+        with fresh_server() as server:
+            _floor(run, server)
+        with fresh_server() as server:
+            _lisa(run, server)
+
+
+def _floor(run: Run, server: Server) -> None:
+    count = run.sizes.bulk
+    floor = Floor(server.client)
+    ids = [f"{number:022d}" for number in range(count)]
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    floor.send(ids[:500], due_ms)
+    clocks = _Clocks(server)
+    floor.send(ids, due_ms)
+    clocks.add(run, "floor", count)
+
+
+def _lisa(run: Run, server: Server) -> None:
+    count = run.sizes.bulk
+    with prepared(server) as producer:
+        # A list: a body is there before it is sent, as the floor's ids are.
+        ready = list(bodies(count))
+        producer.send_many(TOPIC, [BODY] * 500, delay=timedelta(hours=1))
+        clocks = _Clocks(server)
+        producer.send_many(TOPIC, ready, delay=timedelta(hours=1))
+        clocks.add(run, "lisa", count)
+
+
+class _Clocks:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._redis_us = server.cpu_us()
+        self._cpu_s = time.process_time()
+        self._began_s = time.perf_counter()
+
+    def add(self, run: Run, subject: str, count: int) -> None:
+        wall_s = time.perf_counter() - self._began_s
+        cpu_s = time.process_time() - self._cpu_s
+        redis_us = self._server.cpu_us() - self._redis_us
+        run.results.add(NAME, subject, "rate", count / wall_s, "1/s")
+        run.results.add(NAME, subject, "python", cpu_s * 1e6 / count, "us")
+        run.results.add(NAME, subject, "redis", redis_us / count, "us")

@@ -1,0 +1,60 @@
+"""Messages that are all due at one instant, and what their whole life costs."""
+
+from __future__ import annotations
+
+from lisa.cli.bench import floor
+from lisa.cli.bench.run import Run
+from lisa.cli.bench.server import fresh_server
+from lisa.cli.bench.subject import lisa_at_work
+from lisa.cli.bench.work import Drained, drain
+
+__all__ = ["NAME", "head_s", "measure", "tombstone_ms"]
+
+NAME = "drain"
+tombstone_ms = floor.RETENTION_MS
+
+
+def head_s(count: int) -> float:
+    """How long before the due instant sending begins: longer than it takes on a busy machine."""
+    return 1.0 + count * 20e-6
+
+
+def measure(run: Run) -> None:
+    """Figures: what the floor's life cycle costs and allows; Lisa's rate, and what hers costs."""
+    for _ in run.repeats("draining"):
+        _floor(run, "floor", bare=False)
+        _floor(run, "bare floor", bare=True)
+        _lisa(run)
+
+
+def _floor(run: Run, subject: str, *, bare: bool) -> None:
+    with fresh_server() as server:
+        steps = floor.life(server, run.sizes.life, bare=bare)
+    whole_us = sum(step.redis_us for step in steps.values())
+    for name, step in steps.items():
+        run.results.add(NAME, subject, f"redis {name}", step.redis_us, "us")
+    run.results.add(NAME, subject, "redis", whole_us, "us")
+    run.results.add(NAME, subject, "allowed", 1e6 / whole_us, "1/s")
+
+
+def _lisa(run: Run) -> None:
+    count = run.sizes.drain
+    with fresh_server() as server, lisa_at_work(server) as work:
+        memory = server.memory()
+        drained = drain(work, count, head_s(count))
+        tombstone = max(0.0, (server.memory() - memory) / count)
+    add(run, NAME, "lisa", drained)
+    run.results.add(NAME, "lisa", "tombstone", tombstone, "bytes")
+    at_full_rate = tombstone * drained.rate * tombstone_ms / 1000
+    run.results.add(NAME, "lisa", "tombstones at full rate", at_full_rate / 2**20, "MiB")
+
+
+def add(run: Run, measure: str, subject: str, drained: Drained, *, on_redis: bool = True) -> None:
+    """The figures of one drain."""
+    run.results.add(measure, subject, "rate", drained.rate, "1/s")
+    if on_redis:
+        run.results.add(measure, subject, "redis", drained.redis_us, "us")
+    for part, spent_us in drained.cpu_us.items():
+        run.results.add(measure, subject, part, spent_us, "us")
+    early = sum(late < 0 for late in drained.lateness_us)
+    run.results.add(measure, subject, "early", early, "")

@@ -1,0 +1,66 @@
+"""What a manager costs that has nothing to do, with one topic and with a thousand."""
+
+from __future__ import annotations
+
+import time
+
+from lisa.cli.bench.run import Run
+from lisa.cli.bench.server import fresh_server
+from lisa.cli.bench.subject import LisaAtWork, lisa_at_work
+from lisa.cli.bench.work import now_ms
+
+__all__ = ["NAME", "measure"]
+
+NAME = "idle"
+SETTLE_S = 3.0
+PROBES = 20
+SPREAD_MS = 50
+INTROSPECTION = {"info", "config|get"}
+
+
+def measure(run: Run) -> None:
+    """Figures: share of a core, commands a second a topic, and how late a message then is."""
+    for _ in run.repeats("idle", slow=True):
+        for topics in (1, run.sizes.topics):
+            _with(run, topics)
+
+
+def _with(run: Run, count: int) -> None:
+    names = [f"idle-{number:04d}" for number in range(count)]
+    tail = f" with {'1 topic' if count == 1 else f'{count:,} topics'}"
+    with fresh_server() as server, lisa_at_work(server, consumers=0, topics=names) as work:
+        time.sleep(SETTLE_S)
+        calls, redis_us, began = server.calls(), server.cpu_us(), time.monotonic()
+        manager_s = work.cpu_seconds()["manager"]
+        time.sleep(run.sizes.idle_seconds)
+        seconds = time.monotonic() - began
+        manager_s = work.cpu_seconds()["manager"] - manager_s
+        redis_us = server.cpu_us() - redis_us
+        busiest = _busiest(calls, server.calls())
+        run.results.add(NAME, "lisa", "manager" + tail, manager_s / seconds * 100, "% of a core")
+        run.results.add(NAME, "lisa", "redis" + tail, redis_us / seconds / 1e4, "% of a core")
+        each = busiest / seconds / count
+        run.results.add(NAME, "lisa", "busiest command" + tail, each, "1/s a topic")
+        late_us = _probe(work)
+        run.results.add(NAME, "lisa", "last" + tail, max(late_us) / 1000, "ms")
+        run.results.add_lateness(NAME, "lisa", late_us, tail.strip())
+
+
+def _busiest(before: dict[str, int], after: dict[str, int]) -> int:
+    """Calls of the command that was called most often."""
+    return max(
+        (n - before.get(name, 0) for name, n in after.items() if name not in INTROSPECTION),
+        default=0,
+    )
+
+
+def _probe(work: LisaAtWork) -> list[int]:
+    """Send messages one by one to one of the topics; how late each is, in microseconds."""
+    work.start_consumers(1)
+    work.ledger.mark()
+    for _ in range(PROBES):
+        work.producer.send(work.topic, "x" * 100, at_ms=now_ms() + 2 * SPREAD_MS)
+        time.sleep(SPREAD_MS / 1000)
+    work.ledger.wait(PROBES, SETTLE_S + PROBES, work.check)
+    due, handled = work.ledger.read()
+    return [end - start for start, end in zip(due, handled, strict=True)]

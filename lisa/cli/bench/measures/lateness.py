@@ -1,0 +1,44 @@
+"""How late messages are that fall due one by one, and many at one instant."""
+
+from __future__ import annotations
+
+from lisa.cli.bench.measures.drain import NAME as DRAIN
+from lisa.cli.bench.measures.drain import head_s
+from lisa.cli.bench.run import Run
+from lisa.cli.bench.server import fresh_server
+from lisa.cli.bench.subject import bare_at_work, lisa_at_work
+from lisa.cli.bench.work import drain, lateness
+
+__all__ = ["HALF", "NAME", "RATE", "STEADY", "measure"]
+
+NAME = "lateness"
+RATE = 1_000.0
+STEADY = "1,000/s"
+HALF = "half of capacity"
+
+
+def measure(run: Run) -> None:
+    """Figures: percentiles at 1,000/s beside a bare 2 ms poller, and at half of capacity."""
+    count = max(20, int(RATE * run.sizes.paced_seconds))
+    for _ in run.repeats("lateness at 1,000/s"):
+        with fresh_server() as server, bare_at_work(server) as bare:
+            late = lateness(bare, count, RATE, head_s(count))
+            run.results.add_lateness(NAME, "floor", late, STEADY)
+        with fresh_server() as server, lisa_at_work(server) as lisa:
+            late = lateness(lisa, count, RATE, head_s(count))
+            run.results.add_lateness(NAME, "lisa", late, STEADY)
+    _at_half(run)
+
+
+def _at_half(run: Run) -> None:
+    for _ in run.repeats("lateness at half of capacity", slow=True):
+        with fresh_server() as server, lisa_at_work(server) as work:
+            capacity = run.results.median(DRAIN, "lisa", "rate")
+            if capacity is None:
+                count = run.sizes.drain
+                capacity = drain(work, count, head_s(count)).rate
+            rate = capacity / 2
+            count = max(20, int(rate * run.sizes.paced_seconds / 2))
+            late = lateness(work, count, rate, head_s(count))
+        run.results.add(NAME, "lisa", "rate at half of capacity", rate, "1/s")
+        run.results.add_lateness(NAME, "lisa", late, HALF)

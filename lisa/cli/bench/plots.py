@@ -1,0 +1,145 @@
+"""The report's plots; they need matplotlib, the extra `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lisa.cli.bench.fault import Fault
+from lisa.cli.bench.measures import backlog
+from lisa.cli.bench.report import RATES
+from lisa.cli.bench.results import Figure, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw"]
+
+COLOURS = {"tab:orange": "Lisa", "tab:gray": "floor", "tab:blue": "other queues"}
+LEAST_MS = 0.05
+"""A logarithmic axis has no zero: what is sooner is drawn there."""
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """Draw what was measured; the names of the files.
+
+    Raises:
+        Fault: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise Fault(
+            "no plots: matplotlib is absent; pip install 'lisa-delay-queue[bench]'"
+        ) from None
+    mpl.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, plot in (("throughput", throughput), ("lateness", lateness), ("backlog", cost)):
+        if plot(results, folder / f"{name}.png"):
+            drawn.append(f"{name}.png")
+    return drawn
+
+
+def throughput(results: Results, path: Path) -> bool:
+    """Bars of messages a second, one panel for each kind."""
+    panels = {
+        measure: bars for measure in RATES
+        if (bars := [one for one in results.figures() if one.key[::2] == (measure, "rate")])
+    }  # fmt: skip
+    if not panels:
+        return False
+
+    def fill(axes: list[Axes]) -> None:
+        for ax, (measure, bars) in zip(axes, panels.items(), strict=True):
+            _bars(ax, RATES[measure], bars)
+
+    _save(path, "Throughput: medians, lines show the spread", fill, panels=len(panels))
+    return True
+
+
+def _bars(ax: Axes, title: str, figures: list[Figure]) -> None:
+    figures = sorted(figures, key=lambda one: one.median)
+    names = [one.key.subject for one in figures]
+    medians = [one.median for one in figures]
+    reach = [
+        [one.median - one.low for one in figures], [one.high - one.median for one in figures],
+    ]  # fmt: skip
+    bars = ax.barh(names, medians, xerr=reach, color=[_colour(name) for name in names])
+    for colour, label in COLOURS.items():
+        ax.bar([0], [0], color=colour, label=label)  # for the legend only
+    ax.bar_label(bars, [f"{median:,.0f}" for median in medians], padding=4, fontsize=8)
+    ax.margins(x=0.18)
+    ax.set_title(title)
+    ax.set_xlabel("messages a second")
+    ax.legend(loc="lower right", fontsize=8)
+
+
+def _colour(subject: str) -> str:
+    return {"lisa": "tab:orange", "floor": "tab:gray"}.get(subject, "tab:blue")
+
+
+def lateness(results: Results, path: Path) -> bool:
+    """The share of messages that were handled so late or sooner, one panel for each load."""
+    panels: dict[str, list[tuple[str, list[float], list[float]]]] = {}
+    for label, subject, points in results.curves():
+        shares = [fraction * 100 for fraction, _ in points]
+        late_ms = [max(ms, LEAST_MS) for _, ms in points]
+        panels.setdefault(label, []).append((subject, late_ms, shares))
+    if not panels:
+        return False
+
+    def fill(axes: list[Axes]) -> None:
+        for ax, (label, lines) in zip(axes, panels.items(), strict=True):
+            for subject, late_ms, shares in lines:
+                ax.plot(late_ms, shares, label=subject, linewidth=2 if subject == "lisa" else 1)
+            ax.set_xscale("log")
+            ax.set_title(label)
+            ax.set_xlabel("lateness, milliseconds")
+            ax.set_ylabel("messages handled by then, %")
+            ax.grid(visible=True, alpha=0.3)
+            ax.legend(fontsize=8)
+
+    _save(path, "Lateness: from the due instant to the handler", fill, panels=len(panels))
+    return True
+
+
+def cost(results: Results, path: Path) -> bool:
+    """What promoting a message costs against how many wait."""
+    found = {one.key.name: one for one in results.figures() if one.key.measure == backlog.NAME}
+    amounts = backlog.amounts(results)
+    if not amounts:
+        return False
+
+    def fill(axes: list[Axes]) -> None:
+        [ax] = axes
+        for what, label in (("redis", "Redis's processor"), ("wall", "the clock")):
+            figures = [found[backlog.figure(waiting, what)] for waiting in amounts]
+            medians = [one.median for one in figures]
+            reach = [
+                [one.median - one.low for one in figures],
+                [one.high - one.median for one in figures],
+            ]
+            ax.errorbar(amounts, medians, yerr=reach, marker="o", capsize=3, label=label)
+        ax.set_xscale("log")
+        ax.set_ylim(bottom=0)
+        ax.set_xlabel("messages waiting")
+        ax.set_ylabel("microseconds for a promoted message")
+        ax.grid(visible=True, alpha=0.3)
+        ax.legend()
+
+    _save(path, "Cost against backlog: medians, lines show the spread", fill, panels=1)
+    return True
+
+
+def _save(path: Path, title: str, fill: Callable[[list[Axes]], None], *, panels: int) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, grid = plt.subplots(
+        panels, 1, figsize=(9, 1 + 4 * panels), squeeze=False, layout="constrained"
+    )
+    fill([row[0] for row in grid])
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,196 @@
+"""The report: JSON for programs, Markdown for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lisa.cli.bench.results import Figure, Key, Results
+from lisa.cli.bench.targets import Judged
+
+__all__ = ["RATES", "Report", "bound", "number"]
+
+RATES = {"bulk_send": "bulk send", "single_send": "single send",
+         "concurrent_send": "concurrent send", "drain": "drain"}  # fmt: skip
+PERCENTILES = ("min", "p50", "p99", "p99.9", "max", "early")
+
+SETUP = """\
+One run on one machine, each measurement on a fresh server of its own. Each figure is the median
+of its repeats ({repeats}, fewer where one takes many seconds), with the spread in brackets; a ratio
+is the median of each repeat's ratio. Bodies have 100 bytes. What was handled, and when, is counted
+from what the handlers themselves wrote down.
+
+**The floor** is the same Redis work as raw commands by redis-py, variadic and pipelined, 500 a
+call: nothing is atomic, checked or counted there. **Lisa** runs with default settings: one manager
+and one consumer process, a handler that only notes the time.
+"""
+
+
+def number(value: float | None) -> str:
+    """A figure with three significant digits, and all digits before the point."""
+    if value is None:
+        return ""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Everything a run found; `plots` are names of files beside the report."""
+
+    mode: str
+    repeats: int
+    machine: dict[str, str]
+    judged: Sequence[Judged]
+    results: Results
+    plots: Sequence[str] = ()
+    no_plots: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """What report.json holds."""
+        results = self.results
+        return {
+            "mode": self.mode,
+            "repeats": self.repeats,
+            "machine": self.machine,
+            "targets": [_target(one) for one in self.judged],
+            "figures": [_figure(one) for one in results.figures()],
+            "lateness": [curve._asdict() for curve in results.curves()],
+            "versions": results.versions,
+            "missing": results.missing,
+            "failed": [
+                {"measure": measure, "of": subject, "why": why}
+                for (measure, subject), why in results.failed.items()
+            ],
+            "plots": list(self.plots),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write report.json and report.md."""
+        folder.mkdir(parents=True, exist_ok=True)
+        document = msgspec.json.format(msgspec.json.encode(self.document()), indent=1)
+        (folder / "report.json").write_bytes(document + b"\n")
+        (folder / "report.md").write_text(self.markdown(), encoding="utf-8")
+
+    def markdown(self) -> str:
+        """What report.md holds."""
+        parts = [
+            "# How fast and how punctual",
+            SETUP.format(repeats=self.repeats).rstrip(),
+            table(("", ""), self.machine.items()),
+            "## Targets",
+            table(("what", "against", "target", "measured", ""), map(_target_row, self.judged)),
+            *self._throughput(),
+            *self._lateness(),
+            *self._others(),
+            *self._plots(),
+            "## All figures",
+            table(("measure", "of", "figure", "median (lowest to highest)", "unit", "repeats"),
+                  map(_figure_row, self.results.figures())),
+        ]  # fmt: skip
+        return "\n\n".join(parts) + "\n"
+
+    def _throughput(self) -> Iterable[str]:
+        found = {one.key: one for one in self.results.figures() if one.key.name == "rate"}
+        subjects = {key.subject: None for key in found if key.measure in RATES}
+        rows = [
+            (subject, *(spread(found.get(Key(measure, subject, "rate"))) for measure in RATES))
+            for subject in subjects
+        ]
+        if rows:
+            yield "## Throughput, messages a second"
+            yield table(("", *RATES.values()), rows)
+
+    def _lateness(self) -> Iterable[str]:
+        found = {one.key: one for one in self.results.figures() if one.key.measure != "idle"}
+        rows: dict[tuple[str, str], dict[str, Figure]] = {}
+        for (_, subject, name), figure in found.items():
+            kind, _, label = name.partition(" ")
+            if kind in PERCENTILES and label:
+                rows.setdefault((label, subject), {})[kind] = figure
+        if rows:
+            yield "## Lateness, milliseconds"
+            yield "From the due instant to the handler. Early: messages of all repeats."
+            yield table(
+                ("load", "", *PERCENTILES),
+                [
+                    (*row, *(spread(figures.get(kind)) for kind in PERCENTILES[:-1]),
+                     number(sum(figures["early"].values)))
+                    for row, figures in rows.items()
+                ],
+            )  # fmt: skip
+
+    def _others(self) -> Iterable[str]:
+        versions = [
+            (name, ", ".join(f"{key} {value}" for key, value in told.items() if key != "kind"))
+            for name, told in self.results.versions.items()
+        ]
+        if versions:
+            yield "## Versions"
+            yield table(("", ""), versions)
+        missing = list(self.results.missing.items())
+        missing += [(f"{of}: {what}", why) for (what, of), why in self.results.failed.items()]
+        if missing:
+            yield "## Missing"
+            yield table(("what", "why"), missing)
+
+    def _plots(self) -> Iterable[str]:
+        if self.plots:
+            yield "## Plots"
+            yield "\n\n".join(f"![{Path(name).stem}]({name})" for name in self.plots)
+        elif self.no_plots:
+            yield "## Plots"
+            yield self.no_plots
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |"
+        for line in lines
+    )
+
+
+def spread(figure: Figure | None) -> str:
+    """Median and spread: `12.3 (11.9 to 14.0)`."""
+    if figure is None:
+        return ""
+    if figure.low == figure.high:
+        return number(figure.median)
+    return f"{number(figure.median)} ({number(figure.low)} to {number(figure.high)})"
+
+
+def bound(one: Judged) -> str:
+    """A target's bound: `at most 14 us`."""
+    unit = f" {one.target.unit}" if one.target.unit else ""
+    return f"{one.target.sense} {one.target.bound:g}{unit}"
+
+
+def _target_row(one: Judged) -> tuple[str, ...]:
+    return one.target.what, one.target.against, bound(one), number(one.value), str(one.verdict)
+
+
+def _figure_row(one: Figure) -> tuple[str, ...]:
+    key = one.key
+    return key.measure, key.subject, key.name, spread(one), one.unit, str(len(one.values))
+
+
+def _target(one: Judged) -> dict[str, Any]:
+    return {
+        "what": one.target.what, "against": one.target.against, "sense": str(one.target.sense),
+        "bound": one.target.bound, "unit": one.target.unit, "measured": one.value,
+        "verdict": str(one.verdict),
+    }  # fmt: skip
+
+
+def _figure(one: Figure) -> dict[str, Any]:
+    return {
+        **one.key._asdict(), "unit": one.unit, "median": one.median, "lowest": one.low,
+        "highest": one.high, "values": one.values,
+    }  # fmt: skip

@@ -1,0 +1,127 @@
+"""What was measured: each figure with the values of all its repeats."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Curve", "Figure", "Key", "Results", "quantile"]
+
+FRACTIONS = (
+    *(number / 100 for number in range(100)), 0.992, 0.994, 0.995, 0.996, 0.997, 0.998, 0.999,
+    0.9995, 0.9999, 1.0,
+)  # fmt: skip
+"""Where a distribution is kept: dense enough to plot, small enough for the report."""
+
+
+class Key(NamedTuple):
+    """Names a figure: which measure, of what (floor, lisa, a peer), and what of it."""
+
+    measure: str
+    subject: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure; `values` stand in the order of the repeats."""
+
+    key: Key
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        """The smallest."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """The largest."""
+        return max(self.values)
+
+
+class Curve(NamedTuple):
+    """A distribution of lateness: (fraction, milliseconds) in rising order, over all repeats."""
+
+    label: str
+    subject: str
+    points: tuple[tuple[float, float], ...]
+
+
+def quantile(ordered: Sequence[float], fraction: float) -> float:
+    """The nearest-rank quantile of values in rising order."""
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+
+
+@dataclass
+class Results:
+    """All figures of a run, in the order in which they first came.
+
+    missing: what could not be measured at all (a peer, a server), and why.
+    failed: which measure of which subject broke off, and why.
+    """
+
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    _units: dict[Key, str] = field(default_factory=dict)
+    _values: dict[Key, list[float]] = field(default_factory=dict)
+    _late: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, measure: str, subject: str, name: str, value: float, unit: str) -> None:
+        """Take in one repeat's value."""
+        key = Key(measure, subject, name)
+        self._units[key] = unit
+        self._values.setdefault(key, []).append(value)
+
+    def add_lateness(
+        self, measure: str, subject: str, lateness_us: Sequence[int], label: str = ""
+    ) -> None:
+        """Take in one repeat's lateness: its percentiles, how many were early, and its curve."""
+        ordered = sorted(late / 1000 for late in lateness_us)
+        tail = f" {label}" if label else ""
+        for name, fraction in (
+            ("min", 0.0), ("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0),
+        ):  # fmt: skip
+            self.add(measure, subject, name + tail, quantile(ordered, fraction), "ms")
+        self.add(measure, subject, "early" + tail, sum(late < 0 for late in lateness_us), "")
+        self._late.setdefault((label, subject), []).extend(ordered)
+
+    def figures(self) -> list[Figure]:
+        """All of them."""
+        return [Figure(key, self._units[key], tuple(all_)) for key, all_ in self._values.items()]
+
+    def curves(self) -> list[Curve]:
+        """All distributions of lateness."""
+        found = []
+        for (label, subject), late in self._late.items():
+            ordered = sorted(late)
+            points = tuple((fraction, quantile(ordered, fraction)) for fraction in FRACTIONS)
+            found.append(Curve(label, subject, points))
+        return found
+
+    def values(self, measure: str, subject: str, name: str) -> tuple[float, ...]:
+        """A figure's repeats; empty if it was not measured."""
+        return tuple(self._values.get(Key(measure, subject, name), ()))
+
+    def median(self, measure: str, subject: str, name: str) -> float | None:
+        """A figure's median; None if it was not measured."""
+        values = self.values(measure, subject, name)
+        return statistics.median(values) if values else None
+
+    def names(self, measure: str, subject: str) -> list[str]:
+        """What was measured of a subject."""
+        return [key.name for key in self._values if key[:2] == (measure, subject)]
+
+    def subjects(self, measure: str, name: str) -> list[str]:
+        """Of what a figure was measured."""
+        return [key.subject for key in self._values if key[::2] == (measure, name)]

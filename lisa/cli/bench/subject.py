@@ -1,0 +1,203 @@
+"""Lisa and the floor at work: their processes, their senders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lisa import Outgoing, Producer
+from lisa.admin.groups import add
+from lisa.cli.bench.fault import Fault
+from lisa.cli.bench.floor import BODY, Floor, Keyring
+from lisa.cli.bench.ledger import Ledger
+from lisa.cli.bench.processes import tree_cpu_seconds
+from lisa.cli.bench.server import Server
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.embedded import RoleProcess
+
+__all__ = [
+    "GROUP", "TOPIC", "BareAtWork", "LisaAtWork", "bare_at_work", "bodies", "lisa_at_work",
+    "open_store", "prepared",
+]  # fmt: skip
+
+TOPIC = "bench"
+GROUP = "lisa"
+START_S = 20.0
+QUIET = ("--log-level", "warning")
+
+
+def bodies(count: int) -> Iterator[str]:
+    """Ready-made bodies of 100 bytes."""
+    return (BODY for _ in range(count))
+
+
+@contextmanager
+def open_store(server: Server) -> Iterator[SyncStore]:
+    """What an operator works with."""
+    store = SyncStore(Connection(Address.of(server.url)), Keys())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def prepared(server: Server, topics: Sequence[str] = (TOPIC,)) -> Iterator[Producer]:
+    """A producer, and topics with a group and one message each that is due in an hour."""
+    with open_store(server) as store:
+        for topic in topics:
+            store.drive(add(store, topic, GROUP))
+    with Producer(server.url) as producer:
+        for topic in topics:
+            producer.send(topic, BODY, delay=timedelta(hours=1))
+        yield producer
+
+
+class _Processes:
+    """Role processes with a log each."""
+
+    def __init__(self, server: Server, stack: ExitStack, topic: str) -> None:
+        self.server = server
+        self._stack = stack
+        folder = stack.enter_context(TemporaryDirectory(prefix="lisa-bench-"))
+        self.ledger = Ledger(Path(folder))
+        self._env = {
+            "LISA_REDIS_URL": server.url, "BENCH_LEDGER": folder, "BENCH_TOPIC": topic,
+        }  # fmt: skip
+        self._running: list[tuple[str, RoleProcess]] = []
+
+    def start(self, part: str, module: str, *arguments: str) -> None:
+        """Start one more process; it ends with the stack."""
+        log = self.ledger.folder / f"{part}-{len(self._running)}.log"
+        process = RoleProcess(module, *arguments, env=self._env, log=log)
+        self._running.append((part, self._stack.enter_context(process)))
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time so far of all processes of one part together."""
+        found: dict[str, float] = {}
+        for part, process in self._running:
+            found[part] = found.get(part, 0.0) + tree_cpu_seconds(process.pid)
+        return found
+
+    def check(self) -> None:
+        """Raise Fault if one has ended."""
+        for part, process in self._running:
+            if (code := process.poll()) is not None:
+                words = process.last_words().splitlines()[-1:]
+                raise Fault(f"the {part} ended with {code}: {' '.join(words)}")
+
+
+class LisaAtWork(_Processes):
+    """A producer in this process; managers and consumers in theirs. See `work.AtWork`."""
+
+    slowest = 1_000.0
+
+    def __init__(self, server: Server, stack: ExitStack, topics: Sequence[str]) -> None:
+        topic = topics[0]
+        super().__init__(server, stack, topic)
+        self.topic = topic
+        self.producer = stack.enter_context(prepared(server, topics))
+        group = Keys().topic(topic).group(GROUP)
+        self._places = (group.ready, group.entries)
+
+    def send(self, count: int, due_ms: int) -> float:
+        """See `work.AtWork`."""
+        began = time.perf_counter()
+        self.producer.send_many(self.topic, bodies(count), at_ms=due_ms)
+        return time.perf_counter() - began
+
+    def send_paced(self, count: int, start_ms: int, rate: float) -> float:
+        """See `work.AtWork`."""
+        began = time.perf_counter()
+        messages = (
+            Outgoing(BODY, at_ms=start_ms + int(number * 1000 / rate)) for number in range(count)
+        )
+        self.producer.send_many(self.topic, messages)
+        return time.perf_counter() - began
+
+    def settled(self) -> bool:
+        """See `work.AtWork`."""
+        ready, entries = self._places
+        return not (self.server.client.xlen(ready) or self.server.client.hlen(entries))
+
+    def start_consumers(self, consumers: int) -> None:
+        """Start so many, and wait until every one has handled something."""
+        for _ in range(consumers):
+            self.start("consumer", "lisa.cli.consumer", *QUIET, "lisa.cli.bench.handlers")
+        deadline = time.monotonic() + START_S
+        while self.ledger.writers() < consumers:
+            if time.monotonic() > deadline:
+                raise Fault("the consumers handled nothing at their start")
+            self.producer.send_many(self.topic, bodies(20 * consumers))
+            time.sleep(0.05)
+            self.check()
+        while not self.settled():
+            time.sleep(0.05)
+            self.check()
+        time.sleep(0.1)
+
+
+@contextmanager
+def lisa_at_work(
+    server: Server, *, managers: int = 1, consumers: int = 1, topics: Sequence[str] = (TOPIC,)
+) -> Iterator[LisaAtWork]:
+    """All roles on one server, with default settings, warmed up; consumers of the first topic."""
+    with ExitStack() as stack:
+        work = LisaAtWork(server, stack, topics)
+        for _ in range(managers):
+            work.start("manager", "lisa.cli.manager", *QUIET)
+        work.start_consumers(consumers)
+        yield work
+
+
+class BareAtWork(_Processes):
+    """The floor's poller and consumer. See `work.AtWork`."""
+
+    slowest = 500.0
+
+    def __init__(self, server: Server, stack: ExitStack) -> None:
+        super().__init__(server, stack, TOPIC)
+        self._floor = Floor(server.client)
+        self._ready = Keyring().ready
+
+    def send(self, count: int, due_ms: int) -> float:
+        """See `work.AtWork`."""
+        return self._send([due_ms] * count)
+
+    def send_paced(self, count: int, start_ms: int, rate: float) -> float:
+        """See `work.AtWork`."""
+        return self._send([start_ms + int(number * 1000 / rate) for number in range(count)])
+
+    def _send(self, dues: list[int]) -> float:
+        began = time.perf_counter()
+        keys = Keyring()
+        pipeline = self.server.client.pipeline(transaction=False)
+        ids = {f"{due:013d}{number:09d}": due for number, due in enumerate(dues)}
+        pipeline.mset(dict.fromkeys((keys.body + one for one in ids), BODY))
+        pipeline.zadd(keys.waiting, ids)
+        pipeline.execute()
+        return time.perf_counter() - began
+
+    def settled(self) -> bool:
+        """See `work.AtWork`."""
+        return bool(self.server.client.xlen(self._ready) == 0)
+
+
+@contextmanager
+def bare_at_work(server: Server) -> Iterator[BareAtWork]:
+    """The bare poller and the raw consumer, warmed up."""
+    with ExitStack() as stack:
+        work = BareAtWork(server, stack)
+        work.start("poller", "lisa.cli.bench.bare", "poll")
+        work.start("consumer", "lisa.cli.bench.bare", "consume")
+        work.send(20, time.time_ns() // 1_000_000)
+        work.ledger.wait(20, START_S, work.check)
+        time.sleep(0.1)
+        yield work

@@ -1,0 +1,190 @@
+"""What Lisa is held to: ratios taken in one run on two cores, the server included."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lisa.cli.bench.measures import backlog
+from lisa.cli.bench.results import Results
+
+__all__ = ["TARGETS", "Judged", "Sense", "Target", "Verdict", "judge", "quotient"]
+
+TOLERANCE = 0.2
+"""A target that is missed by more is a failure; by less, it may be the machine."""
+
+Value = Callable[[Results], float | None]
+
+
+class Sense(StrEnum):
+    """On which side of its bound a value should lie."""
+
+    AT_LEAST = "at least"
+    AT_MOST = "at most"
+
+
+class Verdict(StrEnum):
+    """How a value stands to its bound."""
+
+    MET = "met"
+    CLOSE = "missed by less than 20 %"
+    MISSED = "missed"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row: what is measured, against what, and the bound on `value` (a ratio, or in `unit`)."""
+
+    measure: str
+    what: str
+    against: str
+    sense: Sense
+    bound: float
+    value: Value
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target with what was measured."""
+
+    target: Target
+    value: float | None
+    verdict: Verdict
+
+
+def judge(results: Results) -> list[Judged]:
+    """Every target's verdict."""
+    judged = []
+    for target in TARGETS:
+        value = target.value(results)
+        judged.append(Judged(target, value, _verdict(target, value)))
+    return judged
+
+
+def _verdict(target: Target, value: float | None) -> Verdict:
+    if value is None:
+        return Verdict.UNKNOWN
+    if target.sense is Sense.AT_LEAST:
+        met, close = value >= target.bound, value >= target.bound * (1 - TOLERANCE)
+    else:
+        met, close = value <= target.bound, value <= target.bound * (1 + TOLERANCE)
+    return Verdict.MET if met else Verdict.CLOSE if close else Verdict.MISSED
+
+
+def quotient(over: Sequence[float], under: Sequence[float]) -> float | None:
+    """The median of each repeat's ratio: both sides of one repeat met the same machine.
+
+    Where the numbers of repeats differ, the ratio of the medians; None if one side is missing.
+    """
+    if not over or not under:
+        return None
+    if len(over) == len(under):
+        return statistics.median(one / other for one, other in zip(over, under, strict=True))
+    return statistics.median(over) / statistics.median(under)
+
+
+def ratio(measure: str, name: str, over: str = "lisa", under: str = "floor") -> Value:
+    """One subject's figure divided by another's."""
+    return lambda results: quotient(
+        results.values(measure, over, name), results.values(measure, under, name)
+    )
+
+
+def within(measure: str, over: str, under: str) -> Value:
+    """One figure of Lisa's divided by another of the same measure."""
+    return lambda results: quotient(
+        results.values(measure, "lisa", over), results.values(measure, "lisa", under)
+    )
+
+
+def plain(measure: str, name: str) -> Value:
+    """A figure of Lisa's as it is."""
+    return lambda results: results.median(measure, "lisa", name)
+
+
+def _of_allowed(results: Results) -> float | None:
+    return quotient(results.values("drain", "lisa", "rate"),
+                    results.values("drain", "floor", "allowed"))  # fmt: skip
+
+
+def _of_python_peers(results: Results) -> float | None:
+    """The drain rate against the fastest of the peers that are written in Python."""
+    own = results.median("drain", "lisa", "rate")
+    rates = [
+        results.median("drain", subject, "rate") or 0.0
+        for subject in results.subjects("drain", "rate")
+        if results.versions.get(subject, {}).get("kind") == "python"
+    ]
+    return own / max(rates) if own and rates and max(rates) else None
+
+
+def _backlog(results: Results) -> float | None:
+    """The server's time for a promoted message, with the most waiting against the least."""
+    amounts = backlog.amounts(results)
+    if len(amounts) < 2:
+        return None
+    least, most = (
+        results.values(backlog.NAME, "lisa", backlog.figure(amounts[end])) for end in (0, -1)
+    )
+    return quotient(most, least)
+
+
+def _early(results: Results) -> float | None:
+    counted = [
+        sum(figure.values)
+        for figure in results.figures()
+        if figure.key.subject == "lisa" and figure.key.name.startswith("early")
+    ]
+    return sum(counted) if counted else None
+
+
+_LEAST, _MOST = Sense.AT_LEAST, Sense.AT_MOST
+STEADY = "1,000/s"
+MANY = "with 1,000 topics"
+
+TARGETS: tuple[Target, ...] = (
+    Target("bulk_send", "send_many, generated ids", "MSET + ZADD, 500 a call",
+           _LEAST, 0.5, ratio("bulk_send", "rate")),
+    Target("single_send", "send, one at a time", "PING on the same connection",
+           _LEAST, 0.6, ratio("single_send", "rate")),
+    Target("concurrent_send", "100 asyncio tasks sending singly", "one at a time",
+           _LEAST, 5.0, within("concurrent_send", "rate", "one at a time")),
+    Target("drain", "drain, one manager, one consumer",
+           "what Redis's processor allows the floor's life cycle", _LEAST, 0.6, _of_allowed),
+    Target("drain", "drain", "BullMQ on Node", _LEAST, 2.5,
+           ratio("drain", "rate", under="bullmq_node")),
+    Target("drain", "drain", "the fastest peer in Python", _LEAST, 15.0, _of_python_peers),
+    Target("drain", "Redis CPU a message, whole life", "the floor's life cycle",
+           _MOST, 1.35, ratio("drain", "redis")),
+    Target("bulk_send", "Python CPU a message, send_many", "", _MOST, 3.0,
+           plain("bulk_send", "python"), "us"),
+    Target("drain", "Python CPU a message, consumer", "", _MOST, 14.0,
+           plain("drain", "consumer"), "us"),
+    Target("lateness", "lateness at 1,000/s, p50", "a bare 2 ms poller", _MOST, 0.6,
+           ratio("lateness", f"p50 {STEADY}")),
+    Target("lateness", "lateness at 1,000/s, p99", "a bare 2 ms poller", _MOST, 1.2,
+           ratio("lateness", f"p99 {STEADY}")),
+    Target("lateness", "lateness at 1,000/s, p99.9", "", _MOST, 10.0,
+           plain("lateness", f"p99.9 {STEADY}"), "ms"),
+    Target("lateness", "early, in all measures", "", _MOST, 0.0, _early, "messages"),
+    Target("burst", "lateness of the last of 50,000 due at one instant", "N / drain rate",
+           _MOST, 1.3, within("burst", "last", "N / drain rate")),
+    Target("memory", "memory a waiting message, embedded Valkey", "", _MOST, 340.0,
+           plain("memory", "embedded server"), "bytes"),
+    Target("memory", "memory a waiting message, redis-server", "", _MOST, 380.0,
+           plain("memory", "redis-server"), "bytes"),
+    Target("idle", "manager with 1,000 idle topics", "", _MOST, 3.0,
+           plain("idle", f"manager {MANY}"), "% of a core"),
+    Target("idle", "busiest Redis command, 1,000 idle topics", "", _MOST, 1.0,
+           plain("idle", f"busiest command {MANY}"), "/s a topic"),
+    Target("idle", "lateness of a message among 1,000 idle topics", "", _MOST, 10.0,
+           plain("idle", f"last {MANY}"), "ms"),
+    Target("backlog", "Redis CPU a promoted message, most waiting", "10,000 waiting",
+           _MOST, 1.3, _backlog),
+    Target("help", "lisa --help", "", _MOST, 300.0, plain("help", "time"), "ms"),
+)  # fmt: skip
+"""In the order of the report. A peer's name is that of its folder."""
