@@ -221,6 +221,11 @@ def test_the_floor_leaves_tombstones_and_nothing_else(redis_url: str) -> None:
         client.flushall()
         floor.life(server, 1_200, bare=True)
         assert left(client) == {"ready": 1}
+        client.flushall()
+        assert server.knows("MSETEX")
+        assert not server.knows("MSETEXES")
+        floor.life(server, 1_200, msetex=True)
+        assert left(client) == {"done": 1_200, "ready": 1}
 
 
 def left(client: redis.Redis) -> dict[str, int]:

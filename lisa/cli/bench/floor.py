@@ -7,8 +7,9 @@ nothing is counted. What it costs is what the data model costs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from lisa.cli.bench.server import Server
@@ -47,50 +48,70 @@ class Floor:
 
     bare: without what lets a message be found by its id (the index of stream entries) and a call
     be repeated after its message was settled (tombstones).
+    msetex: tombstones by one MSETEX, which only late servers have, instead of a SET for each.
     """
 
-    def __init__(self, client: Any, *, bare: bool = False) -> None:
+    def __init__(self, client: Any, *, bare: bool = False, msetex: bool = False) -> None:
         self._client = client
         self._bare = bare
+        self._msetex = msetex
         self._keys = Keyring()
-        self._held: list[list[tuple[str, str]]] = []
-        client.xgroup_create(self._keys.ready, GROUP, "0", mkstream=True)
+        self._entry = 0
+        self._held: list[tuple[list[str], list[str]]] = []
 
-    def send(self, ids: Sequence[str], due_ms: int) -> None:
-        """MSET of bodies and one ZADD."""
-        for batch in _batches(ids):
+    def create(self) -> None:
+        """Create the stream and its group."""
+        self._client.xgroup_create(self._keys.ready, GROUP, "0", mkstream=True)
+
+    def send(self, messages: Mapping[str, int]) -> None:
+        """MSET of bodies and one ZADD, for ids with their due times in ms."""
+        for batch in _batches(list(messages)):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.mset({f"{self._keys.body}{one}": BODY for one in batch})
-            pipeline.zadd(self._keys.waiting, dict.fromkeys(batch, due_ms))
+            pipeline.zadd(self._keys.waiting, {one: messages[one] for one in batch})
             pipeline.execute()
 
-    def promote(self, now_ms: int) -> None:
+    def promote(self) -> None:
         """Move what is due into the stream."""
-        keys, moved = self._keys, 0
-        while due := self._client.zrangebyscore(keys.waiting, "-inf", now_ms, start=0, num=BATCH):
-            # Entry ids of our own making, so that the index goes into the same pipeline.
-            entries = [f"{now_ms}-{moved + number}" for number in range(1, len(due) + 1)]
-            pipeline = self._client.pipeline(transaction=False)
-            for one, entry in zip(due, entries, strict=True):
-                pipeline.xadd(keys.ready, {"id": one}, id=entry)
-            if not self._bare:
-                pipeline.hset(keys.entries, mapping=dict(zip(due, entries, strict=True)))
-            pipeline.zrem(keys.waiting, *due)
-            pipeline.execute()
-            moved += len(due)
+        while self._promote(time.time_ns() // 1_000_000) == BATCH:
+            pass
 
-    def read(self) -> None:
-        """XREADGROUP and the bodies."""
+    def _promote(self, now_ms: int) -> int:
         keys = self._keys
-        while found := self._client.xreadgroup(GROUP, CONSUMER, {keys.ready: ">"}, count=BATCH):
-            batch = [(entry, fields[b"id"].decode()) for entry, fields in found[0][1]]
-            self._client.mget([keys.body + one for _, one in batch])
-            self._held.append(batch)
+        due = self._client.zrangebyscore(
+            keys.waiting, "-inf", now_ms, start=0, num=BATCH, withscores=True
+        )
+        if not due:
+            return 0
+        pipeline, index = self._client.pipeline(transaction=False), {}
+        for one, score in due:
+            # Entry ids of our own making, so that the index goes into the same pipeline.
+            self._entry += 1
+            index[one] = f"{now_ms}-{self._entry}"
+            pipeline.xadd(keys.ready, {"id": one, "due": int(score)}, id=index[one])
+        if not self._bare:
+            pipeline.hset(keys.entries, mapping=index)
+        pipeline.zrem(keys.waiting, *index)
+        pipeline.execute()
+        return len(due)
+
+    def read(self, block_ms: int | None = None) -> list[int]:
+        """XREADGROUP and the bodies; the due times of what was read."""
+        keys = self._keys
+        found = self._client.xreadgroup(
+            GROUP, CONSUMER, {keys.ready: ">"}, count=BATCH, block=block_ms
+        )
+        if not found:
+            return []
+        entries = [entry for entry, _ in found[0][1]]
+        ids = [fields[b"id"].decode() for _, fields in found[0][1]]
+        self._client.mget([keys.body + one for one in ids])
+        self._held.append((entries, ids))
+        return [int(fields[b"due"]) for _, fields in found[0][1]]
 
     def settle(self) -> None:
-        """Look at the index, take everything away, leave tombstones."""
-        for batch in self._held:
-            entries, ids = zip(*batch, strict=True)
+        """Look at the index, take away all that was read, leave tombstones."""
+        for entries, ids in self._held:
             self._settle(entries, ids)
         self._held.clear()
 
@@ -105,24 +126,37 @@ class Floor:
             pipeline.hdel(keys.entries, *ids)
         pipeline.unlink(*(keys.body + one for one in ids))
         pipeline.execute()
-        if not self._bare:
-            for one in ids:
-                pipeline.set(keys.done + one, TOMBSTONE, px=RETENTION_MS)
-            pipeline.execute()
+        if self._bare:
+            return
+        if self._msetex:
+            pairs = chain.from_iterable((keys.done + one, TOMBSTONE) for one in ids)
+            self._client.execute_command("MSETEX", len(ids), *pairs, "PX", RETENTION_MS)
+            return
+        for one in ids:
+            pipeline.set(keys.done + one, TOMBSTONE, px=RETENTION_MS)
+        pipeline.execute()
 
 
-def life(server: Server, count: int, *, bare: bool = False) -> dict[str, Step]:
+def life(
+    server: Server, count: int, *, bare: bool = False, msetex: bool = False
+) -> dict[str, Step]:
     """The whole life of `count` messages, step by step: send, promote, read, settle."""
-    floor = Floor(server.client, bare=bare)
-    ids = [f"{number:022d}" for number in range(count)]
+    floor = Floor(server.client, bare=bare, msetex=msetex)
+    floor.create()
     due_ms = time.time_ns() // 1_000_000
+    messages = {f"{number:022d}": due_ms for number in range(count)}
     steps: dict[str, Callable[[], None]] = {
-        "send": lambda: floor.send(ids, due_ms),
-        "promote": lambda: floor.promote(due_ms),
-        "read": floor.read,
+        "send": lambda: floor.send(messages),
+        "promote": floor.promote,
+        "read": lambda: _read_all(floor),
         "settle": floor.settle,
     }
     return {name: _timed(server, count, step) for name, step in steps.items()}
+
+
+def _read_all(floor: Floor) -> None:
+    while floor.read():
+        pass
 
 
 def _timed(server: Server, count: int, step: Callable[[], None]) -> Step:

@@ -50,6 +50,14 @@ class Server:
         told: dict[str, Any] = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in told.items()}
 
+    def knows(self, command: str) -> bool:
+        """Whether it has a command, asked by calling it without any arguments."""
+        try:
+            self.client.execute_command(command)
+        except redis.ResponseError as error:
+            return "unknown command" not in str(error)
+        return True
+
     def describe(self) -> dict[str, str]:
         """Its name, version and persistence."""
         told: dict[str, Any] = self.client.info("server")

@@ -23,7 +23,7 @@ from lisa.core.store import SyncStore
 from lisa.embedded import RoleProcess
 
 __all__ = [
-    "GROUP", "TOPIC", "BareAtWork", "LisaAtWork", "bare_at_work", "bodies", "lisa_at_work",
+    "GROUP", "TOPIC", "FloorAtWork", "LisaAtWork", "bodies", "floor_at_work", "lisa_at_work",
     "open_store", "prepared",
 ]  # fmt: skip
 
@@ -157,7 +157,7 @@ def lisa_at_work(
         yield work
 
 
-class BareAtWork(_Processes):
+class FloorAtWork(_Processes):
     """The floor's poller and consumer. See `work.AtWork`."""
 
     slowest = 500.0
@@ -165,6 +165,7 @@ class BareAtWork(_Processes):
     def __init__(self, server: Server, stack: ExitStack) -> None:
         super().__init__(server, stack, TOPIC)
         self._floor = Floor(server.client)
+        self._floor.create()
         self._ready = Keyring().ready
 
     def send(self, count: int, due_ms: int) -> float:
@@ -177,26 +178,21 @@ class BareAtWork(_Processes):
 
     def _send(self, dues: list[int]) -> float:
         began = time.perf_counter()
-        keys = Keyring()
-        pipeline = self.server.client.pipeline(transaction=False)
-        ids = {f"{due:013d}{number:09d}": due for number, due in enumerate(dues)}
-        pipeline.mset(dict.fromkeys((keys.body + one for one in ids), BODY))
-        pipeline.zadd(keys.waiting, ids)
-        pipeline.execute()
+        self._floor.send({f"{due:013d}{number:09d}": due for number, due in enumerate(dues)})
         return time.perf_counter() - began
 
     def settled(self) -> bool:
         """See `work.AtWork`."""
-        return bool(self.server.client.xlen(self._ready) == 0)
+        return not self.server.client.xlen(self._ready)
 
 
 @contextmanager
-def bare_at_work(server: Server) -> Iterator[BareAtWork]:
-    """The bare poller and the raw consumer, warmed up."""
+def floor_at_work(server: Server, *options: str) -> Iterator[FloorAtWork]:
+    """The bare poller and the raw consumer, warmed up. Options are those of `bench.bare`."""
     with ExitStack() as stack:
-        work = BareAtWork(server, stack)
-        work.start("poller", "lisa.cli.bench.bare", "poll")
-        work.start("consumer", "lisa.cli.bench.bare", "consume")
+        work = FloorAtWork(server, stack)
+        work.start("poller", "lisa.cli.bench.bare", "poll", *options)
+        work.start("consumer", "lisa.cli.bench.bare", "consume", *options)
         work.send(20, time.time_ns() // 1_000_000)
         work.ledger.wait(20, START_S, work.check)
         time.sleep(0.1)

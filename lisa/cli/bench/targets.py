@@ -158,7 +158,7 @@ TARGETS: tuple[Target, ...] = (
     Target("drain", "drain", "BullMQ on Node", _LEAST, 2.5,
            ratio("drain", "rate", under="bullmq_node")),
     Target("drain", "drain", "the fastest peer in Python", _LEAST, 15.0, _of_python_peers),
-    Target("drain", "Redis CPU a message, whole life", "the floor's life cycle",
+    Target("drain", "Redis CPU a message, whole life", "the floor's, by its processes",
            _MOST, 1.35, ratio("drain", "redis")),
     Target("bulk_send", "Python CPU a message, send_many", "", _MOST, 3.0,
            plain("bulk_send", "python"), "us"),

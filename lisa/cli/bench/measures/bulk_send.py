@@ -27,11 +27,11 @@ def measure(run: Run) -> None:
 def _floor(run: Run, server: Server) -> None:
     count = run.sizes.bulk
     floor = Floor(server.client)
-    ids = [f"{number:022d}" for number in range(count)]
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
-    floor.send(ids[:500], due_ms)
+    messages = {f"{number:022d}": due_ms for number in range(count)}
+    floor.send({f"first {number}": due_ms for number in range(500)})
     clocks = _Clocks(server)
-    floor.send(ids, due_ms)
+    floor.send(messages)
     clocks.add(run, "floor", count)
 
 

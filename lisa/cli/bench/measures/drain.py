@@ -5,7 +5,7 @@ from __future__ import annotations
 from lisa.cli.bench import floor
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import fresh_server
-from lisa.cli.bench.subject import lisa_at_work
+from lisa.cli.bench.subject import floor_at_work, lisa_at_work
 from lisa.cli.bench.work import Drained, drain
 
 __all__ = ["NAME", "head_s", "measure", "tombstone_ms"]
@@ -20,21 +20,31 @@ def head_s(count: int) -> float:
 
 
 def measure(run: Run) -> None:
-    """Figures: what the floor's life cycle costs and allows; Lisa's rate, and what hers costs."""
+    """Figures: what the floor's life cycle costs and allows, and what it does at work; Lisa's."""
     for _ in run.repeats("draining"):
-        _floor(run, "floor", bare=False)
-        _floor(run, "bare floor", bare=True)
+        _life(run, "floor")
+        _life(run, "floor without index and tombstones", bare=True)
+        _life(run, "floor with MSETEX", msetex=True)
+        _floor(run)
         _lisa(run)
 
 
-def _floor(run: Run, subject: str, *, bare: bool) -> None:
+def _life(run: Run, subject: str, *, bare: bool = False, msetex: bool = False) -> None:
     with fresh_server() as server:
-        steps = floor.life(server, run.sizes.life, bare=bare)
+        if msetex and not server.knows("MSETEX"):
+            return
+        steps = floor.life(server, run.sizes.life, bare=bare, msetex=msetex)
     whole_us = sum(step.redis_us for step in steps.values())
     for name, step in steps.items():
-        run.results.add(NAME, subject, f"redis {name}", step.redis_us, "us")
-    run.results.add(NAME, subject, "redis", whole_us, "us")
+        run.results.add(NAME, subject, f"redis, {name} alone", step.redis_us, "us")
+    run.results.add(NAME, subject, "redis, step by step", whole_us, "us")
     run.results.add(NAME, subject, "allowed", 1e6 / whole_us, "1/s")
+
+
+def _floor(run: Run) -> None:
+    count = run.sizes.drain
+    with fresh_server() as server, floor_at_work(server, "--whole") as work:
+        add(run, NAME, "floor", drain(work, count, head_s(count)))
 
 
 def _lisa(run: Run) -> None:

@@ -6,7 +6,7 @@ from lisa.cli.bench.measures.drain import NAME as DRAIN
 from lisa.cli.bench.measures.drain import head_s
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import fresh_server
-from lisa.cli.bench.subject import bare_at_work, lisa_at_work
+from lisa.cli.bench.subject import floor_at_work, lisa_at_work
 from lisa.cli.bench.work import drain, lateness
 
 __all__ = ["HALF", "NAME", "RATE", "STEADY", "measure"]
@@ -21,7 +21,7 @@ def measure(run: Run) -> None:
     """Figures: percentiles at 1,000/s beside a bare 2 ms poller, and at half of capacity."""
     count = max(20, int(RATE * run.sizes.paced_seconds))
     for _ in run.repeats("lateness at 1,000/s"):
-        with fresh_server() as server, bare_at_work(server) as bare:
+        with fresh_server() as server, floor_at_work(server) as bare:
             late = lateness(bare, count, RATE, head_s(count))
             run.results.add_lateness(NAME, "floor", late, STEADY)
         with fresh_server() as server, lisa_at_work(server) as lisa:

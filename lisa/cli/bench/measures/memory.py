@@ -14,6 +14,7 @@ from lisa.cli.bench.subject import TOPIC, bodies, prepared
 __all__ = ["EMBEDDED", "NAME", "measure"]
 
 NAME = "memory"
+FAR_MS = 4_000_000_000_000
 EMBEDDED, DEBIAN = "embedded server", "redis-server"
 
 
@@ -33,7 +34,7 @@ def _on(run: Run, name: str, binary: Path | None) -> None:
         if binary is not None:
             run.results.versions[DEBIAN] = server.describe()
         before = server.memory()
-        Floor(server.client).send([f"{n:022d}" for n in range(count)], 4_000_000_000_000)
+        Floor(server.client).send({f"{number:022d}": FAR_MS for number in range(count)})
         floor = (server.memory() - before) / count
     with fresh_server(binary) as server:
         with prepared(server) as producer:
