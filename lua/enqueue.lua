@@ -10,7 +10,6 @@
 --       the number of own retry policies, then pairs of message number and policy
 -- Returns {'OK', outcomes}, one letter a message: a accepted, d duplicate, r replaced, x rejected;
 --       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'GROUPS', ...}
-local KEYS, ARGV = KEYS, ARGV -- a local is found sooner than a global
 local token, mode, kind = ARGV[ARGS + 1], ARGV[ARGS + 2], ARGV[ARGS + 3]
 local n, due_count = tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])
 local DUES = ARGS + 5

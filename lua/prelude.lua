@@ -11,7 +11,7 @@
 -- Every script that moves messages between groups begins by comparing the groups it was given
 -- with those declared, and answers {'GROUPS', name, ...} if they differ: the caller learns and
 -- calls again. So every key is declared, and no group is ever left out.
-local call = redis.call
+local call, KEYS, ARGV = redis.call, KEYS, ARGV -- a local is found sooner than a global
 local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local WAKE, TOPIC, GROUP_COUNT = ARGV[1], ARGV[2], tonumber(ARGV[3])
