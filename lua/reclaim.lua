@@ -5,7 +5,8 @@
 -- ARGV  own group's number; a random seed for jitter; first id of the window ('-', or '(' and the
 --       last one seen); last id of the range; the window's size (250 at most, and as many leases)
 -- Returns {'OK', cursor or '' at the end, ms until the next lease of this window ends or -1,
---       entries cleared, id, outcome ('r<due>' or 'g'), failed attempts, ...}; {'GROUPS', ...}
+--       entries cleared, id, the due it was delivered for or '', outcome ('r<due>' or 'g'), failed
+--       attempts, ...}; {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 
@@ -17,12 +18,13 @@ local timeout = option('ack_timeout')
 local _, now = clock()
 local retry_head = head(group.retry)
 local cleared, next_end = {}, -1
-local ids, entries, seen = {}, {}, {}
+local ids, entries, delivered, seen = {}, {}, {}, {}
 
-local function reclaims(id, entry)
+local function reclaims(id, entry, fields)
   if seen[id] then return end
   seen[id] = true
   ids[#ids + 1], entries[#entries + 1] = id, entry
+  delivered[#ids] = fields and string.match(field(fields, 'due') or '', '^%d+$') or ''
 end
 
 local function ends_in(ms)
@@ -36,7 +38,7 @@ local function look_at_leases()
   for i, id in ipairs(over) do
     local entry = indexed[i]
     if entry and pending(group, entry) then
-      reclaims(id, entry)
+      reclaims(id, entry, read_entry(group, entry))
     else
       call('ZREM', group.leases, id)
     end
@@ -45,30 +47,28 @@ local function look_at_leases()
   if #over == most then ends_in(0) elseif rest[2] then ends_in(tonumber(rest[2]) - now) end
 end
 
--- The ids that overdue entries carry, false where an entry is gone. They mostly lie side by side.
-local function ids_of(overdue)
+-- The fields of overdue entries, false where an entry is gone. They mostly lie side by side.
+local function fields_of(overdue)
   local known, found = {}, {}
   local range = call('XRANGE', group.ready, overdue[1], overdue[#overdue], 'COUNT', #overdue)
   for _, item in ipairs(range) do known[item[1]] = item[2] end
   for i, entry in ipairs(overdue) do
-    local fields = known[entry] or read_entry(group, entry)
-    found[i] = fields and field(fields, 'id') or false
+    found[i] = known[entry] or read_entry(group, entry) or false
   end
   return found
 end
 
 local function look_at_overdue(overdue)
-  local found = ids_of(overdue)
-  local wanted = {}
-  for i, id in ipairs(found) do wanted[i] = id or '' end
+  local found, wanted = fields_of(overdue), {}
+  for i, fields in ipairs(found) do wanted[i] = fields and field(fields, 'id') or '' end
   local indexed = call('HMGET', group.entries, unpack(wanted))
   local has_leases = call('EXISTS', group.leases) == 1
   for i, entry in ipairs(overdue) do
-    local id = found[i]
-    if not id or indexed[i] ~= entry then
+    local id = wanted[i]
+    if id == '' or indexed[i] ~= entry then
       cleared[#cleared + 1] = entry
     elseif not (has_leases and call('ZSCORE', group.leases, id)) then
-      reclaims(id, entry)
+      reclaims(id, entry, found[i])
     end
   end
 end
@@ -91,8 +91,8 @@ local dues, failed = fail(group, ids, entries, {}, reasons, now)
 local reply, earliest = {}, nil
 for i, id in ipairs(ids) do
   if dues[i] then earliest = math.min(earliest or dues[i], dues[i]) end
-  reply[3 * i - 2], reply[3 * i] = id, failed[i]
-  reply[3 * i - 1] = dues[i] and 'r' .. int(dues[i]) or 'g'
+  reply[4 * i - 3], reply[4 * i - 2], reply[4 * i] = id, delivered[i], failed[i]
+  reply[4 * i - 1] = dues[i] and 'r' .. int(dues[i]) or 'g'
 end
 count('reclaimed', #ids, group)
 count('cleared', #cleared, group)

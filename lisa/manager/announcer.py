@@ -21,7 +21,8 @@ from lisa.core.message import Message
 from lisa.core.signals import everywhere
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
-from lisa.core.transitions.retry import Failed, Retried
+from lisa.core.transitions.reclaim import TakenBack
+from lisa.core.transitions.retry import Failed
 
 __all__ = ["Announcer"]
 
@@ -65,21 +66,21 @@ class Announcer:
                 count += 1
         return count
 
-    def failed(self, topic: str, group: str, moved: Sequence[tuple[str, Retried]]) -> None:
-        """Announce reclaimed messages. Their `due_ms` is that of the next attempt, or of death."""
+    def failed(self, topic: str, group: str, moved: Sequence[TakenBack]) -> None:
+        """Announce reclaimed messages, each with the due time of the attempt that failed."""
         listening = everywhere.retrying.has_receivers_for(topic)
         listening |= everywhere.dead.has_receivers_for(topic)
         if not listening:
             return
         for some in chunks(moved, self._store.batch_size(topic, Inspect)):
-            found = self._store.call(Inspect(topic, [message_id for message_id, _ in some]))
-            for (message_id, retried), inspection in zip(some, found, strict=True):
+            found = self._store.call(Inspect(topic, [one.id for one in some]))
+            for (message_id, due_ms, retried), inspection in zip(some, found, strict=True):
                 dead = retried.outcome is Failed.DEAD
                 place = next((one for one in inspection.places if one.group == group), None)
                 self._put(
                     everywhere.dead if dead else everywhere.retrying, inspection,
                     message_id=message_id, topic=topic, group=group,
-                    due_ms=retried.due_ms or (place.due_ms if place else None),
+                    due_ms=due_ms,
                     attempt=retried.failed_attempts,
                     reason=(place.reason if place else None) or "ack timeout",
                     next_due_ms=retried.due_ms,

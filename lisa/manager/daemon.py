@@ -106,10 +106,10 @@ class Manager:
         """Where `/healthz` is served, if it is."""
         return self._status.port if self._status else None
 
-    def start(self) -> None:
+    def start(self) -> Self:
         """Begin, on threads of its own; a server that is not there is waited for.
 
-        Raises ConfigError if the server refuses us, or is of a newer layout.
+        Returns the manager. Raises ConfigError if the server refuses us, or is of a newer layout.
         """
         if self._state != "new":
             raise LisaError("a manager starts once: make another one")
@@ -123,6 +123,7 @@ class Manager:
             if self._status:
                 self._status.stop()
             raise
+        return self
 
     def stop(self) -> None:
         """Finish the scripts that run, and end. Again: nothing."""
@@ -170,8 +171,7 @@ class Manager:
         return self._engine.health()
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -23,7 +23,7 @@ from lisa.manager.loop import Loop, Service
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.promoter import Promoter
 from lisa.manager.pulse import Pulse, Signs
-from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.reclaimer import GLANCE_S, Reclaimer
 from lisa.manager.registry import Registry
 from lisa.manager.sampler import Sampler
 from lisa.manager.server_clock import ServerClock
@@ -37,11 +37,14 @@ PATIENCE = timedelta(milliseconds=60)
 """A loop tries again by itself: no need to insist within one call."""
 
 PULSE_S = 1.0
-REFRESH = timedelta(seconds=1)
+REFRESH = timedelta(seconds=GLANCE_S)
 SEARCH = timedelta(hours=6)
 SAMPLE = "2 * * * * ?"  # not at the full minute, where a clock that is a little off would miss it
 STUCK_S = 10.0
-PROMOTERS, RECLAIMERS, BATCH = 4, 2, 8
+PROMOTERS, RECLAIMERS = 4, 2
+BATCH = 8
+LOOKS = 64
+"""So many topics are reclaimed together: most have nothing in flight, and a plain read says so."""
 
 log = logging.getLogger(__name__)
 
@@ -64,33 +67,37 @@ class Engine:
         self._registry = registry = Registry(store, plan, self._learnt)
         self._promoter = Promoter(store, self._clock, expirer, registry.batch)
         self._reclaimer = Reclaimer(store, self._announcer, plan.window)
+        self._greeter = Greeter(store, registry)
         self._trimmer = Trimmer(store)
+        self._sampler = Sampler(store)
         self._sweeper = Sweeper(store, expirer, registry.is_configured)
         # A cluster's pipeline is one command after the other: nothing is gained by batches.
-        self._most = 1 if address.kind == "cluster" else BATCH
-        self._promoting = self._loop("promoter", self._promoter, PROMOTERS)
-        self._reclaiming = self._loop("reclaimer", self._reclaimer, RECLAIMERS)
-        self._greeting = self._loop("greeter", Greeter(store, registry), 1)
+        together = (1, 1) if address.kind == "cluster" else (BATCH, LOOKS)
+        self._promoting = self._loop("promoter", self._promoter, PROMOTERS, together[0])
+        self._reclaiming = self._loop("reclaimer", self._reclaimer, RECLAIMERS, together[1])
+        self._greeting = self._loop("greeter", self._greeter, 1, 1)
         self._loops = (self._promoting, self._reclaiming, self._greeting)
         self._waker = Waker(
             store.connection, store.keys.wake, self._woken, self._promoting.agenda.hurry_all
         )
         self._jobs = self._schedule(plan.schedules)
 
-    def _loop(self, name: str, service: Service, workers: int) -> Loop:
+    def _loop(self, name: str, service: Service, workers: int, batch: int) -> Loop:
         return Loop(
             name, service, reachable=self._pulse.reachable, suspect=self._suspect,
-            workers=workers, batch=self._most,
+            workers=workers, batch=batch,
         )  # fmt: skip
 
     def _schedule(self, schedules: Schedules) -> Jobs:
         jobs = Jobs(self._pulse.reachable, self._suspect, lambda: self._registry.topics)
-        sampler = Sampler(self.store)
-        jobs.add("move", schedules.move, self._promoting.agenda.hurry_all)
+        jobs.add("move", schedules.move, self._glance)
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
-        jobs.add_for_each("clean", schedules.clean, self._trimmer.step)
-        jobs.add_for_each("sweep", schedules.sweep, self._sweep)
-        jobs.add_for_each("sample", SAMPLE, lambda topic: sampler.step(topic, self._clock.now_ms()))
+        jobs.add_for_each("clean", schedules.clean, self._trimmer.pick, self._trimmer.step)
+        jobs.add_for_each("sweep", schedules.sweep, self._sweeper.pick, self._sweep)
+        jobs.add_for_each(
+            "sample", SAMPLE, lambda topics: self._sampler.pick(topics, self._clock.now_ms()),
+            lambda topic: self._sampler.step(topic, self._clock.now_ms()),
+        )  # fmt: skip
         jobs.add("managers", schedules.sweep, self._sweeper.managers)
         jobs.add("refresh", REFRESH, self._refresh)
         jobs.add("search", SEARCH, self._registry.search)
@@ -241,11 +248,18 @@ class Engine:
         if not self.store.known_groups(topic):
             self._greeting.agenda.hurry(topic)
 
+    def _glance(self) -> None:
+        agenda = self._promoting.agenda
+        agenda.bring_forward(self._promoter.glance(self._registry.topics))
+
     def _refresh(self) -> None:
+        # First what holds for messages in flight: a full server takes no declaration.
+        topics = self._registry.topics
+        for topic in self._reclaimer.glance(topics):
+            self._reclaiming.agenda.hurry(topic)
+        for topic in self._greeter.glance(topics):
+            self._greeting.agenda.hurry(topic)
         self._registry.step()
-        for topic in self._registry.topics:
-            if self.store.known_groups(topic) == ():
-                self._greeting.agenda.hurry(topic)
 
     def _reclaim_all(self) -> None:
         self._reclaimer.look_at_all()
@@ -256,7 +270,7 @@ class Engine:
             self._registry.forget(topic)
             for loop in self._loops:
                 loop.agenda.remove(topic)
-            for service in (self._promoter, self._reclaimer, self._trimmer):
+            for service in (self._promoter, self._reclaimer, self._trimmer, self._sampler):
                 service.forget(topic)
 
     def _beat(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from lisa.core import presence
@@ -12,36 +11,51 @@ from lisa.core.errors import LisaError
 from lisa.core.presence import GONE_AFTER
 from lisa.core.store import SyncStore
 from lisa.core.transitions.declare import Declare
+from lisa.manager.lookout import standing
 from lisa.manager.loop import Outcome
 from lisa.manager.registry import Registry
 
 __all__ = ["Greeter"]
 
-LOOK_S = 1.0
-
 log = logging.getLogger(__name__)
 
 
 class Greeter:
-    """Looks at topics without any group, each second; messages alone declare nothing."""
+    """Looks at topics without any group; messages alone declare nothing."""
 
     def __init__(self, store: SyncStore, registry: Registry) -> None:
         self._store = store
         self._registry = registry
 
+    def glance(self, topics: Sequence[str]) -> list[str]:
+        """Those without any group as far as we know, where a step may find one or a consumer.
+
+        To be asked each second. Raises ServerUnavailable.
+        """
+        keys = self._store.keys.topic
+        return standing(
+            self._store,
+            {
+                topic: [keys(topic).groups, keys(topic).consumers]
+                for topic in topics
+                if not self._store.known_groups(topic)
+            },
+        )
+
     def step(self, topics: Sequence[str]) -> list[Outcome]:
-        """Look at each topic; when to look again."""
+        """Look at each topic. It is looked at again when a glance or a wake-up asks for it."""
         outcomes: list[Outcome] = []
         for topic in topics:
             try:
-                outcomes.append(self._answer(topic))
+                self._answer(topic)
+                outcomes.append(None)
             except LisaError as error:
                 outcomes.append(error)
         return outcomes
 
-    def _answer(self, topic: str) -> Outcome:
+    def _answer(self, topic: str) -> None:
         if self._store.drive(self._store.groups(topic)):
-            return None  # whoever finds it without one again hurries us
+            return
         now_ms = self._store.drive(self._store.server_time_us()) // 1000
         oldest = now_ms - duration_ms(GONE_AFTER)
         waiting = [
@@ -50,10 +64,9 @@ class Greeter:
             if not one.group and one.seen_ms > oldest
         ]
         if not waiting:
-            return time.monotonic() + LOOK_S
+            return
         for group in self._registry.plan.groups_for(topic):
             self._store.call(Declare(topic, group))
             log.info("topic %s: group %s declared for %s", topic, group, ", ".join(waiting),
                      extra={"topic": topic, "group": group})  # fmt: skip
         self._store.drive(self._store.groups(topic))
-        return None

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, timedelta
 from typing import Any
 
 from lisa.core.errors import ServerUnavailable
+from lisa.core.store import chunks
 from lisa.manager.cron import parse_trigger
+from lisa.manager.lookout import PAGE
 from lisa.manager.troubles import Troubles
 
 __all__ = ["Jobs"]
@@ -44,15 +46,23 @@ class Jobs:
         self._troubles[name] = Troubles(name)
 
     def add_for_each(
-        self, name: str, schedule: str | timedelta, work: Callable[[str], object]
+        self,
+        name: str,
+        schedule: str | timedelta,
+        pick: Callable[[Sequence[str]], Sequence[str]],
+        work: Callable[[str], object],
     ) -> None:
-        """Run `work` for one topic after the other; an error of one never stops the next."""
+        """Run `work` for one topic after the other; an error of one never stops the next.
+
+        `pick` is given a page of topics, and says which of them `work` is worth the while for.
+        """
 
         def each() -> None:
-            for topic in self._topics():
-                if self._stopped.is_set() or not self._reachable.is_set():
-                    return
-                self._run(name, topic, lambda topic=topic: work(topic))  # type: ignore[misc]
+            for page in chunks(self._topics(), PAGE):
+                for topic in pick(page):
+                    if self._stopped.is_set() or not self._reachable.is_set():
+                        return
+                    self._run(name, topic, lambda topic=topic: work(topic))  # type: ignore[misc]
 
         self.add(name, schedule, each)
 

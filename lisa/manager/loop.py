@@ -14,6 +14,7 @@ from typing import Protocol
 
 from lisa.core.errors import LisaError, ServerUnavailable
 from lisa.manager.agenda import Agenda
+from lisa.manager.punctual import wake_on_time
 from lisa.manager.troubles import Troubles
 
 __all__ = ["Loop", "Outcome", "Service"]
@@ -86,7 +87,9 @@ class Loop:
         return all(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
-        while topics := self.agenda.take(self._batch):
+        wake_on_time()
+        topics = self.agenda.take(self._batch)
+        while topics:
             while not self._reachable.wait(0.2):
                 if self._leaving:
                     return
@@ -95,8 +98,11 @@ class Loop:
                 outcomes = self._service.step(topics)
             except Exception as error:  # noqa: BLE001  whatever it was, the other topics go on
                 outcomes = [error] * len(topics)
-            for topic, outcome in zip(topics, outcomes, strict=True):
-                self.agenda.put_back(topic, self._settled(topic, outcome))
+            settled = [
+                (topic, self._settled(topic, outcome))
+                for topic, outcome in zip(topics, outcomes, strict=True)
+            ]
+            topics = self.agenda.exchange(settled, self._batch)
 
     def _settled(self, topic: str, outcome: Outcome | Exception) -> float | None:
         if not isinstance(outcome, Exception):

@@ -1,8 +1,9 @@
 """in flight for too long -> retry or garbage: as soon as the oldest lease can end.
 
 A full look goes through a group's whole pending list, window by window, and says when its oldest
-lease can end: no delivery made later, with the topic's ack timeout, ends before that. Leases of
-their own may be shorter, so those are looked at each second.
+lease can end: no delivery made later, with the topic's ack timeout, ends before that. Where nothing
+is in flight, a plain read says so, and the next full look comes one ack timeout later. Leases of
+their own may be shorter, so a glance each second tells where there are any.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import math
 import time
 from collections.abc import Sequence
 
+from lisa.core.clock import duration_ms
 from lisa.core.errors import GroupRemoved, LisaError
+from lisa.core.options import TopicOptions
 from lisa.core.store import SyncStore
-from lisa.core.transitions.reclaim import Reclaim, Reclaimed
-from lisa.core.transitions.retry import Failed, Retried
+from lisa.core.transitions.reclaim import Reclaim, Reclaimed, TakenBack
+from lisa.core.transitions.retry import Failed
 from lisa.manager.announcer import Announcer
+from lisa.manager.lookout import ask_all, standing
 from lisa.manager.loop import Outcome
 
 __all__ = ["Reclaimer"]
 
 GLANCE_S = 1.0
+ACK_TIMEOUT_MS = duration_ms(TopicOptions().ack_timeout)
 CLOSEST_S = 0.050
 HARMLESS = 0.25  # of an ack timeout: those who hold leases renew them with two thirds left
 FARTHEST_S = 60.0  # an ack timeout that was shortened meanwhile shows by then at the latest
@@ -62,27 +67,48 @@ class Reclaimer:
         for key in [key for key in self._scan_at if key[0] == topic]:
             self._scan_at.pop(key, None)
 
+    def glance(self, topics: Sequence[str]) -> list[str]:
+        """Those that a step is to look at: a lease of its own, or a group that is new to us.
+
+        To be asked each `GLANCE_S`. Raises ServerUnavailable.
+        """
+        new: set[str] = set()
+        leases: dict[str, list[str]] = {}
+        for topic in topics:
+            for name in self._store.known_groups(topic) or ():
+                if (topic, name) not in self._scan_at:
+                    new.add(topic)
+                own = self._store.keys.topic(topic).group(name)
+                leases.setdefault(topic, []).append(own.leases)
+        return sorted(new.union(standing(self._store, leases)))
+
     def step(self, topics: Sequence[str]) -> list[Outcome]:
         """Look at each topic's groups, first windows in one round trip; when to look again."""
         outcomes: dict[str, Outcome] = {}
-        calls: list[Reclaim] = []
+        looks: list[Reclaim] = []
         now = time.monotonic()
         for topic in topics:
             try:
                 held = self._hold_of(topic)
-                outcomes[topic] = held if held > now else now + GLANCE_S
+                outcomes[topic] = held if held > now else now + FARTHEST_S
                 if held <= now:
-                    calls += self._calls(topic, now)
+                    looks += self._looks(topic, now)
             except LisaError as error:
                 outcomes[topic] = error
+        calls = self._worth_it(looks, now)
         results = self._store.drive(self._store.run_many(calls)) if calls else []
         for call, result in zip(calls, results, strict=True):
             so_far = outcomes[call.topic]
             if isinstance(so_far, float):
                 outcomes[call.topic] = self._settle(call, result, so_far)
+        for look in looks:
+            so_far = outcomes[look.topic]
+            if isinstance(so_far, float):
+                next_full = self._scan_at.get((look.topic, look.group), so_far)
+                outcomes[look.topic] = min(so_far, next_full)
         return [outcomes[topic] for topic in topics]
 
-    def _calls(self, topic: str, now: float) -> list[Reclaim]:
+    def _looks(self, topic: str, now: float) -> list[Reclaim]:
         groups = self._store.known_groups(topic)
         if groups is None:
             groups = self._store.drive(self._store.groups(topic))
@@ -93,6 +119,30 @@ class Reclaimer:
             else Reclaim(topic, group, end=BEFORE_ALL, window=self._window)
             for group in groups
         ]
+
+    def _worth_it(self, looks: Sequence[Reclaim], now: float) -> list[Reclaim]:
+        """Those where plain reads found anything: in flight, or (no full look) leases."""
+        questions: list[tuple[str, ...]] = []
+        for look in looks:
+            keys = self._store.keys.topic(look.topic)
+            own = keys.group(look.group)
+            if look.end == BEFORE_ALL:
+                questions.append(("EXISTS", own.leases))
+            else:
+                questions.append(("XPENDING", own.ready, look.group))
+                questions.append(("HGET", keys.options, "ack_timeout"))
+        replies = iter(ask_all(self._store, questions))
+        found = []
+        for look in looks:
+            reply = next(replies)
+            timeout = next(replies) if look.end != BEFORE_ALL else None
+            idle = isinstance(reply, list) and reply[0] == 0
+            if idle:
+                timeout_ms = int(timeout) if isinstance(timeout, bytes) else ACK_TIMEOUT_MS
+                self._scan_at[look.topic, look.group] = now + min(timeout_ms / 1e3, FARTHEST_S)
+            if not idle and reply != 0:
+                found.append(look)
+        return found
 
     def _settle(self, call: Reclaim, result: Reclaimed | LisaError, so_far: float) -> Outcome:
         """Go on to the end of one group's list; the earlier of `so_far` and its next look."""
@@ -111,7 +161,7 @@ class Reclaimer:
         at = now + min(max(pause, CLOSEST_S), FARTHEST_S)
         if call.end != BEFORE_ALL:
             self._scan_at[topic, group] = at if ends_ms is not None else now + GLANCE_S
-        return min(so_far, at, self._scan_at.get((topic, group), so_far))
+        return min(so_far, at)
 
     def _follow(self, call: Reclaim, result: Reclaimed) -> int | None:
         """Window after window; in how many ms the earliest lease that was seen can end."""
@@ -135,8 +185,8 @@ class Reclaimer:
             )  # fmt: skip
         return ends
 
-    def _log_deaths(self, topic: str, group: str, moved: Sequence[tuple[str, Retried]]) -> None:
-        for message_id, retried in moved:
+    def _log_deaths(self, topic: str, group: str, moved: Sequence[TakenBack]) -> None:
+        for message_id, _, retried in moved:
             if retried.outcome is Failed.DEAD:
                 log.warning(
                     "topic %s, group %s: message %r went to garbage after %d attempts",

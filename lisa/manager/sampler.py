@@ -6,9 +6,12 @@ nothing changed since the last sample none is written, and a reader carries that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lisa.core.errors import LisaError
 from lisa.core.store import SyncStore, pairs
 from lisa.core.transitions.base import text
+from lisa.manager.lookout import ask_all
 
 __all__ = ["Sampler"]
 
@@ -26,20 +29,44 @@ class Sampler:
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
+        self._last: dict[str, object] = {}  # counters as the latest sample has them
+
+    def pick(self, topics: Sequence[str], now_ms: int) -> list[str]:
+        """Those whose counters differ from the latest sample, as far as we know; all at full hours.
+
+        Raises ServerUnavailable.
+        """
+        if now_ms // MINUTE_MS * MINUTE_MS % HOUR_MS == 0:
+            return list(topics)
+        keys = self._store.keys.topic
+        found = ask_all(self._store, [("HGETALL", keys(topic).stats) for topic in topics])
+        return [
+            topic for topic, stats in zip(topics, found, strict=True)
+            if topic not in self._last or self._last[topic] != stats
+        ]  # fmt: skip
+
+    def forget(self, topic: str) -> None:
+        """Keep nothing of a topic that is gone."""
+        self._last.pop(topic, None)
 
     def step(self, topic: str, now_ms: int) -> bool:
         """Take the sample of this minute; whether one was written. Raises LisaError."""
         keys = self._store.keys.topic(topic)
         minute_ms = now_ms - now_ms % MINUTE_MS
-        stats = pairs(self._store.ask("HGETALL", keys.stats))
+        reply = self._store.ask("HGETALL", keys.stats)
+        stats = pairs(reply)
         if not stats:
+            self._last[topic] = reply
             return False
         written = False
         last = self._store.ask("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
-        if not last or _changed(last[0], stats, minute_ms):
+        known = bool(last) and pairs(last[0][1]) == stats
+        if not known and not (last and _time_ms(last[0][0]) >= minute_ms):
             # Names in one order: the server then stores them once for many samples.
             fields = [part for name in sorted(stats) for part in (name, stats[name])]
             written = self._add(keys.history, minute_ms, fields)
+        if known or written:
+            self._last[topic] = reply
         if minute_ms % HOUR_MS == 0:
             self._thin(keys.history, minute_ms)
         return written
@@ -72,8 +99,3 @@ class Sampler:
 
 def _time_ms(entry: bytes) -> int:
     return int(text(entry).partition("-")[0])
-
-
-def _changed(last: tuple[bytes, list[bytes]], stats: dict[bytes, bytes], minute_ms: int) -> bool:
-    entry, fields = last
-    return _time_ms(entry) < minute_ms and pairs(fields) != stats

@@ -1,21 +1,25 @@
 """Redis's clock, as this process's own clock shows it.
 
 A look at TIME that was sent at `sent` and answered at `received` bounds the distance between the
-two clocks from both sides. Waking goes by the lower bound: by then Redis's clock has certainly
-come to the instant, so a call is never early, and it is late by no more than one round trip.
+two clocks from both sides, and so does each reply of a script that tells the time. Where all those
+bounds overlap, in the middle, the distance is taken to lie: the error is half of the difference
+between the quickest way there and the quickest way back. A call that is sent at an instant meets a
+server whose clock has come to it, as the way there takes longer than that. (Marzullo's algorithm
+intersects clocks' bounds in this way.)
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import deque
 
 from lisa.core.store import SyncStore
 
 __all__ = ["ServerClock"]
 
-KEPT_SAMPLES = 4
+DRIFT = 50e-6
+"""By how much two machines' clocks go apart, in seconds a second."""
 
 
 class ServerClock:
@@ -23,7 +27,7 @@ class ServerClock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._samples: deque[tuple[float, float]] = deque(maxlen=KEPT_SAMPLES)
+        self._low, self._high, self._at = -math.inf, math.inf, time.monotonic()
         self._offset_s = time.time() - time.monotonic()
 
     def sample(self, store: SyncStore) -> None:
@@ -31,22 +35,11 @@ class ServerClock:
         sent = time.monotonic()
         now_us = store.drive(store.server_time_us())
         received = time.monotonic()
-        low, high = now_us / 1e6 - received, now_us / 1e6 - sent
-        with self._lock:
-            if not self._samples or not self._agrees(low, high):
-                self._samples.clear()
-            self._samples.append((high - low, low))
-            # The quickest answer says most; its neighbours only that no clock was set.
-            self._offset_s = min(self._samples)[1]
+        self._narrow(now_us / 1e6 - received, now_us / 1e6 - sent, received)
 
     def witness(self, now_ms: int, sent: float, received: float) -> None:
         """Learn from a reply that carried Redis's time in whole milliseconds, rounded down."""
-        low, high = now_ms / 1e3 - received, (now_ms + 1) / 1e3 - sent
-        with self._lock:
-            if self._offset_s > high:
-                self._samples.clear()
-                self._offset_s = low
-            self._offset_s = max(self._offset_s, low)
+        self._narrow(now_ms / 1e3 - received, (now_ms + 1) / 1e3 - sent, received)
 
     def instant(self, epoch_ms: int) -> float:
         """When Redis's clock will show an epoch millisecond."""
@@ -56,5 +49,12 @@ class ServerClock:
         """Redis's present time."""
         return int((time.monotonic() + self._offset_s) * 1e3)
 
-    def _agrees(self, low: float, high: float) -> bool:
-        return low <= min(self._samples)[1] + min(self._samples)[0] and self._offset_s <= high
+    def _narrow(self, low: float, high: float, at: float) -> None:
+        with self._lock:
+            grown = max(at - self._at, 0.0) * DRIFT
+            least, most = self._low - grown, self._high + grown
+            if least <= high and low <= most:
+                low, high = max(low, least), min(high, most)
+            # Otherwise one of the clocks was set: only what is said now counts.
+            self._low, self._high, self._at = low, high, at
+            self._offset_s = (low + high) / 2

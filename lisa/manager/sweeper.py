@@ -7,7 +7,8 @@ records of managers that are gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from lisa.core import presence
 from lisa.core.clock import duration_ms, human
@@ -19,6 +20,7 @@ from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.purge import Purge
 from lisa.manager.expirer import Expirer
+from lisa.manager.lookout import ask_all
 
 __all__ = ["Sweeper"]
 
@@ -41,6 +43,47 @@ class Sweeper:
         self._store = store
         self._expirer = expirer
         self._configured = configured
+
+    def pick(self, topics: Sequence[str]) -> list[str]:
+        """Those where a step may find something to do. Raises ServerUnavailable.
+
+        Also learns what groups they have, whatever wake-ups were lost.
+        """
+        asked, sizes = list[tuple[str | int, ...]](), list[int]()
+        for topic in topics:
+            questions = self._questions(topic)
+            asked += questions
+            sizes.append(len(questions))
+        replies = iter(ask_all(self._store, asked))
+        long_ago = self._now_ms() - IDLE_AFTER_MS
+        return [
+            topic for topic, size in zip(topics, sizes, strict=True)
+            if self._is_worth_it(topic, [next(replies) for _ in range(size)], long_ago)
+        ]  # fmt: skip
+
+    def _questions(self, topic: str) -> list[tuple[str | int, ...]]:
+        keys = self._store.keys.topic(topic)
+        names = self._store.known_groups(topic) or ()
+        own = [keys.group(name) for name in names]
+        return [
+            ("EXISTS", keys.expiry, keys.consumers, *[group.garbage for group in own]),
+            ("EXISTS", *self._places(topic, names)),
+            ("ZSCORE", self._store.keys.topics, topic),
+            ("HKEYS", keys.groups),
+            *[("XINFO", "CONSUMERS", group.ready, name)
+              for group, name in zip(own, names, strict=True)],
+        ]  # fmt: skip
+
+    def _is_worth_it(self, topic: str, replies: Sequence[Any], long_ago: int) -> bool:
+        if any(isinstance(reply, Exception) for reply in replies):
+            return True
+        aging, used, seen, declared, *consumers = replies
+        groups = tuple(sorted(text(name) for name in declared))
+        if groups != self._store.known_groups(topic):
+            self._store.drive(self._store.groups(topic))
+            return True
+        idle = not used and seen is not None and float(seen) < long_ago
+        return bool(aging or any(consumers) or (idle and not self._configured(topic)))
 
     def step(self, topic: str) -> bool:
         """One bounded run over a topic; whether it was idle and is unregistered now."""
@@ -130,12 +173,16 @@ class Sweeper:
         return True
 
     def _is_used(self, topic: str, groups: tuple[str, ...]) -> bool:
+        return bool(self._store.ask("EXISTS", *self._places(topic, groups)))
+
+    def _places(self, topic: str, groups: tuple[str, ...]) -> list[str]:
+        """All that says that somebody still needs a topic."""
         keys = self._store.keys.topic(topic)
         places = [keys.waiting, keys.consumers]
         for group in groups:
             own = keys.group(group)
             places += [own.entries, own.retry, own.garbage]
-        return bool(self._store.ask("EXISTS", *places))
+        return places
 
     def _now_ms(self) -> int:
         return self._store.drive(self._store.server_time_us()) // 1000

@@ -6,12 +6,14 @@ A stream or a group that is gone is declared again by the store as soon as a cal
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from lisa.core.errors import GroupRemoved
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.trim import Trim, Trimmed
+from lisa.manager.lookout import ask_all
 
 __all__ = ["Trimmer"]
 
@@ -29,6 +31,20 @@ class Trimmer:
         self._store = store
         self._entry_cursors: dict[tuple[str, str], str] = {}
         self._index_cursors: dict[tuple[str, str], str] = {}
+
+    def pick(self, topics: Sequence[str]) -> list[str]:
+        """Those with anything in a group's stream or index. Raises ServerUnavailable."""
+        places = [(topic, group) for topic in topics for group in self._store.known_groups(topic)
+                  or ()]  # fmt: skip
+        questions: list[tuple[str, str]] = []
+        for topic, group in places:
+            keys = self._store.keys.topic(topic).group(group)
+            questions += [("XLEN", keys.ready), ("HLEN", keys.entries)]
+        replies = ask_all(self._store, questions)
+        return list(dict.fromkeys(
+            place[0] for place, *held in zip(places, replies[::2], replies[1::2], strict=True)
+            if held != [0, 0]
+        ))  # fmt: skip
 
     def step(self, topic: str) -> None:
         """One bounded run over every group of a topic. Raises LisaError."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 
 from lisa.core.connection import Connection, Subscription
@@ -11,15 +13,21 @@ from lisa.core.failures import ClientError
 __all__ = ["Waker"]
 
 LISTEN_S = 0.25
+QUIET_S = 1.0
+SILENT_S = 3.0
+"""After so long without any sign of life, asked for after `QUIET_S`, nobody is at the other end."""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Waker:
     """Calls `woken` with each topic that is announced, and `deaf` after each gap in listening.
 
     A subscription that is lost is made again, with growing pauses; what was announced meanwhile
-    nobody repeats, so `deaf` is to look at all topics.
+    nobody repeats, so `deaf` is to look at all topics. It counts as lost, too, when the other end
+    falls silent: a connection that was cut on its way says nothing of that.
     """
 
     def __init__(
@@ -35,6 +43,8 @@ class Waker:
         self._deaf = deaf
         self._subscription: Subscription | None = None
         self._pause_s = FIRST_PAUSE_S
+        self._heard = 0.0
+        self._asked = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="lisa-waker", daemon=True)
 
@@ -59,17 +69,30 @@ class Waker:
         try:
             if self._subscription is None:
                 self._subscription = self._connection.subscribe(self._channel)
+                self._heard = self._asked = time.monotonic()
                 self._deaf()
             said = self._subscription.get(LISTEN_S)
+            self._mind_silence(self._subscription, heard=said is not None)
         except ClientError:
             # The server's being away is told by those who look after it.
             self._hang_up()
             pause, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
             return pause
         self._pause_s = FIRST_PAUSE_S
-        if said is not None:
+        if said:
             self._woken(said.decode("utf-8", "replace"))
         return 0.0
+
+    def _mind_silence(self, subscription: Subscription, *, heard: bool) -> None:
+        now = time.monotonic()
+        if heard:
+            self._heard = now
+        elif now - self._heard > SILENT_S:
+            log.info("channel %s fell silent: listening anew", self._channel)
+            self._hang_up()
+        elif now - max(self._heard, self._asked) > QUIET_S:
+            self._asked = now
+            subscription.ping()
 
     def _work(self) -> None:
         while not self._stopped.is_set():

@@ -30,7 +30,7 @@ def test_what_is_overdue_fails_and_what_is_not_stays(bench: Bench) -> None:
     said = bench.call(Reclaim(TOPIC, "lisa"))
     due = bench.state()["lisa:retry"]["a"]
     assert said.moved == [
-        ("a", Retried(Failed.RETRYING, due, 1)), ("b", Retried(Failed.DEAD, None, 2)),
+        ("a", 1, Retried(Failed.RETRYING, due, 1)), ("b", 2, Retried(Failed.DEAD, None, 2)),
     ]  # fmt: skip
     assert (said.cursor, said.cleared) == (None, 0)
     assert said.next_end_ms is not None
@@ -63,7 +63,7 @@ def test_a_lease_of_its_own_is_kept_to(bench: Bench) -> None:
         ),
     )  # fmt: skip
     said = bench.call(Reclaim(TOPIC, "lisa"))
-    assert sorted(message_id for message_id, _ in said.moved) == ["a", "c"]
+    assert sorted((one.id, one.due_ms) for one in said.moved) == [("a", 1), ("c", 3)]
     bench.check(
         body=BODIES, stats={"reclaimed@lisa": 2, "retried@lisa": 2},
         lisa=G(
@@ -90,7 +90,7 @@ def test_windows_go_to_the_end_and_miss_nothing(bench: Bench) -> None:
     start, found, calls = "-", [], 0
     while True:
         said = bench.call(Reclaim(TOPIC, "lisa", start=start, window=2))
-        found += [message_id for message_id, _ in said.moved]
+        found += [one.id for one in said.moved]
         calls += 1
         if said.cursor is None:
             break
@@ -107,7 +107,7 @@ def test_a_missing_entry_is_cleared_and_stops_nobody(bench: Bench) -> None:
     bench.store.ask("XDEL", ready, first)
     said = bench.call(Reclaim(TOPIC, "lisa"))
     assert said.cleared == 1
-    assert [message_id for message_id, _ in said.moved] == ["a"]
+    assert [one.id for one in said.moved] == ["a"]
     bench.check(
         body=BODIES, stats={"cleared@lisa": 1, "reclaimed@lisa": 1, "retried@lisa": 1},
         lisa=G(retry={"a": bench.now + 20_000}, attempts={"a": 1}, reasons={"a": WHY}),

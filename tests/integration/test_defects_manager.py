@@ -206,6 +206,7 @@ def test_l20_a_slow_job_holds_up_no_other(
         entered.set()
         leave.wait(20)
 
+    monkeypatch.setattr(Trimmer, "pick", lambda _service, topics: topics)
     monkeypatch.setattr(Trimmer, "step", dawdle)
     cast.configure(ack_timeout="300", retry_delays="100")
     with Manager(server, topics=["orders"], clean=timedelta(milliseconds=100)):

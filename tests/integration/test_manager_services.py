@@ -13,10 +13,9 @@ from lisa.core.errors import LisaError
 from lisa.core.message import Message
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.manager.promoter import LONGEST_PAUSE_S
-from lisa.manager.reclaimer import GLANCE_S
-from tests.roles import Cast, Services
-from tests.servers import connect, wait_until
+from lisa.manager.backpressure import CERTAIN_S
+from lisa.manager.lookout import PAGE
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,25 +24,7 @@ if TYPE_CHECKING:
     from blinker import Signal
 
     from lisa.manager.loop import Outcome
-
-
-@pytest.fixture
-def cast(server: str) -> Iterator[Cast]:
-    cast = Cast(server).declare()
-    yield cast
-    cast.store.close()
-
-
-@pytest.fixture
-def raw(server: str) -> Iterator[redis.Redis]:
-    """A foreign hand."""
-    with connect(server) as client:
-        yield client
-
-
-@pytest.fixture
-def kit(cast: Cast) -> Services:
-    return Services(cast)
+    from tests.roles import Cast, Services
 
 
 @pytest.fixture
@@ -68,6 +49,12 @@ def instant(outcomes: Sequence[Outcome]) -> float:
     (at,) = outcomes
     assert isinstance(at, float)
     return at
+
+
+def calls(raw: redis.Redis, command: str) -> int:
+    """How often a command was called until now."""
+    told = raw.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})
+    return int(told["calls"])
 
 
 class TestPromoter:
@@ -99,18 +86,90 @@ class TestPromoter:
         cast.configure(max_ready="10")
         for _ in range(30):
             cast.send_due()
-        pauses = []
-        for _ in range(7):
+        for pause_ms in (1, 2, 4, 8, 16, 20, 20):
             before = time.monotonic()
             at = instant(kit.promoter.step(["orders"]))
-            pauses.append(at - before)
-        assert pauses[0] < 0.010
-        assert pauses[-1] == pytest.approx(LONGEST_PAUSE_S, abs=0.010)
+            assert before + pause_ms / 1e3 <= at <= time.monotonic() + pause_ms / 1e3
         for _ in range(2):
             assert len(cast.take(10)) == 10
             kit.promoter.step(["orders"])
         assert len(cast.take(10)) == 10
         assert cast.store.ask("ZCARD", cast.keys.waiting) == 0
+
+    def test_while_it_is_full_plain_reads_ask_and_promote_rarely(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        cast.configure(max_ready="10")
+        for _ in range(30):
+            cast.send_due()
+        kit.promoter.step(["orders"])
+        before = calls(raw, "evalsha")
+        began = time.monotonic()
+        steps = 0
+        while time.monotonic() - began < CERTAIN_S / 2:
+            at = instant(kit.promoter.step(["orders"]))
+            time.sleep(max(0.0, at - time.monotonic()))
+            steps += 1
+        assert steps > 5
+        assert calls(raw, "evalsha") - before == 0
+        time.sleep(CERTAIN_S / 2)
+        kit.promoter.step(["orders"])
+        assert calls(raw, "evalsha") - before == 1
+
+    def test_a_full_topic_with_more_room_allowed_moves_on(self, cast: Cast, kit: Services) -> None:
+        cast.configure(max_ready="10")
+        for _ in range(30):
+            cast.send_due()
+        kit.promoter.step(["orders"])
+        cast.configure(max_ready="50")
+        assert kit.promoter.step(["orders"]) == [None]
+        assert cast.store.ask("XLEN", cast.own.ready) == 30
+
+    def test_a_full_group_holds_up_no_other(self, cast: Cast, kit: Services) -> None:
+        cast.configure(max_ready="10")
+        slow, quick = cast, cast.on("orders", "quick").declare()
+        for _ in range(15):
+            cast.send_due()
+        for _ in range(3):
+            kit.promoter.step(["orders"])
+            quick.take()
+            cast.send_due()
+        kit.promoter.step(["orders"])
+        assert len(quick.take()) == 1
+        assert slow.store.ask("XLEN", slow.own.ready) == 10
+        assert slow.store.ask("ZCARD", slow.own.retry) == 8
+        slow.take()
+        kit.promoter.step(["orders"])
+        assert len(slow.take()) == 8
+
+    def test_a_glance_finds_what_nobody_announced(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        other = cast.on("other").declare(ack_timeout="10", retry_delays="60000")
+        retried = other.send()
+        other.take()
+        time.sleep(0.02)
+        kit.promoter.step(["orders", "other"])
+        kit.reclaimer.step(["other"])
+        raw.zadd(cast.keys.waiting, {"by-hand": 2_000_000_000_000})
+        empty = cast.on("empty").declare()
+        assert kit.promoter.glance(["empty", "orders", "other"]) == {
+            "orders": pytest.approx(kit.clock.instant(2_000_000_000_000), abs=0.002),
+            "other": pytest.approx(
+                kit.clock.instant(other.look(retried).places[0].due_ms or 0), abs=0.002
+            ),
+        }
+        assert empty.store.ask("EXISTS", empty.keys.waiting) == 0
+
+    def test_of_many_topics_each_has_its_turn_to_be_glanced_at(
+        self, kit: Services, raw: redis.Redis
+    ) -> None:
+        topics = [f"t{number:03}" for number in range(PAGE * 2 + 44)]
+        for topic in topics:
+            raw.zadd(kit.store.keys.topic(topic).waiting, {"by-hand": 2_000_000_000_000})
+        seen = [list(kit.promoter.glance(topics)) for _ in range(3)]
+        assert [len(one) for one in seen] == [PAGE] * 3
+        assert {topic for one in seen for topic in one} == set(topics)
 
     def test_nothing_while_paused(self, cast: Cast, kit: Services) -> None:
         due = cast.send_due()
@@ -163,7 +222,7 @@ class TestReclaimer:
     ) -> None:
         cast.configure(ack_timeout="300", retry_delays="60000")
         sent = cast.send({"n": 1})
-        cast.take()
+        (entry,) = cast.take()
         began = time.monotonic()
         at = instant(kit.reclaimer.step(["orders"]))
         assert at == pytest.approx(began + 0.3, abs=0.05)
@@ -179,6 +238,7 @@ class TestReclaimer:
         (message,) = heard["retrying"]
         assert (message.id, message.body, message.attempt) == (sent, {"n": 1}, 1)
         assert (message.next_due_ms, message.reason) == (place.due_ms, "ack timeout")
+        assert message.due_ms == entry.due_ms
         assert heard["dead"] == []
 
     def test_the_last_attempt_ends_in_garbage(
@@ -186,12 +246,12 @@ class TestReclaimer:
     ) -> None:
         cast.configure(ack_timeout="10", retry_delays="")
         sent = cast.send()
-        cast.take()
+        (entry,) = cast.take()
         time.sleep(0.02)
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "garbage"
         kit.announcer.step()
-        assert [message.id for message in heard["dead"]] == [sent]
+        assert [(one.id, one.due_ms) for one in heard["dead"]] == [(sent, entry.due_ms)]
 
     def test_goes_to_the_end_of_the_list_in_one_step(self, cast: Cast, kit: Services) -> None:
         cast.configure(ack_timeout="10", retry_delays="60000")
@@ -214,17 +274,47 @@ class TestReclaimer:
         at = instant(kit.reclaimer.step(["orders"]))
         assert at <= time.monotonic() + 0.06
         time.sleep(0.06)
-        at = instant(kit.reclaimer.step(["orders"]))
+        kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
-        assert at <= time.monotonic() + GLANCE_S
+
+    def test_a_glance_tells_of_leases_of_their_own_and_of_new_groups(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        cast.store.drive(cast.store.groups("orders"))
+        assert kit.reclaimer.glance(["orders"]) == ["orders"]  # never looked at
+        kit.reclaimer.step(["orders"])
+        assert kit.reclaimer.glance(["orders"]) == []
+        cast.send()
+        cast.store.call(Open("orders", "g", cast.read(), 50))
+        assert kit.reclaimer.glance(["orders"]) == ["orders"]
+        cast.on("orders", "new").declare()
+        cast.store.drive(cast.store.groups("orders"))
+        time.sleep(0.06)
+        kit.reclaimer.step(["orders"])
+        assert kit.reclaimer.glance(["orders"]) == []
+
+    def test_with_nothing_in_flight_no_script_runs_for_an_ack_timeout(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        cast.configure(ack_timeout="5000")
+        cast.send()
+        cast.store.drive(cast.store.groups("orders"))
+        before = calls(raw, "evalsha")
+        began = time.monotonic()
+        at = instant(kit.reclaimer.step(["orders"]))
+        assert at == pytest.approx(began + 5, abs=0.1)
+        assert instant(kit.reclaimer.step(["orders"])) == at  # hurried for nothing
+        assert calls(raw, "evalsha") == before
 
     def test_after_an_outage_it_waits_one_ack_timeout(self, cast: Cast, kit: Services) -> None:
         cast.configure(ack_timeout="200")
+        kit.reclaimer.step(["orders"])
         sent = cast.send()
         cast.take()
         time.sleep(0.25)
         came_back = time.monotonic()
         kit.reclaimer.hold(came_back)
+        assert kit.reclaimer.step(["orders"]) == [pytest.approx(came_back + 0.2)]
         assert kit.reclaimer.step(["orders"]) == [pytest.approx(came_back + 0.2)]
         kit.reclaimer.look_at_all()  # the cron does not cut it short
         kit.reclaimer.step(["orders"])
@@ -254,9 +344,9 @@ class TestReclaimer:
 
     def test_a_group_that_was_removed_is_no_trouble(self, cast: Cast, kit: Services) -> None:
         kit.reclaimer.step(["orders"])
-        Cast(cast.store.connection.address.url).store.call(Undeclare("orders", "g", [], True))
-        at = instant(kit.reclaimer.step(["orders"]))
-        assert at <= time.monotonic() + GLANCE_S
+        cast.on("orders").store.call(Undeclare("orders", "g", [], True))
+        kit.reclaimer.look_at_all()
+        instant(kit.reclaimer.step(["orders"]))
         assert cast.store.known_groups("orders") == ()
 
     def test_one_topics_broken_key_concerns_that_topic_only(
@@ -275,6 +365,20 @@ class TestReclaimer:
 
 
 class TestTrimmer:
+    def test_picks_topics_whose_streams_hold_anything(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        lost, idle, broken = (cast.on(name).declare() for name in ("lost", "idle", "broken"))
+        for one in (cast, lost, idle, broken):
+            kit.store.drive(kit.store.groups(one.topic))
+        cast.send()
+        lost.send()
+        raw.delete(lost.own.ready)
+        raw.set(broken.own.entries, "not a hash")
+        assert kit.trimmer.pick(["broken", "idle", "lost", "orders", "unknown"]) == [
+            "broken", "lost", "orders",
+        ]  # fmt: skip
+
     def test_removes_foreign_entries_and_nothing_else(
         self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:

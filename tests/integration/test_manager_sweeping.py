@@ -11,32 +11,11 @@ import pytest
 from lisa.core import presence
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
 from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS
-from tests.roles import Cast, Services
-from tests.servers import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import redis
 
-
-@pytest.fixture
-def cast(server: str) -> Iterator[Cast]:
-    cast = Cast(server).declare()
-    yield cast
-    cast.store.close()
-
-
-@pytest.fixture
-def raw(server: str) -> Iterator[redis.Redis]:
-    """A foreign hand."""
-    with connect(server) as client:
-        yield client
-
-
-@pytest.fixture
-def kit(cast: Cast) -> Services:
-    return Services(cast)
+    from tests.roles import Cast, Services
 
 
 class TestSweeper:
@@ -141,6 +120,30 @@ class TestSweeper:
         kit.sweeper.managers()
         assert [one.name for one in store.drive(presence.managers(store))] == ["new"]
 
+    def test_picks_topics_with_something_to_do(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        long_ago = cast.now_ms() - IDLE_AFTER_MS - 1_000
+        names = ["busy", "configured", "dead", "idle", "known", "named", "short-lived", "watched"]
+        casts = {name: cast.on(name).declare() for name in names}
+        for name in ("busy", "configured", "idle"):
+            raw.zadd(kit.store.keys.topics, {name: long_ago})
+        casts["busy"].send(delay_ms=60_000)
+        casts["dead"].send()
+        casts["dead"].discard(casts["dead"].take()[0])
+        casts["short-lived"].send(delay_ms=60_000, ttl_ms=1)
+        cast.store.ask("XGROUP", "CREATECONSUMER", casts["named"].own.ready, "g", "left-over")
+        record = presence.ConsumerPresence(name="c", topic="watched", group="g")
+        cast.store.drive(presence.announce_consumer(cast.store, record))
+        for name in names:
+            kit.store.drive(kit.store.groups(name))
+        casts["known"].on("known", "another").declare()
+        assert kit.sweeper.pick(names) == [
+            "dead", "idle", "known", "named", "short-lived", "watched",
+        ]  # fmt: skip
+        assert kit.store.known_groups("known") == ("another", "g")
+        assert kit.sweeper.pick(["known"]) == []
+
 
 class TestSampler:
     NOON = 1_900_000_800_000 - 1_900_000_800_000 % DAY_MS
@@ -166,6 +169,20 @@ class TestSampler:
         cast.send()
         assert kit.sampler.step("orders", self.NOON)
         assert not kit.sampler.step("orders", self.NOON + MINUTE_MS)
+
+    def test_picks_topics_that_differ_from_their_latest_sample(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        topics, later = ["empty", "orders"], self.NOON + MINUTE_MS
+        assert kit.sampler.pick(topics, later) == topics
+        cast.send()
+        for topic in topics:
+            kit.sampler.step(topic, later)
+        assert kit.sampler.pick(topics, later) == []
+        assert kit.sampler.pick(topics, self.NOON) == topics  # a full hour: old samples are thinned
+        cast.send()
+        assert not kit.sampler.step("orders", later)  # this minute has its sample
+        assert kit.sampler.pick(topics, later + MINUTE_MS) == ["orders"]
 
     def test_minutes_for_seven_days_hours_for_ninety(self, cast: Cast, kit: Services) -> None:
         def at(**ago: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from lisa.core import presence
 from lisa.core.address import Address
-from lisa.core.connection import Connection
+from lisa.core.connection import Connection, Subscription
 from lisa.core.errors import ConfigError
 from lisa.core.keys import Keys
 from lisa.core.store import SyncStore
@@ -23,32 +23,12 @@ from lisa.manager.reclaimer import Reclaimer
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.waker import Waker
-from tests.roles import Cast, Services
-from tests.servers import connect, wait_until
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import redis
 
-
-@pytest.fixture
-def cast(server: str) -> Iterator[Cast]:
-    cast = Cast(server).declare()
-    yield cast
-    cast.store.close()
-
-
-@pytest.fixture
-def raw(server: str) -> Iterator[redis.Redis]:
-    """A foreign hand."""
-    with connect(server) as client:
-        yield client
-
-
-@pytest.fixture
-def kit(cast: Cast) -> Services:
-    return Services(cast)
+    from tests.roles import Cast
 
 
 def registry(cast: Cast, **topics: dict[str, object]) -> Registry:
@@ -132,12 +112,22 @@ class TestGreeter:
         other = cast.on("mails")
         other.send()
         greeter = Greeter(cast.store, registry(cast))
-        (at,) = greeter.step(["mails"])
-        assert at is not None
+        assert greeter.step(["mails"]) == [None]
+        assert greeter.glance(["mails"]) == []
         assert cast.store.drive(cast.store.groups("mails")) == ()
         self.wait_for_group(cast, "mails")
+        assert greeter.glance(["mails"]) == ["mails"]
         assert greeter.step(["mails"]) == [None]
         assert cast.store.drive(cast.store.groups("mails")) == ("lisa",)
+        assert greeter.glance(["mails"]) == []
+
+    def test_a_group_that_somebody_else_declared_is_learnt(self, cast: Cast) -> None:
+        greeter = Greeter(cast.store, registry(cast))
+        greeter.step(["mails"])
+        cast.on("mails").declare()
+        assert greeter.glance(["mails"]) == ["mails"]
+        greeter.step(["mails"])
+        assert cast.store.known_groups("mails") == ("g",)
 
     def test_it_declares_the_group_that_the_configuration_names(self, cast: Cast) -> None:
         self.wait_for_group(cast, "mails")
@@ -176,6 +166,28 @@ class TestWaker:
             wait_until(lambda: waker.step() == 0.0 and len(gaps) == 2)
             raw.publish(cast.store.keys.wake, "orders")
             wait_until(lambda: waker.step() == 0.0 and len(woken) >= 2)
+        finally:
+            waker.stop()
+
+    def test_a_connection_that_fell_silent_is_made_anew(
+        self, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, seconds in (("LISTEN_S", 0.01), ("QUIET_S", 0.05), ("SILENT_S", 0.2)):
+            monkeypatch.setattr(f"lisa.manager.waker.{name}", seconds)
+        gaps: list[float] = []
+        waker = Waker(
+            cast.store.connection, cast.store.keys.wake, lambda _: None,
+            lambda: gaps.append(time.monotonic()),
+        )  # fmt: skip
+        try:
+            ends = time.monotonic() + 0.6
+            while time.monotonic() < ends:
+                assert waker.step() == 0.0
+            assert len(gaps) == 1  # it asks, and is answered
+            with monkeypatch.context() as cut:
+                cut.setattr(Subscription, "ping", lambda _: None)  # lost on its way
+                wait_until(lambda: waker.step() == 0.0 and len(gaps) == 2)
+            assert gaps[1] - ends >= 0.1
         finally:
             waker.stop()
 

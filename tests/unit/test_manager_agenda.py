@@ -92,6 +92,59 @@ def test_when_the_leader_leaves_another_takes_its_place() -> None:
     assert taken == [["a"], ["b"]]
 
 
+def test_one_topics_work_stays_on_one_thread() -> None:
+    agenda = Agenda()
+    seen: list[int] = []
+
+    def work() -> None:
+        topics = agenda.take(1)
+        while topics:
+            seen.append(threading.get_ident())
+            topics = agenda.exchange([("a", time.monotonic() + 0.001)], 1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(agenda._asleep) < len(threads):
+        time.sleep(0.001)
+    agenda.add("a")
+    while len(seen) < 100:
+        time.sleep(0.001)
+    agenda.close()
+    for thread in threads:
+        thread.join(5)
+    assert len(set(seen)) == 1
+
+
+def test_what_another_thread_brings_back_wakes_the_one_that_sleeps_longer() -> None:
+    agenda = Agenda()
+    for topic in ("a", "b"):
+        agenda.add(topic)
+    assert agenda.take(2) == ["a", "b"]
+    agenda.put_back("a", time.monotonic() + 60)
+    taken: list[list[str]] = []
+    thread = threading.Thread(target=lambda: taken.append(agenda.take(1)))
+    thread.start()
+    time.sleep(0.01)
+    agenda.put_back("b", time.monotonic() + 0.01)
+    thread.join(5)
+    assert taken == [["b"]]
+
+
+def test_a_glance_brings_forward_and_never_puts_off() -> None:
+    agenda = Agenda()
+    for topic in ("a", "b", "c"):
+        agenda.add(topic)
+    assert agenda.take(3) == ["a", "b", "c"]
+    now = time.monotonic()
+    agenda.put_back("a", now + 60)
+    agenda.put_back("b", now)
+    agenda.bring_forward({"a": now + 0.01, "b": now + 60, "c": now + 0.02, "unknown": now})
+    agenda.put_back("c", None)
+    assert [agenda.take(1) for _ in range(3)] == [["b"], ["a"], ["c"]]
+    assert time.monotonic() >= now + 0.02
+
+
 def test_a_topic_that_is_hurried_often_leaves_no_heap_behind() -> None:
     agenda = Agenda()
     agenda.add("a")

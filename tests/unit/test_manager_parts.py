@@ -65,27 +65,37 @@ class TestTroubles:
 
 
 class TestServerClock:
-    def test_the_lower_bound_is_never_early(self) -> None:
+    def test_the_bounds_middle_is_what_it_goes_by(self) -> None:
         clock = ServerClock()
         sent = 1_000.0
-        # Redis answered 5 s past its minute 1, somewhere within 2 ms of our time.
+        # Redis's clock came to 65.000 within the 2 ms of the call, and not to 65.001 before it.
         clock.witness(65_000, sent, sent + 0.002)
-        assert clock.instant(65_010) == pytest.approx(sent + 0.002 + 0.010)
+        assert clock.instant(65_010) == pytest.approx(sent + (0.002 - 0.001) / 2 + 0.010)
 
-    def test_a_tighter_look_is_kept_and_a_looser_one_changes_nothing(self) -> None:
+    def test_bounds_that_overlap_narrow_it_and_looser_ones_change_nothing(self) -> None:
         clock = ServerClock()
         clock.witness(65_000, 1_000.0, 1_000.002)
-        clock.witness(66_000, 1_001.0, 1_001.0005)
-        tight = clock.instant(70_000)
-        assert tight == pytest.approx(1_005.0005)
-        clock.witness(67_000, 1_002.0, 1_002.400)
-        assert clock.instant(70_000) == tight
+        clock.witness(65_001, 1_000.0011, 1_000.0013)  # 65.001 was over by 1000.0013
+        middle = 1_000.0003 + (1_000.0011 - 0.002 - 1_000.0003) / 2
+        assert clock.instant(65_000) == pytest.approx(middle, abs=1e-6)
+        clock.witness(65_002, 1_000.002, 1_000.402)
+        assert clock.instant(65_000) == pytest.approx(middle, abs=1e-6)
 
-    def test_a_clock_that_was_set_back_is_followed_at_once(self) -> None:
+    def test_a_clock_that_was_set_is_followed_at_once(self) -> None:
         clock = ServerClock()
         clock.witness(3_665_000, 1_000.0, 1_000.001)
-        clock.witness(65_000, 1_001.0, 1_001.001)
-        assert clock.instant(65_000) == pytest.approx(1_001.001)
+        for set_to_ms in (65_000, 7_265_000):
+            clock.witness(set_to_ms, 1_001.0, 1_001.001)
+            assert clock.instant(set_to_ms) == pytest.approx(1_001.0)
+
+    def test_clocks_that_go_apart_are_followed(self) -> None:
+        clock = ServerClock()
+        for second in range(1_000):
+            now = 1_000.0 + second
+            theirs = now * (1 + 40e-6)
+            clock.witness(int(theirs * 1e3), now - 0.0001, now + 0.0001)
+            if second > 100:
+                assert clock.instant(int(theirs * 1e3)) == pytest.approx(now, abs=0.0015)
 
 
 class Script:
@@ -168,7 +178,7 @@ class TestJobs:
             if topic == "b":
                 raise LisaError("no")
 
-        jobs.add_for_each("clean", timedelta(milliseconds=100), work)
+        jobs.add_for_each("clean", timedelta(milliseconds=100), lambda page: page, work)
         jobs.start()
         try:
             wait_until(lambda: len(seen) >= 6)

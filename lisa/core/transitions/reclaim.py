@@ -9,9 +9,17 @@ from typing import Any, ClassVar, NamedTuple
 from lisa.core.transitions.base import Argument, Transition, text
 from lisa.core.transitions.retry import Retried, new_seed, parse_failed
 
-__all__ = ["FIRST", "Reclaim", "Reclaimed"]
+__all__ = ["FIRST", "Reclaim", "Reclaimed", "TakenBack"]
 
 FIRST = "-"
+
+
+class TakenBack(NamedTuple):
+    """One message; `due_ms` is what it had been delivered for, None if nobody knows any more."""
+
+    id: str
+    due_ms: int | None
+    retried: Retried
 
 
 class Reclaimed(NamedTuple):
@@ -23,7 +31,7 @@ class Reclaimed(NamedTuple):
     cursor: str | None
     next_end_ms: int | None
     cleared: int
-    moved: list[tuple[str, Retried]]
+    moved: list[TakenBack]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,10 @@ class Reclaim(Transition[Reclaimed]):
     def parse(self, reply: Sequence[Any]) -> Reclaimed:
         cursor, next_end, cleared, *rest = reply
         moved = [
-            (text(rest[i]), parse_failed(rest[i + 1], rest[i + 2])) for i in range(0, len(rest), 3)
-        ]
+            TakenBack(
+                text(rest[i]), int(rest[i + 1]) if rest[i + 1] else None,
+                parse_failed(rest[i + 2], rest[i + 3]),
+            )
+            for i in range(0, len(rest), 4)
+        ]  # fmt: skip
         return Reclaimed(text(cursor) or None, None if next_end < 0 else next_end, cleared, moved)
