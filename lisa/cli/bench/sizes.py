@@ -68,7 +68,7 @@ QUICK = Sizes(
 
 FULL = Sizes(
     mode="full", repeats=3, slow_repeats=3, life=50_000, bulk=100_000, single=5_000,
-    concurrent=50_000, drain=100_000, paced_seconds=20.0, idle_seconds=10.0,
+    concurrent=50_000, drain=100_000, paced_seconds=20.0, idle_seconds=20.0,
     waiting=(10_000, 1_000_000), promoted=20_000, side_by_side=(1, 2, 4),
 )  # fmt: skip
 
