@@ -110,7 +110,9 @@ def test_the_table_is_filled_from_what_was_measured() -> None:
     assert found["send_many, generated ids"].value == pytest.approx(0.75)
     assert found["drain, one manager, one consumer"].value == pytest.approx(0.7)
     assert found["Python CPU a message, send_many"].verdict is Verdict.MET
-    assert found["Redis CPU a promoted message, most waiting"].value == pytest.approx(1.25)
+    assert found[
+        "Redis CPU a promoted message, most waiting, embedded Valkey"
+    ].value == pytest.approx(1.25)
     assert found["lateness at 1,000/s, p50"].value == pytest.approx(10.499 / 20.499, rel=1e-3)
     assert found["early, in all measures"].value == 0
     assert found["lisa --help"].verdict is Verdict.UNKNOWN

@@ -107,15 +107,24 @@ def lateness(results: Results, path: Path) -> bool:
 
 def cost(results: Results, path: Path) -> bool:
     """What promoting a message costs against how many wait."""
-    found = {one.key.name: one for one in results.figures() if one.key.measure == backlog.NAME}
+    found = {
+        (one.key.subject, one.key.name): one
+        for one in results.figures() if one.key.measure == backlog.NAME
+    }  # fmt: skip
     amounts = backlog.amounts(results)
     if not amounts:
         return False
 
     def fill(axes: list[Axes]) -> None:
         [ax] = axes
-        for what, label in (("redis", "Redis's processor"), ("wall", "the clock")):
-            figures = [found[backlog.figure(waiting, what)] for waiting in amounts]
+        for subject, what, label in (
+            ("lisa", "redis", "processor of the embedded Valkey"),
+            ("lisa", "wall", "by the clock, embedded Valkey"),
+            (backlog.ON_DEBIAN, "redis", "processor of redis-server"),
+        ):
+            if (subject, backlog.figure(amounts[0], what)) not in found:
+                continue
+            figures = [found[subject, backlog.figure(waiting, what)] for waiting in amounts]
             medians = [one.median for one in figures]
             reach = [
                 [one.median - one.low for one in figures],

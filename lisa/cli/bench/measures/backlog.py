@@ -6,23 +6,25 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 from lisa import Producer
 from lisa.admin.topics import set_options
 from lisa.cli.bench.results import Results
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import Server, fresh_server
+from lisa.cli.bench.server import Server, debian_binary, fresh_server
 from lisa.cli.bench.subject import TOPIC, bodies, open_store, prepared
 from lisa.cli.bench.work import now_ms
 from lisa.core.store import SyncStore
 from lisa.core.transitions.promote import Promote
 
-__all__ = ["NAME", "amounts", "figure", "measure"]
+__all__ = ["NAME", "ON_DEBIAN", "amounts", "figure", "measure"]
 
 NAME = "backlog"
 ROUNDS = 3
 AHEAD_MS = 200
+ON_DEBIAN = "lisa on redis-server"
 NO_LIMIT = "1000000000"
 BATCH = 500
 
@@ -42,17 +44,25 @@ def amounts(results: Results) -> list[int]:
 def measure(run: Run) -> None:
     """Figures: microseconds for each promoted message, of the server's processor and the clock.
 
-    All amounts stand at the same time, a server each, and take turns at being measured.
+    All amounts stand at the same time, a server each, and take turns at being measured. On the
+    embedded server, and on `redis-server` where it is on PATH: their allocators differ.
     """
+    _on(run, "lisa", None)
+    binary = None if run.sizes.mode == "quick" else debian_binary()
+    if binary is not None:
+        _on(run, ON_DEBIAN, binary)
+
+
+def _on(run: Run, subject: str, binary: Path | None) -> None:
     with ExitStack() as stack:
         backlogs = []
         for waiting in run.sizes.waiting:
             run.say(f"filling a backlog of {waiting:,}")
-            backlogs.append(stack.enter_context(_backlog(waiting)))
+            backlogs.append(stack.enter_context(_backlog(waiting, binary)))
         for _ in run.repeats("promoting before a backlog"):
             for _turn in range(ROUNDS):
                 for backlog in backlogs:
-                    _round(run, backlog)
+                    _round(run, subject, backlog)
 
 
 class _Backlog(NamedTuple):
@@ -63,9 +73,9 @@ class _Backlog(NamedTuple):
 
 
 @contextmanager
-def _backlog(waiting: int) -> Iterator[_Backlog]:
+def _backlog(waiting: int, binary: Path | None) -> Iterator[_Backlog]:
     with (
-        fresh_server() as server,
+        fresh_server(binary) as server,
         prepared(server) as producer,
         open_store(server) as store,
     ):
@@ -77,7 +87,7 @@ def _backlog(waiting: int) -> Iterator[_Backlog]:
         yield _Backlog(waiting, server, producer, store)
 
 
-def _round(run: Run, backlog: _Backlog) -> None:
+def _round(run: Run, subject: str, backlog: _Backlog) -> None:
     waiting, server, producer, store = backlog
     count = run.sizes.promoted
     due_ms = now_ms() + AHEAD_MS + count // 50
@@ -88,5 +98,5 @@ def _round(run: Run, backlog: _Backlog) -> None:
         moved += step
     wall_us = (time.perf_counter() - began) * 1e6
     redis_us = server.cpu_us() - cpu_us
-    run.results.add(NAME, "lisa", figure(waiting), redis_us / moved, "us")
-    run.results.add(NAME, "lisa", figure(waiting, "wall"), wall_us / moved, "us")
+    run.results.add(NAME, subject, figure(waiting), redis_us / moved, "us")
+    run.results.add(NAME, subject, figure(waiting, "wall"), wall_us / moved, "us")
