@@ -19,9 +19,11 @@ class Run:
     results: Results
     say: Callable[[str], None]
 
-    def repeats(self, what: str, *, slow: bool = False) -> Iterator[int]:
+    def repeats(self, what: str, *, slow: bool = False, peer: bool = False) -> Iterator[int]:
         """Count the repeats, saying which is under way; slow: of what takes many seconds."""
         total = self.sizes.slow_repeats if slow else self.sizes.repeats
+        if peer:
+            total = min(total, self.sizes.peer_repeats)
         for number in range(total):
             self.say(f"{what}, {number + 1} of {total}")
             yield number

@@ -19,6 +19,7 @@ class Sizes:
     paced_seconds: how long messages fall due one by one.
     waiting: amounts before which promoting is measured, from small to large.
     side_by_side: how many managers and as many consumers.
+    peer_repeats: how often a peer's figures are taken, if not less often than the others.
     peer_most: the most that a peer is given; peer_seconds: how long it should be busy with them.
     peer_start_seconds: how long a sender's process takes to start, at most, on a busy machine.
     """
@@ -39,8 +40,9 @@ class Sizes:
     waiting: tuple[int, ...]
     promoted: int
     side_by_side: tuple[int, ...]
+    peer_repeats: int = 2
     peer_most: int = 100_000
-    peer_seconds: float = 5.0
+    peer_seconds: float = 3.0
     peer_start_seconds: float = 4.0
 
     def scaled(self, scale: float) -> Sizes:
@@ -72,4 +74,11 @@ FULL = Sizes(
     waiting=(10_000, 1_000_000), promoted=20_000, side_by_side=(1, 2, 4),
 )  # fmt: skip
 
-LONG = replace(FULL, mode="long", paced_seconds=60.0, waiting=(10_000, 1_000_000, 10_000_000))
+LONG = replace(
+    FULL,
+    mode="long",
+    paced_seconds=60.0,
+    peer_repeats=3,
+    peer_seconds=5.0,
+    waiting=(10_000, 1_000_000, 10_000_000),
+)

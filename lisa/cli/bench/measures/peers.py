@@ -29,7 +29,8 @@ def measure_peer(run: Run, installed: Installed, chosen: Sequence[str]) -> None:
     name = installed.peer.name
     versions = installed.call("versions", timeout_s=60)
     run.results.versions[name] = {
-        "kind": installed.peer.kind,
+        # A server of its own is not what a library in Python makes of Redis.
+        "kind": installed.peer.kind if installed.peer.server == "redis" else "server",
         **{key: str(value) for key, value in versions.items()},
     }
     measuring = _Measuring(run, installed)
@@ -72,7 +73,7 @@ class _Measuring:
         self._send("send-concurrent", concurrent_send.NAME, *tasks)
 
     def _send(self, command: str, measure: str, *arguments: str) -> None:
-        for _ in self._run.repeats(f"{self._name}: {command}"):
+        for _ in self._run.repeats(f"{self._name}: {command}", peer=True):
             with fresh_server() as server:
                 senders = Senders(self._installed, server, SLOWEST)
                 due = ("--due-ms", str(time.time_ns() // 1_000_000 + HOUR_MS), *arguments)
@@ -87,7 +88,7 @@ class _Measuring:
     def memory(self) -> None:
         if not self._on_redis:
             raise Fault("its messages do not lie in Redis")
-        for _ in self._run.repeats(f"{self._name}: memory"):
+        for _ in self._run.repeats(f"{self._name}: memory", peer=True):
             with fresh_server() as server:
                 senders = Senders(self._installed, server, SLOWEST)
                 due = ("--due-ms", str(time.time_ns() // 1_000_000 + HOUR_MS))
@@ -103,7 +104,7 @@ class _Measuring:
         # Twice: where a queue looks once a second, few messages tell little of its rate.
         rate = self._drain(self._most(PROBE), SLOWEST).rate
         rate = max(rate, self._drain(self._count(rate), rate / 4).rate)
-        for _ in self._run.repeats(f"{self._name}: drain"):
+        for _ in self._run.repeats(f"{self._name}: drain", peer=True):
             drained = self._drain(self._count(rate), rate / 4)
             drain.add(self._run, drain.NAME, self._name, drained, on_redis=self._on_redis)
 
@@ -128,7 +129,7 @@ class _Measuring:
 
     def _paced(self, rate: float, label: str) -> None:
         count = max(20, int(rate * self._run.sizes.peer_seconds))
-        for _ in self._run.repeats(f"{self._name}: lateness at {label}"):
+        for _ in self._run.repeats(f"{self._name}: lateness at {label}", peer=True):
             with (
                 fresh_server() as server,
                 peer_at_work(self._installed, server, count, rate) as work,
