@@ -173,16 +173,16 @@ end
 local HAS_MSETEX = (redis.VALKEY_VERSION_NUM or 0) >= 0x090100
   or not redis.VALKEY_VERSION_NUM and (redis.REDIS_VERSION_NUM or 0) >= 0x080400
 
--- The end is given as an instant: the server would turn a span into one, key by key.
+-- The end is given as an instant: the server would turn a span into one, key by key. A user may
+-- have been given rights when MSETEX was not there yet: half a settlement would lose the tombstones.
 local function set_all(keys, values, expire_at)
   if HAS_MSETEX then
     local both = {}
     for i, key in ipairs(keys) do both[2 * i - 1], both[2 * i] = key, values[i] end
     both[#both + 1], both[#both + 2] = 'PXAT', expire_at
-    call('MSETEX', #keys, unpack(both))
-  else
-    for i, key in ipairs(keys) do call('SET', key, values[i], 'PXAT', expire_at) end
+    if type(redis.pcall('MSETEX', #keys, unpack(both))) ~= 'table' then return end
   end
+  for i, key in ipairs(keys) do call('SET', key, values[i], 'PXAT', expire_at) end
 end
 
 -- Ends messages for good: bodies go, tombstones stay for the topic's retention.

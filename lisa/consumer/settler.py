@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -99,6 +100,8 @@ class Settler:
             self.hurry_for(sub)
             return None
         some = _first(sub.acks, MOST_ALONG)
+        if not some:  # the settler was quicker
+            return None
         flow = sub.store.run(Ack(sub.topic, sub.group, settlements_of(some)))
 
         def take(reply: Any) -> None:
@@ -186,9 +189,9 @@ class Settler:
 
     def _give_up(self, sub: Subscription, error: GroupRemoved) -> None:
         self._pauses.pop(sub, None)
-        lost = [*sub.acks, *(held for held, _ in sub.failures), *sub.expired]
-        for queue in (sub.acks, sub.failures, sub.expired):
-            queue.clear()
+        # Taken one by one: what another thread adds meanwhile is for the next look.
+        lost = _first(sub.acks, len(sub.acks)) + _first(sub.expired, len(sub.expired))
+        lost += [held for held, _ in _first(sub.failures, len(sub.failures))]
         for held in lost:
             sub.drop(held)
         log.warning("topic %s: %d settlements count no more: %s", sub.topic, len(lost), error)
@@ -203,6 +206,8 @@ class Settler:
 
     def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
         some = _first(queue, sub.store.batch_size(sub.topic, Ack))
+        if not some:  # the reader was quicker
+            return
         try:
             settlements = settlements_of(some)
             if state == "expired":  # no attempt was made
@@ -262,4 +267,9 @@ class Settler:
 
 
 def _first(queue: deque[T], size: int) -> list[T]:
-    return [queue.popleft() for _ in range(min(size, len(queue)))]
+    """At most so many, fewer if another thread takes from the queue as well: none, even."""
+    some: list[T] = []
+    with suppress(IndexError):
+        while len(some) < size:
+            some.append(queue.popleft())
+    return some

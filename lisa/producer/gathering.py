@@ -95,8 +95,9 @@ class Gathering(Generic[K, T, R]):
         """Each its own truth: what the topic refused may be one message's fault, or not all fit."""
         middle = len(batch) // 2
         if middle and isinstance(error, (InvalidMessage, TopicFull)):
-            await self._send(key, batch[:middle])
-            await self._send(key, batch[middle:])
+            for half in (batch[:middle], batch[middle:]):
+                if waiting := [one for one in half if not one[1].done()]:
+                    await self._send(key, waiting)
             return
         for _, future in batch:
             future.set_exception(_twin(error))

@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row
@@ -191,3 +195,23 @@ def test_a_tombstone_lasts_for_the_topics_retention(bench: Bench) -> None:
     bench.put(options={"retention": "30000"}, body={"a": "A-"}, lisa=G(ready=[HELD]))
     bench.call(Ack(TOPIC, "lisa", [bench.settlement("a", due=D)]))
     assert 20_000 < bench.store.ask("PTTL", bench.keys.done("a")) <= 30_000
+
+
+@pytest.mark.not_on_fakeredis("ACL SETUSER")
+def test_a_user_without_the_newest_commands_settles_too(bench: Bench) -> None:
+    bench.put(body=dict.fromkeys("ab", "A-"), lisa=G(ready=[Row(m, D, 1, "c1") for m in "ab"]))
+    batch = [bench.settlement(m, due=D, lateness=NO_LATENESS) for m in "ab"]
+    refused = ["-msetex"] if bench.store.ask("COMMAND", "INFO", "MSETEX")[0] else []
+    rights = ("on", ">pw", "~lisa:*", "&lisa:*", "+@all", *refused)
+    bench.store.ask("ACL", "SETUSER", "named", *rights)
+    weak = Address(bench.store.connection.address.url, username="named", password="pw")
+    store = SyncStore(Connection(weak), Keys())
+    try:
+        assert store.call(Ack(TOPIC, "lisa", batch)) == [ACKED] * 2
+    finally:
+        store.close()
+        bench.store.ask("ACL", "DELUSER", "named")
+    bench.check(
+        done=dict.fromkeys("ab", ("A-", "acked", D, 1, bench.now)), stats={"acked@lisa": 2},
+        lisa=G(),
+    )  # fmt: skip

@@ -184,6 +184,18 @@ async def test_a_cancelled_task_harms_no_other(producer: AsyncProducer, topic: T
     assert len(topic.waiting()) == 20
 
 
+async def test_who_goes_while_a_refused_call_is_told_apart_is_not_sent(
+    producer: AsyncProducer, topic: Topic
+) -> None:
+    topic.store.call(Configure("orders", {"max_body_bytes": "100"}))
+    bodies = ["x" * 101, "a", "b", "c"]
+    tasks = [asyncio.create_task(producer.send("orders", one, delay=HOUR)) for one in bodies]
+    tasks[0].add_done_callback(lambda _: tasks[2].cancel())
+    said = await outcomes(*tasks)
+    assert [type(one) for one in said] == [InvalidMessage, str, asyncio.CancelledError, str]
+    assert topic.waiting().keys() == {"first", said[1], said[3]}
+
+
 async def test_closing_sends_what_waits(redis_url: str, topic: Topic) -> None:
     producer = AsyncProducer(redis_url)
     tasks = [asyncio.create_task(producer.send("orders", n, delay=HOUR)) for n in range(5)]

@@ -263,6 +263,51 @@ def test_many_acks_and_those_that_somebody_listens_for_are_the_settlers_own() ->
     assert [one.message.id for one in sub.acks] == ["a", "b"]
 
 
+class Obliging(Script):
+    """A store that takes every ack."""
+
+    def call(self, transition: Transition[Any]) -> Any:
+        self.calls.append(transition)
+        return [Acked.ACKED] * len(cast("Ack", transition).settlements)
+
+
+class Contested(deque[Held]):
+    """Acks of which another thread takes the first just after somebody counted them."""
+
+    def __init__(self, acks: deque[Held], *, counted: int) -> None:
+        super().__init__(acks)
+        self.counted = counted
+        self.taken: list[Held] = []
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        self.counted -= 1
+        if self.counted == 0 and count:
+            self.taken.append(self.popleft())
+        return count
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+@pytest.mark.parametrize("counted", [1, 2, 3])
+@pytest.mark.parametrize("by_reader", [True, False])
+def test_reader_and_settler_may_take_the_same_acks(
+    names: str, counted: int, *, by_reader: bool
+) -> None:
+    store = Obliging()
+    settler, sub, _ = settler_for(store)
+    finished(sub, names)
+    sub.acks = acks = Contested(sub.acks, counted=counted)
+    if by_reader:
+        along = settler.along(sub)
+        if along is not None:
+            along.take([b"OK", b"a" * len(cast("Ack", store.calls[0]).settlements)])
+    assert not settler.flush()
+    settled = [one.id for call in store.calls for one in cast("Ack", call).settlements]
+    left = [one.message.id for one in [*acks.taken, *acks]]
+    assert sorted(settled + left) == list(names)
+    assert sorted(one.message.id for one in sub.held.values()) == sorted(left)
+
+
 def test_settlements_for_a_removed_group_are_dropped() -> None:
     settler, sub, _ = settler_for(Script(GroupRemoved("gone")))
     sub.held["a-1"] = one = held("a")
