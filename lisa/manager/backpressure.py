@@ -6,6 +6,7 @@ plain reads tell how much room there is, and promote is called once that is wort
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from lisa.core.options import TopicOptions
 from lisa.core.store import SyncStore
-from lisa.manager.lookout import ask_all, head_command, head_ms
+from lisa.manager.lookout import ask_all, head_command, head_ms, whole
 from lisa.manager.server_clock import ServerClock
 
 __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Backpressure"]
@@ -54,17 +55,21 @@ class Backpressure:
     def met(self, topic: str, moved: int, now: float) -> float:
         """Promote found a full group: for how many seconds to leave the topic alone.
 
-        1, 2, 4 .. 20 ms while nothing moves, shorter again when something did.
+        1, 2, 4 .. 20 ms while nothing moves.
         """
         full = self._full.get(topic)
         if full is None:
             full = self._full[topic] = _Full(FIRST_PAUSE_S, now)
-        elif moved:
-            full.pause_s = max(full.pause_s / 2, FIRST_PAUSE_S)
         else:
-            full.pause_s = min(full.pause_s * 2, LONGEST_PAUSE_S)
+            full.pause_s = FIRST_PAUSE_S if moved else min(full.pause_s * 2, LONGEST_PAUSE_S)
         full.asked, full.enough = now, None
         return full.pause_s
+
+    def eased(self, topic: str) -> None:
+        """A whole batch found room: whoever made it is quick, and not to be kept waiting."""
+        full = self._full.get(topic)
+        if full is not None:
+            full.pause_s = FIRST_PAUSE_S
 
     def forget(self, topic: str) -> None:
         """The topic is not full any more, or gone."""
@@ -87,9 +92,10 @@ class Backpressure:
         replies = iter(ask_all(self._store, questions))
         now_ms, again = self._clock.now_ms(), dict[str, float]()
         for topic, full, own in asked:
-            if not self._is_worth_it(topic, full, [next(replies) for _ in own], now_ms):
+            idle_until = self._idle_until(topic, full, [next(replies) for _ in own], now_ms)
+            if idle_until > 0:
                 full.pause_s = min(full.pause_s * 2, LONGEST_PAUSE_S)
-                again[topic] = time.monotonic() + full.pause_s
+                again[topic] = min(time.monotonic() + full.pause_s, idle_until)
         return again
 
     def _questions(self, topic: str, groups: Sequence[str], full: _Full) -> list[_Question]:
@@ -107,25 +113,29 @@ class Backpressure:
             *[head_command(group.retry) for group in own],
         ]  # fmt: skip
 
-    def _is_worth_it(self, topic: str, full: _Full, replies: Sequence[Any], now_ms: int) -> bool:
-        """Whether a group has room for what is due to it, or there is another reason to ask."""
+    def _idle_until(self, topic: str, full: _Full, replies: Sequence[Any], now_ms: int) -> float:
+        """The instant before which only room could make a call worth it; 0 if one is worth it now.
+
+        It is: a group has room for what is due to it, or there is another reason to ask.
+        """
         if any(isinstance(reply, Exception) for reply in replies):
-            return True  # the script mends what it can, or tells
+            return 0.0  # the script mends what it can, or tells
         if full.enough is not None:
-            return bool(replies[0] - replies[1][0] <= full.enough)
+            return math.inf if replies[0] - replies[1][0] > full.enough else 0.0
         groups = (len(replies) - 2) // 3
         unread = [replies[2 * i] - replies[2 * i + 1][0] for i in range(groups)]
-        most = int(replies[2 * groups] or MAX_READY)
-        waits, *retries = [
-            (due_ms := head_ms(head)) is not None and due_ms <= now_ms
-            for head in replies[2 * groups + 1 :]
-        ]
+        most = whole(replies[2 * groups], MAX_READY)
+        heads = [head_ms(head) for head in replies[2 * groups + 1 :]]
+        waits, *retries = [head is not None and head <= now_ms for head in heads]
         enough = most - max(1, min(self._batch(topic), most // WORTH_IT))
         if groups > 1:
             # What waits is dealt out at once: a full group gets it as a retry.
             owed = [count for count, due in zip(unread, retries, strict=True) if due]
-            return bool(waits or not owed or min(owed) <= enough)
+            if waits or not owed or min(owed) <= enough:
+                return 0.0
+            later = [head for head in heads if head is not None and head > now_ms]
+            return self._clock.instant(min(later)) if later else math.inf
         if not waits and not retries[0]:
-            return True
+            return 0.0
         full.enough = enough
-        return bool(unread[0] <= enough)
+        return math.inf if unread[0] > enough else 0.0

@@ -267,11 +267,14 @@ class Engine:
 
     def _sweep(self, topic: str) -> None:
         if self._sweeper.step(topic):
-            self._registry.forget(topic)
             for loop in self._loops:
                 loop.agenda.remove(topic)
             for service in (self._promoter, self._reclaimer, self._trimmer, self._sampler):
                 service.forget(topic)
+            # Last: who learns of it from now on puts it on the agendas again.
+            self._registry.forget(topic)
+            if self._sweeper.look_again(topic):
+                self._registry.learn([topic])
 
     def _beat(self) -> None:
         if not self._started_ms:

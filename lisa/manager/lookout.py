@@ -13,7 +13,7 @@ from lisa.core import failures
 from lisa.core.flow import Command, ExecuteMany, Flow
 from lisa.core.store import SyncStore, chunks
 
-__all__ = ["PAGE", "ask_all", "head_command", "head_ms", "standing"]
+__all__ = ["PAGE", "ask_all", "head_command", "head_ms", "standing", "whole"]
 
 PAGE = 128
 """So many topics are asked about together: some 0.2 ms of the server's time."""
@@ -43,6 +43,14 @@ def head_command(zset: str) -> tuple[str | int, ...]:
 def head_ms(reply: Any) -> int | None:
     """The score in the reply to `head_command`; None if there is none, or if it is an error."""
     return int(float(reply[1])) if isinstance(reply, list) and reply else None
+
+
+def whole(reply: Any, default: int) -> int:
+    """The number that a topic's option holds; the default if there is none, or nothing readable.
+
+    What a foreign hand made unreadable is told by the script that meets it, for that topic alone.
+    """
+    return int(reply) if isinstance(reply, bytes) and reply.isdigit() else default
 
 
 def standing(store: SyncStore, keys: Mapping[str, Sequence[str]]) -> list[str]:

@@ -131,6 +131,7 @@ class Promoter:
         if result.full:
             return received + self._full.met(topic, result.moved, received)
         if result.cut_short or result.expired:
+            self._full.eased(topic)
             return received
         self._full.forget(topic)
         if result.next_due_ms is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from contextlib import suppress
 
@@ -19,5 +18,7 @@ def wake_on_time() -> None:
     a call to the server takes. Elsewhere nothing is done.
     """
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
+        with suppress(ImportError, OSError, AttributeError):  # nothing depends on it
+            import ctypes
+
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)

@@ -20,7 +20,7 @@ from lisa.core.store import SyncStore
 from lisa.core.transitions.reclaim import Reclaim, Reclaimed, TakenBack
 from lisa.core.transitions.retry import Failed
 from lisa.manager.announcer import Announcer
-from lisa.manager.lookout import ask_all, standing
+from lisa.manager.lookout import ask_all, standing, whole
 from lisa.manager.loop import Outcome
 
 __all__ = ["Reclaimer"]
@@ -95,12 +95,14 @@ class Reclaimer:
                     looks += self._looks(topic, now)
             except LisaError as error:
                 outcomes[topic] = error
-        calls = self._worth_it(looks, now)
+        calls, latest = self._worth_it(looks, now)
         results = self._store.drive(self._store.run_many(calls)) if calls else []
-        for call, result in zip(calls, results, strict=True):
+        received = time.monotonic()
+        for call, at_latest, result in zip(calls, latest, results, strict=True):
             so_far = outcomes[call.topic]
             if isinstance(so_far, float):
-                outcomes[call.topic] = self._settle(call, result, so_far)
+                at = self._settle(call, result, received, at_latest)
+                outcomes[call.topic] = min(so_far, at) if isinstance(at, float) else at
         for look in looks:
             so_far = outcomes[look.topic]
             if isinstance(so_far, float):
@@ -120,8 +122,11 @@ class Reclaimer:
             for group in groups
         ]
 
-    def _worth_it(self, looks: Sequence[Reclaim], now: float) -> list[Reclaim]:
-        """Those where plain reads found anything: in flight, or (no full look) leases."""
+    def _worth_it(self, looks: Sequence[Reclaim], now: float) -> tuple[list[Reclaim], list[float]]:
+        """Those where plain reads found anything: in flight, or (no full look) leases.
+
+        With each comes the instant of its next look at the latest.
+        """
         questions: list[tuple[str, ...]] = []
         for look in looks:
             keys = self._store.keys.topic(look.topic)
@@ -132,52 +137,54 @@ class Reclaimer:
                 questions.append(("XPENDING", own.ready, look.group))
                 questions.append(("HGET", keys.options, "ack_timeout"))
         replies = iter(ask_all(self._store, questions))
-        found = []
+        found, latest = list[Reclaim](), list[float]()
         for look in looks:
-            reply = next(replies)
-            timeout = next(replies) if look.end != BEFORE_ALL else None
-            idle = isinstance(reply, list) and reply[0] == 0
-            if idle:
-                timeout_ms = int(timeout) if isinstance(timeout, bytes) else ACK_TIMEOUT_MS
-                self._scan_at[look.topic, look.group] = now + min(timeout_ms / 1e3, FARTHEST_S)
-            if not idle and reply != 0:
+            reply, at = next(replies), now + FARTHEST_S
+            if look.end != BEFORE_ALL:
+                # However long the leases seen are: what is delivered from now on ends by then.
+                at = now + min(whole(next(replies), ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
+                if isinstance(reply, list) and reply[0] == 0:
+                    self._scan_at[look.topic, look.group] = at
+                    continue
+            if reply != 0:
                 found.append(look)
-        return found
+                latest.append(at)
+        return found, latest
 
-    def _settle(self, call: Reclaim, result: Reclaimed | LisaError, so_far: float) -> Outcome:
-        """Go on to the end of one group's list; the earlier of `so_far` and its next look."""
-        topic, group = call.topic, call.group
+    def _settle(
+        self, call: Reclaim, result: Reclaimed | LisaError, received: float, latest: float
+    ) -> Outcome:
+        """Go on to the end of one group's list; when to look at it again."""
         try:
             if isinstance(result, GroupRemoved):
-                self._store.drive(self._store.groups(topic))
-                return so_far
+                self._store.drive(self._store.groups(call.topic))
+                return latest
             if isinstance(result, LisaError):
                 return result
-            ends_ms = self._follow(call, result)
+            ends = self._follow(call, result, received)
         except LisaError as error:
             return error
-        now = time.monotonic()
-        pause = FARTHEST_S if ends_ms is None else (ends_ms + 1) / 1e3
-        at = now + min(max(pause, CLOSEST_S), FARTHEST_S)
+        at = min(max(ends, time.monotonic() + CLOSEST_S), latest)
         if call.end != BEFORE_ALL:
-            self._scan_at[topic, group] = at if ends_ms is not None else now + GLANCE_S
-        return min(so_far, at)
+            self._scan_at[call.topic, call.group] = at
+        return at
 
-    def _follow(self, call: Reclaim, result: Reclaimed) -> int | None:
-        """Window after window; in how many ms the earliest lease that was seen can end."""
-        topic, group, ends = call.topic, call.group, result.next_end_ms
+    def _follow(self, call: Reclaim, result: Reclaimed, received: float) -> float:
+        """Window after window; the instant at which the earliest lease that was seen can end."""
+        topic, group, ends = call.topic, call.group, math.inf
         moved, cleared = 0, 0
         while True:
             moved, cleared = moved + len(result.moved), cleared + result.cleared
             self._announcer.failed(topic, group, result.moved)
             self._log_deaths(topic, group, result.moved)
             if result.next_end_ms is not None:
-                ends = min(result.next_end_ms, ends if ends is not None else result.next_end_ms)
+                ends = min(ends, received + (result.next_end_ms + 1) / 1e3)
             if result.cursor is None:
                 break
             result = self._store.call(
                 Reclaim(topic, group, start=result.cursor, end=call.end, window=self._window)
             )
+            received = time.monotonic()
         if moved or cleared:
             log.info(
                 "topic %s, group %s: %d taken back after the ack timeout, %d entries cleared",

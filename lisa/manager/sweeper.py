@@ -165,12 +165,18 @@ class Sweeper:
         if not idle or self._is_used(topic, groups):
             return False
         self._store.ask("ZREM", self._store.keys.topics, topic)
-        # Somebody may have sent between the look and the removal.
-        if self._is_used(topic, groups):
-            self._store.drive(self._store.register([topic]))
-            return False
         log.info("topic %s is idle and no longer listed", topic, extra={"topic": topic})
         return True
+
+    def look_again(self, topic: str) -> bool:
+        """Whether somebody sent while a topic was unregistered: then it is listed again.
+
+        To be asked once nothing knows the topic any more. Raises LisaError.
+        """
+        used = self._is_used(topic, self._store.drive(self._store.groups(topic)))
+        if used:
+            self._store.drive(self._store.register([topic]))
+        return used
 
     def _is_used(self, topic: str, groups: tuple[str, ...]) -> bool:
         return bool(self._store.ask("EXISTS", *self._places(topic, groups)))

@@ -27,7 +27,8 @@ class Waker:
 
     A subscription that is lost is made again, with growing pauses; what was announced meanwhile
     nobody repeats, so `deaf` is to look at all topics. It counts as lost, too, when the other end
-    falls silent: a connection that was cut on its way says nothing of that.
+    falls silent: a connection that was cut on its way says nothing of that. The gap ends with the
+    first answer on the new one: until then the server may not have read that we subscribe.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Waker:
         self._deaf = deaf
         self._subscription: Subscription | None = None
         self._pause_s = FIRST_PAUSE_S
+        self._listens = False
         self._heard = 0.0
         self._asked = 0.0
         self._stopped = threading.Event()
@@ -69,8 +71,9 @@ class Waker:
         try:
             if self._subscription is None:
                 self._subscription = self._connection.subscribe(self._channel)
+                self._listens = False
                 self._heard = self._asked = time.monotonic()
-                self._deaf()
+                self._subscription.ping()
             said = self._subscription.get(LISTEN_S)
             self._mind_silence(self._subscription, heard=said is not None)
         except ClientError:
@@ -87,9 +90,13 @@ class Waker:
         now = time.monotonic()
         if heard:
             self._heard = now
+            if not self._listens:
+                self._listens = True
+                self._deaf()
         elif now - self._heard > SILENT_S:
             log.info("channel %s fell silent: listening anew", self._channel)
             self._hang_up()
+            self._deaf()
         elif now - max(self._heard, self._asked) > QUIET_S:
             self._asked = now
             subscription.ping()

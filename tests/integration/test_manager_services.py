@@ -13,7 +13,7 @@ from lisa.core.errors import LisaError
 from lisa.core.message import Message
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.manager.backpressure import CERTAIN_S
+from lisa.manager.backpressure import CERTAIN_S, FIRST_PAUSE_S
 from lisa.manager.lookout import PAGE
 from tests.servers import wait_until
 
@@ -125,6 +125,33 @@ class TestPromoter:
         assert kit.promoter.step(["orders"]) == [None]
         assert cast.store.ask("XLEN", cast.own.ready) == 30
 
+    def test_a_quick_consumer_of_a_full_group_is_not_kept_waiting(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        cast.configure(max_ready="100")
+        for _ in range(300):
+            cast.send_due()
+        for _ in range(8):  # until the pauses are at their longest
+            kit.promoter.step(["orders"])
+        assert len(cast.take(100)) == 100
+        assert instant(kit.promoter.step(["orders"])) <= time.monotonic()
+        at = instant(kit.promoter.step(["orders"]))
+        assert at <= time.monotonic() + 2 * FIRST_PAUSE_S
+
+    def test_one_full_topics_unreadable_max_ready_concerns_that_topic_only(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        cast.configure(max_ready="10")
+        for _ in range(30):
+            cast.send_due()
+        kit.promoter.step(["orders"])
+        raw.hset(cast.keys.options, "max_ready", "ten")
+        fine = cast.on("fine").declare()
+        sent = fine.send_due()
+        broken, _ = kit.promoter.step(["orders", "fine"])
+        assert isinstance(broken, LisaError)
+        assert fine.state(sent) == "ready"
+
     def test_a_full_group_holds_up_no_other(self, cast: Cast, kit: Services) -> None:
         cast.configure(max_ready="10")
         slow, quick = cast, cast.on("orders", "quick").declare()
@@ -141,6 +168,25 @@ class TestPromoter:
         slow.take()
         kit.promoter.step(["orders"])
         assert len(slow.take()) == 8
+
+    def test_a_full_group_delays_no_instant_of_another(
+        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("LONGEST_PAUSE_S", "CERTAIN_S"):
+            monkeypatch.setattr(f"lisa.manager.backpressure.{name}", 60.0)
+        cast.configure(max_ready="10")
+        quick = cast.on("orders", "quick").declare()
+        for _ in range(15):
+            cast.send_due()
+        kit.promoter.step(["orders"])
+        quick.take()
+        for _ in range(20):  # until the pauses are at their longest
+            kit.promoter.step(["orders"])
+        later = cast.send(delay_ms=2_000)
+        at = instant(kit.promoter.step(["orders"]))
+        due_ms = cast.look(later).waiting_due_ms
+        assert due_ms is not None
+        assert at == pytest.approx(kit.clock.instant(due_ms), abs=0.005)
 
     def test_a_glance_finds_what_nobody_announced(
         self, cast: Cast, kit: Services, raw: redis.Redis
@@ -276,6 +322,39 @@ class TestReclaimer:
         time.sleep(0.06)
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "retry"
+
+    def test_a_long_lease_of_its_own_hides_no_delivery_made_later(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        cast.configure(ack_timeout="200", retry_delays="60000")
+        cast.send()
+        cast.store.call(Open("orders", "g", cast.read(), 3_600_000))
+        time.sleep(0.21)  # by the topic's timeout it were overdue
+        kit.reclaimer.step(["orders"])
+        sent = cast.send()
+        cast.take()
+        at = instant(kit.reclaimer.step(["orders"]))
+        assert at <= time.monotonic() + 0.2
+        time.sleep(0.2)
+        kit.reclaimer.step(["orders"])
+        assert cast.state(sent) == "retry"
+
+    def test_one_topics_unreadable_ack_timeout_concerns_that_topic_only(
+        self, cast: Cast, kit: Services, raw: redis.Redis
+    ) -> None:
+        fine = cast.on("fine").declare(ack_timeout="100", retry_delays="60000")
+        sent = fine.send()
+        fine.take()
+        raw.hset(cast.keys.options, "ack_timeout", "10s")
+        instant(kit.reclaimer.step(["orders"]))  # nothing in flight: nothing to tell
+        kit.reclaimer.look_at_all()
+        cast.send()
+        cast.read()
+        time.sleep(0.11)
+        broken, at = kit.reclaimer.step(["orders", "fine"])
+        assert isinstance(broken, LisaError)
+        assert isinstance(at, float)
+        assert fine.state(sent) == "retry"
 
     def test_a_glance_tells_of_leases_of_their_own_and_of_new_groups(
         self, cast: Cast, kit: Services

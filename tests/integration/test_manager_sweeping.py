@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.core import presence
+from lisa.core.address import Address
+from lisa.manager.engine import Engine
+from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
 from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS
 
@@ -91,23 +94,48 @@ class TestSweeper:
         assert gone == ["idle"]
         assert cast.store.drive(cast.store.topics()) == ["busy", "configured", "fresh"]
 
-    def test_looks_again_after_the_removal(
-        self,
-        cast: Cast,
-        kit: Services,
-        raw: redis.Redis,
-        monkeypatch: pytest.MonkeyPatch,
+    def test_a_second_look_lists_what_was_sent_to_meanwhile(
+        self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:
         raw.zadd(cast.store.keys.topics, {"orders": 1})
-        looks = []
-
-        def sends_meanwhile(topic: str, groups: tuple[str, ...]) -> bool:
-            looks.append(topic)
-            return len(looks) > 1
-
-        monkeypatch.setattr(kit.sweeper, "_is_used", sends_meanwhile)
-        assert kit.sweeper.step("orders") is False
+        assert kit.sweeper.step("orders") is True
+        assert kit.sweeper.look_again("orders") is False
+        assert cast.store.drive(cast.store.topics()) == []
+        cast.send()
+        raw.zrem(cast.store.keys.topics, "orders")
+        assert kit.sweeper.look_again("orders") is True
         assert cast.store.drive(cast.store.topics()) == ["orders"]
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_a_topic_that_is_sent_to_while_it_is_forgotten_is_not_lost(
+        self, server: str, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch,
+        moment: str,
+    ) -> None:  # fmt: skip
+        plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
+        engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
+        registry, forget = engine._registry, engine._registry.forget
+
+        def send() -> None:
+            cast.send(delay_ms=60_000)
+            raw.zrem(cast.store.keys.topics, "orders")  # the sender had registered it long ago
+            engine._woken("orders")
+
+        def forget_and_send(topic: str) -> None:
+            if moment == "before":
+                send()
+            forget(topic)
+            if moment == "after":
+                send()
+
+        monkeypatch.setattr(registry, "forget", forget_and_send)
+        registry.learn(["orders"])
+        raw.zadd(cast.store.keys.topics, {"orders": 1})
+        engine._sweep("orders")
+        assert registry.topics == ["orders"]
+        assert [loop.agenda.take(1) for loop in engine._loops if loop.agenda.overdue_s() > 0] == [
+            ["orders"]
+        ] * 3
+        engine.store.close()
 
     def test_records_of_managers_that_are_gone(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -26,6 +30,9 @@ from lisa.manager.waker import Waker
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
     import redis
 
     from tests.roles import Cast
@@ -149,6 +156,57 @@ class TestGreeter:
         cast.store.drive(presence.announce_consumer(cast.store, record))
 
 
+class Held:
+    """Forwards to a server, and holds what a client sends from a word on until it is released."""
+
+    def __init__(self, url: str, word: bytes) -> None:
+        parts = urlsplit(url)
+        self._server = (str(parts.hostname), int(parts.port or 0))
+        self._word = word
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self.holds = False
+        self._released = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def release(self) -> None:
+        self._released.set()
+
+    def __enter__(self) -> Self:
+        self._run(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _run(self, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                self._run(self._forward, client, server)
+                self._run(self._forward, server, client)
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with source, suppress(OSError):
+            while said := source.recv(1 << 16):
+                if self._word in said and not self._released.is_set():
+                    self.holds = True
+                    self._released.wait(20)
+                target.sendall(said)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+
 class TestWaker:
     def test_hears_and_says_when_it_was_deaf(self, cast: Cast, raw: redis.Redis) -> None:
         woken: list[str] = []
@@ -168,6 +226,28 @@ class TestWaker:
             wait_until(lambda: waker.step() == 0.0 and len(woken) >= 2)
         finally:
             waker.stop()
+
+    def test_the_gap_ends_when_the_server_has_read_that_we_subscribe(
+        self, server: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lisa.manager.waker.LISTEN_S", 0.05)
+        with Held(server, b"SUBSCRIBE") as way:
+            connection = Connection(Address(way.url))
+            listening: list[int] = []
+            waker = Waker(
+                connection, "c", lambda _: None,
+                lambda: listening.append(raw.pubsub_numsub("c")[0][1]),
+            )  # fmt: skip
+            try:
+                waker.step()
+                assert way.holds
+                assert listening == []
+                way.release()
+                wait_until(lambda: waker.step() == 0.0 and listening)
+                assert listening == [1]
+            finally:
+                waker.stop()
+                connection.close()
 
     def test_a_connection_that_fell_silent_is_made_anew(
         self, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
