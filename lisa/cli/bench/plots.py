@@ -71,6 +71,7 @@ def _bars(ax: Axes, title: str, figures: list[Figure]) -> None:
         ax.bar([0], [0], color=colour, label=label)  # for the legend only
     ax.bar_label(bars, [f"{median:,.0f}" for median in medians], padding=4, fontsize=8)
     ax.margins(x=0.18)
+    ax.set_xlim(left=0)
     ax.set_title(title)
     ax.set_xlabel("messages a second")
     ax.legend(loc="lower right", fontsize=8)
@@ -93,7 +94,9 @@ def lateness(results: Results, path: Path) -> bool:
     def fill(axes: list[Axes]) -> None:
         for ax, (label, lines) in zip(axes, panels.items(), strict=True):
             for subject, late_ms, shares in lines:
-                ax.plot(late_ms, shares, label=subject, linewidth=2 if subject == "lisa" else 1)
+                [line] = ax.plot(late_ms, shares, label=subject, linewidth=1)
+                if subject == "lisa":
+                    line.set(color=_colour(subject), linewidth=2)
             ax.set_xscale("log")
             ax.set_title(label)
             ax.set_xlabel("lateness, milliseconds")
