@@ -57,7 +57,7 @@ def test_it_is_a_real_valkey_on_loopback_only() -> None:
 def test_debians_server_runs_by_the_same_class() -> None:
     path = redis_server()
     if path is None:
-        pytest.skip("redis-server is not on PATH")
+        pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
     with EmbeddedServer(binary=path) as server, connect(server.url) as client:
         assert "server_name" not in client.info("server")
         assert client.ping()
