@@ -75,9 +75,20 @@ else
 end
 
 local ids, bodies, dones, stones, ending = {}, {}, {}, {}, int(now)
+local events, journaled = {}, #gone > 0 and is_journaled()
+local function tell(i, ends)
+  local due, attempt = string.match(ARGV[STONE + i], '^.........[^,]*,([^,]*),([^,]*)')
+  local event = {ARGV[ID + i], state, group.name, attempt, 'due', due}
+  if ends then event[7], event[8] = 'end', 1 end
+  if string.sub(outcomes, i, i) == 'l' then
+    event[#event + 1], event[#event + 2] = 'reason', 'after its lease had ended'
+  end
+  events[#events + 1] = event
+end
 for _, i in ipairs(gone) do
-  local body = KEYS[BODY + i]
-  if GROUP_COUNT > 1 and owed(ARGV[ID + i]) then
+  local body, still_owed = KEYS[BODY + i], GROUP_COUNT > 1 and owed(ARGV[ID + i])
+  if journaled then tell(i, not still_owed) end
+  if still_owed then
     mark_partly_settled(body)
   else
     local k = #ids + 1
@@ -92,6 +103,7 @@ if state == 'acked' then
 else
   count(state, #ids)
 end
+journal(events)
 count('acked_late', late, group)
 count('stale', stale, group)
 return {'OK', outcomes}

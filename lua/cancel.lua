@@ -11,6 +11,7 @@ local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
 local _, now = clock()
 local letters, ended = {}, {}
 local ids, bodies, dones, stones = {}, {}, {}, {}
+local events, journaled = {}, is_journaled()
 
 -- Ends one message everywhere; body and tombstone follow for all of them together.
 local function cancel(i, id, due, guard)
@@ -23,6 +24,7 @@ local function cancel(i, id, due, guard)
   ended[id], ids[k] = true, id
   bodies[k], dones[k] = KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
   stones[k] = tombstone(guard, 'cancelled', due and int(tonumber(due)), attempts, now)
+  if journaled then events[k] = {id, 'cancelled', '', attempts, 'end', 1} end
 end
 
 begin_freeing()
@@ -41,4 +43,5 @@ for i = 1, n do
 end
 finish(ids, bodies, dones, stones)
 count('cancelled', #ids)
+journal(events)
 return {'OK', table.concat(letters)}

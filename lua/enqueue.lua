@@ -16,7 +16,7 @@ local DUES = ARGS + 5
 local ENVELOPES = DUES + due_count
 local EXTRAS = ENVELOPES + n
 local DONES = ID_KEYS + n
-local settings = call('HMGET', OPTIONS, 'capacity', 'max_body_bytes', 'paused', 'max_ready')
+local settings = call('HMGET', OPTIONS, 'capacity', 'max_body_bytes', 'paused', 'max_ready', 'journal')
 local _, now, now_up = clock()
 local function due_of(spec)
   local at = tonumber(spec)
@@ -135,6 +135,7 @@ local waiting_head = head(WAITING)
 
 -- By message number, of those placed: the instant. What waits; what goes straight to ready.
 local due, later, earliest = {}, {}, nil
+local straight_ids, straight_dues, s = {}, {}, 0
 if common and common > now and not placed then
   local text = int(common)
   for i = 1, n do later[2 * i - 1], later[2 * i], due[i] = text, ids[i], common end
@@ -177,7 +178,7 @@ else
       return a < b
     end)
   end
-  local straight_ids, straight_dues, s, l = {}, {}, 0, 0
+  local l = 0
   for _, i in ipairs(placed) do
     local at = due[i]
     if at <= now and s < free then
@@ -210,5 +211,27 @@ for p = 1, tonumber(ARGV[at]) do
 end
 
 count('sent', placed and #placed or n)
+if settings[5] == '1' then
+  local events, has_ttls, has_policies = {}, ttls > 0, tonumber(ARGV[at]) > 0
+  local function tell(i)
+    local id = ids[i]
+    local event = {id, string.sub(outcomes, i, i) == 'r' and 'replaced' or 'sent', '', 0,
+      'due', int(due[i]), 'envelope', both[2 * i]}
+    local expires = has_ttls and call('ZSCORE', EXPIRY, id)
+    if expires then event[9], event[10] = 'expires', int(tonumber(expires)) end
+    local policy = has_policies and call('HGET', POLICY, id)
+    if policy then event[#event + 1], event[#event + 2] = 'policy', policy end
+    events[#events + 1] = event
+  end
+  if placed then
+    for _, i in ipairs(placed) do tell(i) end
+  else
+    for i = 1, n do tell(i) end
+  end
+  for _, group in ipairs(groups) do
+    for k = 1, s do events[#events + 1] = {straight_ids[k], 'ready', group.name, 1, 'due', straight_dues[k]} end
+  end
+  journal(events)
+end
 if earliest and (not waiting_head or earliest < waiting_head) then wake() end
 return {'OK', outcomes}

@@ -13,6 +13,7 @@ local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now = clock()
 local letters, reply, ended = {}, {}, {}
 local ids, bodies, dones, stones = {}, {}, {}, {}
+local events, journaled = {}, is_journaled()
 
 -- Drops an id from a group unless it is in flight there ('f') or dead ('g').
 local function drop_unless_kept(group, id)
@@ -20,29 +21,37 @@ local function drop_unless_kept(group, id)
   if entry and pending(group, entry) then return 'f' end
   if call('ZSCORE', group.garbage, id) then return 'g' end
   if entry then drop_entries(group, {id}, {entry}) end
-  if entry or call('ZREM', group.retry, id) == 1 then forget_failures(group, {id}) end
-  return nil
+  if not entry and call('ZREM', group.retry, id) == 0 then return nil end
+  forget_failures(group, {id})
+  return nil, true
 end
 
 -- Ends one message, or says why not; body and tombstone follow for all of them together.
 local function expire(i, id, guard)
-  local attempts, kept, k = 0, nil, #ids + 1
+  local attempts, kept, k, dropped = 0, nil, #ids + 1, {}
   local due = tonumber(call('ZSCORE', WAITING, id) or '')
   for _, group in ipairs(groups) do
     attempts = math.max(attempts, tonumber(call('HGET', group.attempts, id) or 0))
     if due then
       forget_failures(group, {id})
     else
-      local why = drop_unless_kept(group, id)
+      local why, was_dropped = drop_unless_kept(group, id)
       if kept ~= 'f' then kept = why or kept end
+      if was_dropped then dropped[#dropped + 1] = group.name end
     end
   end
   if due then call('ZREM', WAITING, id) end
   if kept == 'g' then call('ZREM', EXPIRY, id) end
-  if kept then return kept == 'f' and 'f' or 'n' end
+  if kept then
+    for _, name in ipairs(journaled and dropped or {}) do
+      events[#events + 1] = {id, 'expired', name, attempts}
+    end
+    return kept == 'f' and 'f' or 'n'
+  end
   ended[id], ids[k] = true, id
   bodies[k], dones[k] = KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
   stones[k] = tombstone(guard, 'expired', due and int(due), attempts, now)
+  if journaled then events[#events + 1] = {id, 'expired', '', attempts, 'end', 1} end
   return 'x'
 end
 
@@ -61,4 +70,5 @@ for i = 1, n do
 end
 finish(ids, bodies, dones, stones)
 count('expired', #ids)
+journal(events)
 return {'OK', table.concat(letters), unpack(reply)}

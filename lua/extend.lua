@@ -16,7 +16,7 @@ for i = 1, n do ids[i] = ARGV[first + 2 * i - 1] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 local _, now = clock()
 
-local letters = {}
+local letters, events, journaled = {}, {}, is_journaled()
 for i = 1, n do
   local entry = ARGV[first + 2 * i]
   local held = indexed[i] == entry and pending(group, entry)
@@ -24,8 +24,13 @@ for i = 1, n do
     call('XCLAIM', group.ready, group.name, consumer, 0, entry, 'JUSTID')
     if timeout ~= '' then call('ZADD', group.leases, int(now + tonumber(timeout)), ids[i]) end
     letters[i] = 'k'
+    if journaled then
+      local attempt = field(read_entry(group, entry) or {}, 'attempt') or 1
+      events[#events + 1] = {ids[i], 'extended', group.name, attempt}
+    end
   else
     letters[i] = 'l'
   end
 end
+journal(events)
 return {'OK', table.concat(letters)}

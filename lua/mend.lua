@@ -13,6 +13,7 @@ local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
 local judge = ARGV[first + n + 1] == '1'
 local _, now = clock()
 local reply, woken = {'OK'}, false
+local events, journaled = {}, not judge and is_journaled()
 
 local function remembers(group, id)
   return call('HEXISTS', group.attempts, id) == 1 or call('HEXISTS', group.reasons, id) == 1
@@ -39,6 +40,10 @@ local function replace_entry(group, id, entry, goes)
   call('ZREM', group.leases, id) -- or it would rule over the next delivery
   if goes then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
   woken = true
+  if journaled then
+    events[#events + 1] = {id, 'retry', group.name, call('HGET', group.attempts, id) or 0,
+      'due', int(tonumber(call('ZSCORE', group.retry, id))), 'reason', 'entry-lost'}
+  end
 end
 
 -- One group's places of a live message, reduced to one. Answers how many are left.
@@ -107,6 +112,16 @@ for i = 1, n do
   local id, said = ARGV[first + i], {}
   if call('EXISTS', KEYS[ID_KEYS + i]) == 1 then mend_live(id, said) else mend_dead(id, said) end
   reply[i + 1] = table.concat(said, ' ')
+  if journaled and #said > 0 then
+    local event = {id, 'mended', '', 0, 'reason', reply[i + 1]}
+    if said[1] == 'no-body' then
+      event[2], event[7], event[8] = 'lost', 'end', 1
+    elseif said[#said] == 'no-place' then
+      event[7], event[8] = 'due', int(now)
+    end
+    events[#events + 1] = event
+  end
 end
+journal(events)
 if woken then wake() end
 return reply

@@ -12,16 +12,32 @@ local group = groups[tonumber(ARGV[ARGS + 1])]
 local own_timeout, n = ARGV[ARGS + 2], tonumber(ARGV[ARGS + 3])
 local ID, ENTRY = ARGS + 3, ARGS + 3 + n
 local us, now = clock()
-local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused')
+local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused', 'journal')
 local timeout = own_timeout ~= '' and own_timeout or settings[1] or DEFAULT.ack_timeout
 local paused = settings[2] == '1'
 local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 local found = call('MGET', unpack(KEYS, ID_KEYS + 1, ID_KEYS + n))
 local has_ttls = call('EXISTS', EXPIRY) == 1
 
+local events, journaled = {}, settings[3] == '1'
+local function tell(i, state, entry)
+  local fields = read_entry(group, entry) or {}
+  local due, attempt = field(fields, 'due'), field(fields, 'attempt') or '1'
+  local event = {ARGV[ID + i], state, group.name, attempt}
+  if due then event[5], event[6] = 'due', due end
+  if due and attempt == '1' and state == 'in_flight' then
+    event[7], event[8] = 'late', int(us - 1000 * tonumber(due))
+  end
+  events[#events + 1] = event
+end
+
 local is_plain = own_timeout == '' and not paused and not has_ttls
 for i = 1, n do is_plain = is_plain and found[i] and indexed[i] == ARGV[ENTRY + i] end
 if is_plain then
+  if journaled then
+    for i = 1, n do tell(i, 'in_flight', ARGV[ENTRY + i]) end
+    journal(events)
+  end
   return {'OK', int(us), timeout, 0, string.rep('-', n), unpack(found, 1, n)}
 end
 
@@ -30,7 +46,12 @@ for i = 1, n do
   letters[i] = '-'
   if indexed[i] ~= ARGV[ENTRY + i] or not found[i] then
     gone[#gone + 1] = ARGV[ENTRY + i]
-    if indexed[i] == ARGV[ENTRY + i] then gone_ids[#gone_ids + 1] = ARGV[ID + i] end
+    if indexed[i] == ARGV[ENTRY + i] then
+      gone_ids[#gone_ids + 1] = ARGV[ID + i]
+      if journaled then
+        events[#events + 1] = {ARGV[ID + i], 'lost', group.name, 0, 'reason', 'no-body', 'end', 1}
+      end
+    end
     found[i] = false
   else
     kept[#kept + 1] = i
@@ -38,6 +59,8 @@ for i = 1, n do
       local ends = call('ZSCORE', EXPIRY, ARGV[ID + i])
       if ends and tonumber(ends) <= now then letters[i] = 'x' end
     end
+    local state = paused and 'ready' or letters[i] == '-' and 'in_flight'
+    if journaled and state then tell(i, state, ARGV[ENTRY + i]) end
   end
 end
 if #gone > 0 then
@@ -64,4 +87,5 @@ elseif own_timeout ~= '' then
     call('ZADD', group.leases, int(now + tonumber(own_timeout)), ARGV[ID + i])
   end
 end
+journal(events)
 return {'OK', int(us), timeout, paused and 1 or 0, table.concat(letters), unpack(found, 1, n)}

@@ -1,35 +1,35 @@
 -- prelude: put before every script, so that all of them read KEYS and ARGV alike. The loader leaves
 -- out the paragraphs of which a script uses nothing.
 --
--- KEYS  1-7 the topic's: waiting, policy, expiry, options, groups, stats, consumers
+-- KEYS  1-8 the topic's: waiting, policy, expiry, options, groups, stats, consumers, events
 --       then seven for each group: ready, entries, retry, garbage, attempts, reasons, leases
 --       then the keys of single messages, as the script's own header says
--- ARGV  1 the wake channel, 2 the topic, 3 the number of groups, then their names,
---       then the script's own; "n each of a, b" are columns: all a, then all b
+-- ARGV  1 the wake channel, 2 the topic, 3 the actor (who calls, for the journal), 4 the number of
+--       groups, then their names, then the script's own; "n each of a, b" are columns: all a, then all b
 --
 -- `DEFAULT`, the topic options where none are written, is put before this file by the loader.
 -- Every script that moves messages between groups begins by comparing the groups it was given
 -- with those declared, and answers {'GROUPS', name, ...} if they differ: the caller learns and
 -- calls again. So every key is declared, and no group is ever left out.
 local call, KEYS, ARGV = redis.call, KEYS, ARGV -- a local is found sooner than a global
-local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local WAKE, TOPIC, GROUP_COUNT = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local ARGS = 3 + GROUP_COUNT
-local ID_KEYS = 7 + 7 * GROUP_COUNT
+local WAITING, POLICY, EXPIRY, OPTIONS, GROUPS, STATS, CONSUMERS, EVENTS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local WAKE, TOPIC, ACTOR, GROUP_COUNT = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local ARGS = 4 + GROUP_COUNT
+local ID_KEYS = 8 + 7 * GROUP_COUNT
 
 local groups = {}
 for i = 1, GROUP_COUNT do
-  local k = 7 * i
+  local k = 1 + 7 * i
   groups[i] = {
-    name = ARGV[3 + i], ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
+    name = ARGV[4 + i], ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
     garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
   }
 end
 
 local function changed_groups()
   local declared = call('HKEYS', GROUPS)
-  if GROUP_COUNT == 1 and #declared == 1 and declared[1] == ARGV[4] then return nil end
+  if GROUP_COUNT == 1 and #declared == 1 and declared[1] == ARGV[5] then return nil end
   local known, same = {}, #declared == GROUP_COUNT
   for _, group in ipairs(groups) do known[group.name] = true end
   for _, name in ipairs(declared) do same = same and known[name] end
@@ -61,6 +61,23 @@ end
 local function begin_freeing() call('ZREM', WAITING, '') end
 
 local function wake() call('PUBLISH', WAKE, TOPIC) end
+
+-- Whether the topic keeps a journal. Scripts that read other options anyway ask along with those.
+local function is_journaled() return call('HGET', OPTIONS, 'journal') == '1' end
+
+-- Appends events, {id, state, group's name or '', attempt, further field, value, ...} each, to the
+-- journal, numbered without a hole. The queue never stops for it: an event that cannot be
+-- written (a foreign hand took the key for something else) is counted, and its number is missing.
+local function journal(events)
+  if #events == 0 then return end
+  local number, failed = call('HINCRBY', STATS, 'journaled', #events) - #events, 0
+  for i, event in ipairs(events) do
+    local said = redis.pcall('XADD', EVENTS, '*', 'n', int(number + i), 'actor', ACTOR,
+      'id', event[1], 'state', event[2], 'group', event[3], 'attempt', event[4], unpack(event, 5))
+    if type(said) == 'table' and said.err then failed = failed + 1 end
+  end
+  count('journal_failed', failed)
+end
 
 local function head(zset)
   local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
@@ -185,7 +202,28 @@ local function set_all(keys, values, expire_at)
   for i, key in ipairs(keys) do call('SET', key, values[i], 'PXAT', expire_at) end
 end
 
--- Ends messages for good: bodies go, tombstones stay for the topic's retention.
+-- Tombstones last for the topic's retention, those of a send token that begins with '~' (a job
+-- that may be run again long after) for its `dedupe_for`.
+local function keep_tombstones(dones, tombstones)
+  local settings = call('HMGET', OPTIONS, 'retention', 'dedupe_for')
+  local retention = tonumber(settings[1] or DEFAULT.retention)
+  local keys, values, lasting_keys, lasting = {}, {}, {}, {}
+  for i, stone in ipairs(tombstones) do
+    if string.byte(stone) == 126 then
+      lasting_keys[#lasting_keys + 1], lasting[#lasting + 1] = dones[i], stone
+    else
+      keys[#keys + 1], values[#values + 1] = dones[i], stone
+    end
+  end
+  local _, now = clock()
+  if #keys > 0 and retention > 0 then set_all(keys, values, int(now + retention)) end
+  if #lasting > 0 then
+    local span = math.max(retention, tonumber(settings[2] or DEFAULT.dedupe_for))
+    set_all(lasting_keys, lasting, int(now + span))
+  end
+end
+
+-- Ends messages for good: bodies go, tombstones stay for a while.
 local function finish(ids, bodies, dones, tombstones)
   if #ids == 0 then return end
   call('UNLINK', unpack(bodies))
@@ -193,11 +231,7 @@ local function finish(ids, bodies, dones, tombstones)
     call('HDEL', POLICY, unpack(ids))
     call('ZREM', EXPIRY, unpack(ids))
   end
-  local retention = option('retention')
-  if retention > 0 then
-    local _, now = clock()
-    set_all(dones, tombstones, int(now + retention))
-  end
+  keep_tombstones(dones, tombstones)
 end
 
 -- The pause before retry n by a policy such as '0,0,120000~0.2', or nil if there is none.
@@ -221,8 +255,9 @@ local function fail(group, ids, entries, delays, reasons, now)
   if #ids == 0 then return {}, {} end
   local failed = call('HMGET', group.attempts, unpack(ids))
   local own = call('EXISTS', POLICY) == 1 and call('HMGET', POLICY, unpack(ids)) or {}
-  local policy = call('HGET', OPTIONS, 'retry_delays') or DEFAULT.retry_delays
-  local dues, attempts, notes, again, dead, dead_ids = {}, {}, {}, {}, {}, {}
+  local settings = call('HMGET', OPTIONS, 'retry_delays', 'journal')
+  local policy, journaled = settings[1] or DEFAULT.retry_delays, settings[2] == '1'
+  local dues, attempts, notes, again, dead, dead_ids, events = {}, {}, {}, {}, {}, {}, {}
   for i, id in ipairs(ids) do
     failed[i] = tonumber(failed[i] or 0) + 1
     local pause = nth_delay(own[i] or policy, failed[i])
@@ -237,6 +272,13 @@ local function fail(group, ids, entries, delays, reasons, now)
     end
     attempts[2 * i - 1], attempts[2 * i] = id, failed[i]
     notes[2 * i - 1], notes[2 * i] = id, string.sub(reasons[i], 1, 1024)
+    if journaled then
+      events[i] = {id, 'garbage', group.name, failed[i], 'reason', notes[2 * i]}
+      if dues[i] then
+        events[i] = {id, 'retry', group.name, failed[i], 'reason', notes[2 * i],
+          'due', int(dues[i])}
+      end
+    end
   end
   call('HSET', group.attempts, unpack(attempts))
   call('HSET', group.reasons, unpack(notes))
@@ -249,6 +291,7 @@ local function fail(group, ids, entries, delays, reasons, now)
   call('ZREM', group.leases, unpack(ids))
   count('retried', #again / 2, group)
   count('garbage', #dead_ids, group)
+  journal(events)
   return dues, failed
 end
 

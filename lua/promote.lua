@@ -10,7 +10,7 @@ local changed = changed_groups()
 if changed then return changed end
 
 local _, now = clock()
-local settings = call('HMGET', OPTIONS, 'paused', 'max_ready')
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal')
 if settings[1] == '1' then return {'OK', 0, 0, '', int(now), 1, 0} end
 if GROUP_COUNT == 0 then return {'OK', 0, 0, '', int(now), 0, 0} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
@@ -91,15 +91,31 @@ for g, group in ipairs(groups) do
 end
 if GROUP_COUNT > 1 then leaving = waiting.ids end
 
+local events = {}
+local function tell(group, plan, failed)
+  for k, id in ipairs(plan.ids) do
+    local attempt = failed and tonumber(failed[k] or 0) + 1 or 1
+    events[#events + 1] = {id, 'ready', group.name, attempt, 'due', plan.dues[k]}
+  end
+  for k = 2, #plan.held, 2 do
+    local id = plan.held[k]
+    events[#events + 1] = {id, 'retry', group.name, call('HGET', group.attempts, id) or 0,
+      'due', plan.held[k - 1], 'reason', 'group is full'}
+  end
+end
+
 if moved > 0 or #leaving > 0 then begin_freeing() end
 for g, group in ipairs(groups) do
   local plan = plans[g]
-  add_ready(group, plan.ids, plan.dues, failed_attempts(group, plan.ids))
+  local failed = failed_attempts(group, plan.ids)
+  add_ready(group, plan.ids, plan.dues, failed)
+  if settings[3] == '1' then tell(group, plan, failed) end
   if #plan.held > 0 then call('ZADD', group.retry, unpack(plan.held)) end
   if #plan.retried > 0 then call('ZREM', group.retry, unpack(plan.retried)) end
 end
 if #leaving > 0 then call('ZREM', WAITING, unpack(leaving)) end
 count('promoted', #leaving)
+journal(events)
 
 local next_due = head(WAITING)
 for _, group in ipairs(groups) do

@@ -13,6 +13,7 @@ local before = tonumber(ARGV[ARGS + 2])
 local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
 local _, now = clock()
 local letters, purged = {}, {}
+local events, journaled = {}, is_journaled()
 local ids, bodies, dones, stones = {}, {}, {}, {}
 begin_freeing()
 for i = 1, n do
@@ -23,13 +24,18 @@ for i = 1, n do
     call('ZREM', group.garbage, id)
     letters[i], purged[#purged + 1] = 'y', id
     local guard, k = fence(body), #ids + 1
-    if owed(id) then
+    local attempts, still_owed = call('HGET', group.attempts, id) or 0, owed(id)
+    if journaled then
+      local event = {id, 'purged', group.name, attempts}
+      if not still_owed then event[5], event[6] = 'end', 1 end
+      events[#events + 1] = event
+    end
+    if still_owed then
       mark_partly_settled(body)
     elseif guard == '' then
       call('HDEL', POLICY, id)
       call('ZREM', EXPIRY, id)
     else
-      local attempts = call('HGET', group.attempts, id) or 0
       ids[k], bodies[k], dones[k] = id, body, KEYS[ID_KEYS + 2 * i]
       stones[k] = tombstone(guard, 'purged', nil, attempts, now)
     end
@@ -38,4 +44,5 @@ end
 if #purged > 0 then forget_failures(group, purged) end
 finish(ids, bodies, dones, stones)
 count('purged', #purged, group)
+journal(events)
 return {'OK', table.concat(letters)}

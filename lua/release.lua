@@ -14,6 +14,7 @@ local indexed = call('HMGET', group.entries, unpack(ids))
 local _, now = clock()
 
 local letters, back, old, dues, seen = {}, {}, {}, {}, {}
+local events, journaled = {}, is_journaled()
 for i = 1, n do
   local entry = ARGV[first + 2 * i]
   if indexed[i] == entry and not seen[ids[i]] then
@@ -22,6 +23,10 @@ for i = 1, n do
     letters[i] = 'y'
     back[#back + 1], old[#old + 1] = ids[i], entry
     dues[#dues + 1] = fields and field(fields, 'due') or int(now)
+    if journaled then
+      events[#events + 1] = {ids[i], 'ready', group.name, field(fields or {}, 'attempt') or 1,
+        'due', dues[#dues], 'reason', 'released'}
+    end
   else
     letters[i] = 's'
   end
@@ -32,5 +37,6 @@ if #back > 0 then
   drop_entries(group, {}, old)
   call('ZREM', group.leases, unpack(back))
   count('released', #back, group)
+  journal(events)
 end
 return {'OK', table.concat(letters)}

@@ -11,6 +11,7 @@ local group = groups[tonumber(ARGV[ARGS + 1])]
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now = clock()
 local letters, moved = {}, 0
+local events, journaled = {}, is_journaled()
 begin_freeing()
 for i = 1, n do
   local id = ARGV[first + i]
@@ -21,8 +22,10 @@ for i = 1, n do
     call('ZREM', EXPIRY, id)
     forget_failures(group, {id})
     letters[i], moved = 'y', moved + 1
+    if journaled then events[moved] = {id, 'requeued', group.name, 0, 'due', int(now)} end
   end
 end
 count('requeued', moved, group)
+journal(events)
 if moved > 0 then wake() end
 return {'OK', table.concat(letters)}

@@ -27,7 +27,7 @@ local function due_in_groups(id)
   return nil
 end
 
-local letters = {}
+local letters, events, journaled = {}, {}, is_journaled()
 begin_freeing()
 for i = 1, n do
   local id, body = ARGV[first + 2 * i - 1], KEYS[ID_KEYS + 2 * i - 1]
@@ -54,9 +54,15 @@ for i = 1, n do
       end
       earliest = math.min(earliest or due, due)
       moved = moved + 1
+      if journaled then
+        events[moved] = {id, 'rescheduled', '', 0, 'due', int(due)}
+        ends = ends and call('ZSCORE', EXPIRY, id)
+        if ends then events[moved][7], events[moved][8] = 'expires', int(tonumber(ends)) end
+      end
     end
   end
 end
 count('rescheduled', moved)
+journal(events)
 if earliest and (not waiting_head or earliest < waiting_head) then wake() end
 return {'OK', table.concat(letters)}

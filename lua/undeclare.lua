@@ -19,16 +19,24 @@ local group = {
 local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
 local _, now = clock()
 local settled = 0
+local events, journaled = {}, is_journaled()
 begin_freeing()
 for i = 1, n do
   local id, body, done = ARGV[first + i], KEYS[k + 6 + 2 * i], KEYS[k + 7 + 2 * i]
   local attempts, guard = call('HGET', group.attempts, id) or 0, fence(body)
-  take_out(group, id)
-  if not owed(id) and not call('ZSCORE', WAITING, id) and guard ~= '' then
+  local was_owed = take_out(group, id)
+  local ends = not owed(id) and not call('ZSCORE', WAITING, id) and guard ~= ''
+  if ends then
     finish({id}, {body}, {done}, {tombstone(guard, 'purged', nil, attempts, now)})
     settled = settled + 1
   end
+  if journaled and (was_owed or ends) then
+    local event = {id, 'purged', name, attempts, 'reason', 'group removed'}
+    if ends then event[7], event[8] = 'end', 1 end
+    events[#events + 1] = event
+  end
 end
+journal(events)
 count('purged', settled, group)
 
 local left = call('HLEN', group.entries) + call('ZCARD', group.retry) + call('ZCARD', group.garbage)

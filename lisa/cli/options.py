@@ -75,7 +75,7 @@ class Chosen:
         from lisa.core.store import SyncStore
 
         address, prefix = self.server()
-        store = SyncStore(Connection(address), Keys(prefix), PATIENCE)
+        store = SyncStore(Connection(address), Keys(prefix), PATIENCE, who="cli")
         click.get_current_context().call_on_close(store.close)
         if checked:
             store.drive(store.check_schema())

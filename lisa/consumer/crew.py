@@ -66,8 +66,8 @@ class Crew:
         self._failed = failed
         self._name = name
         self._unique_name = unique_name(name)
-        self._store = SyncStore(Connection(address), keys, PATIENCE)
-        self._patient_store = SyncStore(Connection(address), keys)
+        self._store = SyncStore(Connection(address), keys, PATIENCE, who="consumer")
+        self._patient_store = SyncStore(Connection(address), keys, who="consumer")
         self._slots = Slots(concurrency)
         self._announcer = Announcer(handlers.signals, self._spawn)
         self._settler = Settler(self._subscriptions, self._announcer)

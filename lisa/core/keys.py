@@ -31,7 +31,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
-TOPIC_KEYS = ("waiting", "policy", "expiry", "options", "groups", "stats", "consumers")
+TOPIC_KEYS = (
+    "waiting", "policy", "expiry", "options", "groups", "stats", "consumers", "events",
+)  # fmt: skip
 """A topic's keys in the order in which every script receives them."""
 
 GROUP_KEYS = ("ready", "entries", "retry", "garbage", "attempts", "reasons", "leases")
@@ -92,7 +94,9 @@ class TopicKeys:
         "_body",
         "_done",
         "_groups",
+        "archived",
         "consumers",
+        "events",
         "expiry",
         "groups",
         "history",
@@ -119,8 +123,10 @@ class TopicKeys:
             self.groups,
             self.stats,
             self.consumers,
+            self.events,
         ) = self.shared
         self.history = self.root + "history"
+        self.archived = self.root + "archived"
         self._body = self.root + "body:"
         self._done = self.root + "done:"
         self._groups: dict[str, GroupKeys] = {}
@@ -179,6 +185,10 @@ class Keys:
 
     def _topic(self, topic: str) -> TopicKeys:
         return TopicKeys(self.prefix, topic)
+
+    def pace(self, run: str, window: int) -> str:
+        """Where the tasks of one scheduling job count what they send in one window of time."""
+        return f"{self.prefix}:pace:{run}:{window}"
 
     def structure_pattern(self) -> str:
         """A SCAN pattern for every key of every topic but those of single messages."""

@@ -1,8 +1,9 @@
 """Topic options: what Redis holds about a topic, so that all roles and languages agree.
 
 They live in the topic's `options` hash under the names of `TopicOptions`' fields. Durations are
-integer milliseconds there, a retry policy is its encoded form, `paused` is "1" (anything else is
-not paused), and an absent or empty `capacity` is unlimited. An absent field has its default.
+integer milliseconds there, a retry policy is its encoded form, `paused` and `journal` are "1"
+(anything else is no), and an absent or empty `capacity` is unlimited. An absent field has its
+default.
 """
 
 import difflib
@@ -35,7 +36,10 @@ class TopicOptions:
     capacity: live messages that the topic takes before a send is refused; None is unlimited.
     retention: how long a settled id is remembered. 0 remembers nothing: a send repeated after its
         message was settled is then a new message.
+    dedupe_for: the same for messages that the pipeline scheduled: its jobs may be run again.
     garbage_keep: how long garbage is kept before it is purged.
+    journal: every transition of a message is also written down in the topic's journal.
+    journal_max: events that the journal keeps where no archive has taken them yet.
     max_body_bytes: the largest encoded body.
     paused: nothing is promoted, read or pulled; what is in flight finishes.
     """
@@ -45,7 +49,10 @@ class TopicOptions:
     max_ready: int = 10_000
     capacity: int | None = None
     retention: timedelta = timedelta(seconds=60)
+    dedupe_for: timedelta = timedelta(days=1)
     garbage_keep: timedelta = timedelta(days=90)
+    journal: bool = False
+    journal_max: int = 1_000_000
     max_body_bytes: int = 1_048_576
     paused: bool = False
 
@@ -159,7 +166,10 @@ _CODECS: dict[str, _Codec] = {
     "max_ready": _count(LARGEST_COUNT),
     "capacity": _count(LARGEST_COUNT, unlimited=True),
     "retention": _duration(MIN_RETENTION, MAX_DELAY, or_zero=True),
+    "dedupe_for": _duration(MIN_RETENTION, MAX_DELAY),
     "garbage_keep": _duration(timedelta(milliseconds=1), MAX_DELAY),
+    "journal": _Codec(_flag, lambda text: text == "1"),
+    "journal_max": _count(LARGEST_COUNT),
     "max_body_bytes": _count(LARGEST_BODY_BYTES),
     "paused": _Codec(_flag, lambda text: text == "1"),
 }

@@ -13,7 +13,10 @@ from lisa.core.options import TopicOptions, encode
 __all__ = ["Script", "directory", "load", "names"]
 
 PRELUDE = "prelude"
-_USED_BY_SCRIPTS = ("ack_timeout", "retry_delays", "max_ready", "retention", "max_body_bytes")
+_USED_BY_SCRIPTS = (
+    "ack_timeout", "retry_delays", "max_ready", "retention", "dedupe_for", "journal_max",
+    "max_body_bytes",
+)  # fmt: skip
 
 
 class Script(NamedTuple):

@@ -7,7 +7,9 @@ was lost is sent again, with growing pauses, until `patience` is used up.
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -75,11 +77,17 @@ class _Patience:
 
 
 class Store:
-    """Flows for all that Lisa asks of the server. `where` names it in errors."""
+    """Flows for all that Lisa asks of the server. `where` names it in errors.
 
-    def __init__(self, keys: Keys, where: str, patience: timedelta = PRODUCER_RETRY_TIME) -> None:
+    `who` (producer, manager, ...) is named in the journal, with this machine and process.
+    """
+
+    def __init__(
+        self, keys: Keys, where: str, patience: timedelta = PRODUCER_RETRY_TIME, who: str = "lisa"
+    ) -> None:
         self.keys = keys
         self.where = where
+        self.actor = f"{who}@{socket.gethostname()}:{os.getpid()}"
         self._patience_s = patience.total_seconds()
         self._groups: dict[str, tuple[str, ...]] = {}
 
@@ -93,7 +101,7 @@ class Store:
             groups = transition.fixed_groups
             if groups is None:
                 groups = yield from self._groups_for(transition, keys, patience)
-            command = _call(transition, keys, groups)
+            command = _call(transition, keys, groups, self.actor)
             try:
                 reply = yield Execute(command)
             except failures.ClientError as error:
@@ -115,7 +123,9 @@ class Store:
                 groups = self._groups.get(keys.topic, ())
             own = transition.own_group
             known = own is None or own in groups
-            commands.append(_call(transition, keys, groups) if known else ("ECHO", "GROUPS"))
+            commands.append(
+                _call(transition, keys, groups, self.actor) if known else ("ECHO", "GROUPS")
+            )
         try:
             replies = yield ExecuteMany(commands)
         except failures.ClientError as error:
@@ -251,7 +261,7 @@ class Store:
                 patience.mend(error, self.where)
                 for group in groups:
                     yield Execute(("SCRIPT", "LOAD", scripts.load(Declare.script).source))
-                    yield Execute(_call(Declare(keys.topic, group), keys, (group,)))
+                    yield Execute(_call(Declare(keys.topic, group), keys, (group,), self.actor))
             else:
                 yield from self._wait(error, patience)
         except failures.ClientError as another:
@@ -265,9 +275,11 @@ class Store:
         yield Pause(pause)
 
 
-def _call(transition: Transition[Any], keys: TopicKeys, groups: tuple[str, ...]) -> Command:
+def _call(
+    transition: Transition[Any], keys: TopicKeys, groups: tuple[str, ...], actor: str
+) -> Command:
     script = scripts.load(transition.script)
-    all_keys, arguments = transition.build(keys, groups)
+    all_keys, arguments = transition.build(keys, groups, actor)
     return ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
 
 
@@ -275,9 +287,13 @@ class SyncStore(Store):
     """The same, run at once, blocking; safe to share between threads."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, patience: timedelta = PRODUCER_RETRY_TIME
+        self,
+        connection: Connection,
+        keys: Keys,
+        patience: timedelta = PRODUCER_RETRY_TIME,
+        who: str = "lisa",
     ) -> None:
-        super().__init__(keys, connection.address.shown, patience)
+        super().__init__(keys, connection.address.shown, patience, who)
         self.connection = connection
 
     def drive(self, flow: Flow[T]) -> T:
@@ -301,9 +317,13 @@ class AsyncStore(Store):
     """The same for asyncio."""
 
     def __init__(
-        self, connection: AsyncConnection, keys: Keys, patience: timedelta = PRODUCER_RETRY_TIME
+        self,
+        connection: AsyncConnection,
+        keys: Keys,
+        patience: timedelta = PRODUCER_RETRY_TIME,
+        who: str = "lisa",
     ) -> None:
-        super().__init__(keys, connection.address.shown, patience)
+        super().__init__(keys, connection.address.shown, patience, who)
         self.connection = connection
 
     async def drive(self, flow: Flow[T]) -> T:

@@ -22,6 +22,7 @@ from lisa.manager.jobs import Jobs
 from lisa.manager.loop import Loop, Service
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.promoter import Promoter
+from lisa.manager.pruner import Pruner
 from lisa.manager.pulse import Pulse, Signs
 from lisa.manager.reclaimer import GLANCE_S, Reclaimer
 from lisa.manager.registry import Registry
@@ -39,6 +40,7 @@ PATIENCE = timedelta(milliseconds=60)
 PULSE_S = 1.0
 REFRESH = timedelta(seconds=GLANCE_S)
 SEARCH = timedelta(hours=6)
+PRUNE = timedelta(seconds=5)
 SAMPLE = "2 * * * * ?"  # not at the full minute, where a clock that is a little off would miss it
 STUCK_S = 10.0
 PROMOTERS, RECLAIMERS = 4, 2
@@ -54,7 +56,7 @@ class Engine:
 
     def __init__(self, address: Address, plan: Plan, prefix: str, name: str) -> None:
         self.name = name
-        self.store = store = SyncStore(Connection(address), Keys(prefix), PATIENCE)
+        self.store = store = SyncStore(Connection(address), Keys(prefix), PATIENCE, who="manager")
         self._clock = ServerClock()
         self._pulse = Pulse(store, self._clock)
         self._nudge = threading.Event()
@@ -69,6 +71,7 @@ class Engine:
         self._reclaimer = Reclaimer(store, self._announcer, plan.window)
         self._greeter = Greeter(store, registry)
         self._trimmer = Trimmer(store)
+        self._pruner = Pruner(store)
         self._sampler = Sampler(store)
         self._sweeper = Sweeper(store, expirer, registry.is_configured)
         # A cluster's pipeline is one command after the other: nothing is gained by batches.
@@ -93,6 +96,7 @@ class Engine:
         jobs.add("move", schedules.move, self._glance)
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
         jobs.add_for_each("clean", schedules.clean, self._trimmer.pick, self._trimmer.step)
+        jobs.add_for_each("prune", PRUNE, self._pruner.pick, self._pruner.step)
         jobs.add_for_each("sweep", schedules.sweep, self._sweeper.pick, self._sweep)
         jobs.add_for_each(
             "sample", SAMPLE, lambda topics: self._sampler.pick(topics, self._clock.now_ms()),

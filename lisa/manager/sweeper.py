@@ -184,7 +184,7 @@ class Sweeper:
     def _places(self, topic: str, groups: tuple[str, ...]) -> list[str]:
         """All that says that somebody still needs a topic."""
         keys = self._store.keys.topic(topic)
-        places = [keys.waiting, keys.consumers]
+        places = [keys.waiting, keys.consumers, keys.events]
         for group in groups:
             own = keys.group(group)
             places += [own.entries, own.retry, own.garbage]

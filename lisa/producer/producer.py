@@ -92,7 +92,7 @@ class Producer(_Configured):
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> SyncStore:
-        return SyncStore(Connection(address), keys, patience)
+        return SyncStore(Connection(address), keys, patience, who="producer")
 
     def _drive(self, flow: Flow[T]) -> T:
         return self._store.drive(flow)
@@ -143,7 +143,7 @@ class AsyncProducer(_Configured):
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncStore:
-        return AsyncStore(AsyncConnection(address), keys, patience)
+        return AsyncStore(AsyncConnection(address), keys, patience, who="producer")
 
     async def _drive(self, flow: Flow[T]) -> T:
         return await self._store.drive(flow)

@@ -7,11 +7,14 @@ that state" and nothing that is left over goes unseen.
 - a body is `"A-text"`: the send token's letter (eight times), the mark, and the text;
 - a tombstone is `("A-", state, due or None, attempts, instant)`;
 - a row of a ready stream is `(id, due, attempt, holder)`, holder None while unread;
+- an event of the journal is `(id, state, group, attempt, {further field: value})`, in order, and
+  their numbers are found to be without a hole;
 - `entries` maps an id to the number of its row, None if the stream has no such entry.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,13 +64,14 @@ def topic(
     options: Mapping[str, str] | None = None,
     stats: Mapping[str, int] | None = None,
     consumers: Mapping[str, str] | None = None,
+    events: Sequence[tuple[Any, ...]] | None = None,
     declared: Sequence[str] | None = None,
     **groups: G,
 ) -> State:
     """A state. Each group given is declared, unless `declared` says which are."""
     state: State = {
         "waiting": waiting, "body": body, "done": done, "policy": policy, "expiry": expiry,
-        "options": options, "stats": stats, "consumers": consumers,
+        "options": options, "stats": stats, "consumers": consumers, "events": events,
         "groups": sorted(groups if declared is None else declared),
     }  # fmt: skip
     state = {name: value for name, value in state.items() if value}
@@ -172,6 +176,8 @@ def read(store: SyncStore, name: str) -> State:
             state[rest] = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
         elif rest == "stats":
             state[rest] = {k.decode(): int(v) for k, v in _pairs(store.ask("HGETALL", key))}
+        elif rest == "events":
+            state[rest] = _events(store.ask("XRANGE", key, "-", "+"))
         elif rest == "groups":
             state[rest] = sorted(field.decode() for field in store.ask("HKEYS", key))
         else:
@@ -224,6 +230,25 @@ def _pairs(flat: Any) -> list[tuple[Any, Any]]:
 def _scores(store: SyncStore, key: str) -> dict[str, int]:
     rows = _pairs(store.ask("ZRANGE", key, 0, -1, "WITHSCORES"))
     return {member.decode(): int(float(score)) for member, score in rows}
+
+
+NUMBERS = {"due", "expires", "late", "end"}
+
+
+def _events(entries: Sequence[Any]) -> list[tuple[Any, ...]]:
+    found = []
+    for number, (_, flat) in enumerate(entries, 1):
+        fields = {name.decode(): value for name, value in _pairs(flat)}
+        assert int(fields.pop("n")) == number
+        assert re.fullmatch(rb"lisa@[^@]+:\d+", fields.pop("actor"))
+        head = [fields.pop(name).decode() for name in ("id", "state", "group", "attempt")]
+        more: dict[str, Any] = {}
+        for name, value in fields.items():
+            more[name] = _short(value) if name == "envelope" else value.decode()
+            if name in NUMBERS:
+                more[name] = int(value)
+        found.append((*head[:3], int(head[3]), more))
+    return found
 
 
 def _short(data: bytes) -> str:

@@ -230,7 +230,7 @@ def test_only_what_concerns_groups_asks_for_those_declared(bench: Bench) -> None
 
     def answer(*items: Item, are_ids_new: bool = True) -> bytes:
         call = enqueue(TOPIC, "A" * 8, items, are_ids_new=are_ids_new)
-        keys, arguments = call.build(bench.keys, ("removed",))
+        keys, arguments = call.build(bench.keys, ("removed",), "test@here:1")
         script = scripts.load("enqueue")
         bench.store.ask("SCRIPT", "LOAD", script.source)
         reply: list[bytes] = bench.store.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)

@@ -23,12 +23,14 @@ from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.restore import Restore, RestoreItem
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
@@ -53,12 +55,14 @@ SAMPLES: dict[str, Callable[[int], Transition[Any]]] = {
     "mend": lambda n: Mend("t", IDS[:n]),
     "open": lambda n: Open("t", "g", [Entry("1-1", m, 1, 1) for m in IDS[:n]]),
     "promote": lambda _: Promote("t"),
+    "prune": lambda n: Prune("t", IDS[:n]),
     "pull": lambda _: Pull("t", "g", "c", 1),
     "purge": lambda n: Purge("t", "g", IDS[:n]),
     "reclaim": lambda _: Reclaim("t", "g"),
     "release": lambda n: Release("t", "g", [(m, "1-1") for m in IDS[:n]]),
     "requeue": lambda n: Requeue("t", "g", IDS[:n]),
     "reschedule": lambda n: Reschedule("t", [(m, "1") for m in IDS[:n]]),
+    "restore": lambda n: Restore("t", [RestoreItem(m, b"", 1) for m in IDS[:n]]),
     "retry": lambda n: Retry("t", "g", [Failure(m, "1-1", "") for m in IDS[:n]]),
     "trim": lambda _: Trim("t", "g"),
     "undeclare": lambda n: Undeclare("t", "g", IDS[:n]),
@@ -104,8 +108,8 @@ def own_keys(name: str, n: int) -> list[str]:
 def own_arguments(name: str, n: int) -> list[base.Argument]:
     groups = SAMPLES[name](n).fixed_groups
     groups = ("g",) if groups is None else groups
-    _, arguments = SAMPLES[name](n).build(Keys().topic("t"), groups)
-    return arguments[3 + len(groups) :]
+    _, arguments = SAMPLES[name](n).build(Keys().topic("t"), groups, "test@here:1")
+    return arguments[4 + len(groups) :]
 
 
 def test_every_script_has_a_sample_here_and_every_module_a_script() -> None:
@@ -140,6 +144,9 @@ def test_the_keys_are_as_the_header_says(name: str) -> None:
     each = said.group(1).replace(" ", "").split(",") if said else []
     group_keys = len(GROUP_KEYS) if "the seven of the group" in header(name)["KEYS"] else 0
     keys = Keys().topic("t")
+    if header(name)["KEYS"].endswith("the record of the archives"):
+        assert own_keys(name, 1) == [keys.archived]
+        return
     for n in (1, 2, 3):
         built = own_keys(name, n)[group_keys:]
         rows = [[getattr(keys, kind)(m) for kind in each] for m in IDS[:n]]
@@ -167,7 +174,7 @@ def test_of_ids_that_are_new_only_the_first_one_s_tombstone_is_named() -> None:
 
 def test_extras_of_a_send_come_as_numbered_pairs() -> None:
     items = [Item("a", "1", b"", 5), Item("b", "2", b"", None, "0"), Item("c", "3", b"", 7)]
-    _, arguments = enqueue("t", "token", items).build(Keys().topic("t"), ())
+    _, arguments = enqueue("t", "token", items).build(Keys().topic("t"), (), "test@here:1")
     assert arguments[-8:] == [2, 1, 5, 3, 7, 1, 2, "0"]
 
 

@@ -20,17 +20,19 @@ from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.restore import Place, Restore, RestoreItem
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
 from tests.contract.bench import TOPIC, item
-from tests.contract.state import FOREIGN, G, Row
+from tests.contract.state import FOREIGN, G, Row, envelope
 from tests.rows import enqueue
 
 if TYPE_CHECKING:
@@ -109,6 +111,8 @@ CASES: dict[str, Case] = {
     ),
     "promote": Case({"waiting": {"a": 1, "c": FAR}, "body": LIVE, "lisa": G(retry={"b": 2}),
                      "audit": G()}, lambda _: Promote(TOPIC)),
+    "prune": Case({"options": {"journal": "1"}, "waiting": {"a": 1}, "body": LIVE, "lisa": G()},
+                  lambda _: Prune(TOPIC)),
     "pull": Case({"body": LIVE, "lisa": G(ready=[Row("a", 1)])},
                  lambda _: Pull(TOPIC, "lisa", "c1", 10)),
     "purge": Case(DEAD, lambda _: Purge(TOPIC, "lisa", ["a", "x"])),
@@ -122,6 +126,10 @@ CASES: dict[str, Case] = {
          "lisa": G(ready=[Row("a", 1)], retry={"b": 1}, attempts={"b": 1})},
         lambda _: Reschedule(TOPIC, [("a", str(FAR)), ("b", str(FAR)), ("c", str(FAR + 1))]),
     ),
+    "restore": Case({"body": {"a": "B-"}, "lisa": G()}, lambda _: Restore(TOPIC, [
+        RestoreItem("a", envelope("A-"), 5), RestoreItem("n", envelope("A-"), 5, FAR, "0"),
+        RestoreItem("m", envelope("A-"), 5, places=(Place("lisa", "garbage", 9, 2),)),
+    ])),
     "retry": Case(BUSY, lambda bench: Retry(TOPIC, "lisa", [
         Failure(*bench.receipt("a"), "boom"), Failure(*bench.receipt("b"), "boom", "discard"),
     ])),

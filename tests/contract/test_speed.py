@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from lisa.core import scripts
+from lisa.core.envelope import encode_envelope
 from lisa.core.store import chunks
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -23,12 +25,14 @@ from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.restore import Place, Restore, RestoreItem
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
 from tests.contract.bench import TOPIC, item
@@ -82,6 +86,8 @@ def one_round(bench: Timed, number: int) -> None:
     acks = [Settlement(one.id, one.entry, "TTTTTTTT-", one.due_ms, 1, "c") for one in entries]
     assert set(bench.call(Ack(TOPIC, "lisa", acks))) == {"acked"}
     end_the_rest(bench, number, token)
+    restore_a_batch(bench, number)
+    bench.call(Prune(TOPIC))
 
 
 def fail_all(bench: Timed, delay: int | Literal["discard"]) -> None:
@@ -108,6 +114,17 @@ def end_the_rest(bench: Timed, number: int, token: str) -> None:
                 assert all(bench.call(Purge(TOPIC, "lisa", some)))
 
 
+def restore_a_batch(bench: Timed, number: int) -> None:
+    """Half to waiting, half to garbage."""
+    data = encode_envelope("T" * 8, "x" * 100)
+    dead = (Place("lisa", "garbage", 5, 2),)
+    items = [
+        RestoreItem(f"restored{number}-{i:04}", data, 4_000_000_000_000, None, "0,5", dead[i % 2 :])
+        for i in range(FULL // Restore.steps)
+    ]
+    assert set(bench.call(Restore(TOPIC, items))) == {"restored"}
+
+
 class Timed:
     """Calls a bench's transitions, and asks the server how long each script took."""
 
@@ -128,11 +145,13 @@ class Timed:
         return int(found[1]) if found else 0
 
 
+@pytest.mark.parametrize("journal", ["0", "1"], ids=["plain", "journal"])
 @pytest.mark.not_on_fakeredis("it runs in this process, so its times say nothing")
-def test_a_full_batch_of_every_script_is_quick(bench: Bench) -> None:
+def test_a_full_batch_of_every_script_is_quick(bench: Bench, journal: str) -> None:
     for name in scripts.names():
         bench.store.ask("SCRIPT", "LOAD", scripts.load(name).source)
     bench.call(Declare(TOPIC, "lisa"))
+    bench.call(Configure(TOPIC, {"journal": journal, "journal_max": "1"}))
     timed = Timed(bench)
     for number in range(ROUNDS):
         one_round(timed, number)

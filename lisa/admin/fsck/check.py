@@ -18,7 +18,7 @@ from lisa.core.transitions.undeclare import Undeclare
 
 __all__ = ["check"]
 
-TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4), strict=True))
+TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stream"), strict=True))
 GROUP_TYPES = dict(
     zip(GROUP_KEYS, ("stream", "hash", "zset", "zset", "hash", "hash", "zset"), strict=True)
 )

@@ -49,7 +49,10 @@ _TOPIC_OPTIONS = (
     "retry_delays",
     "capacity",
     "retention",
+    "dedupe_for",
     "garbage_keep",
+    "journal",
+    "journal_max",
     "max_body_bytes",
 )
 Schedule = Annotated[str, AfterValidator(_check_schedule)]
@@ -139,8 +142,22 @@ class GroupSettings(Section):
     retention: Duration | None = Field(
         default=None, description="How long settled ids are remembered. Unset: 60s. 0: not at all."
     )
+    dedupe_for: Duration | None = Field(
+        default=None,
+        description="The same for messages that `lisa pipeline schedule` sent. Unset: 1d.",
+    )
     garbage_keep: Duration | None = Field(
         default=None, description="How long garbage is kept before it is purged. Unset: 90d."
+    )
+    journal: bool | None = Field(
+        default=None,
+        description="Write every transition down in the topic's journal, for `lisa pipeline`. "
+        "Unset: no.",
+    )
+    journal_max: int | None = Field(
+        default=None,
+        description="Events that the journal keeps where no archive has taken them. "
+        "Unset: 1000000.",
     )
     max_body_bytes: int | None = Field(
         default=None, description="The largest encoded body, in bytes. Unset: 1048576."

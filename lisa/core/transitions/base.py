@@ -58,13 +58,15 @@ class Transition(ABC, Generic[T]):
         """Raise the error that a reply other than OK stands for."""
         raise AssertionError(f"{self.script} answered {reply!r}")
 
-    def build(self, keys: TopicKeys, groups: tuple[str, ...]) -> tuple[list[str], list[Argument]]:
+    def build(
+        self, keys: TopicKeys, groups: tuple[str, ...], actor: str
+    ) -> tuple[list[str], list[Argument]]:
         """KEYS and ARGV for the groups given. Raises GroupRemoved if the own one is not there."""
         all_keys = list(keys.shared)
         for name in groups:
             all_keys += keys.group(name)
         all_keys += self.id_keys(keys)
-        arguments: list[Argument] = [keys.wake, keys.topic, len(groups), *groups]
+        arguments: list[Argument] = [keys.wake, keys.topic, actor, len(groups), *groups]
         own = self.own_group
         if own is not None:
             if own not in groups:

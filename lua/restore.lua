@@ -1,0 +1,71 @@
+-- restore: puts messages back as they stood before their server was lost.
+-- Guarantee: only ids of which nothing is known here, neither live nor settled: safe to repeat, and
+-- beside traffic. Nothing is refused for the topic's capacity: what was accepted stays accepted.
+-- KEYS  the prelude's, then for each message: body, done
+-- ARGV  n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its places as
+--       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts' with a
+--       blank between, the kind r for retry or g for garbage), why it last failed
+-- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a place names
+--       group 0, which stands for one that is not declared; {'GROUPS', ...}
+local changed = changed_groups()
+if changed then return changed end
+
+local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
+local letters, events, journaled, restored = {}, {}, is_journaled(), 0
+for i = 1, n do
+  if string.find(' ' .. ARGV[first + 7 * i - 1], ' 0:', 1, true) then return {'UNDECLARED'} end
+end
+
+local function tell(id, i, group, attempts, more)
+  if not journaled then return end
+  local at = first + 7 * i
+  local event = {id, 'restored', group, attempts, 'due', ARGV[at - 4], 'envelope', ARGV[at - 5]}
+  for _, part in ipairs(more) do event[#event + 1] = part end
+  for k, name in ipairs({'expires', 'policy'}) do
+    if ARGV[at - 4 + k] ~= '' then
+      event[#event + 1], event[#event + 2] = name, ARGV[at - 4 + k]
+    end
+  end
+  events[#events + 1] = event
+end
+
+local function place(id, i, number, kind, score, attempts)
+  local group, why = groups[tonumber(number)], ARGV[first + 7 * i]
+  if kind == 'r' then
+    call('ZADD', group.retry, score, id)
+  else
+    call('ZADD', group.garbage, score, id)
+  end
+  if tonumber(attempts) > 0 then
+    call('HSET', group.attempts, id, attempts)
+    call('HSET', group.reasons, id, string.sub(why, 1, 1024))
+  end
+  local name = kind == 'r' and 'retry' or 'garbage'
+  tell(id, i, group.name, attempts, {'place', name, 'reason', why})
+end
+
+for i = 1, n do
+  local at, body, done = first + 7 * i, KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  local id, places = ARGV[at - 6], ARGV[at - 1]
+  if call('EXISTS', body) == 1 then
+    letters[i] = 'l'
+  elseif call('EXISTS', done) == 1 then
+    letters[i] = 's'
+  else
+    letters[i], restored = 'y', restored + 1
+    call('SET', body, ARGV[at - 5])
+    if places == '' then
+      call('ZADD', WAITING, ARGV[at - 4], id)
+      tell(id, i, '', 0, {})
+    end
+    for number, kind, score, attempts in string.gmatch(places, '(%d+):(%a):(%d+):(%d+)') do
+      place(id, i, number, kind, score, attempts)
+    end
+    if ARGV[at - 3] ~= '' then call('ZADD', EXPIRY, ARGV[at - 3], id) end
+    if ARGV[at - 2] ~= '' then call('HSET', POLICY, id, ARGV[at - 2]) end
+  end
+end
+count('restored', restored)
+journal(events)
+if restored > 0 then wake() end
+return {'OK', table.concat(letters)}

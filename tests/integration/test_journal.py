@@ -1,0 +1,105 @@
+"""The journal of real roles: who wrote what, and how the manager keeps it bounded."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Consumer, Manager, Message, Producer
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.envelope import encode_envelope
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.transitions.enqueue import Enqueue
+from lisa.manager.pruner import Pruner
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEYS = Keys().topic("orders")
+
+
+def events(url: str) -> list[dict[str, str]]:
+    with connect(url) as client:
+        found = client.xrange(KEYS.events)
+    return [
+        {k.decode(): v.decode("utf-8", "replace") for k, v in fields.items()} for _, fields in found
+    ]
+
+
+@pytest.fixture
+def store(redis_url: str) -> Iterator[SyncStore]:
+    store = SyncStore(Connection(Address(redis_url)), Keys())
+    yield store
+    store.close()
+
+
+def test_a_message_s_story_is_told_with_its_actors(redis_url: str) -> None:
+    options = {"journal": True, "retry_delays": "0"}
+    handled = threading.Event()
+    with (
+        Manager(redis_url, topics={"orders": {**options, "group": "lisa"}}),
+        Producer(redis_url) as producer,
+    ):
+        with connect(redis_url) as client:
+            wait_until(lambda: client.hget(KEYS.options, "journal") == b"1")
+            wait_until(lambda: client.hexists(KEYS.groups, "lisa"))
+        consumer = Consumer(redis_url)
+
+        @consumer.on("orders")
+        def fail_once(message: Message) -> None:
+            if message.attempt == 1:
+                raise ValueError("not yet")
+            handled.set()
+
+        with consumer:
+            message_id = producer.send("orders", {"order": 42}, delay=timedelta(milliseconds=50))
+            assert handled.wait(20)
+            wait_until(lambda: any(event["state"] == "acked" for event in events(redis_url)))
+    story = [event for event in events(redis_url) if event["id"] == message_id]
+    told = [(e["state"], e["attempt"], e["actor"].partition("@")[0]) for e in story]
+    assert told == [
+        ("sent", "0", "producer"), ("ready", "1", "manager"), ("in_flight", "1", "consumer"),
+        ("retry", "1", "consumer"), ("ready", "2", "manager"), ("in_flight", "2", "consumer"),
+        ("acked", "2", "consumer"),
+    ]  # fmt: skip
+    assert [int(event["n"]) for event in story] == list(range(1, 8))
+    assert "not yet" in story[3]["reason"]
+    assert int(story[2]["late"]) >= 0
+    assert story[-1]["end"] == "1"
+
+
+def fill(store: SyncStore, count: int) -> None:
+    for start in range(0, count, 500):
+        ids = [f"m{i}" for i in range(start, start + 500)]
+        data = [encode_envelope("A" * 8, "")] * 500
+        store.call(Enqueue("orders", "A" * 8, ids, ["4000000000000"], data))
+
+
+def test_the_manager_keeps_a_journal_within_its_bound(
+    store: SyncStore, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(redis_url) as client:
+        client.hset(KEYS.options, mapping={"journal": "1", "journal_max": "1000"})
+        fill(store, 30_000)
+        pruner = Pruner(store)
+        assert pruner.pick(["orders", "other"]) == ["orders"]
+        pruner.step("orders")
+        assert 1000 <= client.xlen(KEYS.events) <= 1100
+        lost = int(client.hget(KEYS.stats, "journal_lost") or 0)
+        assert lost == 30_000 - client.xlen(KEYS.events)
+    assert f"{lost} events" in caplog.text
+
+
+def test_a_topic_whose_journal_waits_for_its_archive_stays_listed(redis_url: str) -> None:
+    with connect(redis_url) as client, Manager(redis_url, sweep=timedelta(milliseconds=100)):
+        for topic in ("orders", "empty"):
+            client.zadd(Keys().topics, {topic: 1})
+        client.xadd(KEYS.events, {"n": "1"})
+        wait_until(lambda: client.zscore(Keys().topics, "empty") is None)
+        assert client.zscore(Keys().topics, "orders") is not None
