@@ -70,6 +70,7 @@ local function is_journaled() return call('HGET', OPTIONS, 'journal') == '1' end
 -- written (a foreign hand took the key for something else) is counted, and its number is missing.
 local function journal(events)
   if #events == 0 then return end
+  begin_freeing() -- a script that has written nothing yet may stand here at maxmemory
   local number, failed = call('HINCRBY', STATS, 'journaled', #events) - #events, 0
   for i, event in ipairs(events) do
     local said = redis.pcall('XADD', EVENTS, '*', 'n', int(number + i), 'actor', ACTOR,

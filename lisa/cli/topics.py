@@ -295,3 +295,52 @@ def list_groups(chosen: Chosen, topic: str) -> None:
         ["group", "ready ", "in flight ", "retry ", "garbage "],
         [(one.name, one.ready, one.in_flight, one.retry, one.garbage) for one in found.groups],
     )
+
+
+@topic.group()
+def journal() -> None:
+    """Look at a topic's journal, or let an archive go."""
+
+
+@journal.command("show")
+@click.argument("topic")
+@common
+@pass_chosen
+def show_journal(chosen: Chosen, topic: str) -> None:
+    """Show how long the journal is, and how far each archive has come."""
+    from dataclasses import asdict
+
+    from lisa.admin.journal import journal as flow
+    from lisa.cli.output import print_json, print_table, when
+
+    store = _known(chosen, topic)
+    found = store.drive(flow(store, topic))
+    if chosen.json:
+        print_json(asdict(found))
+        return
+    now_ms = store.drive(store.server_time_us()) // 1000
+    print_table(["", ""], [
+        ("journal", "on" if found.on else "off"), ("events here", found.events),
+        ("since", when(found.since_ms, now_ms) or "-"), ("written in all", found.written),
+        ("lost, no archive had them", found.lost), ("could not be written", found.failed),
+    ])  # fmt: skip
+    print_table(
+        ["archive", "behind ", "last report"],
+        [(one.name, one.behind, when(one.reported_ms, now_ms)) for one in found.archives],
+    )
+
+
+@journal.command("forget")
+@click.argument("topic")
+@click.argument("archive")
+@common
+@pass_chosen
+def forget_archive(chosen: Chosen, topic: str, archive: str) -> None:
+    """Let the journal wait no longer for an archive that will not come back."""
+    from lisa.admin.journal import forget
+
+    store = _known(chosen, topic)
+    if not store.drive(forget(store, topic, archive)):
+        click.echo(f"lisa: topic {topic} knows no archive {archive}", err=True)
+        raise click.exceptions.Exit(1)
+    _say(chosen, topic, f"archive {archive} is forgotten", changed=True)

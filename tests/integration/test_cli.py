@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lisa.core.envelope import new_id
 from lisa.core.transitions.promote import Promote, Promoted
 from lisa.core.transitions.retry import Failure, Retry
 from tests.roles import Cast
+from tests.servers import connect
 
 Lisa = Callable[..., Result]
 
@@ -213,6 +215,27 @@ def test_groups(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
         "topic", "group", "remove", "orders", "other", stdin="y\n"
     ).stdout  # fmt: skip
     assert ask("get", "orders", "a")["state"] == "purged"
+
+
+def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) -> None:
+    assert "nothing is known" in lisa("topic", "journal", "show", "nope", code=1).stderr
+    lisa("topic", "set", "orders", "journal=true")
+    assert ask("topic", "journal", "show", "orders")["since_ms"] is None
+    lisa("send", "orders", "one", "--delay", "1h")
+    lisa("send", "orders", "two", "--delay", "1h")
+    with connect(redis_url) as client:
+        entries = client.xrange("lisa:{orders}:events")
+        record = f"{entries[0][0].decode()} 1 {int(time.time() * 1000)}"
+        client.hset("lisa:{orders}:archived", mapping={"nightly": record, "~trimmed": "0 5"})
+    found = ask("topic", "journal", "show", "orders")
+    assert (found["on"], found["events"], found["first"], found["last"]) == (True, 2, 1, 2)
+    assert (found["written"], found["lost"], found["failed"]) == (2, 0, 0)
+    (archive,) = found["archives"]
+    assert (archive["name"], archive["number"], archive["behind"]) == ("nightly", 1, 1)
+    assert "nightly" in lisa("topic", "journal", "show", "orders").stdout
+    assert ask("topic", "journal", "forget", "orders", "nightly")["changed"] is True
+    assert "no archive nightly" in lisa("topic", "journal", "forget", "orders", "nightly",
+                                        code=1).stderr  # fmt: skip
 
 
 def test_topics(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
