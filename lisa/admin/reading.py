@@ -20,6 +20,7 @@ __all__ = [
     "entry_number",
     "info",
     "member_page",
+    "pairs_of",
     "readable",
     "scan_keys",
     "sorted_page",
@@ -96,9 +97,26 @@ def sorted_page(
     """Members and scores of a sorted set in order, those behind `after`, at most `limit`.
 
     O(log n + limit) wherever the page begins: no offset is counted off, also among equal scores.
+    Fewer than `limit` are there only at the end.
     """
-    start = 0 if after is None else (yield from _rank_behind(store, key, after))
-    reply = yield from store.command("ZRANGE", key, start, start + limit - 1, "WITHSCORES")
+    if after is None:
+        return pairs_of((yield from store.command("ZRANGE", key, 0, limit - 1, "WITHSCORES")))
+    known = (after.score, after.member.encode("utf-8", "surrogateescape"))
+    while True:
+        start = yield from _rank_behind(store, key, after)
+        # Members before the page may come and go between the two questions. With one member more,
+        # the one before the page, it shows: else some would be left out, or the end seem near.
+        first = max(0, start - 1)
+        reply = yield from store.command("ZRANGE", key, first, start + limit - 1, "WITHSCORES")
+        members = pairs_of(reply)
+        behind = [one for one in members if (one[1], one[0]) > known]
+        joined = start == 0 or len(behind) < len(members)
+        if joined and (len(behind) >= limit or len(members) < start + limit - first):
+            return behind[:limit]
+
+
+def pairs_of(reply: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    """Members and scores as whole numbers, out of a reply WITHSCORES."""
     return [(reply[i], int(float(reply[i + 1]))) for i in range(0, len(reply), 2)]
 
 

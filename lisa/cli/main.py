@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "top": ("lisa.cli.top", "Watch all topics live."),
         "fsck": ("lisa.cli.fsck", "Prove that every message stands where it should."),
         "doctor": ("lisa.cli.doctor", "Check the server, and say what to change."),
+        "pipeline": ("lisa.cli.pipeline", "Schedule, archive, report, search, restore with Spark."),
         "bench": ("lisa.cli.bench.command", "Measure how fast and how punctual it is here."),
     },
 }

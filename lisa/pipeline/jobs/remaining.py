@@ -1,0 +1,104 @@
+"""What is left of the journal: the events on the server that no archive has taken yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lisa.admin.reading import entry_number
+from lisa.core.flow import Flow
+from lisa.core.store import Store
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA
+from lisa.pipeline.jobs.mapping import map_batches
+from lisa.pipeline.source.events import number_of
+from lisa.pipeline.source.marks import START, Gap, Mark
+from lisa.pipeline.source.read_columns import arrow_schema
+from lisa.pipeline.source.stretches import read_stretch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lisa.pipeline.jobs.server import Server
+
+__all__ = ["Remainder", "look", "read"]
+
+MOST_ENTRIES = 500
+REPLY_BYTES = 512 * 1024
+"""A reply of about this size keeps the server for a millisecond or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """One topic's events behind the archive. Entry ids; `numbered` is the event's running number.
+
+    after, after_number: how far the archive has come.
+    first, first_number, last, last_number: of the events on the server behind it; None where
+        there are none.
+    whole: nothing is missing between the archive and the server's present state.
+    """
+
+    topic: str
+    after: str
+    after_number: int
+    first: str | None
+    first_number: int | None
+    last: str | None
+    last_number: int | None
+    whole: bool
+
+    @property
+    def archived_ms(self) -> int | None:
+        """When the last archived event happened; None if there is none."""
+        return entry_number(self.after)[0] or None
+
+    @property
+    def first_ms(self) -> int | None:
+        """When the first event behind it happened."""
+        return None if self.first is None else entry_number(self.first)[0]
+
+
+def look(store: Store, topic: str, offset: tuple[str, int] | None) -> Flow[Remainder]:
+    """How a topic's journal goes on behind an archive's offset: two commands of one entry each.
+
+    It is whole only where the server still has the event at the offset as its last one, or goes on
+    with the next number: a server that came back empty or older can do neither.
+    """
+    after, number = offset or START
+    key = store.keys.topic(topic).events
+    ahead, latest = yield from store.commands([
+        ("XRANGE", key, f"({after}", "+", "COUNT", 1), ("XREVRANGE", key, "+", "-", "COUNT", 1),
+    ])  # fmt: skip
+    last = latest[0][0].decode() if latest else None
+    if not ahead:
+        return Remainder(topic, after, number, None, None, None, None, whole=last == after)
+    first, first_number = ahead[0][0].decode(), number_of(ahead[0])
+    whole = first_number == number + 1
+    return Remainder(
+        topic, after, number, first, first_number, last, number_of(latest[0]) or 0, whole=whole
+    )
+
+
+def read(spark: SparkSession, server: Server, remainders: Iterable[Remainder]) -> DataFrame | None:
+    """These events as rows of EVENT_SCHEMA, read by the workers; None if there are none."""
+    spans = [
+        (one.topic, one.after, one.after_number, one.last, one.last_number)
+        for one in remainders
+        if one.first is not None
+    ]
+    if not spans:
+        return None
+    columns = "topic string, after string, after_number bigint, last string, last_number bigint"
+    planned = spark.createDataFrame(spans, columns).repartition(len(spans), "topic")
+
+    def events(batches: Iterator[Any]) -> Iterator[Any]:
+        schema = arrow_schema(EVENT_SCHEMA)
+        with server.open() as store:
+            for span in (row for batch in batches for row in batch.to_pylist()):
+                begin = Mark(span["after"], span["after_number"])
+                end = Mark(span["last"], span["last_number"])
+                for found in read_stretch(store, span["topic"], begin, end, schema):
+                    if not isinstance(found, Gap):  # told by whoever looked before
+                        yield found
+
+    return map_batches(planned, events, EVENT_SCHEMA)

@@ -1,0 +1,171 @@
+"""Everything that a report says, gathered once: the plots, the page and the files only show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sf
+
+from lisa.core.clock import datetime_ms
+from lisa.pipeline.jobs.report import tables
+from lisa.pipeline.jobs.report.forecast import Crossing, Demand, crossing, demands
+from lisa.pipeline.jobs.report.slots import Span, full_hour_shift, span_of
+from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Figures", "Range", "gather"]
+
+REASONS = 200
+"""Pairs of topic and reason that are told apart; the others are counted together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a report is about: topics (none: all), from `start` up to and without `end`."""
+
+    topics: tuple[str, ...] = ()
+    start: datetime | None = None
+    end: datetime | None = None
+
+    def of_log(self, log: DataFrame) -> DataFrame:
+        """The events within; whole days outside are not even read."""
+        log = self.of_topics(log)
+        if self.start is not None:
+            log = log.where(sf.col("day") >= sf.lit(self.start.astimezone(UTC).date()))
+            log = log.where(sf.col("at") >= sf.lit(self.start))
+        if self.end is not None:
+            log = log.where(sf.col("day") <= sf.lit(self.end.astimezone(UTC).date()))
+            log = log.where(sf.col("at") < sf.lit(self.end))
+        return log
+
+    def of_topics(self, rows: DataFrame) -> DataFrame:
+        """The rows of these topics."""
+        return rows.where(sf.col("topic").isin(*self.topics)) if self.topics else rows
+
+    def holds(self, moment: datetime) -> bool:
+        """Whether an instant lies within."""
+        return (self.start is None or moment >= self.start) and (
+            self.end is None or moment < self.end
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the archive says. Counts are of messages, `handled` and what follows it per group.
+
+    events: read from the log; `first`, `last`: instants of the first and last of them.
+    now: the newest change that the archive knows, from which the forecast looks ahead.
+    hours: (topic, epoch seconds of the hour, counts by COUNTED). lateness, handling: percentiles by
+    part, see tables.percentiles. capacities: best hour, 95th percentile, busy hours, by topic.
+    """
+
+    asked: Range
+    zone: tzinfo
+    events: int
+    first: datetime | None
+    last: datetime | None
+    now: datetime | None
+    span: Span | None
+    hours: Sequence[tuple[str, int, Mapping[str, int]]]
+    lateness: Mapping[tuple[Any, ...], Percentiles]
+    histogram: Mapping[int, int]
+    handling: Mapping[tuple[Any, ...], Percentiles]
+    attempts: Sequence[tuple[str, int, int]]
+    reasons: Sequence[tuple[str, str, int]]
+    capacities: Mapping[str, tuple[int, int, int]]
+    demands: Mapping[str, Demand]
+    crossings: Sequence[Crossing]
+    unknown: Sequence[str]
+    gaps: Sequence[Any]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show at all."""
+        return self.events == 0 and not self.demands
+
+    def total(self, what: str, topic: str | None = None) -> int:
+        """All of one count, or one topic's."""
+        return sum(counts[what] for name, _, counts in self.hours if topic in (None, name))
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Counts by topic, the topic with the most accepted first."""
+        found: dict[str, dict[str, int]] = {}
+        for topic, _, counts in self.hours:
+            sums = found.setdefault(topic, dict.fromkeys(COUNTED, 0))
+            for name in COUNTED:
+                sums[name] += counts[name]
+        return dict(sorted(found.items(), key=lambda one: (-sum(one[1].values()), one[0])))
+
+    def steps(self, what: str, topic: str | None = None) -> list[int]:
+        """One count for each step of the time axis."""
+        if self.span is None:
+            return []
+        sums = [0] * (len(self.span.edges) - 1)
+        for name, hour, counts in self.hours:
+            if topic in (None, name):
+                sums[self.span.index(hour)] += counts[what]
+        return sums
+
+    def late(self, topic: str | None = None) -> Percentiles | None:
+        """Lateness of one topic, or of all."""
+        return self.lateness.get(((),) if topic is None else (("topic",), topic))
+
+
+def gather(
+    log: DataFrame, messages: DataFrame, asked: Range, zone: tzinfo, gaps: Sequence[Any]
+) -> Figures:
+    """Read the log and the messages, each once, and answer every question of the report."""
+    near = asked.start or asked.end or datetime.now(UTC)
+    shift_s = full_hour_shift(zone, int(near.timestamp()))
+    with ExitStack() as kept:
+        cells = kept.enter_context(tables.cached(tables.log_cells(asked.of_log(log), shift_s)))
+        found = tables.tally(cells)
+        rows = tables.message_cells(
+            asked.of_topics(messages), _micros(asked.start), _micros(asked.end)
+        )
+        lives = kept.enter_context(tables.cached(rows))
+        [[changed_us]] = lives.agg(sf.max("last")).collect()
+        newest_us = max(changed_us or 0, found.last_us or 0)
+        span = None
+        if found.first_us is not None and found.last_us is not None:
+            span = span_of(found.first_us // 1_000_000, found.last_us // 1_000_000, zone, shift_s)
+        sets = [("topic", "hour"), ("topic", "slot"), ("topic",), ("slot",), ()]
+        wanted = demands(lives, newest_us // 1_000_000)
+        crossings = [
+            one for topic, demand in wanted.items() if topic in found.capacities
+            if (one := crossing(topic, demand, found.capacities[topic][0])) is not None
+        ]  # fmt: skip
+        garbage: dict[str, int] = {}
+        for topic, _, counts in found.hours:
+            garbage[topic] = garbage.get(topic, 0) + counts["garbage"]
+        return Figures(
+            asked=asked, zone=zone, events=found.events, first=_moment(found.first_us),
+            last=_moment(found.last_us), now=_moment(newest_us or None), span=span,
+            hours=found.hours,
+            lateness={} if span is None else tables.percentiles(cells, "late", sets, span),
+            histogram=tables.histogram(cells, "late"),
+            handling=tables.percentiles(lives, "handling", [("topic",), ()]),
+            attempts=found.attempts,
+            reasons=tables.reasons(cells, REASONS, garbage) if any(garbage.values()) else [],
+            capacities=found.capacities, demands=wanted,
+            crossings=sorted(crossings, key=lambda one: (one.hour, -one.peak)),
+            unknown=[topic for topic, demand in wanted.items()
+                     if topic not in found.capacities and demand.total],
+            gaps=gaps,
+        )  # fmt: skip
+
+
+def _micros(moment: datetime | None) -> int | None:
+    return None if moment is None else datetime_ms(moment) * 1_000
+
+
+def _moment(micros: int | None) -> datetime | None:
+    if micros is None:
+        return None
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)

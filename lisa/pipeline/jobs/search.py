@@ -1,0 +1,182 @@
+"""The job `search`: messages by id, state, due time and body, in archive and queue together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from lisa.core.errors import ConfigError
+from lisa.pipeline.jobs.fields import FieldTest
+from lisa.pipeline.jobs.lives import chosen
+from lisa.pipeline.source.read_columns import READ_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from lisa.pipeline.archive import Archive
+    from lisa.pipeline.jobs.server import Server
+
+__all__ = ["COLUMNS", "STATES", "Query", "search"]
+
+LIVE_STATES = ("in_flight", "ready", "retry", "garbage", "waiting")
+"""In the order in which a message of several groups shows its state: the first present."""
+
+STATES = (*LIVE_STATES, "acked", "cancelled", "expired", "purged", "lost")
+
+COLUMNS = (
+    "topic", "id", "token", "source", "state", "due", "expires", "attempts", "reason", "groups",
+    "headers", "kind", "body", "body_text", "body_json", "sent_at", "updated_at", "settled",
+    "settled_at", "late_us",
+)  # fmt: skip
+"""What a search gives, and what its SQL may name."""
+
+KEY = ["topic", "id", "token"]
+EARLIEST_FIRST = ["due", "topic", "id"]
+LIVE_SCHEMA = StructType([
+    READ_SCHEMA[name] for name in (
+        "topic", "group", "id", "state", "due", "attempts", "reason", "expires", "headers", "kind",
+        "body", "envelope",
+    )
+])  # fmt: skip
+PLACE = "struct<group string, state string, attempts int, due timestamp, reason string>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """What is looked for: all conditions that are given hold together.
+
+    due_after, due_before: aware datetimes; the first is inside the range, the second is not.
+    where: SQL over COLUMNS.
+    """
+
+    topics: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
+    states: Sequence[str] | None = None
+    due_after: datetime | None = None
+    due_before: datetime | None = None
+    fields: Sequence[FieldTest] = ()
+    where: str | None = None
+
+
+def search(
+    spark: SparkSession, query: Query, *, archive: Archive | None = None,
+    server: Server | None = None,
+) -> DataFrame:  # fmt: skip
+    """Rows of COLUMNS, one for each life of a message, the earliest due first.
+
+    `source` says who knows it: archive, live or both. What both know is told as the server has it
+    now. At least one of the two is needed. Raises ConfigError for SQL that Spark refuses.
+    """
+    sides = []
+    if server is not None:
+        sides.append(_matching_body(_live(spark, server, query), query))
+    if archive is not None:
+        known = _matching_body(_archived(archive, query), query)
+        sides = [known] if not sides else _together(sides[0], known)
+    if not sides:
+        raise ConfigError("a search needs an archive, a server, or both")
+    rows = sides[0]
+    for more in sides[1:]:
+        rows = rows.unionByName(more)
+    rows = rows.withColumn("body_json", sf.try_parse_json(_json_text())).select(*COLUMNS)
+    for condition in _conditions(query):
+        rows = rows.where(condition)
+    if query.where:
+        rows = _filtered(rows, query.where)
+    return rows.orderBy(*EARLIEST_FIRST)
+
+
+def _filtered(rows: DataFrame, condition: str) -> DataFrame:
+    try:
+        return rows.where(condition)
+    except (AnalysisException, ParseException) as error:
+        first = (error.getMessage() or str(error)).strip().splitlines()[0]
+        raise ConfigError(
+            f"the condition {condition!r} cannot be used: {first} (columns: {', '.join(COLUMNS)})"
+        ) from None
+
+
+def _json_text() -> Column:
+    return sf.when(sf.col("kind") == "j", sf.col("body_text"))
+
+
+def _matching_body(rows: DataFrame, query: Query) -> DataFrame:
+    """Add the text of bodies, and keep those that meet the conditions on fields.
+
+    A body never changes within a life, so each side is filtered before the two are matched.
+    """
+    text = sf.when(sf.col("kind").isin("j", "s"), sf.col("body").cast("string"))
+    rows = rows.withColumn("body_text", text)
+    for test in query.fields:
+        rows = rows.where(test.holds(_json_text()))
+    return rows
+
+
+def _conditions(query: Query) -> list[Column]:
+    found = []
+    if query.states is not None:
+        found.append(sf.col("state").isin(list(query.states)))
+    if query.due_after is not None:
+        found.append(sf.col("due") >= sf.lit(query.due_after))
+    if query.due_before is not None:
+        found.append(sf.col("due") < sf.lit(query.due_before))
+    return found
+
+
+def _archived(archive: Archive, query: Query) -> DataFrame:
+    place = sf.transform(
+        "groups",
+        lambda one: sf.struct(*[one[name].alias(name) for name in
+                                ("group", "state", "attempts", "due", "reason")]),
+    )  # fmt: skip
+    rows = chosen(archive.messages(), query.topics, query.ids)
+    return rows.withColumns({"groups": place.cast(f"array<{PLACE}>"), "source": sf.lit("archive")})
+
+
+def _live(spark: SparkSession, server: Server, query: Query) -> DataFrame:
+    """One row for each live message: its places put together."""
+    reader = spark.read.format("lisa").options(**server.as_options()).schema(LIVE_SCHEMA)
+    if query.topics is not None:
+        reader = reader.option("topic", ",".join(query.topics))
+    places = chosen(reader.load(), None, query.ids)
+    token = sf.substring("envelope", 2, 8).cast("string")
+    places = places.withColumn("token", token).drop("envelope")
+    rank = sf.array_position(sf.lit(list(LIVE_STATES)), sf.col("state"))
+    place = sf.struct("group", "state", "attempts", "due", "reason").cast(PLACE)
+    rows = places.groupBy(*KEY).agg(
+        sf.min_by("state", rank).alias("state"),
+        sf.min_by("due", rank).alias("due"),
+        sf.min_by("reason", rank).alias("reason"),
+        sf.max("expires").alias("expires"),
+        sf.max("attempts").alias("attempts"),
+        sf.array_sort(sf.collect_list(sf.when(sf.col("group").isNotNull(), place))).alias("groups"),
+        *[sf.first(name).alias(name) for name in ("headers", "kind", "body")],
+    )
+    unknown = {name: sf.lit(None).cast("timestamp") for name in
+               ("sent_at", "updated_at", "settled_at")}  # fmt: skip
+    return rows.withColumns({
+        **unknown, "source": sf.lit("live"), "settled": sf.lit(False),  # noqa: FBT003
+        "late_us": sf.lit(None).cast("bigint"),
+    })  # fmt: skip
+
+
+def _together(live: DataFrame, archived: DataFrame) -> list[DataFrame]:
+    """What is live, with what only the archive knows of it; and what only the archive holds."""
+    kept = ("sent_at", "updated_at", "late_us")
+    extra = archived.select(
+        *[sf.col(name).alias(f"a_{name}") for name in KEY],
+        *[sf.col(name).alias(f"a_{name}") for name in kept],
+    )
+    same = [sf.col(name).eqNullSafe(sf.col(f"a_{name}")) for name in KEY]
+    both = live.drop(*kept).join(extra, same, "left").withColumn(
+        "source", sf.when(sf.col("a_id").isNotNull(), "both").otherwise("live")
+    )  # fmt: skip
+    both = both.withColumns({name: sf.col(f"a_{name}") for name in kept})
+    columns = [name for name in COLUMNS if name != "body_json"]
+    return [both.select(*columns), archived.join(live, KEY, "left_anti").select(*columns)]

@@ -1,0 +1,196 @@
+"""Real PostgreSQL and MariaDB servers, from Debian's packages, for as long as a test needs them.
+
+They listen on loopback, on a free port, run as an ordinary user, and end with the process that
+started them, also when that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["KINDS", "DatabaseServer", "missing", "start"]
+
+KINDS = ("postgresql", "mariadb")
+USER = "lisa"
+PASSWORD = "s3cret-of-the-tests"
+START_SECONDS = 60
+JARS = {
+    "postgresql": Path("/usr/share/java/postgresql.jar"),
+    "mariadb": Path("/usr/share/java/mariadb-java-client.jar"),
+}
+PACKAGES = {
+    "postgresql": "postgresql libpostgresql-jdbc-java",
+    "mariadb": "mariadb-server libmariadb-java",
+}
+
+
+@dataclass(frozen=True)
+class DatabaseServer:
+    """One running server with an empty database."""
+
+    kind: str
+    port: int
+    process: subprocess.Popen[bytes]
+    directory: Path
+
+    @property
+    def url(self) -> str:
+        """Where the database is, as JDBC says it."""
+        return f"jdbc:{self.kind}://127.0.0.1:{self.port}/archive"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What belongs to the URL."""
+        return {"user": USER, "password": PASSWORD}
+
+    def crash(self) -> None:
+        """kill -9, without a chance to write anything down."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def restart(self) -> DatabaseServer:
+        """The same data on the same port again."""
+        return _run(self.kind, self.directory, self.port)
+
+    def stop(self) -> None:
+        """End it and remove its data."""
+        # PostgreSQL's fast shutdown; MariaDB knows SIGTERM only.
+        self.process.send_signal(signal.SIGINT if self.kind == "postgresql" else signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.crash()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def missing(kind: str) -> str | None:
+    """What this machine lacks for that kind of server; None if it has all."""
+    lacks = [name for name in _programs(kind) if _find(kind, name) is None]
+    if not JARS[kind].exists():
+        lacks.append(str(JARS[kind]))
+    return f"{', '.join(lacks)} missing: apt-get install {PACKAGES[kind]}" if lacks else None
+
+
+def start(kind: str) -> DatabaseServer:
+    """Make a fresh server of that kind; it answers when this returns."""
+    directory = Path(tempfile.mkdtemp(prefix=f"lisa-{kind}-"))
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+        shutil.chown(directory, "nobody", "nogroup")
+    try:
+        (_make_postgresql if kind == "postgresql" else _make_mariadb)(directory)
+        return _run(kind, directory, free_port())
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _programs(kind: str) -> tuple[str, ...]:
+    return ("initdb", "postgres") if kind == "postgresql" else ("mariadb-install-db", "mariadbd")
+
+
+def _find(kind: str, program: str) -> str | None:
+    if kind == "postgresql":
+        found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))
+        return str(found[-1]) if found else shutil.which(program)
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
+
+
+def _command(kind: str, program: str, *arguments: str) -> list[str]:
+    """The program as an ordinary user, killed with the one who started it."""
+    whole = ["setpriv", "--pdeathsig", "KILL"]
+    if os.geteuid() == 0:
+        whole += ["--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
+    return [*whole, "--", str(_find(kind, program)), *arguments]
+
+
+def _call(directory: Path, command: Sequence[str]) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=directory
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+def _make_postgresql(directory: Path) -> None:
+    secret = directory / "password"
+    secret.write_text(PASSWORD, "utf-8")
+    secret.chmod(0o644)  # of a directory that nobody else may enter
+    data = str(directory / "data")
+    _call(directory, _command(
+        "postgresql", "initdb", "-D", data, "-U", USER, f"--pwfile={secret}", "-A",
+        "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "-N",
+    ))  # fmt: skip
+    made = subprocess.run(
+        _command("postgresql", "postgres", "--single", "-D", data, "postgres"),
+        input="CREATE DATABASE archive\n", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "ERROR" not in made.stderr, made.stderr
+
+
+def _make_mariadb(directory: Path) -> None:
+    (directory / "init.sql").write_text(
+        "CREATE DATABASE IF NOT EXISTS archive;\n"
+        f"CREATE USER IF NOT EXISTS '{USER}'@'%' IDENTIFIED BY '{PASSWORD}';\n"
+        f"GRANT ALL ON archive.* TO '{USER}'@'%';\n",
+        "utf-8",
+    )
+    _call(directory, _command(
+        "mariadb", "mariadb-install-db", "--no-defaults", f"--datadir={directory / 'data'}",
+        "--auth-root-authentication-method=normal", "--skip-test-db",
+    ))  # fmt: skip
+
+
+def _run(kind: str, directory: Path, port: int) -> DatabaseServer:
+    if kind == "postgresql":
+        command = _command(
+            kind, "postgres", "-D", str(directory / "data"), "-p", str(port), "-k", str(directory),
+            "-c", "listen_addresses=127.0.0.1", "-c", "shared_buffers=64MB",
+        )  # fmt: skip
+    else:
+        command = _command(
+            kind, "mariadbd", "--no-defaults", f"--datadir={directory / 'data'}", f"--port={port}",
+            f"--socket={directory / 'socket'}", "--bind-address=127.0.0.1",
+            f"--pid-file={directory / 'pid'}", f"--init-file={directory / 'init.sql'}",
+            "--innodb-buffer-pool-size=128M", "--skip-log-bin",
+        )  # fmt: skip
+    with (directory / "log").open("ab") as log:
+        before = log.tell()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory
+        )
+    server = DatabaseServer(kind, port, process, directory)
+    deadline = time.monotonic() + START_SECONDS
+    while not _ready(server, before):
+        said = (directory / "log").read_bytes()[before:].decode("utf-8", "replace")
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+    return server
+
+
+def _ready(server: DatabaseServer, before: int) -> bool:
+    """Whether it takes connections: the word of its log, for it listens a moment earlier."""
+    said = (server.directory / "log").read_bytes()[before:]
+    word = b"ready to accept conn" if server.kind == "postgresql" else b"ready for connections"
+    with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 1):
+        return word in said
+    return False

@@ -1,0 +1,34 @@
+"""One Spark session for the suite: starting one costs more than most tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.pipeline import spark_session
+from tests.databases import JARS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores, everything it writes below the suite's own directory."""
+    place = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        app="tests",
+        master="local[2]",
+        settings={
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.jars": ",".join(str(jar) for jar in JARS.values() if jar.exists()),
+            "spark.local.dir": str(place / "local"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(place / "warehouse"),
+        },
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,118 @@
+"""A journal written by hand, and queries that follow it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from lisa.core.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
+
+SLOW_US = 5_000
+
+
+class Journal:
+    """Appends events to one topic's journal as the scripts do: numbered without a hole."""
+
+    def __init__(self, client: redis.Redis, topic: str = "orders", prefix: str = "lisa") -> None:
+        self.client = client
+        self.topic = topic
+        keys = Keys(prefix)
+        self.keys = keys.topic(topic)
+        client.zadd(keys.topics, {topic: 1})
+
+    def event(self, **fields: Any) -> bytes:
+        """One event; its entry's id."""
+        number = int(self.client.hincrby(self.keys.stats, "journaled", 1))
+        entry: Any = self.client.xadd(self.keys.events, _event(number, fields))
+        return bytes(entry)
+
+    def write(self, count: int, **fields: Any) -> None:
+        """Many events."""
+        last = int(self.client.hincrby(self.keys.stats, "journaled", count))
+        with self.client.pipeline(transaction=False) as pipe:
+            for number in range(last - count + 1, last + 1):
+                pipe.xadd(self.keys.events, _event(number, fields))
+            pipe.execute()
+
+
+def _event(number: int, fields: dict[str, Any]) -> dict[Any, Any]:
+    plain = {
+        "n": number, "actor": "producer@host:7", "id": f"m{number}", "state": "ready",
+        "group": "g", "attempt": 1,
+    }  # fmt: skip
+    return plain | fields
+
+
+class Following:
+    """Runs of one streaming query with one checkpoint; each run reads what there is, and ends."""
+
+    def __init__(self, spark: SparkSession, url: str, place: Path, **options: Any) -> None:
+        self._spark = spark
+        self._options = {"url": url, **{name: str(value) for name, value in options.items()}}
+        self._checkpoint = str(place / "checkpoint")
+        self.schema: StructType | str | None = None
+        self.batches: dict[int, list[Row]] = {}
+        self.tasks: dict[int, int] = {}
+        self.progress: list[Any] = []
+
+    def change(self, **options: Any) -> None:
+        """Other options for the runs to come."""
+        self._options |= {name: str(value) for name, value in options.items()}
+
+    def frame(self) -> DataFrame:
+        """The stream."""
+        reading = self._spark.readStream.format("lisa").options(**self._options)
+        return (reading.schema(self.schema) if self.schema is not None else reading).load()
+
+    def run(self) -> list[Row]:
+        """All that is there now; the rows of this run. Raises what the query raises."""
+        seen = set(self.batches)
+
+        def take(frame: DataFrame, number: int) -> None:
+            self.tasks[number] = frame.rdd.getNumPartitions()
+            self.batches[number] = frame.collect()
+
+        query = (
+            self.frame()
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", self._checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        self.progress = list(query.recentProgress)
+        new = sorted(set(self.batches) - seen)
+        return [row for number in new for row in self.batches[number]]
+
+
+def numbers(rows: Iterable[Row]) -> list[int]:
+    """The running numbers, in order."""
+    return sorted(row.number for row in rows)
+
+
+def slow_commands(client: redis.Redis, work: Callable[[], object]) -> list[str]:
+    """Commands that held up the server for 5 ms; on a busy machine any may, so at best of five."""
+    client.config_set("slowlog-log-slower-than", SLOW_US)
+    slow: list[str] = []
+    for _ in range(5):
+        client.slowlog_reset()
+        work()
+        slow = [
+            f"{entry['duration']} us: {entry['command'][:100]!r}"
+            for entry in client.slowlog_get(128)
+            if not entry["command"].startswith((b"CONFIG", b"SLOWLOG"))
+        ]
+        if not slow:
+            break
+    return slow

@@ -1,0 +1,138 @@
+"""Messages from events: against a second opinion in plain Python, and case by case."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.envelope import decode_envelope
+from lisa.core.errors import InvalidMessage
+from lisa.pipeline.archive.fold import fold, host_of
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, MESSAGES_SCHEMA
+from tests.spark.stories import EPOCH, Stories, envelope, event, plain_fold, row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.spark.stories import Event
+
+
+def frame(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
+    rows = [row(one) for one in events]
+    values = [tuple(one[name] for name in EVENT_SCHEMA.names) for one in rows]
+    return spark.createDataFrame(values, EVENT_SCHEMA)
+
+
+def ms(at: datetime | None) -> int | None:
+    if at is None:
+        return None
+    aware = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return round((aware - EPOCH).total_seconds() * 1000)
+
+
+def told(messages: DataFrame) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    """Rows of MESSAGES_SCHEMA in the shape of `plain_fold`."""
+    found: dict[tuple[str, str, str | None], dict[str, Any]] = {}
+    plain = ("state", "settled", "policy", "attempts", "reason", "late_us")
+    times = ("due", "expires", "sent_at", "updated_at", "settled_at")
+    # By way of Arrow: a Row's timestamps are in the zone of the machine, and naive.
+    for one in messages.toArrow().to_pylist():
+        key = one["topic"], one["id"], one["token"]
+        assert key not in found, f"two rows for {key}"
+        found[key] = {
+            **{name: ms(one[name]) for name in times},
+            **{name: one[name] for name in plain},
+            "groups": {
+                g["group"]: tuple(sorted({
+                    "state": g["state"], "attempts": g["attempts"], "due": ms(g["due"]),
+                    "reason": g["reason"], "at": ms(g["at"]),
+                }.items()))
+                for g in one["groups"]
+            },
+            "content": (one["kind"], dict(one["headers"]) if one["headers"] is not None else None,
+                        one["body"]),
+        }  # fmt: skip
+    return found
+
+
+def expected(events: Iterable[Event]) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    found = plain_fold(events)
+    for one in found.values():
+        data = one.pop("envelope")
+        try:
+            taken = None if data is None else decode_envelope(data)
+        except InvalidMessage:
+            one["content"] = (None, None, data)
+        else:
+            one["content"] = (
+                (taken.kind, taken.headers, taken.body) if taken else (None, None, None)
+            )
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_opinions_agree(spark: SparkSession, seed: int) -> None:
+    events = [*Stories("orders", seed).extend(600), *Stories("a:b", seed).extend(100)]
+    assert len({one["state"] for one in events}) == 14
+    shuffled = sorted(events, key=lambda one: hash((one["id"], one["number"])))
+    made = fold(frame(spark, [*shuffled, *shuffled[:50]]))  # some twice: no harm
+    assert made.schema.simpleString() == MESSAGES_SCHEMA.simpleString()
+    found, wanted = told(made), expected(events)
+    assert found.keys() == wanted.keys()
+    for key, one in wanted.items():
+        assert found[key] == one, key
+    assert {one["state"] for one in found.values()} >= {"waiting", "acked", "cancelled", "lost"}
+
+
+SENT = {"id": "m", "state": "sent", "due": 9000, "envelope": envelope("tokentok", {"a": 1})}
+
+
+def one_row(spark: SparkSession, *events: dict[str, Any]) -> Any:
+    made = [event("t", 1000 + i, 0, i + 1, **one) for i, one in enumerate(events)]
+    rows = fold(frame(spark, made)).collect()
+    assert len(rows) == 1
+    return rows[0]
+
+
+def test_an_envelope_of_another_version_is_kept_whole(spark: SparkSession) -> None:
+    data = b"2tokentok-j0000{}"
+    found = one_row(spark, SENT | {"envelope": data})
+    assert (found.token, found.kind, found.headers, found.body) == ("tokentok", None, None, data)
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"1", b"1tokentok-j00", b"1tokentok-jzzzz{}", b"1tokentok-jffff{}", b"1tokentok-x0000{}",
+    b"1tokentok-j0003{}", b"1tokentok-j0002[]{}", b"1\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8-j0000{}",
+])  # fmt: skip
+def test_damaged_envelopes_stop_nothing(spark: SparkSession, data: bytes) -> None:
+    found = one_row(spark, SENT | {"envelope": data})
+    if data.startswith(b"1\xff"):
+        assert found.kind == "j"
+    else:
+        assert (found.kind, found.headers, found.body) == (None, None, data)
+
+
+def test_a_restored_message_stands_where_it_was_put(spark: SparkSession) -> None:
+    back = SENT | {"state": "restored", "attempt": 2, "reason": "boom"}
+    found = one_row(
+        spark, SENT,
+        {"id": "m", "group": "a", "state": "acked", "attempt": 1},
+        {"id": "m", "group": "b", "state": "in_flight", "attempt": 3},
+        back | {"group": "b", "place": "retry"},
+        back | {"group": "c", "place": "garbage", "attempt": 5},
+    )  # fmt: skip
+    assert (found.state, found.settled, found.attempts) == ("retry", False, 5)
+    assert [(g.group, g.state, g.attempts) for g in found.groups] == [
+        ("a", "acked", 0), ("b", "retry", 2), ("c", "garbage", 5),
+    ]  # fmt: skip
+
+
+def test_hosts_of_actors(spark: SparkSession) -> None:
+    actors = ["manager@a.b:1", "cli@we@ird:22", "lost", "x@:3", None]
+    rows = spark.createDataFrame([(a,) for a in actors], "actor string").select(host_of())
+    assert [r[0] for r in rows.collect()] == ["a.b", "we@ird", None, None, None]

@@ -1,0 +1,305 @@
+"""The job `archive` on a real journal: exactly once, through kill -9 at any point."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as sf
+
+from lisa import Consumer, Manager, Producer
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import ConfigError, LisaError
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.transitions.configure import Configure
+from lisa.pipeline.archive import open_archive
+from lisa.pipeline.jobs.archive import Progress, archive
+from tests.servers import wait_until
+from tests.spark.stories import Stories, entry
+from tests.spark.test_archive_parquet import check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import redis
+    from pyspark.sql import SparkSession
+
+    from tests.servers import Process, Processes
+    from tests.spark.stories import Event
+
+START = timedelta(seconds=120)
+"""A JVM's start and a first batch, on a machine that has other things to do."""
+
+
+def journal(client: redis.Redis, events: list[Event]) -> None:
+    """Write events as the scripts would have."""
+    keys = Keys()
+    pipe = client.pipeline(transaction=False)
+    for one in events:
+        name, fields = entry(one)
+        flat = [part for pair in fields.items() for part in pair]
+        pipe.execute_command("XADD", keys.topic(one["topic"]).events, name, *flat)
+    for topic in {one["topic"] for one in events}:
+        found = [one["number"] for one in events if one["topic"] == topic]
+        pipe.zadd(keys.topics, {topic: 1})
+        pipe.hset(keys.topic(topic).options, "journal", "1")
+        pipe.hset(keys.topic(topic).groups, "lisa", "1")
+        pipe.hset(keys.topic(topic).stats, "journaled", max(found))
+    pipe.execute()
+
+
+def recorded(client: redis.Redis, topic: str) -> dict[str, list[str]]:
+    """What the archives say of themselves: entry id and number by name."""
+    found: dict[bytes, bytes] = dict(client.hgetall(Keys().topic(topic).archived))  # type: ignore[arg-type]
+    return {name.decode(): value.decode().split()[:2] for name, value in found.items()}
+
+
+def test_once_and_once_more(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    where = str(tmp_path / "archive")
+    orders, other = Stories("orders"), Stories("a:b", 2)
+    events = [*orders.extend(60), *other.extend(20)]
+    journal(client, events)
+    told: list[Progress] = []
+    done = archive(
+        spark, where, url=redis_url, once=True, max_events=200, progress=told.append, name="mine"
+    )
+    assert done.events == len(events) == sum(one.events for one in told)
+    assert done.batches >= 2
+    check(spark, where, events)
+    more = orders.extend(10)
+    journal(client, more)
+    done = archive(spark, where, url=redis_url, once=True, name="mine")
+    assert done.events == len(more)
+    check(spark, where, events + more)
+    last = orders.events[-1]
+    assert recorded(client, "orders") == {"mine": [entry(last)[0], str(last["number"])]}
+    assert open_archive(spark, where).topics()["a:b"].groups == ("lisa",)
+    # Nothing new: nothing is written.
+    before = sorted((tmp_path / "archive" / "_lisa").glob("0*.json"))
+    assert archive(spark, where, url=redis_url, once=True, name="mine").events == 0
+    assert sorted((tmp_path / "archive" / "_lisa").glob("0*.json")) == before
+
+
+def test_one_that_lost_its_checkpoint_goes_on(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    orders = Stories("orders")
+    journal(client, orders.extend(10))
+    where = str(tmp_path / "archive")
+    archive(spark, where, url=redis_url, once=True, checkpoint=str(tmp_path / "one"))
+    journal(client, orders.extend(10))
+    archive(spark, where, url=redis_url, once=True, checkpoint=str(tmp_path / "two"))
+    check(spark, where, orders.events)
+    # A new archive of the same name begins at the beginning.
+    name = next(iter(recorded(client, "orders")))
+    anew = str(tmp_path / "new")
+    archive(spark, anew, url=redis_url, once=True, name=name)
+    check(spark, anew, orders.events)
+
+
+@pytest.mark.parametrize("on_gap", ["fail", "record"])
+def test_a_trimmed_journal(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, on_gap: str
+) -> None:
+    where = str(tmp_path)
+    orders = Stories("orders")
+    first, gone, rest = orders.extend(10), orders.extend(10), orders.extend(10)
+    journal(client, first)
+    archive(spark, where, url=redis_url, once=True)
+    journal(client, gone)
+    journal(client, rest)
+    client.xtrim(Keys().topic("orders").events, minid=entry(rest[0])[0], approximate=False)
+    numbers = f"{gone[0]['number']} to {gone[-1]['number']}"
+    if on_gap == "fail":
+        with pytest.raises(LisaError, match=f"'orders' lacks events {numbers}"):
+            archive(spark, where, url=redis_url, once=True)
+        check(spark, where, first)
+        return
+    done = archive(spark, where, url=redis_url, once=True, on_gap="record")
+    assert done.events == len(rest)
+    [gap] = open_archive(spark, where).gaps()
+    assert (gap.after_number, gap.to_number) == (first[-1]["number"], rest[0]["number"])
+    assert numbers in gap.reason
+    log = open_archive(spark, where).log().where("state != 'gap'")
+    assert sorted(row.number for row in log.collect()) == [
+        one["number"] for one in (*first, *rest)
+    ]  # fmt: skip
+
+
+def test_what_real_roles_did(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
+    """Producer, manager and consumer at work: the archive says of each message what `get` says."""
+    store = SyncStore(Connection(Address(redis_url)), Keys())
+    store.call(Configure("orders", {"journal": "1"}))
+    store.close()
+    with Producer(redis_url) as producer:
+        later = producer.send("orders", {"n": 1}, delay=timedelta(hours=1), headers={"a": "ü"})
+        producer.send("orders", "replaced", id="again", delay=timedelta(hours=1))
+        two = timedelta(hours=2)
+        producer.send("orders", "anew", id="again", delay=two, on_duplicate="replace")
+        gone = producer.send("orders", b"gone", delay=timedelta(hours=1))
+        producer.cancel("orders", gone)
+        seen: list[str] = []
+        consumer = Consumer(redis_url, group="lisa")
+
+        @consumer.on("orders")
+        def handle(message: Any) -> None:
+            seen.append(message.id)
+            if message.body == "bad":
+                raise ValueError("no good")
+
+        def state(name: str) -> str | None:
+            found = producer.get("orders", name)
+            return None if found is None else found.state
+
+        with Manager(redis_url, topics={"orders": {"retry_delays": []}}), consumer:
+            good = producer.send("orders", "good")
+            bad = producer.send("orders", "bad")
+            wait_until(lambda: state(good) == "acked")
+            wait_until(lambda: state(bad) == "garbage")
+        archive(spark, str(tmp_path), url=redis_url, once=True)
+        messages = open_archive(spark, str(tmp_path)).messages()
+        messages = messages.withColumn("due_ms", sf.unix_millis("due"))
+        rows = {(row.id, row.settled): row for row in messages.collect()}
+        assert len(rows) == 6
+        for name, settled in ((later, False), (gone, True), (good, True), (bad, False)):
+            found = producer.get("orders", name)
+            assert found is not None
+            assert rows[name, settled].state == found.state
+        found = producer.get("orders", "again")
+        assert found is not None
+        assert (rows["again", False].state, rows["again", False].due_ms) == (
+            found.state, found.due_ms,
+        )  # fmt: skip
+        assert rows["again", True].state == "cancelled"
+        assert rows["again", True].reason.startswith("replaced")
+        assert bytes(rows["again", False].body) == b"anew"
+        assert rows[later, False].headers == {"a": "ü"}
+        assert rows[good, True].late_us >= 0
+        assert "no good" in rows[bad, False].groups[0].reason
+
+
+DRIVER = """
+import os, signal, sys
+url, where, point = sys.argv[1:]
+from lisa.pipeline import spark_session
+from lisa.pipeline.archive import writing
+from lisa.pipeline.jobs import archive as job
+
+spark = spark_session(master="local[2]", settings={
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+
+def die(*_, **__):
+    print("dies", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(owner, name):
+    call = getattr(owner, name)
+    def both(*a, **k):
+        result = call(*a, **k)
+        die()
+    setattr(owner, name, both)
+
+def before(owner, name):
+    setattr(owner, name, die)
+
+{"staged": lambda: after(writing.ParquetWriter, "_stage"),
+ "moving": lambda: after(writing.Folder, "rename"),
+ "moved": lambda: before(writing, "publish"),
+ "committed": lambda: after(writing, "publish"),
+ "written": lambda: after(writing.ParquetWriter, "write"),
+ "folding": lambda: after(writing, "lives"),
+ "none": lambda: None}[point]()
+job.archive(spark, where, url=url, once=True, max_events=400)
+print("done", flush=True)
+"""
+
+
+def test_kill_at_each_step(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
+) -> None:
+    where, orders = str(tmp_path / "archive"), Stories("orders")
+    for point in ("staged", "moving", "moved", "committed", "written", "folding"):
+        journal(client, orders.extend(100))
+        killed = processes.start("-c", DRIVER, redis_url, where, point)
+        killed.wait_for("dies", timeout=START)
+        killed.wait(timeout=START)
+    journal(client, orders.extend(20))
+    last = processes.start("-c", DRIVER, redis_url, where, "none")
+    last.wait_for("done", timeout=START)
+    assert last.wait(timeout=START) == 0
+    check(spark, where, orders.events)
+
+
+def run(processes: Processes, url: str, where: str, *more: str) -> Process:
+    """The command itself, quick to start."""
+    return processes.start(
+        "-m", "lisa.cli.main", "pipeline", "archive", "--redis", url, "--to", where,
+        "--master", "local[2]", "--interval", "300ms", "--spark-conf",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *more,
+    )  # fmt: skip
+
+
+def test_kill_at_random_while_events_come(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
+) -> None:
+    where, orders, dice = str(tmp_path / "archive"), Stories("orders"), random.Random(time.time())
+    for _ in range(3):
+        running = run(processes, redis_url, where, "--max-events", "300")
+        journal(client, orders.extend(50))
+        running.wait_for("batch", timeout=START)
+        until = time.monotonic() + dice.uniform(0.5, 3)
+        while time.monotonic() < until:
+            journal(client, orders.extend(10))
+            time.sleep(0.05)
+        running.kill()
+    running = run(processes, redis_url, where, "--json")
+    other = orders.extend(20)
+    journal(client, other)
+    end = entry(other[-1])[0]
+    name = next(iter(recorded(client, "orders")))
+    wait_until(lambda: recorded(client, "orders")[name][0] == end, timeout=START)
+    refused = run(processes, redis_url, where)
+    assert refused.wait(timeout=START) == 2
+    assert f"process {running.pid} on" in refused.output
+    assert running.stop(timeout=START) == 0
+    final = json.loads(running.output.strip().splitlines()[-1])
+    assert final["offsets"]["orders"] == [end, other[-1]["number"]]
+    check(spark, where, orders.events)
+
+
+def test_exit_codes(
+    redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
+) -> None:
+    where = str(tmp_path / "archive")
+    nobody = run(processes, "redis://127.0.0.1:1", where, "--once")
+    assert nobody.wait(timeout=START) == 3
+    assert "127.0.0.1:1" in nobody.output.strip().splitlines()[-1]
+    orders = Stories("orders")
+    journal(client, orders.extend(5))
+    kept = orders.extend(5)
+    once = run(processes, redis_url, where, "--once")
+    assert once.wait(timeout=START) == 0
+    journal(client, kept)
+    client.xtrim(Keys().topic("orders").events, maxlen=1, approximate=False)
+    gap = run(processes, redis_url, where, "--once")
+    assert gap.wait(timeout=START) == 1
+    assert "the journal of topic 'orders' lacks events" in gap.output.strip().splitlines()[-1]
+    compacted = run(processes, redis_url, where, "--compact", "--json")
+    assert compacted.wait(timeout=START) == 0
+    assert json.loads(compacted.output.strip().splitlines()[-1])["files"] > 0
+
+
+def test_what_cannot_work_is_refused(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="on_gap"):
+        archive(spark, str(tmp_path), url=redis_url, once=True, on_gap="ignore")
+    with pytest.raises(ConfigError, match="checkpoint"):
+        archive(spark, "jdbc:postgresql://127.0.0.1/none", url=redis_url, once=True)

@@ -1,0 +1,183 @@
+"""Audit: what was sent and neither ended nor is live is found, and nothing else is called lost."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.jobs.archive import archive as run_archive
+from lisa.pipeline.jobs.audit import audit
+from lisa.pipeline.jobs.server import Server
+from tests.servers import Processes, flush
+from tests.spark.worlds import World, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+COMMAND_WITHIN = timedelta(seconds=300)  # a JVM of its own, on a machine with other work
+
+
+@pytest.fixture
+def server(redis_url: str) -> Server:
+    return Server(redis_url)
+
+
+@pytest.fixture
+def world(server: Server) -> Iterator[World]:
+    """One waits, one is overdue, one ready, in flight, in retry, in garbage; four ended."""
+    with server.open() as store:
+        made = World(store, server.url, "orders", ["lisa"])
+        made.send(["waits"], delay=timedelta(hours=1))
+        made.send(["flies", "fails", "dies", "done"])
+        made.promote()
+        taken = {entry.id: entry for entry in made.take("lisa", 4)}
+        made.fail("lisa", [taken["fails"]], 3_600_000)
+        made.fail("lisa", [taken["dies"]], "discard")
+        made.ack("lisa", [taken["done"]])
+        made.send(["back", "twice"], delay=timedelta(hours=1))
+        made.cancel(["back"])
+        made.producer.send("orders", {"again": 1}, id="twice", on_duplicate="replace",
+                           delay=timedelta(hours=1))  # fmt: skip
+        yield made
+        made.close()
+
+
+def ends(found: Any) -> dict[str, int]:
+    return {name: count for name, count in found.counts.items() if count}
+
+
+def listed(found: Any, name: str) -> set[str]:
+    return set(pq.read_table(f"{found.where}/{name}")["id"].to_pylist())
+
+
+class TestAgainstTheServer:
+    """The server has the last word on what is live."""
+
+    def test_all_is_well(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
+        assert ends(found) == {"live": 5, "acked": 1, "cancelled": 2}
+        assert (found.sent, found.missing, found.stuck) == (8, 0, 0)
+        assert found.proven
+        assert found.checked
+        summary = json.loads(Path(f"{tmp_path}/out/summary.json").read_text("utf-8"))
+        assert (summary["sent"], summary["proven"]) == (8, True)
+
+    def test_what_is_gone_without_an_end_is_missing(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        """And what ended or was sent anew behind the archive is not."""
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        for one in ("waits", "dies"):  # a foreign hand
+            world.store.ask("DEL", f"lisa:{{orders}}:body:{one}")
+        world.ack("lisa", world.entries(["flies"]))  # its tombstone stands
+        world.cancel(["twice"])
+        world.store.ask("DEL", "lisa:{orders}:done:twice")  # only the journal knows
+        world.producer.send("orders", {"new": 1}, id="fails", on_duplicate="replace")
+
+        found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
+
+        assert ends(found) == {"missing": 2, "acked": 2, "cancelled": 3, "replaced": 1}
+        assert listed(found, "missing") == {"waits", "dies"}
+        assert {row["id"] for row in found.first["missing"]} == {"waits", "dies"}
+        assert not found.proven
+        csv = "".join(one.read_text("utf-8") for one in Path(f"{tmp_path}/out").rglob("*.csv"))
+        assert "waits" in csv
+
+    def test_an_archive_that_moves_on_meanwhile(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        """The journal was trimmed behind the new archive: the new one is asked again."""
+        old = frozen(spark, server, ["orders"], f"{tmp_path}/old")
+        world.cancel(["waits"])
+        world.store.ask("DEL", "lisa:{orders}:done:waits")
+        new = frozen(spark, server, ["orders"], f"{tmp_path}/new")
+        world.store.ask("XTRIM", "lisa:{orders}:events", "MAXLEN", 1)
+        opened = iter([old, new])
+        found = audit(spark, lambda: next(opened), server)
+        assert ends(found) == {"live": 4, "acked": 1, "cancelled": 3}
+
+    def test_stuck_and_the_range_of_sent_times(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        now = datetime.now(UTC)
+        found = audit(
+            spark, lambda: archive, server, start=now - timedelta(minutes=5),
+            end=now + timedelta(minutes=5), stuck_after=timedelta(0), to=f"{tmp_path}/out",
+        )  # fmt: skip
+        assert listed(found, "stuck") == {"flies"}  # in garbage is not stuck
+        assert found.sent == 8
+        none = audit(spark, lambda: archive, server, end=now - timedelta(hours=1))
+        assert (none.sent, none.missing) == (0, 0)
+        other = audit(spark, lambda: archive, server, topics=["other"])
+        assert other.sent == 0
+
+
+class TestCommand:
+    """`lisa pipeline audit`, from an archive that the archive job wrote."""
+
+    def test_a_loss_is_exit_code_1(
+        self, spark: SparkSession, server: Server, world: World, processes: Processes,
+        tmp_path: Path,
+    ) -> None:  # fmt: skip
+        run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
+        command = (
+            "-m", "lisa.cli.main", "pipeline", "audit", "--archive", f"{tmp_path}/archive",
+            "--redis", server.url, "--master", "local[2]",
+        )  # fmt: skip
+        offline = processes.start(*command, "--offline")
+        assert offline.wait(timeout=COMMAND_WITHIN) == 0, offline.output
+        assert "each of 8 messages" in offline.output
+        world.store.ask("DEL", "lisa:{orders}:body:waits")
+        process = processes.start(*command, "--json", "--out", f"{tmp_path}/out")
+        assert process.wait(timeout=COMMAND_WITHIN) == 1, process.output
+        (line,) = [one for one in process.output.splitlines() if one.startswith("{")]
+        document = json.loads(line)
+        assert (document["sent"], document["missing"], document["proven"]) == (8, 1, False)
+        assert document["first"]["missing"][0]["id"] == "waits"
+        assert set(pq.read_table(f"{tmp_path}/out/missing")["id"].to_pylist()) == {"waits"}
+
+
+class TestOffline:
+    """The archive alone: live is what it has seen no end of."""
+
+    def test_after_the_server_is_gone(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        flush(server.url)
+        found = audit(spark, lambda: archive, None, stuck_after=timedelta(0))
+        assert ends(found) == {"live": 5, "acked": 1, "cancelled": 2}
+        assert not found.checked
+        asked = audit(spark, lambda: archive, server)
+        assert ends(asked) == {"missing": 5, "acked": 1, "cancelled": 2}
+
+    def test_gaps_inside_the_range_bound_the_proof(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        moment = datetime(2026, 1, 2, tzinfo=UTC)
+        at = int(moment.timestamp() * 1000)
+        archive.named_gaps.append(
+            Gap("orders", f"{at}-0", 3, f"{at + 1000}-0", 9, "trimmed: events 4 to 8", moment)
+        )
+        found = audit(spark, lambda: archive, None)
+        assert [(gap.topic, gap.after_ms, gap.until_ms) for gap in found.gaps] == [
+            ("orders", at, at + 1000)
+        ]
+        assert not found.proven
+        later = audit(spark, lambda: archive, None, start=moment + timedelta(days=1))
+        assert later.gaps == []
+        assert later.proven

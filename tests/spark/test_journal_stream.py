@@ -1,0 +1,408 @@
+"""`spark.readStream.format("lisa")`: the journal, exactly once, its gaps named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.envelope import encode_envelope
+from lisa.core.transitions.retry import Failure, Retry
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, GAP_STATE
+from lisa.producer import Producer
+from tests.roles import Cast, Services
+from tests.servers import connect, wait_until
+from tests.spark.journals import Following, Journal, numbers, slow_commands
+
+if TYPE_CHECKING:
+    import redis
+    from pyspark.sql import Row, SparkSession
+
+    from tests.servers import Process, Processes
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def journal(client: redis.Redis) -> Journal:
+    return Journal(client)
+
+
+@pytest.fixture
+def following(spark: SparkSession, redis_url: str, tmp_path: Path) -> Following:
+    return Following(spark, redis_url, tmp_path)
+
+
+def gaps(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.state == GAP_STATE]
+
+
+def test_every_column_of_an_event(journal: Journal, following: Following) -> None:
+    envelope = encode_envelope("tokentok", {"order": 42}, {"subtopic": "a"})
+    entry = journal.event(
+        state="sent", group="", attempt=0, due=1_790_000_000_123, expires=1_790_000_060_456,
+        policy="0,0,120000~0.2", envelope=envelope,
+    ).decode()  # fmt: skip
+    journal.event(state="in_flight", actor="consumer@a:b:9", late=-12, due=1_790_000_000_123)
+    journal.event(state="retry", attempt=2, reason="ack timeout — ü", place="retry")
+    journal.event(state="acked", attempt=3, end=1)
+    journal.client.xadd(journal.keys.events, {"foreign": "entry"})
+    sent, opened, retried, acked = sorted(following.run(), key=lambda row: row.number)
+    milliseconds, sequence = (int(part) for part in entry.split("-"))
+    assert sent.asDict() | {"headers": None} == dict.fromkeys(sent.asDict()) | {
+        "topic": "orders", "id": "m1", "state": "sent", "attempt": 0, "actor": "producer@host:7",
+        "at": local(milliseconds), "seq": sequence, "number": 1, "settled": False,
+        "due": local(1_790_000_000_123), "expires": local(1_790_000_060_456),
+        "policy": "0,0,120000~0.2", "envelope": bytearray(envelope),
+        "kind": "j", "body": bytearray(b'{"order":42}'),
+    }  # fmt: skip
+    assert sent.headers == {"subtopic": "a"}
+    assert (opened.group, opened.late_us, opened.actor) == ("g", -12, "consumer@a:b:9")
+    assert (opened.envelope, opened.body, opened.settled) == (None, None, False)
+    assert (retried.reason, retried.attempt, retried.place) == ("ack timeout — ü", 2, "retry")
+    assert (acked.settled, acked.attempt, acked.due) == (True, 3, None)
+
+
+def local(milliseconds: int) -> datetime:
+    """As `collect` gives a timestamp: without a zone, in the machine's."""
+    seconds, rest = divmod(milliseconds, 1000)
+    at = datetime.fromtimestamp(seconds, UTC).astimezone().replace(tzinfo=None)
+    return at.replace(microsecond=rest * 1000)
+
+
+def test_only_the_columns_that_were_asked_for(journal: Journal, following: Following) -> None:
+    journal.write(3)
+    following.schema = EVENT_SCHEMA
+    rows = following.run()
+    assert rows[0].__fields__ == EVENT_SCHEMA.names
+    following.schema = "id string, number bigint"
+    journal.write(1)
+    assert [row.asDict() for row in following.run()] == [{"id": "m4", "number": 4}]
+
+
+@pytest.mark.parametrize(("options", "schema", "named"), [
+    ({"topics": "a"}, None, "no option 'topics'"),
+    ({"topic": "a b"}, None, "topic 'a b' is not allowed"),
+    ({"starting": "now"}, None, "'now' is not one of earliest, latest"),
+    ({"max_events_per_batch": 0}, None, "'0' is not a"),
+    ({"archive": "a b"}, None, "archive 'a b' is not allowed"),
+    ({}, "id string, wrong int", "no column 'wrong'"),
+    ({}, "id int", "'id' as string, not as int"),
+    ({"url": "redis://127.0.0.1:1/0"}, None, "does not answer"),
+])  # fmt: skip
+def test_what_cannot_work_is_named(
+    options: dict[str, Any], schema: str | None, named: str, following: Following
+) -> None:
+    following.change(**options)
+    following.schema = schema
+    with pytest.raises(Exception, match=named):
+        following.run()
+
+
+def test_runs_go_on_where_the_last_one_ended(journal: Journal, following: Following) -> None:
+    journal.write(10)
+    assert numbers(following.run()) == list(range(1, 11))
+    assert following.run() == []
+    journal.write(5)
+    assert numbers(following.run()) == list(range(11, 16))
+
+
+def test_topics_of_a_list_or_all_and_those_that_come_later(
+    client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    first, second, third = (Journal(client, name) for name in ("a", "b", "c"))
+    listed = Following(spark, redis_url, tmp_path / "listed", topic="a, c")
+    everything = Following(spark, redis_url, tmp_path / "all", starting="latest")
+    first.write(2)
+    second.write(3)
+    assert {(row.topic, row.number) for row in listed.run()} == {("a", 1), ("a", 2)}
+    assert everything.run() == []  # from the latest on
+    third.write(4)  # it had no journal then: it begins at its first event
+    second.write(1)
+    found = sorted((row.topic, row.number) for row in everything.run())
+    assert found == [("b", 4), ("c", 1), ("c", 2), ("c", 3), ("c", 4)]
+    assert sorted((row.topic, row.number) for row in listed.run()) == found[1:]
+
+
+def test_batches_keep_their_limit_over_all_topics(
+    client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    large, small = Journal(client, "large"), Journal(client, "small")
+    large.write(1_000)
+    time.sleep(0.05)
+    large.write(7_000)
+    small.write(30)
+    following = Following(spark, redis_url, tmp_path, max_events_per_batch=1_000)
+    rows = following.run()
+    sizes = [len(batch) for batch in following.batches.values()]
+    assert max(sizes) <= 1_000
+    assert len(sizes) <= 10  # and hardly less, while there is more
+    assert sum(row.topic == "small" for row in following.batches[0]) == 30
+    assert numbers(row for row in rows if row.topic == "large") == list(range(1, 8_001))
+
+
+def test_a_batch_is_read_by_several_tasks(
+    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    journal.write(20_000)
+    following = Following(spark, redis_url, tmp_path, partitions=4)
+    assert numbers(following.run()) == list(range(1, 20_001))
+    assert following.tasks[0] == 4
+
+
+def test_what_comes_while_it_reads_is_for_the_next_run(
+    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    journal.write(3_000)
+    following = Following(spark, redis_url, tmp_path, max_events_per_batch=500)
+    stop = threading.Event()
+
+    def write() -> None:
+        with connect(redis_url) as client:
+            other = Journal(client)
+            while not stop.is_set():
+                other.write(50)
+                time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        first = following.run()
+    finally:
+        stop.set()
+        writer.join()
+    total = int(journal.client.hget(journal.keys.stats, "journaled") or 0)
+    assert 3_000 <= len(first) < total  # it came to an end by itself
+    assert numbers(first + following.run()) == list(range(1, total + 1))
+
+
+def test_an_archive_is_recorded_and_begun_at(
+    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    journal.write(10)
+    following = Following(
+        spark, redis_url, tmp_path / "a", archive="cold.1", max_events_per_batch=4
+    )
+    assert numbers(following.run()) == list(range(1, 11))
+    # Spark tells a source of a batch's end when the next one begins.
+    following.run()
+    journal.write(1)
+    following.run()
+    told: Any = journal.client.hget(journal.keys.archived, "cold.1")
+    entry, number, at = told.decode().split()
+    assert int(number) >= 10
+    assert abs(int(at) - time.time() * 1000) < 60_000
+    assert journal.client.xrange(journal.keys.events, entry, entry)
+    anew = Following(spark, redis_url, tmp_path / "b", archive="cold.1")
+    assert numbers(anew.run()) == list(range(int(number) + 1, 12))
+
+
+def test_what_the_roles_write_down(redis_url: str, spark: SparkSession, tmp_path: Path) -> None:
+    cast = Cast(redis_url).declare(journal="1", retry_delays="0,0")
+    with Producer(redis_url) as producer:
+        producer.send("orders", {"order": 1}, id="done", headers={"a": "b"})
+        producer.send("orders", "x", id="gone", delay=timedelta(hours=1), ttl=timedelta(hours=2))
+        producer.cancel("orders", "gone")
+    entries = cast.take()
+    cast.store.call(Retry("orders", "g", [Failure("done", entries[0].entry, "broken")]))
+    Services(cast).promoter.step(["orders"])
+    cast.ack(cast.take()[0])
+    following = Following(spark, redis_url, tmp_path)
+    rows = sorted(following.run(), key=lambda row: row.number)
+    assert [row.number for row in rows] == list(range(1, len(rows) + 1))
+    told = [(row.state, row.group, row.attempt, row.settled) for row in rows if row.id == "done"]
+    assert told == [
+        ("sent", None, 0, False), ("ready", "g", 1, False), ("in_flight", "g", 1, False),
+        ("retry", "g", 1, False), ("ready", "g", 2, False), ("in_flight", "g", 2, False),
+        ("acked", "g", 2, True),
+    ]  # fmt: skip
+    assert [row.reason for row in rows if row.state == "retry"] == ["broken"]
+    sent, cancelled = (row for row in rows if row.id == "gone")
+    assert (sent.state, cancelled.state, cancelled.settled) == ("sent", "cancelled", True)
+    assert sent.expires - sent.due == timedelta(hours=2)
+    assert bytes(sent.body) == b"x"
+    assert rows[0].actor.startswith("producer@")
+    assert rows[0].headers == {"a": "b"}
+    assert [row.late_us is not None for row in rows if row.state == "in_flight"] == [True, False]
+
+
+class TestGaps:
+    """What is gone is told, with numbers; and the query ends, unless it was told otherwise."""
+
+    def test_trimmed_past_the_start(self, journal: Journal, following: Following) -> None:
+        journal.write(10)
+        following.run()
+        journal.write(20)
+        journal.client.xtrim(journal.keys.events, maxlen=5, approximate=False)
+        with pytest.raises(Exception, match="topic 'orders' lacks events 11 to 25: behind") as told:
+            following.run()
+        assert "fail_on_gap=false" in str(told.value)
+        following.change(fail_on_gap="false")
+        rows = following.run()
+        assert numbers(rows) == [11, *range(26, 31)]
+        (gap,) = gaps(rows)
+        assert (gap.topic, gap.number, gap.attempt, gap.settled) == ("orders", 11, 0, False)
+        assert (gap.id, gap.group, gap.envelope) == (None, None, None)
+        assert "lacks events 11 to 25" in gap.reason
+        assert "trimmed" in gap.reason
+        journal.write(1)
+        assert numbers(following.run()) == [31]
+
+    def test_all_trimmed(self, journal: Journal, following: Following) -> None:
+        journal.write(10)
+        following.run()
+        journal.write(3)
+        journal.client.xtrim(journal.keys.events, maxlen=0, approximate=False)
+        with pytest.raises(Exception, match="lacks events 11 to 13"):
+            following.run()
+        following.change(fail_on_gap="false")
+        assert [(row.state, row.number) for row in following.run()] == [("gap", 11)]
+        assert following.run() == []
+        journal.write(1)
+        assert numbers(following.run()) == [14]
+
+    def test_a_foreign_hand_inside(self, journal: Journal, following: Following) -> None:
+        entries = [journal.event() for _ in range(10)]
+        journal.client.xdel(journal.keys.events, *entries[3:6], entries[8])
+        with pytest.raises(Exception, match="lacks events 4 to 6"):
+            following.run()
+        following.change(fail_on_gap="false")
+        rows = following.run()
+        assert sorted((row.number, row.state) for row in rows if row.state == "gap") == [
+            (4, "gap"), (9, "gap"),
+        ]  # fmt: skip
+        assert numbers(row for row in rows if row.state != "gap") == [1, 2, 3, 7, 8, 10]
+
+    def test_the_server_came_back_empty(self, journal: Journal, following: Following) -> None:
+        journal.write(10)
+        following.run()
+        journal.client.flushall()
+        with pytest.raises(Exception, match="lacks events from 11 on, how many is unknown"):
+            following.run()
+        Journal(journal.client).write(4)
+        with pytest.raises(Exception, match="came back empty or older"):
+            following.run()
+        following.change(fail_on_gap="false")
+        rows = following.run()
+        assert sorted((row.state, row.number) for row in rows) == [
+            ("gap", 11), ("ready", 1), ("ready", 2), ("ready", 3), ("ready", 4),
+        ]  # fmt: skip
+        (gap,) = gaps(rows)
+        assert all(row.at >= gap.at for row in rows)
+        journal.write(2)
+        assert numbers(following.run()) == [5, 6]
+
+    def test_empty_and_nothing_new_yet(self, journal: Journal, following: Following) -> None:
+        journal.write(10)
+        following.run()
+        journal.client.flushall()
+        following.change(fail_on_gap="false", topic="orders")
+        assert [(row.state, row.number) for row in following.run()] == [("gap", 11)]
+        assert following.run() == []
+        Journal(journal.client).write(2)
+        assert numbers(following.run()) == [1, 2]
+
+    def test_a_replica_that_was_behind_is_stepped_over(
+        self, journal: Journal, following: Following
+    ) -> None:
+        # The stream's ids lie in the future of the server that took over.
+        for number in range(1, 11):
+            journal.client.xadd(
+                journal.keys.events,
+                {"n": number, "id": f"m{number}", "state": "sent", "group": "", "attempt": 0},
+                id=f"{9_000_000_000_000 + number}-0",
+            )
+        journal.client.hset(journal.keys.stats, "journaled", 10)
+        following.run()
+        journal.client.delete(journal.keys.events)
+        journal.client.hset(journal.keys.stats, "journaled", 0)
+        journal.write(7)
+        with pytest.raises(Exception, match="lacks events from 11 on"):
+            following.run()
+        following.change(fail_on_gap="false")
+        assert [(row.state, row.number) for row in following.run()] == [("gap", 11)]
+        journal.write(3)
+        newest: Any = journal.client.xrevrange(journal.keys.events, count=1)
+        assert newest[0][0] > b"9000000000010-0"
+        assert numbers(following.run()) == [8, 9, 10]
+
+
+def test_no_page_holds_up_the_server(
+    journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    envelope = encode_envelope("tokentok", b"x" * (1 << 20))
+    journal.write(40, state="sent", envelope=envelope)
+    journal.write(1_000)
+    runs = iter(range(9))
+
+    def read() -> None:
+        following = Following(spark, redis_url, tmp_path / str(next(runs)), partitions=1)
+        following.schema = "number bigint, envelope binary"
+        rows = following.run()
+        assert numbers(rows) == list(range(1, 1_041))
+        assert sum(row.envelope == envelope for row in rows) == 40
+
+    assert slow_commands(journal.client, read) == []
+
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from lisa.pipeline import spark_session
+url, place = sys.argv[1], Path(sys.argv[2])
+spark = spark_session(master="local[1]", settings={
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+def take(frame, number):
+    rows = [[row.topic, row.number] for row in frame.select("topic", "number").collect()]
+    fresh = place / f"{number}.fresh"
+    fresh.write_text(json.dumps(rows))
+    fresh.rename(place / f"{number}.json")
+    print("wrote", number, flush=True)
+    if (place / "die").exists():
+        import time
+        print("waiting to die", flush=True)
+        time.sleep(600)
+query = (spark.readStream.format("lisa").option("url", url).option("max_events_per_batch", 700)
+    .option("archive", "a").load().writeStream.foreachBatch(take)
+    .option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start())
+query.awaitTermination()
+print("done", flush=True)
+"""
+
+
+def kill_whole(driver: Process) -> None:
+    """kill -9 of the driver and its JVM at once."""
+    os.killpg(driver.pid, signal.SIGKILL)
+    wait_until(lambda: not driver.alive)
+
+
+def test_kill_between_offsets_and_commits_twice(
+    journal: Journal, redis_url: str, tmp_path: Path, processes: Processes
+) -> None:
+    journal.write(2_000)
+    other = Journal(journal.client, "other")
+    other.write(900)
+    for _ in range(2):
+        journal.write(300)
+        (tmp_path / "die").touch()
+        driver = processes.start("-c", DRIVER, redis_url, str(tmp_path))
+        driver.wait_for("waiting to die", timeout=timedelta(seconds=90))
+        checkpoint = tmp_path / "checkpoint"
+        planned = {one.name for one in (checkpoint / "offsets").iterdir() if one.name.isdigit()}
+        done = {one.name for one in (checkpoint / "commits").iterdir() if one.name.isdigit()}
+        assert planned - done  # between the two
+        kill_whole(driver)
+        journal.write(200)
+        (tmp_path / "die").unlink()
+        driver = processes.start("-c", DRIVER, redis_url, str(tmp_path))
+        driver.wait_for("done", timeout=timedelta(seconds=90))
+    rows = [tuple(row) for file in tmp_path.glob("*.json") for row in json.loads(file.read_text())]
+    expected = [("orders", n) for n in range(1, 3_001)] + [("other", n) for n in range(1, 901)]
+    assert sorted(rows) == expected

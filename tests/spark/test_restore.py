@@ -1,0 +1,501 @@
+"""Restore: a server that came back empty or older has everything again that was not settled."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Consumer, Manager, Message, Producer
+from lisa.admin.topics import set_options
+from lisa.core.envelope import decode_envelope
+from lisa.core.errors import ConfigError
+from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.jobs.archive import archive as run_archive
+from lisa.pipeline.jobs.restore import Restoration, restore
+from lisa.pipeline.jobs.server import Server
+from tests.servers import Process, Processes, connect, flush, wait_until
+from tests.spark.worlds import World, frozen, wait_past
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+HANDLED_WITHIN = timedelta(seconds=90)
+COMMAND_WITHIN = timedelta(seconds=300)  # a JVM of its own, on a machine with other work
+
+
+@pytest.fixture
+def server(redis_url: str) -> Server:
+    return Server(redis_url)
+
+
+@pytest.fixture
+def world(server: Server) -> Iterator[Callable[..., World]]:
+    """Makes topics: world("orders", "lisa")."""
+    made: list[World] = []
+    with server.open() as store:
+
+        def make(topic: str, *groups: str) -> World:
+            made.append(World(store, server.url, topic, groups))
+            return made[-1]
+
+        yield make
+        for one in made:
+            one.close()
+
+
+def names(letter: str, start: int, stop: int) -> list[str]:
+    return [f"{letter}{number:05d}" for number in range(start, stop)]
+
+
+def listed(result: Restoration) -> dict[str, dict[str, str]]:
+    """What the stored lists say: outcome -> id -> reason, read as a user would."""
+    import pyarrow.parquet as pq
+
+    found: dict[str, dict[str, str]] = {}
+    for row in pq.read_table(f"{result.where}/lists").to_pylist():
+        found.setdefault(row["outcome"], {})[row["id"]] = row["reason"]
+    return found
+
+
+def numbers(result: Restoration) -> dict[str, int]:
+    return {name: count for name, count in result.counts.items() if count}
+
+
+class TestAfterFlushAll:
+    """Ten thousand messages in every state, two topics, three groups."""
+
+    def test_every_unsettled_one_is_handled_once_and_no_other(
+        self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
+    ) -> None:
+        later = int(time.time() * 1000) + 30_000
+        orders, owed = self.orders(world("orders", "lisa"), later)
+        invoices, owed_too = self.invoices(world("invoices", "left", "right"), later)
+        before = {one.topic: one.look(sorted(ids)) for one, ids in (orders, invoices)}
+        archive = frozen(spark, server, ["orders", "invoices"], f"{tmp_path}/log")
+        flush(server.url)
+
+        result = restore(spark, archive, server, f"{tmp_path}/report")
+
+        assert numbers(result) == {"restored": 8300, "expired": 100}
+        assert set(listed(result)["restored"]) == orders[1] | invoices[1]
+        assert set(listed(result)["expired"]) == set(names("o", 5900, 6000))
+        for one, ids in (orders, invoices):
+            for name, was, now in zip(
+                sorted(ids), before[one.topic], one.look(sorted(ids)), strict=True
+            ):
+                assert told(now) == expected(was), name
+        with connect(server.url) as client:
+            assert (
+                client.hget("lisa:{orders}:options", "retry_delays") == b"3600000,3600000,3600000"
+            )
+            assert client.hget("lisa:{orders}:policy", "o00007") == b"5000,5000"
+            assert client.hlen("lisa:{orders}:policy") == 1
+        assert [(one.topic, one.after_ms is not None) for one in result.possibly_lost] == [
+            ("invoices", True), ("orders", True),
+        ]  # fmt: skip
+        handled = handle_all(server.url, {
+            ("orders", "lisa"): 1, ("invoices", "left"): 1, ("invoices", "right"): 1,
+        }, len(owed) + len(owed_too))  # fmt: skip
+        assert set(handled) == owed | owed_too
+        assert set(handled.values()) == {1}
+
+    @staticmethod
+    def orders(world: World, later: int) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
+        """One group. What is to be restored, and (group, id) of what is to be handled."""
+        world.send(names("o", 0, 2000), at_ms=later, headers={"shop": "ä"}, ttl=timedelta(hours=1))
+        world.producer.cancel(world.topic, "o00007")
+        world.producer.send(world.topic, {"order": "o00007"}, id="o00007", at_ms=later,
+                            retry="5s,5s", on_duplicate="replace")  # fmt: skip
+        world.send(names("o", 2000, 5000))
+        world.promote()
+        entries = {one.id: one for one in world.take("lisa", 3000)}
+        # 3000 to 3499 stay in flight.
+        world.fail("lisa", [entries[one] for one in names("o", 3500, 4000)], 30_000)
+        world.fail("lisa", [entries[one] for one in names("o", 4000, 4500)], "discard")
+        world.ack("lisa", [entries[one] for one in names("o", 4500, 5000)])
+        world.release("lisa", [entries[one] for one in names("o", 2000, 3000)])
+        world.send(names("o", 5000, 5500), delay=timedelta(hours=1))
+        world.cancel(names("o", 5000, 5500))
+        world.send(
+            names("o", 5500, 6000), delay=timedelta(seconds=1), ttl=timedelta(milliseconds=1)
+        )
+        wait_past(int(time.time() * 1000) + 1100)
+        world.expire(names("o", 5500, 5900))
+        live = set(names("o", 0, 4500))
+        return (world, live), {("lisa", one) for one in names("o", 0, 4000)}
+
+    @staticmethod
+    def invoices(world: World, later: int) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
+        """Two groups that go their own ways."""
+        world.send(names("i", 0, 800), at_ms=later)
+        world.send(names("i", 800, 3500))
+        world.promote()
+        left = {one.id: one for one in world.take("left", 2700)}
+        right = {one.id: one for one in world.take("right", 2700)}
+        world.ack("left", [left[one] for one in names("i", 800, 1800)])
+        world.fail("left", [left[one] for one in names("i", 1800, 2300)], 30_000)
+        world.fail("left", [left[one] for one in names("i", 2300, 2600)], "discard")
+        world.ack("right", [right[one] for one in names("i", 2300, 2600)])
+        # 2600 to 3499 stay in flight for both; of these the first hundred are acked twice.
+        world.ack("left", [left[one] for one in names("i", 2600, 2700)])
+        world.ack("right", [right[one] for one in names("i", 2600, 2700)])
+        world.send(names("i", 3500, 3600), delay=timedelta(hours=1))
+        for one in names("i", 3500, 3600):
+            world.producer.reschedule(world.topic, one, at_ms=later)
+        world.send(names("i", 3600, 4000), delay=timedelta(hours=1))
+        world.cancel(names("i", 3600, 3700))
+        for one in names("i", 3700, 4000):
+            world.producer.fire_now(world.topic, one)
+        live = set(names("i", 0, 2600)) | set(names("i", 2700, 3600)) | set(names("i", 3700, 4000))
+        both = names("i", 0, 800) + names("i", 2700, 3600) + names("i", 3700, 4000)
+        owed = {(group, one) for one in both for group in ("left", "right")}
+        owed |= {("right", one) for one in names("i", 800, 1800)}
+        owed |= {(group, one) for one in names("i", 1800, 2300) for group in ("left", "right")}
+        return (world, live), owed
+
+
+@pytest.fixture
+def small(world: Callable[..., World]) -> World:
+    """Forty messages: ten wait, ten are in flight, ten in garbage, ten acked."""
+    one = world("orders", "lisa")
+    one.send(names("w", 0, 10), delay=timedelta(hours=1))
+    one.send(names("m", 0, 30))
+    one.promote()
+    entries = one.take("lisa", 30)
+    one.fail("lisa", entries[10:20], "discard")
+    one.ack("lisa", entries[20:])
+    return one
+
+
+WAITING, IN_FLIGHT = names("w", 0, 10), names("m", 0, 10)
+DEAD, ACKED = names("m", 10, 20), names("m", 20, 30)
+UNSETTLED = set(WAITING + IN_FLIGHT + DEAD)
+
+
+class TestAgain:
+    """What the server knows is left alone."""
+
+    def test_a_dry_run_changes_nothing_and_a_second_run_finds_all_there(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        flush(server.url)
+        dry = restore(spark, archive, server, f"{tmp_path}/dry", dry_run=True)
+        with connect(server.url) as client:
+            assert client.dbsize() == 0
+        assert dry.dry_run
+        assert numbers(dry) == {"restored": 30}
+        assert set(listed(dry)["restored"]) == UNSETTLED
+
+        assert numbers(restore(spark, archive, server, f"{tmp_path}/one")) == {"restored": 30}
+        before = [told(one) for one in small.look(sorted(UNSETTLED))]
+        again = restore(spark, archive, server, f"{tmp_path}/two")
+
+        assert numbers(again) == {"live": 30}
+        assert [told(one) for one in small.look(sorted(UNSETTLED))] == before
+        summary = json.loads(Path(again.where, "summary.json").read_text("utf-8"))
+        assert summary["counts"]["live"] == 30
+        assert [path.name for path in Path(again.where, "csv").glob("outcome=*")] == [
+            "outcome=live"
+        ]
+        assert not Path(again.where, "work").exists()
+
+    def test_one_id_or_one_topic(
+        self, spark: SparkSession, server: Server, small: World, world: Callable[..., World],
+        tmp_path: Path,
+    ) -> None:  # fmt: skip
+        other = world("other", "lisa")
+        other.send(["x"], delay=timedelta(hours=1))
+        archive = frozen(spark, server, ["orders", "other"], f"{tmp_path}/log")
+        flush(server.url)
+        one = restore(spark, archive, server, f"{tmp_path}/one", ids=["w00003"])
+        assert listed(one) == {"restored": {"w00003": None}}
+        topic = restore(spark, archive, server, f"{tmp_path}/topic", topics=["other"])
+        assert listed(topic) == {"restored": {"x": None}}
+        with pytest.raises(ConfigError, match="knows no topic nothing; it holds orders, other"):
+            restore(spark, archive, server, f"{tmp_path}/no", topics=["nothing"])
+        with pytest.raises(ConfigError, match="is not empty"):
+            restore(spark, archive, server, f"{tmp_path}/topic")
+
+    def test_options_groups_and_a_pause(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        small.store.drive(set_options(small.store, "orders", {"paused": True, "capacity": 7}))
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        flush(server.url)
+        # A manager was quicker: what it declared stays.
+        small.store.drive(set_options(small.store, "orders", {"ack_timeout": "5s"}))
+        restore(spark, archive, server, f"{tmp_path}/out")
+        options = small.store.drive(small.store.options("orders"))
+        assert (options.paused, options.capacity, options.journal) == (False, 7, True)
+        assert options.ack_timeout == timedelta(seconds=5)
+        assert small.store.drive(small.store.groups("orders")) == ("lisa",)
+        assert small.store.drive(small.store.topics()) == ["orders"]
+
+
+class TestOlderServer:
+    """The server came back from an old dump: some is there, some is gone, some is back."""
+
+    def test_what_is_there_stays_what_is_gone_returns_what_is_back_is_told(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        with connect(server.url) as client:
+            dump = {key: client.dump(key) for key in client.keys("*") if b"events" not in key}
+            small.send(["late"], delay=timedelta(hours=1))  # behind the dump
+            small.ack("lisa", small.entries(IN_FLIGHT[:3]))  # settled behind it
+            small.cancel(WAITING[:2])
+            archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+            client.flushall()
+            for key, value in dump.items():
+                client.restore(key, 0, value)
+        small.promote()
+
+        result = restore(spark, archive, server, f"{tmp_path}/out", settle_revived=True)
+
+        lists = listed(result)
+        assert set(lists["restored"]) == {"late"}
+        assert set(lists["revived"]) == set(IN_FLIGHT[:3] + WAITING[:2])
+        assert {lists["revived"][one] for one in WAITING[:2]} == {
+            "archived as cancelled; now cancelled"
+        }
+        assert {lists["revived"][one] for one in IN_FLIGHT[:3]} == {
+            "archived as acked; now in_flight"
+        }
+        assert set(lists["live"]) == UNSETTLED - set(lists["revived"])
+        assert [one.topic for one in result.possibly_lost] == ["orders"]
+        with connect(server.url) as client:
+            assert client.zscore("lisa:{orders}:waiting", WAITING[0]) is None
+
+    def test_what_was_settled_behind_the_archive_is_not_sent_again(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        """The server is whole, only some messages were deleted by a foreign hand."""
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        small.cancel(WAITING[:2])
+        small.ack("lisa", small.entries(IN_FLIGHT[:3]))
+        small.store.ask("DEL", *[f"lisa:{{orders}}:done:{one}" for one in WAITING[:2]])
+        small.store.ask("DEL", f"lisa:{{orders}}:body:{WAITING[5]}")
+        small.store.ask("ZREM", "lisa:{orders}:waiting", WAITING[5])
+
+        result = restore(spark, archive, server, f"{tmp_path}/out")
+
+        lists = listed(result)
+        assert set(lists["restored"]) == {WAITING[5]}
+        assert lists["settled"] == {
+            **dict.fromkeys(WAITING[:2], "journal: cancelled"),
+            **dict.fromkeys(IN_FLIGHT[:3], "journal: acked"),
+        }
+        assert result.possibly_lost == []
+        # A tombstone says so too, where the journal does not.
+        small.store.ask("DEL", "lisa:{orders}:events")
+        second = listed(restore(spark, archive, server, f"{tmp_path}/two"))
+        assert second["settled"] == dict.fromkeys(IN_FLIGHT[:3], "tombstone: acked")
+        assert set(second["restored"]) == set(WAITING[:2])
+
+    def test_a_topic_that_stopped_its_journal_is_refused(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        small.store.drive(set_options(small.store, "orders", {"journal": False}))
+        with pytest.raises(ConfigError, match="keeps no journal any more"):
+            restore(spark, archive, server, f"{tmp_path}/out")
+
+
+class TestHardCases:
+    """Ttl, gaps, and what cannot be rebuilt."""
+
+    def test_past_its_ttl_only_if_asked_and_then_without_it(
+        self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
+    ) -> None:
+        one = world("orders", "lisa")
+        one.send(["short", "dead"], ttl=timedelta(milliseconds=50))
+        one.promote()
+        entries = {entry.id: entry for entry in one.take("lisa", 2)}
+        one.fail("lisa", [entries["dead"]], "discard")
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        wait_past(int(time.time() * 1000) + 100)
+        flush(server.url)
+        first = restore(spark, archive, server, f"{tmp_path}/one")
+        # In garbage there is no ttl any more: somebody is to look at it.
+        assert listed(first) == {"expired": {"short": "past its ttl"}, "restored": {"dead": None}}
+        second = restore(spark, archive, server, f"{tmp_path}/two", expire=True)
+        assert set(listed(second)["restored"]) == {"short"}
+        (seen,) = one.look(["short"])
+        assert seen.expires_ms is None
+        assert [place.state for place in seen.places] == ["retry"]
+
+    def test_gaps_and_envelopes_that_no_archive_saw(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        no_body = (archive.events.id == WAITING[0]) & (archive.events.state == "sent")
+        archive.events = archive.events.where(~no_body)
+        small.producer.reschedule("orders", WAITING[0], delay=timedelta(hours=2))
+        late = frozen(spark, server, ["orders"], f"{tmp_path}/log2")
+        rescheduled = late.events.where("state = 'rescheduled'")
+        archive.events = archive.events.unionByName(rescheduled)
+        archive.committed = late.committed
+        archive.named_gaps.append(
+            Gap(
+                "orders",
+                "1700000000000-0",
+                7,
+                "1700000005000-3",
+                12,
+                "trimmed: 4 events",
+                rescheduled.head().at,
+            )
+        )
+        flush(server.url)
+        result = restore(spark, archive, server, f"{tmp_path}/out")
+        lists = listed(result)
+        assert lists["unrestorable"] == {WAITING[0]: "its envelope was never archived"}
+        assert set(lists["restored"]) == UNSETTLED - {WAITING[0]}
+        windows = [(one.after_ms, one.until_ms, one.reason) for one in result.possibly_lost]
+        assert (1700000000000, 1700000005000, "trimmed: 4 events") in windows
+        assert len(windows) == 2
+
+    def test_traffic_while_it_runs(
+        self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
+    ) -> None:
+        """Manager and consumer work, and a producer sends, from before the restore on."""
+        one = world("orders", "lisa")
+        one.send(names("t", 0, 2000))
+        one.promote()
+        one.ack("lisa", one.take("lisa", 500))
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        flush(server.url)
+        handled: Counter[str] = Counter()
+        consumer = Consumer(server.url, group="lisa", concurrency=4)
+
+        @consumer.on("orders")
+        def note(message: Message) -> None:
+            handled[message.id] += 1
+
+        with (
+            Manager(server.url, topics={"orders": {"groups": ["lisa"]}}),
+            Producer(server.url) as producer,
+            consumer,
+        ):
+            for number in range(300):
+                producer.send("orders", {"new": number}, id=f"n{number}")
+            # Sent anew by somebody who saw that it was gone: that one counts.
+            producer.send("orders", {"order": "again"}, id="t01999", delay=timedelta(hours=1))
+            result = restore(spark, archive, server, f"{tmp_path}/out")
+            for number in range(300, 600):
+                producer.send("orders", {"new": number}, id=f"n{number}")
+            wait_until(lambda: len(handled) >= 1499 + 600, timeout=HANDLED_WITHIN)
+            time.sleep(1)
+        assert numbers(result) == {"restored": 1499, "live": 1}
+        assert listed(result)["live"] == {"t01999": "its id was sent again"}
+        assert set(handled.values()) == {1}
+        assert set(handled) == set(names("t", 500, 1999)) | {f"n{number}" for number in range(600)}
+
+
+class TestCommand:
+    """`lisa pipeline restore`, from an archive that the archive job wrote."""
+
+    def test_first_dry_then_for_good_then_again(
+        self, spark: SparkSession, server: Server, small: World, processes: Processes,
+        tmp_path: Path,
+    ) -> None:  # fmt: skip
+        run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
+        flush(server.url)
+
+        def run(*more: str) -> Process:
+            return processes.start(
+                "-m", "lisa.cli.main", "pipeline", "restore", "--archive", f"{tmp_path}/archive",
+                "--redis", server.url, "--master", "local[2]", *more,
+            )  # fmt: skip
+
+        dry = run("--dry-run", "--json", "--report", f"{tmp_path}/dry")
+        assert dry.wait(timeout=COMMAND_WITHIN) == 0, dry.output
+        (line,) = [one for one in dry.output.splitlines() if one.startswith("{")]
+        document = json.loads(line)
+        assert document["dry_run"] is True
+        assert document["counts"]["restored"] == 30
+        (window,) = document["possibly_lost"]
+        assert window["topic"] == "orders"
+        assert window["after"] < window["until"]
+        with connect(server.url) as client:
+            assert client.dbsize() == 0
+
+        real = run()
+        assert real.wait(timeout=COMMAND_WITHIN) == 0, real.output
+        assert re.search(r"restored +30 ", real.output), real.output
+        assert "possibly lost" in real.output
+        assert "lists: " in real.output
+        assert len(list(tmp_path.glob("restore-*/summary.json"))) == 1
+        with connect(server.url) as client:
+            assert client.zcard("lisa:{orders}:waiting") == 10
+
+    def test_no_server_and_no_archive(self, processes: Processes, tmp_path: Path) -> None:
+        command = ("-m", "lisa.cli.main", "pipeline", "restore", "--master", "local[2]")
+        nobody = processes.start(*command, "--archive", f"{tmp_path}/none")
+        assert nobody.wait(timeout=COMMAND_WITHIN) == 2
+        assert "Traceback" not in nobody.output
+        usage = processes.start(*command)
+        assert usage.wait(timeout=COMMAND_WITHIN) == 2
+        assert "--archive" in usage.output
+
+
+def told(seen: Any) -> dict[str, Any]:
+    """What an inspection says, in comparable form."""
+    envelope = decode_envelope(seen.envelope)
+    places = {
+        place.group: (place.state, place.due_ms, place.failed_attempts, place.reason)
+        for place in seen.places
+    }
+    return {
+        "envelope": envelope, "waiting": seen.waiting_due_ms, "expires": seen.expires_ms,
+        "places": places,
+    }  # fmt: skip
+
+
+def expected(was: Any) -> dict[str, Any]:
+    """What a restored message should look like, given how it stood before."""
+    found = told(was)
+    mark = "+" if found["envelope"].mark in "+R" else "-"
+    found["envelope"] = found["envelope"]._replace(mark=mark)
+    found["places"] = {
+        name: ("retry" if state in ("ready", "in_flight") else state, due, attempts, reason)
+        for name, (state, due, attempts, reason) in found["places"].items()
+    }
+    return found
+
+
+def handle_all(
+    url: str, groups: dict[tuple[str, str], int], count: int
+) -> Counter[tuple[str, str]]:
+    """A real manager and real consumers; who handled what, when nothing more comes."""
+    handled: Counter[tuple[str, str]] = Counter()
+    lock = threading.Lock()
+    consumers = []
+    with Manager(url):
+        for topic, group in groups:
+            consumer = Consumer(url, group=group, concurrency=4)
+
+            def note(message: Message, group: str = group) -> None:
+                with lock:
+                    handled[group, message.id] += 1
+
+            consumer.on(topic)(note)
+            consumer.start()
+            consumers.append(consumer)
+        try:
+            wait_until(lambda: len(handled) >= count, timeout=HANDLED_WITHIN)
+            time.sleep(2)  # whatever comes too often or unasked would come now
+        finally:
+            for consumer in consumers:
+                consumer.stop()
+    return handled

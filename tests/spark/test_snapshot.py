@@ -1,0 +1,315 @@
+"""`spark.read.format("lisa")`: what is live, where it stands."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as f
+
+from lisa.admin.reading import Position, sorted_page
+from lisa.core.connection import Connection
+from lisa.core.envelope import encode_envelope
+from lisa.core.flow import Command, drive
+from lisa.core.stream import Entry
+from lisa.core.transitions.retry import Failure, Retry
+from lisa.pipeline.source.read_columns import LIVE_SCHEMA
+from lisa.producer import Producer
+from tests.roles import Cast, Services
+from tests.spark.journals import slow_commands
+
+if TYPE_CHECKING:
+    import redis
+    from pyspark.sql import DataFrame, SparkSession
+
+WAITING = 300_000
+FAR_MS = 4_000_000_000_000
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Cast:
+    return Cast(redis_url).declare(retry_delays="600000")
+
+
+def live(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    given = {name: str(value) for name, value in options.items()}
+    return spark.read.format("lisa").option("url", url).options(**given).schema(LIVE_SCHEMA).load()
+
+
+def at(milliseconds: int) -> Any:
+    return f.lit(datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+def fill(client: redis.Redis, cast: Cast, count: int, body: object = "x") -> None:
+    """Many waiting messages, a thousand of each due time."""
+    envelope = encode_envelope("tokentok", body)
+    for start in range(0, count, 10_000):
+        names = range(start, min(start + 10_000, count))
+        client.zadd(cast.keys.waiting, {f"m{n:07d}": FAR_MS + n // 1000 for n in names})
+        client.mset({cast.keys.body(f"m{n:07d}"): envelope for n in names})
+    cast.store.drive(cast.store.register([cast.topic]))
+
+
+def test_a_row_in_every_state(cast: Cast, spark: SparkSession, redis_url: str) -> None:
+    with Producer(redis_url) as producer:
+        for name in ("w", "r", "f", "t", "g"):
+            later = 600_000 if name == "w" else 0
+            cast.send({"is": name}, delay_ms=later, message_id=name, ttl_ms=700_000)
+        text = producer.send("orders", "héllo", headers={"a": "b"}, delay=None, id="text")
+    due = {entry.id: entry.due_ms for entry in cast.take(2)}  # w waits, so r and f come first
+    assert set(due) == {"r", "f"}
+    entries: dict[str, Entry] = {entry.id: entry for entry in cast.take(3)}
+    failures = [
+        Failure("t", entries["t"].entry, "broken — ü", 600_000),
+        Failure("g", entries["g"].entry, "no", "discard"),
+    ]
+    cast.store.call(Retry("orders", "g", failures))
+    ready = cast.send(b"\x00\xff", message_id="last")
+    rows = {row.id: row for row in live(spark, redis_url).collect()}
+    assert {name: row.state for name, row in rows.items()} == {
+        "w": "waiting", "r": "in_flight", "f": "in_flight", "t": "retry", "g": "garbage",
+        text: "in_flight", ready: "ready",
+    }  # fmt: skip
+    assert rows["w"].group is None
+    assert {row.group for name, row in rows.items() if name != "w"} == {"g"}
+    assert bytes(rows["w"].body) == b'{"is":"w"}'
+    assert (rows[text].headers, rows[text].kind) == ({"a": "b"}, "s")
+    assert bytes(rows[text].body).decode() == "héllo"
+    assert (bytes(rows[ready].body), rows[ready].kind, rows[ready].headers) == (b"\0\xff", "b", {})
+    assert (rows["r"].consumer, rows["r"].attempts, rows["w"].consumer) == ("c1", 0, None)
+    assert (rows["t"].reason, rows["t"].attempts) == ("broken — ü", 1)
+    assert (rows["g"].reason, rows["g"].attempts) == ("no", 1)
+    assert rows["w"].expires - rows["w"].due == rows["f"].expires - rows["f"].due
+    assert rows["g"].expires is None
+    epoch_ms = {
+        row.id: row.at
+        for row in live(spark, redis_url).select("id", f.unix_millis("due").alias("at")).collect()
+    }
+    assert epoch_ms["f"] == due["f"]
+    assert epoch_ms["w"] == cast.look("w").waiting_due_ms
+    assert epoch_ms["t"] == cast.look("t").places[0].due_ms
+
+
+def test_each_group_has_its_own_row(cast: Cast, spark: SparkSession, redis_url: str) -> None:
+    other = cast.on("orders", "h").declare()
+    cast.send(message_id="m")
+    other.take()
+    rows = live(spark, redis_url).collect()
+    assert {(row.group, row.state) for row in rows} == {("g", "ready"), ("h", "in_flight")}
+
+
+def test_topics_and_states_that_were_chosen(
+    cast: Cast, spark: SparkSession, redis_url: str
+) -> None:
+    other = cast.on("other").declare()
+    for one in (cast, other):
+        one.send(message_id="now")
+        one.send(message_id="later", delay_ms=600_000)
+    found = live(spark, redis_url, topic="other, none", state="waiting, garbage").collect()
+    assert [(row.topic, row.id) for row in found] == [("other", "later")]
+    assert live(spark, redis_url).count() == 4
+    assert live(spark, redis_url, topic="none").count() == 0
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"state": "lost"}, "'lost' is none of waiting, ready"),
+    ({"topic": "a b"}, "topic 'a b' is not allowed"),
+    ({"stat": "ready"}, "no option 'stat' to read: did you mean 'state'"),
+    ({"partitions": "-1"}, "'-1' is not a"),
+    ({"url": "redis://127.0.0.1:1/0"}, "does not answer"),
+])  # fmt: skip
+def test_what_cannot_work_is_named(
+    options: dict[str, str], named: str, spark: SparkSession, redis_url: str
+) -> None:
+    with pytest.raises(Exception, match=named):
+        live(spark, options.pop("url", redis_url), **options).collect()
+
+
+def test_an_unknown_envelope_is_shown_whole(
+    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
+) -> None:
+    cast.send(message_id="m", delay_ms=600_000)
+    client.set(cast.keys.body("m"), b"2 from the future")
+    (row,) = live(spark, redis_url).collect()
+    assert (row.kind, row.headers, bytes(row.body)) == (None, None, b"2 from the future")
+
+
+def test_bodies_are_not_fetched_for_a_count(
+    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
+) -> None:
+    fill(client, cast, 2_000)
+    reading = spark.read.format("lisa").option("url", redis_url).schema("id string, due timestamp")
+    client.config_resetstat()
+    assert reading.load().count() == 2_000
+    assert "cmdstat_mget" not in client.info("commandstats")
+
+
+class TestFilters:
+    """What Spark hands down is answered by the server, and the result is the same."""
+
+    @pytest.fixture(autouse=True)
+    def _filled(self, cast: Cast, client: redis.Redis) -> None:
+        fill(client, cast, 30_000)
+        for name in ("a", "b"):
+            cast.send(message_id=name)
+
+    def asked(self, client: redis.Redis, frame: DataFrame) -> tuple[set[str], int]:
+        """Ids of the result, and how many members and bodies the server had to give."""
+        client.config_resetstat()
+        ids = {row.id for row in frame.collect()}
+        stats = client.info("commandstats")
+        given = [stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("zrange", "mget")]
+        return ids, sum(given)
+
+    def test_an_id_is_looked_up(
+        self, client: redis.Redis, spark: SparkSession, redis_url: str
+    ) -> None:
+        frame = live(spark, redis_url)
+        ids, pages = self.asked(client, frame.where(f.col("id") == "m0000017"))
+        assert ids == {"m0000017"}
+        assert pages <= 2
+        ids, pages = self.asked(client, frame.where(f.col("id").isin("m0000018", "a", "none")))
+        assert ids == {"m0000018", "a"}
+        assert pages <= 4
+        both = frame.where((f.col("id") == "a") & (f.col("id") == "b"))
+        assert self.asked(client, both)[0] == set()
+
+    def test_due_times_are_a_range(
+        self, client: redis.Redis, spark: SparkSession, redis_url: str
+    ) -> None:
+        frame, due = live(spark, redis_url, state="waiting"), f.col("due")
+        inside = frame.where((due >= at(FAR_MS + 3)) & (due < at(FAR_MS + 5)))
+        ids, pages = self.asked(client, inside)
+        assert ids == {f"m{n:07d}" for n in range(3_000, 5_000)}
+        assert pages < 40  # of 150 for all
+        exact = frame.where((due > at(FAR_MS + 28)) & (due <= at(FAR_MS + 29)))
+        assert len(self.asked(client, exact)[0]) == 1_000
+        assert len(self.asked(client, frame.where(due == at(FAR_MS + 7)))[0]) == 1_000
+
+    def test_topic_state_and_group(
+        self, client: redis.Redis, spark: SparkSession, redis_url: str
+    ) -> None:
+        frame = live(spark, redis_url)
+        ids, pages = self.asked(client, frame.where("state = 'ready' and topic = 'orders'"))
+        assert ids == {"a", "b"}
+        assert pages <= 3
+        assert self.asked(client, frame.where("group in ('g', 'h')"))[0] == {"a", "b"}
+        assert self.asked(client, frame.where("topic = 'no topic'"))[0] == set()
+        assert self.asked(client, frame.where("state = 'nowhere'"))[0] == set()
+        assert len(self.asked(client, frame.where("group is null"))[0]) == 30_000
+        assert len(self.asked(client, frame.where("state <> 'waiting'"))[0]) == 2
+
+
+def test_what_stands_still_is_read_once_while_others_move(
+    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
+) -> None:
+    fill(client, cast, 40_000)
+    stop = threading.Event()
+    moved = {f"m{n:07d}" for n in range(0, 40_000, 3)}
+
+    def move() -> None:
+        """Take messages out before and after what is being read, and put others in."""
+        mover = Cast(redis_url)
+        names = iter(sorted(moved))
+        for number, name in enumerate(names):
+            if stop.is_set():
+                return
+            score = FAR_MS + (number * 7) % 40
+            with mover.store.connection._redis.pipeline(transaction=True) as pipe:
+                pipe.execute_command("ZADD", mover.keys.waiting, score, name)
+                pipe.execute()
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    try:
+        rows = [row.id for row in live(spark, redis_url, partitions=3).select("id").collect()]
+    finally:
+        stop.set()
+        thread.join()
+    still = [one for one in rows if one not in moved]
+    assert sorted(still) == sorted({f"m{n:07d}" for n in range(40_000)} - moved)
+
+
+def test_a_page_is_whole_though_members_leave_and_come_before_it(
+    cast: Cast, client: redis.Redis
+) -> None:
+    """Between the question for a place and the one for the page behind it."""
+    fill(client, cast, 2_000)
+    rest = [f"m{n:07d}".encode() for n in range(1_000, 2_000)]
+
+    class Meddling(Connection):
+        """Moves the head of the set to and fro before a page is read."""
+
+        turn = 0
+
+        def execute(self, command: Command) -> Any:
+            if command[0] == "ZRANGE":
+                self.turn += 1
+                if self.turn == 2:
+                    client.zremrangebyrank(cast.keys.waiting, 0, 299)
+                if self.turn == 4:
+                    client.zadd(cast.keys.waiting, {f"early{n}": 5 for n in range(350)})
+                if self.turn == 6:
+                    client.zremrangebyrank(cast.keys.waiting, 0, 899)
+            return super().execute(command)
+
+    link = Meddling(cast.store.connection.address)
+    found: list[bytes] = []
+    after = None
+    while page := drive(sorted_page(cast.store, cast.keys.waiting, after, 300), link):
+        found += [member for member, _ in page]
+        last, score = page[-1]
+        after = Position(score, last.decode())
+    link.close()
+    assert link.turn > 6
+    assert [one for one in found if one in set(rest)] == rest
+    assert len(found) == len(set(found))
+
+
+def test_promoted_while_it_is_read(cast: Cast, spark: SparkSession, redis_url: str) -> None:
+    """The head of the set leaves all the time; nobody behind it may be left out."""
+    for number in range(3_000):
+        cast.send(delay_ms=600_000 + number, message_id=f"later{number}")
+    services = Services(cast)
+    stop = threading.Event()
+
+    def promote() -> None:
+        for number in range(100_000):
+            if stop.is_set():
+                return
+            cast.on("orders").send_due(message_id=f"now{number}")
+            services.promoter.step(["orders"])
+
+    thread = threading.Thread(target=promote)
+    thread.start()
+    try:
+        rows = [row.id for row in live(spark, redis_url, state="waiting").collect()]
+    finally:
+        stop.set()
+        thread.join()
+    assert sorted(one for one in rows if one.startswith("later")) == sorted(
+        f"later{number}" for number in range(3_000)
+    )
+
+
+def test_no_command_holds_up_the_server(
+    cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
+) -> None:
+    fill(client, cast, WAITING)
+    big = encode_envelope("tokentok", b"x" * (1 << 20))
+    client.mset({cast.keys.body(f"m{n:07d}"): big for n in range(100_000, 100_060)})
+    for number in range(2_000):
+        cast.send(message_id=f"ready{number}")
+    cast.take(500)
+    reading = live(spark, redis_url).select(
+        f.count("id"), f.count_distinct("id"), f.sum(f.length("body"))
+    )  # fmt: skip
+
+    def read() -> None:
+        (row,) = reading.collect()
+        assert row[0] == row[1] == WAITING + 2_000
+        assert row[2] == WAITING - 60 + 2_000 + 60 * (1 << 20)
+
+    assert slow_commands(client, read) == []

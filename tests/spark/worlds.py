@@ -1,0 +1,173 @@
+"""A topic with messages in every state, its journal, and an archive made of that journal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sf
+
+from lisa import Outgoing, Producer
+from lisa.admin.topics import set_options
+from lisa.core.envelope import decode_envelope
+from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.expire import Expire
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.release import Release
+from lisa.core.transitions.retry import Failure, Retry
+from lisa.pipeline.archive.fold import fold, host_of
+from lisa.pipeline.archive.records import Gap, TopicRecord
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA
+from lisa.pipeline.jobs import remaining
+from lisa.pipeline.jobs.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lisa.core.store import SyncStore
+    from lisa.core.stream import Entry
+
+ACK_TIMEOUT_MS = 30_000
+
+
+@dataclass
+class Frozen:
+    """An archive as it was at one moment: the journal up to then, folded. Has Archive's face."""
+
+    events: DataFrame
+    committed: dict[str, tuple[str, int]]
+    records: dict[str, TopicRecord]
+    named_gaps: list[Gap] = field(default_factory=list)
+
+    def log(self) -> DataFrame:
+        return self.events.withColumn("host", host_of()).withColumn("day", sf.to_date("at"))
+
+    def messages(self) -> DataFrame:
+        return fold(self.events)
+
+    def offsets(self) -> dict[str, tuple[str, int]]:
+        return self.committed
+
+    def topics(self) -> dict[str, TopicRecord]:
+        return self.records
+
+    def gaps(self) -> list[Gap]:
+        return self.named_gaps
+
+
+def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: str) -> Any:
+    """Archive the journals of topics as they stand."""
+    ahead, records, committed = [], {}, {}
+    with server.open() as store:
+        for topic in topics:
+            one = store.drive(remaining.look(store, topic, None))
+            assert one.last is not None
+            assert one.last_number is not None
+            ahead.append(one)
+            committed[topic] = (one.last, one.last_number)
+            raw = store.ask("HGETALL", store.keys.topic(topic).options)
+            options = dict(zip(raw[::2], raw[1::2], strict=True))
+            records[topic] = TopicRecord(
+                {name.decode(): value.decode() for name, value in options.items()},
+                store.drive(store.groups(topic)),
+            )
+    events = remaining.read(spark, server, ahead)
+    assert events is not None
+    events.write.parquet(where)
+    return Frozen(spark.read.schema(EVENT_SCHEMA).parquet(where), committed, records)
+
+
+class World:
+    """Makes messages of one topic and moves them about, by the transitions that roles use."""
+
+    def __init__(self, store: SyncStore, url: str, topic: str, groups: Sequence[str]) -> None:
+        self.store = store
+        self.topic = topic
+        self.groups = groups
+        self.producer = Producer(url)
+        self._taken: dict[str, Entry] = {}
+        store.drive(set_options(store, topic, {
+            "journal": True, "ack_timeout": timedelta(milliseconds=ACK_TIMEOUT_MS),
+            "retry_delays": "1h,1h,1h", "max_ready": 1_000_000,
+        }))  # fmt: skip
+        for group in groups:
+            store.call(Declare(topic, group))
+        store.drive(store.groups(topic))
+
+    def close(self) -> None:
+        self.producer.close()
+
+    def send(self, ids: Sequence[str], *, delay: timedelta = timedelta(0), **more: Any) -> None:
+        bodies = [Outgoing({"order": one}, id=one, **more) for one in ids]
+        report = self.producer.send_many(self.topic, bodies, delay=delay)
+        assert report.accepted == len(ids)
+
+    def promote(self) -> None:
+        while self.store.call(Promote(self.topic, 100)).moved:
+            pass
+
+    def take(self, group: str, count: int) -> list[Entry]:
+        """So many messages of a group, handed over."""
+        found: list[Entry] = []
+        while len(found) < count:
+            most = min(100, count - len(found))
+            pulled = self.store.call(Pull(self.topic, group, "tester", most))
+            assert pulled.entries
+            self.store.call(Open(self.topic, group, pulled.entries))
+            found += pulled.entries
+            self._taken |= {one.id: one for one in pulled.entries}
+        return found
+
+    def ack(self, group: str, entries: Sequence[Entry]) -> None:
+        for some in pieces(entries):
+            seen = self.look([one.id for one in some])
+            self.store.call(Ack(self.topic, group, [
+                Settlement(one.id, one.entry, decode_envelope(at.envelope).fence, one.due_ms, 1)
+                for one, at in zip(some, seen, strict=True)
+            ]))  # fmt: skip
+
+    def fail(self, group: str, entries: Sequence[Entry], delay: Any = None) -> None:
+        for some in pieces(entries):
+            self.store.call(Retry(self.topic, group, [
+                Failure(one.id, one.entry, f"no luck with {one.id}", delay) for one in some
+            ]))  # fmt: skip
+
+    def release(self, group: str, entries: Sequence[Entry]) -> None:
+        """Give back what was handed over: ready again."""
+        for some in pieces(entries):
+            self.store.call(Release(self.topic, group, [(one.id, one.entry) for one in some]))
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        for some in pieces(ids):
+            answers = self.store.call(Cancel(self.topic, some))
+            assert {one.value for one in answers} == {"cancelled"}
+
+    def expire(self, ids: Sequence[str]) -> None:
+        for some in pieces(ids):
+            self.store.call(Expire(self.topic, some))
+
+    def entries(self, ids: Sequence[str]) -> list[Entry]:
+        """What is in flight, by its ids, as it was handed over."""
+        return [self._taken[one] for one in ids]
+
+    def look(self, ids: Sequence[str]) -> list[Any]:
+        """Inspections, bodies and all."""
+        return [seen for some in pieces(ids) for seen in self.store.call(Inspect(self.topic, some))]
+
+
+def pieces(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for at in range(0, len(items), 50):
+        yield items[at : at + 50]
+
+
+def wait_past(ms: int) -> None:
+    time.sleep(max(0.0, ms / 1000 - time.time()) + 0.01)
