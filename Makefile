@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test lint types wheel bench bench-quick clean
+.PHONY: help demo test lint types wheel bench bench-quick bench-pipeline clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
@@ -16,6 +16,7 @@ help:
 	@echo "make types   mypy --strict"
 	@echo "make bench   how fast and how punctual, also against other queues: most of an hour"
 	@echo "make bench-quick  the same without them, in two minutes"
+	@echo "make bench-pipeline  how fast the Spark jobs are: some fifteen minutes"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what these made"
 
@@ -37,6 +38,9 @@ bench: $(VENV)/.bench
 
 bench-quick: $(VENV)/.base
 	$(BIN)/lisa bench --quick
+
+bench-pipeline: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.pipeline --out benchmarks/report
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel

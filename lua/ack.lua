@@ -20,12 +20,16 @@ local _, now = clock()
 local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 begin_freeing()
 
+-- Ids that this call has settled already: one delivery of a message may come with an older one.
+local seen = {}
+
 -- A late success: the message, if it is still that one, leaves wherever this group has it. One that
 -- was only found past its ttl stays: it may have got a new due time, and its ttl with it.
 local function settle_late(i)
   local id, token = ARGV[ID + i], string.sub(ARGV[STONE + i], 1, 8)
   local live = fence(KEYS[BODY + i])
   if string.sub(live, 1, 8) == token then
+    if seen[id] then return 'r' end
     if state == 'acked' then
       if take_out(group, id) then return 'l' end
       if GROUP_COUNT == 1 and call('ZREM', WAITING, id) == 1 then return 'l' end
@@ -47,7 +51,7 @@ if all_match then
   drop_entries(group, {unpack(ARGV, ID + 1, ID + n)}, indexed)
   forget_failures(group, {unpack(ARGV, ID + 1, ID + n)})
 else
-  local letters, seen, ids, entries, counted = {}, {}, {}, {}, {}
+  local letters, ids, entries, counted = {}, {}, {}, {}
   for i = 1, n do
     local id = ARGV[ID + i]
     if indexed[i] == ARGV[ENTRY + i] then
@@ -55,8 +59,8 @@ else
     else
       letters[i] = settle_late(i)
     end
+    if letters[i] == 'a' or letters[i] == 'l' then seen[id] = true end
     if letters[i] == 'a' then
-      seen[id] = true
       ids[#ids + 1], entries[#entries + 1] = id, indexed[i]
       counted[#counted + 1] = string.sub(buckets, i, i)
       gone[#gone + 1] = i

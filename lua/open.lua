@@ -20,8 +20,9 @@ local found = call('MGET', unpack(KEYS, ID_KEYS + 1, ID_KEYS + n))
 local has_ttls = call('EXISTS', EXPIRY) == 1
 
 local events, journaled = {}, settings[3] == '1'
-local function tell(i, state, entry)
-  local fields = read_entry(group, entry) or {}
+local entry_fields = journaled and read_entries(group, {unpack(ARGV, ENTRY + 1, ENTRY + n)})
+local function tell(i, state)
+  local fields = entry_fields[i] or {}
   local due, attempt = field(fields, 'due'), field(fields, 'attempt') or '1'
   local event = {ARGV[ID + i], state, group.name, attempt}
   if due then event[5], event[6] = 'due', due end
@@ -35,7 +36,7 @@ local is_plain = own_timeout == '' and not paused and not has_ttls
 for i = 1, n do is_plain = is_plain and found[i] and indexed[i] == ARGV[ENTRY + i] end
 if is_plain then
   if journaled then
-    for i = 1, n do tell(i, 'in_flight', ARGV[ENTRY + i]) end
+    for i = 1, n do tell(i, 'in_flight') end
     journal(events)
   end
   return {'OK', int(us), timeout, 0, string.rep('-', n), unpack(found, 1, n)}
@@ -60,7 +61,7 @@ for i = 1, n do
       if ends and tonumber(ends) <= now then letters[i] = 'x' end
     end
     local state = paused and 'ready' or letters[i] == '-' and 'in_flight'
-    if journaled and state then tell(i, state, ARGV[ENTRY + i]) end
+    if journaled and state then tell(i, state) end
   end
 end
 if #gone > 0 then

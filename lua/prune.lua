@@ -1,7 +1,7 @@
 -- prune: takes from the journal what every archive has, and what `journal_max` has no room for.
--- Guarantee: an event that an archive which still reports has not taken goes only for
--- `journal_max`, counted as lost if nobody has it; the queue never stops for the journal. Whole
--- nodes go, so a few events more are kept than need be, the last archived one always among them.
+-- Guarantee: an event that an archive which still reports has not taken stays. Only where none
+-- reports `journal_max` rules; what went for it and nobody has is counted as lost. Whole nodes go,
+-- so a few events more are kept than need be, the last archived one always among them.
 -- KEYS  the prelude's, then the record of the archives
 -- ARGV  for how many ms after its last report an archive is waited for; the most events to take in
 --       this call; n; n times the name of an archive
@@ -10,10 +10,17 @@ local ARCHIVED = KEYS[ID_KEYS + 1]
 local hold, most = tonumber(ARGV[ARGS + 1]), tonumber(ARGV[ARGS + 2])
 local _, now = clock()
 
--- The number of the first event that is there.
+-- The number of the first event that is there, past entries that a foreign hand added.
 local function first_number()
-  local found = call('XRANGE', EVENTS, '-', '+', 'COUNT', 1)
-  return found[1] and tonumber(field(found[1][2], 'n')) or nil
+  local from = '-'
+  for _ = 1, 100 do
+    local found = call('XRANGE', EVENTS, from, '+', 'COUNT', 1)[1]
+    if not found then return nil end
+    local number = tonumber(field(found[2], 'n'))
+    if number then return number end
+    from = '(' .. found[1]
+  end
+  return nil
 end
 
 local function is_before(a, b)
@@ -37,21 +44,17 @@ for i = 1, tonumber(ARGV[ARGS + 3]) do
 end
 
 begin_freeing()
-local before = first_number()
-local removed = 0
-if before and slowest then
+local removed, lost, room = 0, 0, option('journal_max')
+if slowest then
   removed = call('XTRIM', EVENTS, 'MINID', '~', slowest, 'LIMIT', most)
+elseif call('XLEN', EVENTS) > room then
+  removed = call('XTRIM', EVENTS, 'MAXLEN', '~', int(room), 'LIMIT', most)
 end
-local room = option('journal_max')
-local over, lost = call('XLEN', EVENTS) - room, 0
-if over > 0 and not slowest and removed < most then
-  local first = first_number()
-  local went = call('XTRIM', EVENTS, 'MAXLEN', '~', int(room), 'LIMIT', most - removed)
-  if went > 0 then
-    lost = math.max(0, math.min(went, first + went - 1 - furthest))
-    call('HSET', ARCHIVED, '~trimmed', int(first + went - 1) .. ' ' .. int(now))
-    count('journal_lost', lost)
-  end
-  removed = removed + went
+if removed > 0 and not slowest then
+  -- Not every number has an entry, nor every entry a number: what is left tells which went last.
+  local left = first_number() or tonumber(call('HGET', STATS, 'journaled') or 0) + 1
+  lost = math.max(0, math.min(removed, left - 1 - furthest))
+  call('HSET', ARCHIVED, '~trimmed', int(left - 1) .. ' ' .. int(now))
+  count('journal_lost', lost)
 end
 return {'OK', removed, lost, call('XLEN', EVENTS), removed > 0 and 1 or 0}

@@ -47,19 +47,8 @@ local function look_at_leases()
   if #over == most then ends_in(0) elseif rest[2] then ends_in(tonumber(rest[2]) - now) end
 end
 
--- The fields of overdue entries, false where an entry is gone. They mostly lie side by side.
-local function fields_of(overdue)
-  local known, found = {}, {}
-  local range = call('XRANGE', group.ready, overdue[1], overdue[#overdue], 'COUNT', #overdue)
-  for _, item in ipairs(range) do known[item[1]] = item[2] end
-  for i, entry in ipairs(overdue) do
-    found[i] = known[entry] or read_entry(group, entry) or false
-  end
-  return found
-end
-
 local function look_at_overdue(overdue)
-  local found, wanted = fields_of(overdue), {}
+  local found, wanted = read_entries(group, overdue), {}
   for i, fields in ipairs(found) do wanted[i] = fields and field(fields, 'id') or '' end
   local indexed = call('HMGET', group.entries, unpack(wanted))
   local has_leases = call('EXISTS', group.leases) == 1

@@ -16,10 +16,10 @@ for i = 1, n do
   if string.find(' ' .. ARGV[first + 7 * i - 1], ' 0:', 1, true) then return {'UNDECLARED'} end
 end
 
-local function tell(id, i, group, attempts, more)
+local function tell(id, i, group, attempts, due, more)
   if not journaled then return end
   local at = first + 7 * i
-  local event = {id, 'restored', group, attempts, 'due', ARGV[at - 4], 'envelope', ARGV[at - 5]}
+  local event = {id, 'restored', group, attempts, 'due', due, 'envelope', ARGV[at - 5]}
   for _, part in ipairs(more) do event[#event + 1] = part end
   for k, name in ipairs({'expires', 'policy'}) do
     if ARGV[at - 4 + k] ~= '' then
@@ -40,8 +40,10 @@ local function place(id, i, number, kind, score, attempts)
     call('HSET', group.attempts, id, attempts)
     call('HSET', group.reasons, id, string.sub(why, 1, 1024))
   end
-  local name = kind == 'r' and 'retry' or 'garbage'
-  tell(id, i, group.name, attempts, {'place', name, 'reason', why})
+  -- In retry a group has a due time of its own, and the next restore is to find that one.
+  local name, due = 'garbage', ARGV[first + 7 * i - 4]
+  if kind == 'r' then name, due = 'retry', score end
+  tell(id, i, group.name, attempts, due, {'place', name, 'reason', why})
 end
 
 for i = 1, n do
@@ -56,7 +58,7 @@ for i = 1, n do
     call('SET', body, ARGV[at - 5])
     if places == '' then
       call('ZADD', WAITING, ARGV[at - 4], id)
-      tell(id, i, '', 0, {})
+      tell(id, i, '', 0, ARGV[at - 4], {})
     end
     for number, kind, score, attempts in string.gmatch(places, '(%d+):(%a):(%d+):(%d+)') do
       place(id, i, number, kind, score, attempts)

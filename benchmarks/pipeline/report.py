@@ -4,26 +4,25 @@ An archive of that many events (default 10,000,000: three days of six topics) is
 a directory that goes afterwards, and reported on `local[2]`. Session start and the making of the
 archive are not counted; an archive that DIR holds already is taken as it is. Prints one JSON
 document: `ratio` is the target's time by the time it took, `scan_ratio` the report's time by that
-of counting the log's rows by state, measured in the same run; memory is the most that the driver's
-Python and its JVM held at the same time or not.
+of counting the log's rows by state, measured in the same run.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pipeline.memory import Peak
 from benchmarks.pipeline.traffic import EVENTS_OF_A_MESSAGE, Tables, write
 from lisa.pipeline import spark_session
 from lisa.pipeline.jobs.report import report
 
 TARGET_S = 180.0
-MOST_MB = 3 * 1024
+MOST_MIB = 3 * 1024
 END_S = 1_795_000_000
 HOURS = 72
 
@@ -42,40 +41,26 @@ def main(events: int, where: Path) -> dict[str, Any]:
         scanned = time.perf_counter() - began
         stages: list[tuple[str, float]] = []
         began = time.perf_counter()
-        found = report(
-            made, where / "report", zone="Europe/Berlin",
-            stage=lambda name: stages.append((name, time.perf_counter())),
-        )  # fmt: skip
+        with Peak() as memory:
+            found = report(
+                made, where / "report", zone="Europe/Berlin",
+                stage=lambda name: stages.append((name, time.perf_counter())),
+            )  # fmt: skip
         ended = time.perf_counter()
         ends = [at for _, at in stages[1:]] + [ended]
         took = ended - began
-        memory = sum(most_held(pid) for pid in [os.getpid(), *children(os.getpid())])
         return {
             "benchmark": "report", "events": found.events, "seconds": round(took, 1),
             "events_per_second": round(found.events / took),
             "stages": {name: round(end - at, 1) for (name, at), end in
                        zip(stages, ends, strict=True)},
             "scan_seconds": round(scanned, 1), "scan_ratio": round(took / scanned, 2),
-            "memory_mb": round(memory), "target_seconds": TARGET_S,
+            "memory_mib": round(memory.mib), "target_seconds": TARGET_S,
             "ratio": round(TARGET_S * found.events / 10_000_000 / took, 2),
-            "passed": took <= TARGET_S and memory <= MOST_MB, "page": str(found.page),
+            "passed": took <= TARGET_S and memory.mib <= MOST_MIB, "page": str(found.page),
         }  # fmt: skip
     finally:
         spark.stop()
-
-
-def children(pid: int) -> list[int]:
-    """Every process below one, from /proc."""
-    direct = [int(one) for task in Path(f"/proc/{pid}/task").iterdir()
-              for one in (task / "children").read_text("ascii").split()]  # fmt: skip
-    return direct + [below for one in direct for below in children(one)]
-
-
-def most_held(pid: int) -> float:
-    """The most memory that a process ever held, in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
-    held = [line.split()[1] for line in lines if line.startswith("VmHWM")]
-    return int(held[0]) / 1024 if held else 0.0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ measured in the same run.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
+from benchmarks.pipeline.memory import Peak
 from lisa import Producer
 from lisa.core.address import Address
 from lisa.core.connection import Connection
@@ -125,8 +125,9 @@ def main(count: int) -> dict[str, Any]:
         client = Connection(Address(server.url))
         client.execute(("FLUSHALL",))
         archive: Any = Made(spark, f"{place}/messages")
-        result = restore(spark, archive, Server(server.url), f"{place}/report",
-                         stage=lambda line: print(line, file=sys.stderr))  # fmt: skip
+        with Peak() as memory:
+            result = restore(spark, archive, Server(server.url), f"{place}/report",
+                             stage=lambda line: print(line, file=sys.stderr))  # fmt: skip
         waiting = client.execute(("ZCARD", "lisa:{orders}:waiting"))
         again = restore(spark, archive, Server(server.url), f"{place}/again")
         lists = sum(file.stat().st_size for file in Path(place, "report").rglob("*.parquet"))
@@ -138,9 +139,9 @@ def main(count: int) -> dict[str, Any]:
         "per_second": round(restored / result.seconds), "plain_per_second": round(rate),
         "ratio": round(restored / result.seconds / rate, 3), "waiting": waiting,
         "again": {"seconds": again.seconds, **again.counts}, "lists_bytes": lists,
-        "workers_rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
+        "memory_mib": round(memory.mib),
     }  # fmt: skip
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000), indent=2))
+    print(json.dumps(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)))

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.pipeline.memory import Peak
 from lisa import Producer
 from lisa.core.address import Address
 from lisa.core.connection import Connection
@@ -63,51 +62,17 @@ def messages(place: Path, *, ids: bool) -> Iterator[Outgoing]:
             yield Outgoing(body, id=message_id if ids else None, at_ms=due)
 
 
-def tree_bytes() -> int:
-    """Resident memory of this process and all below it, the server apart."""
-    parents, sizes, names = {}, {}, {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_text()
-            sizes[int(entry.name)] = int((entry / "statm").read_text().split()[1])
-        except OSError:
-            continue
-        head, _, rest = stat.rpartition(")")
-        names[int(entry.name)] = head.partition("(")[2]
-        parents[int(entry.name)] = int(rest.split()[1])
-    total, level = 0, {os.getpid()}
-    while level:
-        total += sum(sizes.get(one, 0) for one in level if "valkey" not in names.get(one, ""))
-        level = {one for one, parent in parents.items() if parent in level}
-    return total * os.sysconf("SC_PAGE_SIZE")
-
-
-class Peak:
-    """The most that `tree_bytes` was."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.5):
-            self.bytes = max(self.bytes, tree_bytes())
-
-    def end(self) -> float:
-        """In MiB."""
-        self._ended.set()
-        self._thread.join()
-        return round(self.bytes / 2**20, 1)
-
-
 def main() -> None:
     """Run all, print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument(
+        "--grow",
+        type=int,
+        default=1,
+        metavar="N",
+        help="also send N times as many rows: growth is time over N times the time",
+    )
     parser.add_argument("--master", default="local[2]")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, EmbeddedServer() as server:
@@ -140,15 +105,18 @@ def main() -> None:
                 "no ids": timed(lambda: producer.send_many(TOPIC, messages(place, ids=False))),
                 "bodies": timed(lambda: producer.send_many(TOPIC, bodies(place), at_ms=2**42)),
             }
-        peak = Peak()
-        taken = {
-            "ids": timed(lambda: by_spark(place, ids=True)),
-            "no ids": timed(lambda: by_spark(place, ids=False)),
-        }
-        began = time.perf_counter()
-        by_spark(place, ids=False, again=True)
-        taken["no ids, again"] = time.perf_counter() - began
-        memory = peak.end()
+        with Peak() as memory:
+            taken = {
+                "ids": timed(lambda: by_spark(place, ids=True)),
+                "no ids": timed(lambda: by_spark(place, ids=False)),
+            }
+            began = time.perf_counter()
+            by_spark(place, ids=False, again=True)
+            taken["no ids, again"] = time.perf_counter() - began
+            grown = {}
+            if asked.grow > 1:
+                write_file(place, asked.grow * asked.rows)
+                grown = {"ids": timed(lambda: by_spark(place, ids=True))}
         spark.stop()
         link.close()
     rates = {name: round(asked.rows / seconds) for name, seconds in taken.items()}
@@ -158,8 +126,10 @@ def main() -> None:
         "plain_rows_per_s": plain_rates,
         "ratio": {name: round(rates[name] / plain_rates[name], 2) for name in ("ids", "no ids")},
         "ratio_to_bodies_alone": round(rates["ids"] / plain_rates["bodies"], 2),
-        "driver_and_workers_mib": memory,
-    }, indent=2))  # fmt: skip
+        "growth": {name: round(seconds / (asked.grow * taken[name]), 2)
+                   for name, seconds in grown.items()},
+        "memory_mib": round(memory.mib),
+    }))  # fmt: skip
 
 
 if __name__ == "__main__":

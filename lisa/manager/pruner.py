@@ -12,7 +12,7 @@ from lisa.manager.lookout import ask_all
 
 __all__ = ["Pruner"]
 
-MOST_CALLS = 500
+MOST_CALLS = 1000
 """One run takes no more calls for a topic; what is left waits for the next."""
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,8 @@ def unwrap(error: BaseException) -> LisaError | None:
 
 def told(error: BaseException) -> str:
     """What Spark says itself, in one line: its condition's text, without plan and stack trace."""
-    text = str(error)
+    thrown = getattr(error, "java_exception", None)  # py4j's own text says only where, not what
+    text = str(error) if thrown is None else str(thrown.toString())
     found = _ANALYSIS.search(text)
     line = found[1] if found else text.strip().partition("\n")[0]
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", line) or type(error).__name__

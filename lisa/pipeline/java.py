@@ -74,7 +74,10 @@ def _wrapped(home: Path) -> Path:
     place = Path(sys.prefix) / "share"
     if not os.access(sys.prefix, os.W_OK):
         place = Path.home() / ".cache"
-    script = _WRAPPER.format(java=java)
+    without = ["--add-modules=jdk.incubator.vector"]
+    if java.is_relative_to(sys.prefix):  # the packaged one: too new to have this package still
+        without.append("--add-opens=java.base/sun.security.action=*")
+    script = _WRAPPER.format(java=java, without=" | ".join(without))
     name = hashlib.sha256(script.encode()).hexdigest()[:12]
     wrapper = place / "lisa" / f"java-{name}" / "bin" / "java"
     if not wrapper.is_file():
@@ -91,7 +94,7 @@ _WRAPPER = """#!/bin/sh
 for argument in "$@"; do
   shift
   case "$argument" in
-    --add-modules=jdk.incubator.vector) ;;
+    {without}) ;;
     *) set -- "$@" "$argument" ;;
   esac
 done

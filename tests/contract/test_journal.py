@@ -144,6 +144,21 @@ CASES: dict[str, Case] = {
         lambda _: [("a", "acked", "lisa", 1,
                     {"due": 7, "end": 1, "reason": "after its lease had ended"})],
     ),
+    "ack of two deliveries of one message": Case(
+        {"body": LIVE, "lisa": G(ready=[Row("a", 7, 2, "c1")], attempts={"a": 1})},
+        lambda bench: Ack(TOPIC, "lisa", [
+            held(bench, attempt=2), Settlement("a", "9-9", "AAAAAAAA-", 7, 1),
+        ]),
+        lambda _: [("a", "acked", "lisa", 2, {"due": 7, "end": 1})],
+    ),
+    "ack of two deliveries of one message, the older one first": Case(
+        {"body": LIVE, "lisa": G(ready=[Row("a", 7, 2, "c1")], attempts={"a": 1})},
+        lambda bench: Ack(TOPIC, "lisa", [
+            Settlement("a", "9-9", "AAAAAAAA-", 7, 1), held(bench, attempt=2),
+        ]),
+        lambda _: [("a", "acked", "lisa", 1,
+                    {"due": 7, "end": 1, "reason": "after its lease had ended"})],
+    ),
     "ack of what was past its ttl": Case(
         {"body": LIVE, "lisa": G(ready=[Row("a", 7, 1, "c1")])},
         lambda bench: Ack(TOPIC, "lisa", [held(bench)], "expired"),
@@ -251,7 +266,7 @@ CASES: dict[str, Case] = {
             ("a", "restored", "", 0,
              {"due": 7, "envelope": "A-one", "expires": FAR, "policy": "0,5"}),
             ("e", "restored", "lisa", 2,
-             {"due": 7, "envelope": "A+two", "place": "retry", "reason": "boom"}),
+             {"due": 9, "envelope": "A+two", "place": "retry", "reason": "boom"}),
             ("e", "restored", "audit", 3,
              {"due": 7, "envelope": "A+two", "place": "garbage", "reason": "boom"}),
         ],
@@ -280,7 +295,7 @@ def test_events(bench: Bench, name: str) -> None:
     assert state.get("stats", {}).get("journaled", 0) == len(expected)
 
 
-ANEW = ("extend", "promote", "release", "open", "reschedule")
+ANEW = ("extend", "promote", "open", "reschedule")
 """Called again these do something anew, and say so."""
 
 
@@ -396,6 +411,20 @@ def test_what_an_archive_had_taken_before_it_fell_silent_is_not_lost(bench: Benc
     record(bench, "dead", entries[499], 500, ago_ms=10_000)
     done = bench.call(Prune(TOPIC, ["dead"], hold_ms=5_000))
     assert done.lost == done.removed - 500
+
+
+@pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
+@pytest.mark.parametrize("archived", [True, False])
+def test_what_a_foreign_hand_added_does_not_stop_it(bench: Bench, *, archived: bool) -> None:
+    bench.store.ask("XADD", bench.keys.events, "*", "foreign", "1")
+    entries = fill(bench, 1000)
+    bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
+    if archived:
+        record(bench, "nightly", entries[700], 700)
+    done = bench.call(Prune(TOPIC, ["nightly"]))
+    assert 600 <= done.removed <= 701
+    assert done.lost == (0 if archived else done.removed - 1)
+    assert numbers(bench) == list(range(done.removed, 1001))
 
 
 def test_a_journal_within_its_bounds_is_left_alone(bench: Bench) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.servers import connect
+
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -48,6 +50,8 @@ WITH_PROGRAMS = [page for page in PAGES if page.name != "README.md" and blocks(p
 
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name_of)
 def test_programs_run(page: Path, redis_url: str) -> None:
+    with connect(redis_url) as client:  # as the pages' commands have it
+        client.hset("lisa:{orders}:options", "journal", "1")
     run("\n".join(blocks(page, "python")), redis_url)
 
 

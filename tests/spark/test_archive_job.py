@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,27 @@ def test_one_that_lost_its_checkpoint_goes_on(
     anew = str(tmp_path / "new")
     archive(spark, anew, url=redis_url, once=True, name=name)
     check(spark, anew, orders.events)
+
+
+def test_an_archive_put_back_from_a_backup(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """What it lacks is not passed over for Spark's notes say that it was done."""
+    orders, place = Stories("orders"), tmp_path / "archive"
+    where, notes = str(place), str(tmp_path / "notes")
+    first = orders.extend(10)
+    journal(client, first)
+    archive(spark, where, url=redis_url, once=True, checkpoint=notes, name="mine")
+    shutil.copytree(place, tmp_path / "backup")
+    journal(client, orders.extend(10))
+    archive(spark, where, url=redis_url, once=True, checkpoint=notes, name="mine")
+    shutil.rmtree(place)
+    (tmp_path / "backup").rename(place)
+    with pytest.raises(ConfigError, match="further than the archive: topic 'orders'"):
+        archive(spark, where, url=redis_url, once=True, checkpoint=notes, name="mine")
+    check(spark, where, first)
+    archive(spark, where, url=redis_url, once=True, checkpoint=f"{notes}-new", name="mine")
+    check(spark, where, orders.events)
 
 
 @pytest.mark.parametrize("on_gap", ["fail", "record"])

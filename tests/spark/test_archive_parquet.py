@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.clock import ms_datetime
 from lisa.core.errors import ConfigError
 from lisa.pipeline.archive import default_name, open_archive
-from lisa.pipeline.archive.records import TopicRecord
+from lisa.pipeline.archive.checkpoint import check_checkpoint
+from lisa.pipeline.archive.records import Gap, TopicRecord
 from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.writing import ParquetWriter
 from tests.spark.stories import Stories, event
@@ -108,6 +110,64 @@ def test_who_opened_it_before_a_compaction_reads_on(spark: SparkSession, tmp_pat
         assert all(not path.startswith("_lisa") for path in writer.manifest.files)
     finally:
         writer.close()
+
+
+def test_many_files_of_few_events_are_folded(
+    spark: SparkSession, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Else each version would name all of them, and they would never be put together."""
+    monkeypatch.setattr("lisa.pipeline.archive.writing.FOLD_FILES", 3)
+    journal = Stories("orders")
+    writer = ParquetWriter(spark, str(tmp_path))
+    try:
+        for batch in range(3):
+            assert not writer.wants_fold(catching_up=True)
+            writer.write(frame(spark, journal.extend(1)), batch, "q")
+        assert writer.wants_fold(catching_up=True)
+        writer.fold()
+        assert not writer.wants_fold()
+        check(spark, str(tmp_path), journal.events)
+    finally:
+        writer.close()
+
+
+def test_a_version_that_another_committed_stays(spark: SparkSession, tmp_path: Path) -> None:
+    """A process that slept behind its lease's check, until another one had taken over."""
+    journal = Stories("orders")
+    writer = ParquetWriter(spark, str(tmp_path))
+    first, second = journal.extend(5), journal.extend(5)
+    try:
+        stale = writer.manifest
+        writer.write(frame(spark, first), 0, "q")
+        writer.manifest = stale
+        with pytest.raises(ConfigError, match="another process writes"):
+            writer.write(frame(spark, second), 1, "q")
+        assert [n for _, n in entries(open_archive(spark, str(tmp_path)).log())] == [
+            one["number"] for one in first
+        ]  # fmt: skip
+    finally:
+        writer.close()
+
+
+def test_a_checkpoint_that_is_ahead(spark: SparkSession, tmp_path: Path) -> None:
+    def check_(offsets: dict[str, tuple[str, int]], *gaps: Gap) -> None:
+        check_checkpoint(spark, str(tmp_path), offsets, gaps)
+
+    check_({})  # a new one
+    for batch, entry in enumerate(("5-0", "10-0", "20-0")):
+        for name in ("offsets", "commits")[: 2 if batch < 2 else 1]:
+            (tmp_path / name).mkdir(exist_ok=True)
+            told_ = {"orders": {"id": entry, "n": batch}}
+            (tmp_path / name / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(told_)}")
+    check_({"orders": ("10-0", 1), "other": ("1-0", 1)})
+    check_({"orders": ("20-0", 2)})  # killed before Spark noted it
+    for mine in ({"orders": ("9-5", 1)}, {"other": ("10-0", 1)}, {}):
+        with pytest.raises(ConfigError, match="topic 'orders' to 10-0"):
+            check_(mine)
+    gap = Gap("orders", "9-5", 1, None, None, "all of them", ms_datetime(9))
+    check_({"orders": ("9-5", 1)}, gap)  # nothing came since
+    with pytest.raises(ConfigError, match="further"):
+        check_({"orders": ("9-5", 1)}, replace(gap, after_id="9-4"))
 
 
 def test_a_half_written_archive(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:

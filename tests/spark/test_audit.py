@@ -95,6 +95,20 @@ class TestAgainstTheServer:
         csv = "".join(one.read_text("utf-8") for one in Path(f"{tmp_path}/out").rglob("*.csv"))
         assert "waits" in csv
 
+    def test_sent_anew_because_it_was_gone_and_nowhere_to_be_given_from(
+        self, spark: SparkSession, server: Server, world: World, tmp_path: Path
+    ) -> None:
+        archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+        world.store.ask("DEL", "lisa:{orders}:body:waits")
+        world.store.ask("ZREM", "lisa:{orders}:waiting", "waits", "twice")
+        world.producer.send("orders", {"new": 1}, id="waits")
+
+        found = audit(spark, lambda: archive, server, to=f"{tmp_path}/out")
+
+        assert listed(found, "missing") == {"waits"}
+        assert {row["id"]: row["state"] for row in found.first["stuck"]} == {"twice": "no-place"}
+        assert ends(found) == {"live": 4, "missing": 1, "acked": 1, "cancelled": 2}
+
     def test_an_archive_that_moves_on_meanwhile(
         self, spark: SparkSession, server: Server, world: World, tmp_path: Path
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -13,13 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-NEEDED = (
-    "bash", "sh", "dirname", "basename", "readlink", "uname", "ps", "tr", "cat", "rm", "sed",
-    "printf", "ls",
-)  # fmt: skip
-"""What is on every machine; Spark's start script asks for most of it."""
-
-
 def session() -> list[str]:
     """The commands of the README's section, without their comments."""
     text = (ROOT / "README.md").read_text("utf-8")
@@ -42,10 +34,10 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     tools = folder / "tools"
     tools.mkdir()
-    for name in NEEDED:
-        place = shutil.which(name, path="/usr/bin:/bin")
-        if place:
-            (tools / name).symlink_to(place)
+    for place in ("/usr/bin", "/bin"):
+        for program in Path(place).iterdir():
+            if not program.name.startswith("java") and not (tools / program.name).exists():
+                (tools / program.name).symlink_to(program)
     return found
 
 

@@ -16,8 +16,10 @@ import pytest
 from lisa import Consumer, Manager, Message, Producer
 from lisa.admin.topics import set_options
 from lisa.core.envelope import decode_envelope
-from lisa.core.errors import ConfigError
+from lisa.core.errors import ConfigError, LisaError
 from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.errors import unwrapped
+from lisa.pipeline.jobs import remaining
 from lisa.pipeline.jobs.archive import archive as run_archive
 from lisa.pipeline.jobs.restore import Restoration, restore
 from lisa.pipeline.jobs.server import Server
@@ -301,6 +303,47 @@ class TestOlderServer:
         second = listed(restore(spark, archive, server, f"{tmp_path}/two"))
         assert second["settled"] == dict.fromkeys(IN_FLIGHT[:3], "tombstone: acked")
         assert set(second["restored"]) == set(WAITING[:2])
+
+    def test_what_ended_and_was_forgotten_while_it_ran_is_not_sent_again(
+        self, spark: SparkSession, server: Server, small: World, tmp_path: Path
+    ) -> None:
+        """Tombstones last a minute, judging may take longer; and an archive job goes on beside."""
+        archive = newer = frozen(spark, server, ["orders"], f"{tmp_path}/log")
+
+        def end(*ids: str) -> None:
+            small.cancel(ids)
+            small.store.ask("DEL", *[f"lisa:{{orders}}:done:{one}" for one in ids])
+
+        def meanwhile(stage: str) -> None:
+            nonlocal newer
+            if stage.startswith("judging"):
+                small.store.ask("DEL", f"lisa:{{orders}}:body:{WAITING[5]}")
+                end(WAITING[0])
+                newer = frozen(spark, server, ["orders"], f"{tmp_path}/newer")
+                small.store.ask("XTRIM", "lisa:{orders}:events", "MAXLEN", 1)
+                end(WAITING[1])
+
+        result = restore(
+            spark, archive, server, f"{tmp_path}/out", reopen=lambda: newer, stage=meanwhile
+        )
+
+        assert set(listed(result)["restored"]) == {WAITING[5]}
+        assert listed(result)["settled"] == dict.fromkeys(WAITING[:2], "settled while the job ran")
+        assert numbers(result) == {"restored": 1, "settled": 2, "live": 27}
+
+    def test_a_journal_that_is_trimmed_under_the_reader_is_no_shorter_journal(
+        self, spark: SparkSession, server: Server, small: World
+    ) -> None:
+        key = "lisa:{orders}:events"
+        entries = [entry for entry, _ in small.store.ask("XRANGE", key, "-", "+")]
+        small.store.ask("XDEL", key, entries[20])
+        ahead = [small.store.drive(remaining.look(small.store, "orders", None))]
+        found = remaining.read(spark, server, ahead)
+        assert found is not None
+        assert found.count() == len(entries) - 1  # what was not there before is no news
+        small.store.ask("XTRIM", key, "MINID", entries[40])
+        with pytest.raises(LisaError, match="trimmed while it was read"), unwrapped():
+            found.count()
 
     def test_a_topic_that_stopped_its_journal_is_refused(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path

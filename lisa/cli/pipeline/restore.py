@@ -62,7 +62,7 @@ def restore(
         result = run(
             spark, source.open(spark), Server(options["url"], options["prefix"]), to,
             topics=topics or None, ids=ids or None, expire=expire, settle_revived=settle_revived,
-            dry_run=dry_run, stage=stages(chosen),
+            dry_run=dry_run, reopen=lambda: source.open(spark), stage=stages(chosen),
         )  # fmt: skip
     if chosen.json:
         print_json(_document(result))

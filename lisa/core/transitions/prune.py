@@ -30,13 +30,17 @@ class Pruned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prune(Transition[Pruned]):
-    """One call takes at most `limit` events. `archives` are the names that have a record."""
+    """One call takes at most `limit` events. `archives` are the names that have a record.
+
+    With bodies of several KB each event has memory of its own to give back: ten thousand of them
+    would hold up the server for 5 to 9 ms.
+    """
 
     script: ClassVar[str] = "prune"
     topic: str
     archives: Sequence[str] = ()
     hold_ms: int = ARCHIVE_HOLDS_MS
-    limit: int = 10_000
+    limit: int = 5_000
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return (keys.archived,)

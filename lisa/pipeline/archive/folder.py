@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -22,7 +23,11 @@ class Stored(NamedTuple):
 
 
 class Folder:
-    """Paths are relative to it. What is renamed appears whole or not at all."""
+    """Paths are relative to it. What is renamed appears whole or not at all.
+
+    It also outlasts a power cut: the journal, on another machine, may forget what stands here.
+    Hadoop sees to that everywhere but on a local disk.
+    """
 
     def __init__(self, spark: SparkSession, where: str) -> None:
         jvm: Any = spark._jvm  # noqa: SLF001  the only way to Hadoop's file systems
@@ -71,9 +76,11 @@ class Folder:
             stream.write(text.encode())
         finally:
             stream.close()
+        self._sync(temporary)
         if not self._fs.rename(self._path(temporary), self._path(path)):
             self.delete(path)  # HDFS does not replace
             self.rename(temporary, path)
+        self._sync(path.rpartition("/")[0])
 
     def write_new(self, path: str, text: str) -> bool:
         """A text file, unless there is one of that name already."""
@@ -91,14 +98,29 @@ class Folder:
         """Move a file; the directory is made if need be."""
         target = self._path(to)
         self._fs.mkdirs(target.getParent())
+        self._sync(path)
         if not self._fs.rename(self._path(path), target):
             raise OSError(f"{self.url(path)} cannot be moved to {self.url(to)}")
+        self._sync(to.rpartition("/")[0])
 
     def copy(self, path: str, to: str) -> None:
         """Copy a file, over one of that name."""
         util = self._jvm.org.apache.hadoop.fs.FileUtil
         self._fs.mkdirs(self._path(to).getParent())
         util.copy(self._fs, self._path(path), self._fs, self._path(to), False, True, self._conf)  # noqa: FBT003  Java's
+        self._sync(to)
+        self._sync(to.rpartition("/")[0])
+
+    def _sync(self, path: str) -> None:
+        """Have a file's bytes, or a directory's names, on the disk, where that is a local one."""
+        local = self.url(path).removeprefix("file:")
+        if local == self.url(path) or not os.path.exists(local):  # noqa: PTH110  as Hadoop names it
+            return
+        opened = os.open(local, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
     def delete(self, path: str) -> None:
         """Remove a file, or a directory with all that is in it; nothing is all right, too."""

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from lisa.core.errors import ConfigError
 from lisa.pipeline.archive.records import Gap, TopicRecord
 
 if TYPE_CHECKING:
@@ -118,7 +119,10 @@ def _read(folder: Folder, told: dict[str, Any]) -> Manifest:
 def publish(
     folder: Folder, made: Manifest, base: dict[str, int]
 ) -> tuple[Manifest, dict[str, int]]:
-    """Make a version the present one. `base`: the list that it is told against; gives the next."""
+    """Make a version the present one. `base`: the list that it is told against; gives the next.
+
+    Raises ConfigError where somebody else has committed that version.
+    """
     added = {path: size for path, size in made.files.items() if base.get(path) != size}
     removed = [path for path in base if path not in made.files]
     if len(added) + len(removed) > MOST_CHANGES:
@@ -132,6 +136,9 @@ def publish(
         "unfolded": made.unfolded, "live": made.live, "live_events": made.live_events,
         "swaps": [asdict(swap) for swap in made.swaps], "dropped": made.dropped,
     }  # fmt: skip
+    if folder.exists(_path(made.version)):
+        # One that slept between its lease's check and here; what another committed stays.
+        raise ConfigError(f"another process writes to {folder.where} now: it was quicker")
     folder.write(_path(made.version), json.dumps(told))
     return made, base
 

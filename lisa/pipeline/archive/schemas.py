@@ -55,11 +55,13 @@ EVENT_SCHEMA = StructType([
 ])  # fmt: skip
 """One row per event: what `spark.readStream.format("lisa")` gives."""
 
-LOG_SCHEMA = StructType([
-    *EVENT_SCHEMA.fields,
-    StructField("host", StringType()),
-    StructField("day", DateType(), nullable=False),  # of `at`, UTC
-])
+LOG_SCHEMA = StructType(
+    [
+        *EVENT_SCHEMA.fields,
+        StructField("host", StringType()),
+        StructField("day", DateType(), nullable=False),  # of `at`, UTC
+    ]
+)
 """The table `message_log`: every transition."""
 
 GROUP_SCHEMA = StructType([

@@ -48,6 +48,10 @@ MOVING = f"{HIDDEN}/moving.json"
 LIVE = f"{HIDDEN}/live"
 KEEP = timedelta(hours=1)
 FOLD_EVENTS, FOLD_EVENTS_BEHIND = 500_000, 20_000_000
+FOLD_FILES = 2_000
+"""However few events they hold: each version names them all, and until then none is compacted."""
+LIVE_EVENTS_A_FILE = 5_000
+"""So many live events are written anew in about the time in which a file is opened."""
 SWEEP_EVERY = 50
 COMPRESSION = "zstd"
 
@@ -140,7 +144,9 @@ class ParquetWriter:
         an event stays the same. An archive that is behind takes in what there is first.
         """
         least = FOLD_EVENTS_BEHIND if catching_up else FOLD_EVENTS
-        return self._unfolded_events >= max(least, self.manifest.live_events)
+        live = self.manifest.live_events
+        many = len(self.manifest.unfolded) >= max(FOLD_FILES, live // LIVE_EVENTS_A_FILE)
+        return many or self._unfolded_events >= max(least, live)
 
     @property
     def worth_a_fold(self) -> bool:
@@ -230,7 +236,8 @@ class ParquetWriter:
         found = []
         for number, one in enumerate(self._folder.files(place)):
             partition = one.path.removeprefix(f"{place}/").rpartition("/")[0]
-            name = f"{self.manifest.version + 1:08}-{number:04}.parquet"
+            # Nor do two processes take the same name: one that lost its lease overwrites nothing.
+            name = f"{self.manifest.version + 1:08}-{self._mark()}-{number:04}.parquet"
             found.append((one.path, f"{table}/{partition}/{name}", one.size))
         return found
 
@@ -244,6 +251,7 @@ class ParquetWriter:
         return targets
 
     def _note(self, targets: list[str]) -> None:
+        self._lease.check()
         told = {"version": self.manifest.version + 1, "paths": targets}
         self._folder.write(MOVING, json.dumps(told))
 

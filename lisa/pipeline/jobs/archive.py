@@ -14,6 +14,7 @@ from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.store import pairs
 from lisa.core.transitions.base import text
 from lisa.pipeline.archive import TopicRecord, default_name
+from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.server import Server
 from lisa.pipeline.jobs.tables import DatabaseTables, ParquetTables
@@ -72,6 +73,9 @@ class Tables(Protocol):
     def offsets(self) -> Mapping[str, tuple[str, int]]:
         """For each topic the last event that is there."""
 
+    def gaps(self) -> Sequence[Gap]:
+        """What is recorded as gone."""
+
     def tidy(self, *, last: bool, behind: bool) -> None:
         """Between two batches: fold and compact where that is due.
 
@@ -113,8 +117,9 @@ def archive(
     keep: for how long files that were compacted stay, for those who are reading them.
     progress: told of each batch. stop: once it is set, the batch at work is the last one.
 
-    A run that was killed at any point, or ended, is continued by the next one. Raises ConfigError,
-    ServerUnavailable, and LisaError that names a gap.
+    A run that was killed at any point, or ended, is continued by the next one. Raises ConfigError
+    (also for a checkpoint that is ahead of the archive), ServerUnavailable, and LisaError that
+    names a gap.
     """
     if on_gap not in ("fail", "record"):
         raise ConfigError(f"on_gap is 'fail' or 'record', not {on_gap!r}")
@@ -132,6 +137,7 @@ def archive(
             tables = ParquetTables(spark, where, keep, keeper.topics)
         try:
             keeper.begin(tables.offsets(), topics)
+            check_checkpoint(spark, checkpoint, tables.offsets(), tables.gaps())
             run = _Run(tables, keeper, progress, stop or threading.Event(), max_events)
             query = _start(
                 spark, run.batch, checkpoint, once=once, interval=interval,
@@ -172,12 +178,9 @@ def _start(
 ) -> StreamingQuery:  # fmt: skip
     from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 
-    events = spark.readStream.format("lisa").options(**options).load()
-    writer = (
-        events.select(*EVENT_SCHEMA.names)
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", checkpoint)
-    )
+    # With a schema of its own only these columns are read: bodies stay in their envelopes.
+    events = spark.readStream.format("lisa").options(**options).schema(EVENT_SCHEMA).load()
+    writer = events.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     if once:
         return writer.trigger(availableNow=True).start()
     milliseconds = max(1, int(interval.total_seconds() * 1000))

@@ -15,10 +15,9 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 from lisa.admin.reading import entry_number
 from lisa.core.clock import datetime_ms, duration_ms
 from lisa.core.envelope import fence_of
-from lisa.pipeline.jobs import remaining
+from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lists import Folder
-from lisa.pipeline.jobs.lives import chosen, folded
-from lisa.pipeline.jobs.mapping import map_batches
+from lisa.pipeline.jobs.lives import by_now, chosen
 from lisa.pipeline.jobs.server import Server, check_layout, now_ms
 from lisa.pipeline.jobs.standing import by_topic, inspected
 from lisa.pipeline.source.read_columns import arrow_schema
@@ -96,6 +95,7 @@ FOUND_SCHEMA = StructType(
 """One message of the range: how it stands, and the state last known."""
 
 
+@unwrapped()
 def audit(
     spark: SparkSession,
     reopen: Callable[[], Archive],
@@ -134,7 +134,7 @@ def audit(
             store.drive(check_layout(store))
             late_ms = store.drive(now_ms(store)) - duration_ms(stuck_after)
         stage("asking the server")
-        asked = map_batches(still_open, _asking(server, late_ms), FOUND_SCHEMA).cache()
+        asked = still_open.mapInArrow(_asking(server, late_ms), FOUND_SCHEMA).cache()
         found = _looked_up(spark, reopen, server, asked, stage)
     stage("counting")
     everything = settled.unionByName(found).cache()
@@ -210,8 +210,10 @@ def _told_by(row: dict[str, Any], seen: Inspection, late_ms: int) -> dict[str, A
         if seen.waiting_due_ms is not None:
             states = {"waiting": seen.waiting_due_ms}
         dues = [due for due in states.values() if due is not None]
-        state = next(iter(states), "garbage")
-        stuck = bool(dues) and min(dues) < late_ms
+        # Nowhere at all: nobody will ever be given it, before `lisa fsck` puts it back.
+        nowhere = not seen.places and seen.waiting_due_ms is None
+        state = next(iter(states), "no-place" if nowhere else "garbage")
+        stuck = nowhere or (bool(dues) and min(dues) < late_ms)
         due = min(dues, default=row["due_ms"])
         return row | {"standing": "live", "state": state, "due_ms": due, "stuck": stuck}
     if seen.envelope:
@@ -226,30 +228,30 @@ def _looked_up(
     spark: SparkSession, reopen: Callable[[], Archive], server: Server, found: DataFrame,
     stage: Callable[[str], None],
 ) -> DataFrame:  # fmt: skip
-    """Clear those of suspicion that the journal, read after the server was asked, saw end."""
-    suspects = found.where(sf.col("standing") == "missing")
-    concerned = [row.topic for row in suspects.select("topic").distinct().collect()]
-    if not concerned:
-        return found
+    """Ask the journal, read after the server was asked, about what the server no longer has.
+
+    It clears of suspicion what it saw end. And it tells of an id that is another message now
+    whether that one replaced the first, or was sent because the first was gone.
+    """
     stage("looking for the ends of those that are not there")
-    archive = reopen()
-    offsets = archive.offsets()
-    with server.open() as store:
-        ahead = [store.drive(remaining.look(store, one, offsets.get(one))) for one in concerned]
-    rest = remaining.read(spark, server, ahead)
-    ids = suspects.select("topic", "id")
-    known = archive.messages().join(ids, ["topic", "id"], "left_semi")
-    if rest is not None:
-        behind = rest.join(ids, ["topic", "id"], "left_semi")
-        known = known.unionByName(folded(archive, behind))
-    ended = known.where(sf.col("settled") & (sf.col("state") != "lost"))
-    now = ended.dropDuplicates(["topic", "id", "token"]).select(
+    suspects = found.where(sf.col("standing").isin("missing", "replaced"))
+    known = by_now(spark, reopen, server, suspects.select("topic", "id"))
+    if known is None:
+        return found
+    now = known.where("settled").groupBy(
         sf.col("topic").alias("n_topic"), sf.col("id").alias("n_id"),
-        sf.col("token").alias("n_token"), sf.col("state").alias("n_state"),
+        sf.col("token").alias("n_token"),
+    ).agg(
+        sf.max(sf.when(sf.col("state") != "lost", sf.col("state"))).alias("n_state"),
     )  # fmt: skip
     same = [sf.col(name).eqNullSafe(sf.col(f"n_{name}")) for name in ("topic", "id", "token")]
     cleared = (sf.col("standing") == "missing") & sf.col("n_state").isNotNull()
-    standing = sf.when(cleared, sf.col("n_state")).otherwise(sf.col("standing"))
+    gone = (
+        (sf.col("standing") == "replaced") & sf.col("n_id").isNotNull() & sf.col("n_state").isNull()
+    )
+    standing = (
+        sf.when(cleared, sf.col("n_state")).when(gone, "missing").otherwise(sf.col("standing"))
+    )
     joined = found.join(now, same, "left").withColumn("standing", standing)
     return joined.select(*FOUND_SCHEMA.names)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
+from lisa.pipeline.jobs import remaining
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from lisa.pipeline.archive import Archive
+    from lisa.pipeline.jobs.server import Server
 
-__all__ = ["brought_up_to_date", "chosen", "folded"]
+__all__ = ["brought_up_to_date", "by_now", "chosen", "folded"]
 
 KEY = ["topic", "id"]
 
@@ -50,3 +52,27 @@ def brought_up_to_date(archive: Archive, fresh: DataFrame | None) -> DataFrame:
         return messages
     touched = fresh.select(KEY).distinct()
     return messages.join(touched, KEY, "left_anti").unionByName(fresh.select(*messages.columns))
+
+
+def by_now(
+    spark: SparkSession, reopen: Callable[[], Archive], server: Server, ids: DataFrame
+) -> DataFrame | None:
+    """What is known of some ids (rows of topic, id) by now: how their lives stand, MESSAGES_SCHEMA.
+
+    The archive is opened anew, then the journal behind it read: whatever the server forgot before
+    this call is in one of the two. A life may be told twice, as archived and as it stands. None if
+    there are no ids.
+    """
+    topics = [row.topic for row in ids.select("topic").distinct().collect()]
+    if not topics:
+        return None
+    archive = reopen()
+    offsets = archive.offsets()
+    with server.open() as store:
+        ahead = [store.drive(remaining.look(store, one, offsets.get(one))) for one in topics]
+    rest = remaining.read(spark, server, ahead)
+    known = archive.messages().join(ids, KEY, "left_semi")
+    if rest is None:
+        return known
+    behind = rest.join(ids, KEY, "left_semi")
+    return known.unionByName(folded(archive, behind))

@@ -5,7 +5,7 @@ Each function here maps Arrow batches to Arrow batches with one connection for a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,8 +30,10 @@ from lisa.pipeline.source.read_columns import arrow_schema
 
 if TYPE_CHECKING:
     from lisa.core.transitions.inspect import Inspection
-    from lisa.pipeline.jobs.mapping import Mapped
     from lisa.pipeline.jobs.server import Server
+
+Mapped = Callable[[Iterator[Any]], Iterator[Any]]
+"""Record batches -> record batches; called once for each task (see `DataFrame.mapInArrow`)."""
 
 __all__ = ["LIST_SCHEMA", "PLAN_SCHEMA", "cancelling", "planning", "restoring", "reviving"]
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lisa.admin.reading import entry_number
+from lisa.core.errors import LisaError
 from lisa.core.flow import Flow
-from lisa.core.store import Store
+from lisa.core.store import Store, SyncStore
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
-from lisa.pipeline.jobs.mapping import map_batches
 from lisa.pipeline.source.events import number_of
-from lisa.pipeline.source.marks import START, Gap, Mark
+from lisa.pipeline.source.following import TRIMMED
+from lisa.pipeline.source.marks import START, Gap, Mark, before
 from lisa.pipeline.source.read_columns import arrow_schema
 from lisa.pipeline.source.stretches import read_stretch
 
@@ -80,12 +81,18 @@ def look(store: Store, topic: str, offset: tuple[str, int] | None) -> Flow[Remai
 
 
 def read(spark: SparkSession, server: Server, remainders: Iterable[Remainder]) -> DataFrame | None:
-    """These events as rows of EVENT_SCHEMA, read by the workers; None if there are none."""
-    spans = [
-        (one.topic, one.after, one.after_number, one.last, one.last_number)
-        for one in remainders
-        if one.first is not None
-    ]
+    """These events as rows of EVENT_SCHEMA, read by the workers; None if there are none.
+
+    Whoever acts on the rows gets a LisaError if some were trimmed since the look at them.
+    """
+    spans = []
+    for one in remainders:
+        if one.first is None:
+            continue
+        begin = Mark(one.after, one.after_number)
+        if one.first_number is not None:  # what is missing before it is told by whoever looked
+            begin = Mark(before(one.first), one.first_number - 1)
+        spans.append((one.topic, *begin, one.last, one.last_number))
     if not spans:
         return None
     columns = "topic string, after string, after_number bigint, last string, last_number bigint"
@@ -98,7 +105,20 @@ def read(spark: SparkSession, server: Server, remainders: Iterable[Remainder]) -
                 begin = Mark(span["after"], span["after_number"])
                 end = Mark(span["last"], span["last_number"])
                 for found in read_stretch(store, span["topic"], begin, end, schema):
-                    if not isinstance(found, Gap):  # told by whoever looked before
+                    if not isinstance(found, Gap):
                         yield found
+                    elif _is_trimmed(store, found):
+                        raise LisaError(
+                            f"the journal of topic {found.topic!r} was trimmed while it was read: "
+                            "an archive has moved on; run this again"
+                        )
 
-    return map_batches(planned, events, EVENT_SCHEMA)
+    return planned.mapInArrow(events, EVENT_SCHEMA)
+
+
+def _is_trimmed(store: SyncStore, gap: Gap) -> bool:
+    """Whether events went from the journal's beginning on: not a hole that was there before."""
+    if gap.why != TRIMMED:
+        return False
+    begins = store.ask("XRANGE", store.keys.topic(gap.topic).events, "-", "+", "COUNT", 1)
+    return not begins or entry_number(begins[0][0].decode()) > entry_number(gap.behind)

@@ -14,16 +14,16 @@ from pyspark.sql import functions as sf
 from lisa.admin.reading import entry_number
 from lisa.admin.topics import counts as topic_counts
 from lisa.core.clock import datetime_ms
-from lisa.core.errors import ConfigError, LisaError
+from lisa.core.errors import ConfigError
 from lisa.core.flow import Flow
 from lisa.core.store import Store, SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
+from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs import remaining
 from lisa.pipeline.jobs.lists import Folder
-from lisa.pipeline.jobs.lives import brought_up_to_date, chosen, folded
-from lisa.pipeline.jobs.mapping import map_batches
+from lisa.pipeline.jobs.lives import brought_up_to_date, by_now, chosen, folded
 from lisa.pipeline.jobs.putting_back import (
     LIST_SCHEMA,
     PLAN_SCHEMA,
@@ -35,7 +35,7 @@ from lisa.pipeline.jobs.putting_back import (
 from lisa.pipeline.jobs.server import Server, check_layout, now_ms, started_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from lisa.pipeline.archive import Archive
     from lisa.pipeline.jobs.remaining import Remainder
@@ -89,6 +89,7 @@ class Restoration:
     first: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
 
 
+@unwrapped()
 def restore(
     spark: SparkSession,
     archive: Archive,
@@ -100,6 +101,7 @@ def restore(
     expire: bool = False,
     settle_revived: bool = False,
     dry_run: bool = False,
+    reopen: Callable[[], Archive] | None = None,
     stage: Callable[[str], None] = lambda _: None,
 ) -> Restoration:
     """Put back every message that the archive knows and that was not settled.
@@ -112,6 +114,7 @@ def restore(
     expire: put back what is past its ttl, too, without that ttl.
     settle_revived: cancel what is live again although it had ended.
     dry_run: judge and list only; the server is not changed.
+    reopen: gives the archive as it is at that moment, where one is written meanwhile.
     stage: told what is being done.
 
     Raises ConfigError, and ServerUnavailable; a run that ended so may be repeated.
@@ -136,10 +139,20 @@ def restore(
 
     stage("listing what would be put back" if dry_run else "putting messages back")
     missing = plan.where(sf.col("outcome") == PLANNED)
-    parts = [
+    parts = []
+    if not is_empty:
+        ended = _ended(spark, reopen or (lambda: archive), server, missing, folder)
+        if ended is not None:
+            parts.append(_listing(
+                missing.join(ended, _same(missing, ended), "left_semi")
+                .withColumn("outcome", sf.lit("settled"))
+                .withColumn("reason", sf.lit("settled while the job ran"))
+            ))  # fmt: skip
+            missing = missing.join(ended, _same(missing, ended), "left_anti")
+    parts += [
         _listing(plan.where(sf.col("outcome") != PLANNED)),
         _listing(missing.withColumn("outcome", sf.lit("restored"))) if dry_run
-        else map_batches(missing, restoring(server), LIST_SCHEMA),
+        else missing.mapInArrow(restoring(server), LIST_SCHEMA),
     ]  # fmt: skip
     if rest is not None and fresh is not None:
         parts.append(_settled_since(chosen(fresh, names, ids), rest))
@@ -238,7 +251,7 @@ def _plan(
         sf.unix_millis("due").alias("due_ms"), sf.unix_millis("expires").alias("expires_ms"),
         place.alias("groups"),
     )  # fmt: skip
-    planned = map_batches(rows, planning(server, groups, now, expire=expire), PLAN_SCHEMA)
+    planned = rows.mapInArrow(planning(server, groups, now, expire=expire), PLAN_SCHEMA)
     return _written(planned, folder, "plan")
 
 
@@ -257,18 +270,26 @@ def _kept(
     Raises LisaError if it was, between the look at it and this.
     """
     rest = remaining.read(spark, server, remainders)
-    if rest is None:
+    return None if rest is None else _written(rest, folder, "rest")
+
+
+def _ended(
+    spark: SparkSession, reopen: Callable[[], Archive], server: Server, missing: DataFrame,
+    folder: Folder,
+) -> DataFrame | None:  # fmt: skip
+    """Of the lives that the server did not know, those that ended since the journal was read.
+
+    Judging takes longer than tombstones last: what was live at first may have been handled and
+    forgotten before the server was asked. The journal, read behind that, knows.
+    """
+    known = by_now(spark, reopen, server, missing.select("topic", "id"))
+    if known is None:
         return None
-    rest = _written(rest, folder, "rest")
-    first = sf.min_by("number", sf.struct("at", "seq")).alias("first")
-    begins = {row["topic"]: row["first"] for row in rest.groupBy("topic").agg(first).collect()}
-    for one in remainders:
-        if one.first is not None and begins.get(one.topic) != one.first_number:
-            raise LisaError(
-                f"the journal of topic {one.topic!r} was trimmed while it was read: an archive has "
-                "moved on; run this again"
-            )
-    return rest
+    return _written(known.where("settled").select("topic", "id", "token"), folder, "ended")
+
+
+def _same(left: DataFrame, right: DataFrame) -> list[Column]:
+    return [left[name].eqNullSafe(right[name]) for name in ("topic", "id", "token")]
 
 
 def _settled_since(fresh: DataFrame, rest: DataFrame) -> DataFrame:
@@ -294,8 +315,8 @@ def _revived(
         "topic", "id", "token", "state", "attempts", sf.unix_millis("due").alias("due_ms")
     )  # fmt: skip
     found = ended.join(here, ["topic", "id"], "left_semi")
-    revived = map_batches(found, reviving(server), LIST_SCHEMA)
-    return map_batches(revived, cancelling(server), LIST_SCHEMA) if settle else revived
+    revived = found.mapInArrow(reviving(server), LIST_SCHEMA)
+    return revived.mapInArrow(cancelling(server), LIST_SCHEMA) if settle else revived
 
 
 def _listing(rows: DataFrame) -> DataFrame:

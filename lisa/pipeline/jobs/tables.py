@@ -37,6 +37,10 @@ class ParquetTables:
         """For each topic the last event that is there."""
         return self._writer.manifest.offsets
 
+    def gaps(self) -> Sequence[Gap]:
+        """What is recorded as gone."""
+        return self._writer.manifest.gaps
+
     def tidy(self, *, last: bool, behind: bool) -> None:
         """Fold and compact where that is due."""
         wants = self._writer.wants_fold(catching_up=behind)
@@ -80,6 +84,10 @@ class DatabaseTables:
     def offsets(self) -> Mapping[str, tuple[str, int]]:
         """For each topic the last event that is there."""
         return self._offsets
+
+    def gaps(self) -> Sequence[Gap]:
+        """What is recorded as gone."""
+        return self._writer.archive().gaps()
 
     def tidy(self, *, last: bool, behind: bool) -> None:
         """The database does that by itself."""

@@ -1,0 +1,117 @@
+"""All of the pipeline's measurements: `python -m benchmarks.pipeline [--quick] [--out DIR]`.
+
+One after the other, each a process of its own on `local[2]` with an embedded server: schedule,
+archive, restore, report. Prints the targets with what came out; `--out` also writes pipeline.json
+and pipeline.md there. `--quick` takes a tenth of the rows, where warming up counts for more. Exit
+code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+Figures = dict[str, Any]
+
+
+class Target(NamedTuple):
+    """One line of the table: of which measurement, in words, the figure, what it is to be."""
+
+    of: str
+    what: str
+    figure: Callable[[Figures], float]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def met(self, value: float) -> bool:
+        """Whether a value is as it is to be."""
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
+
+    def bound(self) -> str:
+        """What it is to be, in words."""
+        if self.at_least is not None:
+            return f"at least {self.at_least:,g}"
+        return f"at most {self.at_most:,g}"
+
+
+TARGETS = (
+    Target("schedule", "rows scheduled from Parquet, ids given, /s",
+           lambda f: f["spark_rows_per_s"]["ids"], at_least=60_000),
+    Target("schedule", "rows scheduled from Parquet, ids made, /s",
+           lambda f: f["spark_rows_per_s"]["no ids"], at_least=60_000),
+    Target("schedule", "the same / one plain process, `send_many`",
+           lambda f: min(f["ratio"].values()), at_least=0.5),
+    Target("schedule", "time for ten times the rows / ten times the time",
+           lambda f: f["growth"]["ids"], at_most=1.2),
+    Target("schedule", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+    Target("archive", "events archived while catching up, /s",
+           lambda f: f["catch_up_per_second"], at_least=50_000),
+    Target("archive", "events written at 5,000/s that were archived / those written",
+           lambda f: f["kept_up"], at_least=1),
+    Target("archive", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+    Target("restore", "messages restored, seconds for a million",
+           lambda f: f["seconds"] * 1e6 / f["messages"], at_most=120),
+    Target("restore", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+    Target("report", "report, seconds for ten million events",
+           lambda f: f["seconds"] * 1e7 / f["events"], at_most=180),
+    Target("report", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+)  # fmt: skip
+
+
+def measure(name: str, *arguments: str) -> Figures:
+    """Run one program; what it prints last is its figures."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / f"{name}.py"), *arguments],
+        check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def rows(figures: dict[str, Figures]) -> Iterator[tuple[str, str, str, str]]:
+    """The table's: what, the figure, what it is to be, whether it is."""
+    for target in TARGETS:
+        value = target.figure(figures[target.of])
+        shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        verdict = "met" if target.met(value) else "missed"
+        yield f"{target.of}: {target.what}", shown, target.bound(), verdict
+
+
+def main() -> int:
+    """Measure all, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    share = 10 if asked.quick else 1
+    figures = {
+        "schedule": measure("schedule", "--rows", str(1_000_000 // share), "--grow", "10"),
+        "archive": measure("archive", str(2_000_000 // share), str(60 // share)),
+        "restore": measure("restore", str(1_000_000 // share)),
+        "report": measure("report", str(10_000_000 // share)),
+    }
+    table = list(rows(figures))
+    for line in table:
+        print("{:<78} {:>10}   {:<16} {}".format(*line))
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        (asked.out / "pipeline.json").write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+        text = "\n".join("| " + " | ".join(line) + " |" for line in table)
+        head = "# The pipeline, measured\n\nBy `make bench-pipeline`, on `local[2]`, the server on "
+        head += "the same machine. All figures: [pipeline.json](pipeline.json).\n\n"
+        head += "| measure | figure | target | |\n|---|---|---|---|\n"
+        (asked.out / "pipeline.md").write_text(f"{head}{text}\n", "utf-8")
+    return int(any(line[-1] == "missed" for line in table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
