@@ -7,11 +7,12 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test lint types wheel bench bench-quick bench-pipeline clean
+.PHONY: help demo test test-slow lint types wheel bench bench-quick bench-pipeline clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
 	@echo "make test    lint, types and all tests"
+	@echo "make test-slow  more cases of the tests that kill whole JVMs"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
 	@echo "make bench   how fast and how punctual, also against other queues: most of an hour"
@@ -25,6 +26,9 @@ demo: $(VENV)/.base
 
 test: lint types
 	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import NOT_AN_ARCHIVE
 
 __all__ = ["Archived", "Journal", "forget", "journal"]
+
+_RECORD = re.compile(r"([0-9]+-[0-9]+) ([0-9]+) ([0-9]+)")
+"""What the manager goes by, too: a record of another form holds nothing back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,10 +92,10 @@ def _number(entries: list[Any] | None) -> int | None:
 def _archives(records: dict[bytes, bytes], written: int) -> list[Archived]:
     found = []
     for name, record in sorted((text(name), text(value)) for name, value in records.items()):
-        parts = record.split()
-        if name.startswith(NOT_AN_ARCHIVE) or len(parts) != 3:
+        parts = _RECORD.fullmatch(record)
+        if name.startswith(NOT_AN_ARCHIVE) or parts is None:
             continue
-        entry, number, reported_ms = parts[0], int(parts[1]), int(parts[2])
+        entry, number, reported_ms = parts[1], int(parts[2]), int(parts[3])
         found.append(Archived(
             name=name, entry=entry, number=number, reported_ms=reported_ms,
             behind=max(0, written - number),

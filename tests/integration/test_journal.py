@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa import Consumer, Manager, Message, Producer
+from lisa.admin.journal import journal
 from lisa.core.address import Address
 from lisa.core.connection import Connection
 from lisa.core.envelope import encode_envelope
 from lisa.core.keys import Keys
 from lisa.core.store import SyncStore
 from lisa.core.transitions.enqueue import Enqueue
+from lisa.manager import engine
 from lisa.manager.pruner import Pruner
 from tests.servers import connect, wait_until
 
@@ -82,18 +84,33 @@ def fill(store: SyncStore, count: int) -> None:
 
 
 def test_the_manager_keeps_a_journal_within_its_bound(
-    store: SyncStore, redis_url: str, caplog: pytest.LogCaptureFixture
+    store: SyncStore,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(engine, "PRUNE", timedelta(milliseconds=100))
     with connect(redis_url) as client:
         client.hset(KEYS.options, mapping={"journal": "1", "journal_max": "1000"})
         fill(store, 30_000)
-        pruner = Pruner(store)
-        assert pruner.pick(["orders", "other"]) == ["orders"]
-        pruner.step("orders")
-        assert 1000 <= client.xlen(KEYS.events) <= 1100
+        assert Pruner(store).pick(["orders", "other"]) == ["orders"]
+        store.drive(store.register(["orders"]))
+        with Manager(redis_url):
+            wait_until(lambda: client.xlen(KEYS.events) <= 1100)
+            wait_until(lambda: "went from its journal" in caplog.text)
+        assert client.xlen(KEYS.events) >= 1000
         lost = int(client.hget(KEYS.stats, "journal_lost") or 0)
         assert lost == 30_000 - client.xlen(KEYS.events)
     assert f"{lost} events" in caplog.text
+
+
+def test_a_record_that_no_archive_wrote_is_passed_over(store: SyncStore) -> None:
+    for name, record in (("bad", "1-1 x y"), ("nightly", "1-1 3 1234")):
+        store.ask("HSET", KEYS.archived, name, record)
+    found = store.drive(journal(store, "orders"))
+    assert [(one.name, one.number, one.reported_ms) for one in found.archives] == [
+        ("nightly", 3, 1234)
+    ]
 
 
 def test_a_topic_whose_journal_waits_for_its_archive_stays_listed(redis_url: str) -> None:

@@ -419,7 +419,14 @@ def test_a_second_archive_process_is_refused(
     writers(database)
 
 
-@pytest.mark.parametrize("step", STEPS)
+ALWAYS = ("after insert lisa_staged_messages", "after put_messages", "before clear")
+"""One before, one in and one behind the transaction; each takes a JVM of its own."""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [step if step in ALWAYS else pytest.param(step, marks=pytest.mark.slow) for step in STEPS],
+)
 def test_killed_between_steps_then_written_again(  # noqa: PLR0917  its fixtures
     step: str,
     spark: SparkSession,

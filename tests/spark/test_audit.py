@@ -118,9 +118,10 @@ class TestAgainstTheServer:
         world.store.ask("DEL", "lisa:{orders}:done:waits")
         new = frozen(spark, server, ["orders"], f"{tmp_path}/new")
         world.store.ask("XTRIM", "lisa:{orders}:events", "MAXLEN", 1)
-        opened = iter([old, new])
+        opened = iter([old, new, new])
         found = audit(spark, lambda: next(opened), server)
         assert ends(found) == {"live": 4, "acked": 1, "cancelled": 3}
+        assert found.proven
 
     def test_stuck_and_the_range_of_sent_times(
         self, spark: SparkSession, server: Server, world: World, tmp_path: Path
@@ -177,6 +178,10 @@ class TestOffline:
         assert not found.checked
         asked = audit(spark, lambda: archive, server)
         assert ends(asked) == {"missing": 5, "acked": 1, "cancelled": 2}
+        # What was sent behind the archive went with the server, and nobody knows of it.
+        assert [gap.topic for gap in asked.gaps] == ["orders"]
+        before = audit(spark, lambda: archive, server, end=datetime(2026, 1, 1, tzinfo=UTC))
+        assert before.proven
 
     def test_gaps_inside_the_range_bound_the_proof(
         self, spark: SparkSession, server: Server, world: World, tmp_path: Path

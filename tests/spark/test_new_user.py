@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+
+
 def session() -> list[str]:
     """The commands of the README's section, without their comments."""
     text = (ROOT / "README.md").read_text("utf-8")

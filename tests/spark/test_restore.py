@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from lisa import Consumer, Manager, Message, Producer
@@ -19,10 +20,12 @@ from lisa.core.envelope import decode_envelope
 from lisa.core.errors import ConfigError, LisaError
 from lisa.pipeline.archive.records import Gap
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs import remaining
+from lisa.pipeline.jobs import putting_back, remaining
 from lisa.pipeline.jobs.archive import archive as run_archive
+from lisa.pipeline.jobs.putting_back import PLAN_SCHEMA, restoring
 from lisa.pipeline.jobs.restore import Restoration, restore
-from lisa.pipeline.jobs.server import Server
+from lisa.pipeline.jobs.server import Server, now_ms
+from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import Process, Processes, connect, flush, wait_until
 from tests.spark.worlds import World, frozen, wait_past
 
@@ -352,6 +355,31 @@ class TestOlderServer:
         small.store.drive(set_options(small.store, "orders", {"journal": False}))
         with pytest.raises(ConfigError, match="keeps no journal any more"):
             restore(spark, archive, server, f"{tmp_path}/out")
+
+
+class TestRepeatedTask:
+    """Spark repeats a task that failed, perhaps long after it had put something back."""
+
+    @pytest.mark.parametrize("late_ms", [0, 61_000])
+    def test_nothing_is_put_back_that_may_have_been_forgotten(
+        self, server: Server, small: World, monkeypatch: pytest.MonkeyPatch, late_ms: int
+    ) -> None:
+        small.store.drive(set_options(small.store, "orders", {"retention": timedelta(minutes=1)}))
+        row = {
+            "topic": "orders", "id": "x", "token": "abcdefgh", "outcome": "missing",
+            "due_ms": 1, "attempts": 0, "envelope": b"1abcdefgh-s0000hello", "places": [],
+        }  # fmt: skip
+        batch = pa.RecordBatch.from_pylist([row], schema=arrow_schema(PLAN_SCHEMA))
+        begun = small.store.drive(now_ms(small.store)) - late_ms
+        (first,) = restoring(server, begun)(iter([batch]))
+        assert first["outcome"].to_pylist() == ["restored"]
+        monkeypatch.setattr(putting_back, "_attempt", lambda: 1)
+        again = restoring(server, begun)(iter([batch]))
+        if late_ms:
+            with pytest.raises(LisaError, match="run restore again"):
+                list(again)
+        else:
+            assert [one["outcome"].to_pylist() for one in again] == [["restored"]]
 
 
 class TestHardCases:

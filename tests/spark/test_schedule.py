@@ -393,6 +393,7 @@ def test_refused_rows_do_not_fail_the_job(
         ("null-body", None, 1, "0", 1),
         ("null-due", "x", None, "0", 1),
         ("seconds", "x", 1763733600, "0", 1),
+        ("date", "x", 20261224, "0", 1),
         ("year-10000", "x", 253402300800000, "0", 1),
         ("large", "x" * 101, 1, "0", 1),
         ("policy", "x", 1, "often", 1),
@@ -401,18 +402,19 @@ def test_refused_rows_do_not_fail_the_job(
     ]
     df = spark.createDataFrame(bad, "id string, body string, due long, retry string, ttl long")
     done = schedule(df, url=redis_url, topic=TOPIC, refused=str(tmp_path / "refused"))
-    assert (done.accepted, done.refused) == (2, 10)
+    assert (done.accepted, done.refused) == (2, 11)
     assert set(waiting(client)) == {"ok", "ok2"}
     texts = [Path(place).read_text("utf-8") for place in done.refused_files]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     told = {line["row"]["body"] if line["row"]["id"] in (None, "") else line["id"]: line["reason"]
             for line in lines}  # fmt: skip
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert "1 to 256 bytes" in told["empty id"]
     assert "null" in told["no id"]
     assert "null" in told["null-body"]
     assert "null" in told["null-due"]
     assert "looks like seconds" in told["seconds"]
+    assert "looks like a date" in told["date"]
     assert "9999" in told["year-10000"]
     assert "101 bytes" in told["large"]
     assert "retry" in told["policy"]

@@ -57,9 +57,20 @@ def place(
         world = World(store, server.url, "orders", ["lisa", "mail"])
         send = world.producer.send
         bodies: dict[str, Any] = {
-            "a": {"order": 42, "name": "Anna", "items": [{"price": 12.5}], "a b": 1},
+            "a": {
+                "order": 42,
+                "name": "Anna",
+                "items": [{"price": 12.5}],
+                "a b": 1,
+                "long": 90071992547409931,
+            },
             "b": {"order": 420, "name": "Bert", "items": []},
-            "c": {"order": "42", "name": "annabel", "deep": {"er": True}},
+            "c": {
+                "order": "42",
+                "name": "annabel",
+                "deep": {"er": True},
+                "long": 90071992547409930,
+            },
             "text": "just words, order 42",
             "bytes": b'{"order": 42}',
         }
@@ -148,6 +159,8 @@ class TestConditions:
             ("$.deep.er=true", {"c"}),
             ("$['a b']=1", {"a"}),
             ("$.nothing!=1", set()),
+            ("$.long=90071992547409931", {"a"}),
+            ("$.long!=90071992547409931", {"c"}),
         ],
     )
     def test_by_a_field_of_the_body(self, place: Place, condition: str, found: set[str]) -> None:

@@ -37,6 +37,10 @@ class Folder:
             root = jvm.org.apache.hadoop.fs.Path(where)
             self._fs = root.getFileSystem(conf)
             self._root = self._fs.makeQualified(root)
+            # With the checksums that Hadoop keeps beside the files of a local disk no file is
+            # replaced at once: who reads meanwhile finds none, or one that seems damaged.
+            local = self._fs.getScheme() == "file" and hasattr(self._fs, "getRaw")
+            self._texts = self._fs.getRaw() if local else self._fs
         except Py4JJavaError as error:
             raise ConfigError(f"{where}: {error.java_exception.getMessage()}") from error
         self.where: str = self._root.toString()
@@ -56,7 +60,7 @@ class Folder:
         """A text file, None if there is none."""
         from_java = self._jvm.org.apache.hadoop.io.IOUtils
         try:
-            stream = self._fs.open(self._path(path))
+            stream = self._texts.open(self._path(path))
         except Py4JJavaError as error:
             if "FileNotFound" in error.java_exception.getClass().getName():
                 return None
@@ -71,21 +75,21 @@ class Folder:
     def write(self, path: str, text: str) -> None:
         """A text file that appears whole, in place of one of that name."""
         temporary = f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.tmp"
-        stream = self._fs.create(self._path(temporary), True)  # noqa: FBT003  Java's
+        stream = self._texts.create(self._path(temporary), True)  # noqa: FBT003  Java's
         try:
             stream.write(text.encode())
         finally:
             stream.close()
-        self._sync(temporary)
-        if not self._fs.rename(self._path(temporary), self._path(path)):
+        self.sync(temporary)
+        if not self._texts.rename(self._path(temporary), self._path(path)):
             self.delete(path)  # HDFS does not replace
             self.rename(temporary, path)
-        self._sync(path.rpartition("/")[0])
+        self.sync(path.rpartition("/")[0])
 
     def write_new(self, path: str, text: str) -> bool:
         """A text file, unless there is one of that name already."""
         try:
-            stream = self._fs.create(self._path(path), False)  # noqa: FBT003  Java's
+            stream = self._texts.create(self._path(path), False)  # noqa: FBT003  Java's
         except Py4JJavaError as error:
             if "AlreadyExists" in error.java_exception.getClass().getName():
                 return False
@@ -98,25 +102,25 @@ class Folder:
         """Move a file; the directory is made if need be."""
         target = self._path(to)
         self._fs.mkdirs(target.getParent())
-        self._sync(path)
+        self.sync(path)
         if not self._fs.rename(self._path(path), target):
             raise OSError(f"{self.url(path)} cannot be moved to {self.url(to)}")
-        self._sync(to.rpartition("/")[0])
+        self.sync(to.rpartition("/")[0])
 
     def copy(self, path: str, to: str) -> None:
         """Copy a file, over one of that name."""
         util = self._jvm.org.apache.hadoop.fs.FileUtil
         self._fs.mkdirs(self._path(to).getParent())
         util.copy(self._fs, self._path(path), self._fs, self._path(to), False, True, self._conf)  # noqa: FBT003  Java's
-        self._sync(to)
-        self._sync(to.rpartition("/")[0])
+        self.sync(to)
+        self.sync(to.rpartition("/")[0])
 
-    def _sync(self, path: str) -> None:
+    def sync(self, path: str) -> None:
         """Have a file's bytes, or a directory's names, on the disk, where that is a local one."""
-        local = self.url(path).removeprefix("file:")
-        if local == self.url(path) or not os.path.exists(local):  # noqa: PTH110  as Hadoop names it
+        url = self.url(path)
+        if not url.startswith("file:"):
             return
-        opened = os.open(local, os.O_RDONLY)
+        opened = os.open(url.removeprefix("file:"), os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:

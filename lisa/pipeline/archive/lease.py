@@ -56,7 +56,11 @@ class Lease:
 
     def check(self) -> None:
         """Raises ConfigError if somebody else has taken it meanwhile."""
-        holder = self._read()
+        for _ in range(20):
+            holder = self._read()
+            if holder is not None:
+                break
+            time.sleep(0.05)  # HDFS does not replace a file: the beat is between two
         if holder is None or holder["token"] != self.token:
             raise ConfigError(
                 "this process was silent for too long: another one writes to "

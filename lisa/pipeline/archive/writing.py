@@ -175,6 +175,8 @@ class ParquetWriter:
         finally:
             tagged.unpersist()
         live = tuple(one.path for one in self._folder.files(place)) if count else ()
+        for path in live:
+            self._folder.sync(path)
         until = int(time.time() * 1000) + self._keep_ms
         olds = {path.rpartition("/")[0] for path in made.live}
         self._commit(replace(

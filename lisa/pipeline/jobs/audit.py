@@ -16,6 +16,7 @@ from lisa.admin.reading import entry_number
 from lisa.core.clock import datetime_ms, duration_ms
 from lisa.core.envelope import fence_of
 from lisa.pipeline.errors import unwrapped
+from lisa.pipeline.jobs import remaining
 from lisa.pipeline.jobs.lists import Folder
 from lisa.pipeline.jobs.lives import by_now, chosen
 from lisa.pipeline.jobs.server import Server, check_layout, now_ms
@@ -52,8 +53,9 @@ class Audit:
 
     counts: messages by how they stand, a key of ENDS; by_topic: the same for each topic.
     missing, stuck: how many; the first of them stand in `first`, all of them in the lists.
-    gaps: of the journal, inside the range. With one the proof is bounded: what was sent in it is
-        not known here, and what ended in it may be called missing.
+    gaps: of the journal, inside the range, in the archive or between it and the server. With one
+        the proof is bounded: what was sent in it is not known here, and what ended in it may be
+        called missing.
     checked: whether the server was asked; without it, live is what the archive has seen no end of.
     """
 
@@ -110,8 +112,8 @@ def audit(
 ) -> Audit:
     """Judge every life of a message that was sent from `start` on and before `end` (None: all).
 
-    reopen: gives the archive as it is at that moment; it is asked twice, for an archive that is
-        being written moves on while the server is asked.
+    reopen: gives the archive as it is at that moment; it is asked again and again, for an archive
+        that is being written moves on while the server is asked.
     server: None judges by the archive alone.
     stuck_after: live, and overdue by more than this, is listed as stuck (not in garbage).
     to: a new directory for the lists of what is missing and stuck, and `summary.json`.
@@ -129,6 +131,7 @@ def audit(
     if server is None:
         late_ms = int(time.time() * 1000) - duration_ms(stuck_after)
         found = asked = _offline(still_open, late_ms)
+        behind = []
     else:
         with server.open() as store:
             store.drive(check_layout(store))
@@ -136,14 +139,15 @@ def audit(
         stage("asking the server")
         asked = still_open.mapInArrow(_asking(server, late_ms), FOUND_SCHEMA).cache()
         found = _looked_up(spark, reopen, server, asked, stage)
+        behind = _gaps_behind(reopen, server, archive, scope)
     stage("counting")
     everything = settled.unionByName(found).cache()
     result = _counted(everything, folder)
     everything.unpersist()
     asked.unpersist()
     result = replace(
-        result, start=start, end=end, gaps=_gaps(archive, scope), checked=server is not None,
-        seconds=round(time.monotonic() - began, 3),
+        result, start=start, end=end, gaps=[*_gaps(archive, scope), *behind],
+        checked=server is not None, seconds=round(time.monotonic() - began, 3),
     )  # fmt: skip
     if folder is not None:
         summary = asdict(result) | {"sent": result.sent, "proven": result.proven}
@@ -158,6 +162,14 @@ class _Scope(NamedTuple):
     topics: Sequence[str] | None
     start: datetime | None
     end: datetime | None
+
+    def reaches(self, topic: str, after_ms: int, until_ms: int) -> bool:
+        """Whether a topic is in it, and a stretch of time reaches into it."""
+        return (
+            (self.topics is None or topic in self.topics)
+            and (self.start is None or until_ms >= datetime_ms(self.start))
+            and (self.end is None or after_ms < datetime_ms(self.end))
+        )
 
 
 def _judged(archive: Archive, scope: _Scope) -> DataFrame:
@@ -289,9 +301,28 @@ def _gaps(archive: Archive, scope: _Scope) -> list[Gap]:
     for gap in archive.gaps():
         after = entry_number(gap.after_id)[0] if gap.after_id else 0
         until = entry_number(gap.to_id)[0] if gap.to_id else datetime_ms(gap.at)
-        inside = (scope.start is None or until >= datetime_ms(scope.start)) and (
-            scope.end is None or after < datetime_ms(scope.end)
-        )
-        if inside and (scope.topics is None or gap.topic in scope.topics):
+        if scope.reaches(gap.topic, after, until):
             found.append(Gap(gap.topic, after or None, until, gap.reason))
+    return found
+
+
+def _gaps_behind(
+    reopen: Callable[[], Archive], server: Server, archive: Archive, scope: _Scope
+) -> list[Gap]:
+    """Where the server's journal does not go on where the archive's ends."""
+    found = []
+    with server.open() as store:
+        now = store.drive(now_ms(store))
+        torn = {
+            one: store.drive(remaining.look(store, one, offset))
+            for one, offset in archive.offsets().items()
+        }
+        torn = {topic: one for topic, one in torn.items() if not one.whole}
+        offsets = reopen().offsets() if torn else {}
+        for topic in sorted(torn):  # or did the archive move on, and the journal with it?
+            one = store.drive(remaining.look(store, topic, offsets.get(topic)))
+            after, until = one.archived_ms or 0, one.first_ms or now
+            if not one.whole and scope.reaches(topic, after, until):
+                reason = "not archived, and gone: the server came back empty or older, or trimmed"
+                found.append(Gap(topic, after or None, max(after, until), reason))
     return found

@@ -19,12 +19,16 @@ _FORM = re.compile(
     re.DOTALL,
 )
 
+_EXACT = 2**53
+"""From here on not every whole number is a double."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldTest:
     """One condition: a JSON path, one of = != < > <= >= ~, and a value.
 
-    Numbers are compared as numbers where both sides are, else as text; `~` finds a regular
+    Numbers are compared as numbers where both sides are, else as text; so is whether numbers of
+    sixteen digits and more are equal, which a double does not tell apart; `~` finds a regular
     expression anywhere in the text. A body without the field meets no condition, nor does a body
     that is not JSON.
     """
@@ -63,6 +67,9 @@ class FieldTest:
         try:
             number = float(self.value)
         except ValueError:
+            return sf.coalesce(compared, sf.lit(False))  # noqa: FBT003
+        if self.operator in ("=", "!=") and abs(number) >= _EXACT:
+            # As doubles, neighbours are one: two orders of eighteen digits, say.
             return sf.coalesce(compared, sf.lit(False))  # noqa: FBT003
         numbers = _compared(found.try_cast("double"), sf.lit(number), self.operator)
         return sf.coalesce(numbers, compared, sf.lit(False))  # noqa: FBT003

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -19,12 +20,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from lisa.core.clock import duration_ms
 from lisa.core.envelope import fence_of
-from lisa.core.errors import GroupRemoved, InvalidMessage
+from lisa.core.errors import GroupRemoved, InvalidMessage, LisaError
 from lisa.core.store import SyncStore
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.restore import Place, Restore, Restored, RestoreItem
 from lisa.pipeline.jobs.placing import judge
+from lisa.pipeline.jobs.server import now_ms
 from lisa.pipeline.jobs.standing import by_topic, inspected, known, portions
 from lisa.pipeline.source.read_columns import arrow_schema
 
@@ -127,8 +130,13 @@ def _standing(token: str | None, seen: Inspection) -> tuple[str, str | None]:
     return "settled", f"tombstone: {stone.state}" if stone else None
 
 
-def restoring(server: Server) -> Mapped:
-    """Rows of PLAN_SCHEMA that the server does not know -> rows of LIST_SCHEMA."""
+def restoring(server: Server, begun_ms: int) -> Mapped:
+    """Rows of PLAN_SCHEMA that the server does not know -> rows of LIST_SCHEMA.
+
+    begun_ms: when the first of these was begun, by the server's clock. A task that Spark repeats
+    later than tombstones last raises LisaError: what its first attempt put back may have been
+    handled and forgotten, which only the journal knows, and a new run reads.
+    """
 
     def restore(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with server.open() as store:
@@ -137,9 +145,27 @@ def restoring(server: Server) -> Mapped:
                     store.drive(store.groups(topic))
                     most = store.batch_size(topic, Restore)
                     for some in portions(rows, most, lambda row: len(row["envelope"])):
+                        if _attempt() > 0:
+                            _check_memory(store, topic, begun_ms)
                         yield _batch(_restored(store, topic, some), LIST_SCHEMA)
 
     return restore
+
+
+def _attempt() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.attemptNumber()
+
+
+def _check_memory(store: SyncStore, topic: str, begun_ms: int) -> None:
+    """Refuse to repeat what the server may have forgotten."""
+    memory_ms = duration_ms(store.drive(store.options(topic)).retention)
+    if store.drive(now_ms(store)) >= begun_ms + memory_ms:
+        raise LisaError(
+            f"a task of this restore failed, and Spark repeats it later than topic {topic!r} "
+            "remembers what was settled (its option retention); run restore again: it finds what "
+            "was put back, and nothing comes twice"
+        )
 
 
 def _restored(store: SyncStore, topic: str, rows: list[Row]) -> list[Row]:

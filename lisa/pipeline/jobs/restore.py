@@ -149,10 +149,12 @@ def restore(
                 .withColumn("reason", sf.lit("settled while the job ran"))
             ))  # fmt: skip
             missing = missing.join(ended, _same(missing, ended), "left_anti")
+    with server.open() as store:
+        begun = store.drive(now_ms(store))
     parts += [
         _listing(plan.where(sf.col("outcome") != PLANNED)),
         _listing(missing.withColumn("outcome", sf.lit("restored"))) if dry_run
-        else missing.mapInArrow(restoring(server), LIST_SCHEMA),
+        else missing.mapInArrow(restoring(server, begun), LIST_SCHEMA),
     ]  # fmt: skip
     if rest is not None and fresh is not None:
         parts.append(_settled_since(chosen(fresh, names, ids), rest))

@@ -38,6 +38,8 @@ _PLAIN = (
 )  # fmt: skip
 _SECONDS_ERA = range(10**8, 10**11)
 """Epoch seconds of 1973 to 5138; as milliseconds these all lie before the spring of 1973."""
+_DATES = range(1900_01_01, 10_000_00_00)
+"""Dates as in 20261224; as milliseconds these all lie in the first two days of 1970."""
 
 
 def _is_json(kind: DataType) -> bool:
@@ -233,6 +235,8 @@ def _due_of_ms(ms: int | None) -> str:
         raise InvalidMessage("it is null")
     if ms in _SECONDS_ERA:
         raise InvalidMessage(f"{ms} looks like seconds; epoch milliseconds are wanted")
+    if ms in _DATES:
+        raise InvalidMessage(f"{ms} looks like a date; epoch milliseconds are wanted")
     return str(check_due_ms(ms))
 
 
