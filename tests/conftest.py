@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import fakeredis
 import pytest
 
+from lisa.core.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
 from tests.servers import Processes, connect, flush, redis_server
 
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import redis
+
+
+@pytest.fixture(autouse=True)
+def no_receiver_is_left() -> Iterator[None]:
+    """Module-wide receivers end with their test, not when the garbage collector comes by."""
+    yield
+    for name in Signals.__slots__:
+        signal = getattr(everywhere, name)
+        if signal.receivers:
+            signal._clear_state()
 
 
 @pytest.fixture(scope="session")
