@@ -32,3 +32,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is killed on one database in every run is killed on the other by `make test-slow`."""
+    for item in items:
+        if "killed" in item.name and "mariadb" in item.name:
+            item.add_marker(pytest.mark.slow)

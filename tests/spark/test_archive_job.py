@@ -245,11 +245,22 @@ print("done", flush=True)
 """
 
 
-def test_kill_at_each_step(
-    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
+STEPS = ("staged", "moving", "moved", "committed", "written", "folding")
+
+
+@pytest.mark.parametrize(
+    "points", [("moving", "committed"), pytest.param(STEPS, marks=pytest.mark.slow)]
+)
+def test_kill_at_steps(  # noqa: PLR0917  its fixtures
+    points: tuple[str, ...],
+    spark: SparkSession,
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    processes: Processes,
 ) -> None:
     where, orders = str(tmp_path / "archive"), Stories("orders")
-    for point in ("staged", "moving", "moved", "committed", "written", "folding"):
+    for point in points:
         journal(client, orders.extend(100))
         killed = processes.start("-c", DRIVER, redis_url, where, point)
         killed.wait_for("dies", timeout=START)
