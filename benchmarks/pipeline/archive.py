@@ -117,7 +117,7 @@ def main(events: int, seconds: int) -> dict[str, Any]:
         "kept_up_events": kept, "kept_up": round(kept / (RATE * seconds), 3),
         "batch_seconds": [round(one.seconds, 2) for _, one in told],
         "lags_ms": lags, "memory_mib": round(memory.mib),
-        "passed": caught >= CATCH_UP and kept == RATE * seconds and memory.mib <= MOST_MIB,
+        "passed": caught >= CATCH_UP and kept >= RATE * seconds and memory.mib <= MOST_MIB,
     }  # fmt: skip
 
 
