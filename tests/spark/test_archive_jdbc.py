@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as sf
 
+from lisa import Producer
 from lisa.core.clock import ms_datetime
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.keys import Keys
 from lisa.pipeline.archive import jdbc, open_archive
 from lisa.pipeline.archive.database import Connection, Database, jdbc_settings
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.parquet import with_log_columns
 from lisa.pipeline.archive.records import Gap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, GAP_STATE, LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.jobs.archive import Archived, archive
 from tests import databases
+from tests.servers import connect
 from tests.spark.stories import BEGIN_MS, Event, Stories, envelope, event, plain_fold, row
 
 if TYPE_CHECKING:
@@ -402,6 +406,31 @@ def test_tables_with_a_prefix_stand_beside_others(
     for text in ("VIEW b_mykit_delay_queue_job", "VIEW b_mykit_delay_queue_job_log",
                  "TABLE b_message_log", "TABLE b_messages", "TABLE b_lisa_archive"):  # fmt: skip
         do(spark, database, f"DROP {text}")
+
+
+def test_the_job_follows_real_roles_into_it(
+    spark: SparkSession, database: DatabaseServer, redis_url: str, tmp_path: Path
+) -> None:
+    where, properties = database.url, database.properties
+    with connect(redis_url) as client, Producer(redis_url) as producer:
+        client.hset(Keys().topic("orders").options, "journal", "1")
+
+        def follow() -> Archived:
+            return archive(
+                spark, where, url=redis_url, once=True, properties=properties,
+                checkpoint=str(tmp_path / "checkpoint"),
+            )  # fmt: skip
+
+        first = producer.send("orders", {"order": 1}, delay=timedelta(hours=1))
+        second = producer.send("orders", {"order": 2}, delay=timedelta(hours=1))
+        assert follow().events == 2
+        producer.cancel("orders", first)
+        assert follow().events == 1
+        assert follow().events == 0
+    found = open_archive(spark, where, properties)
+    states = {row.id: row.state for row in found.messages().collect()}
+    assert states == {first: "cancelled", second: "waiting"}
+    assert found.log().count() == 3
 
 
 def test_a_second_archive_process_is_refused(
