@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test test-slow lint types wheel bench bench-quick bench-pipeline clean
+.PHONY: help demo test test-slow lint types wheel bench bench-quick bench-pipeline bench-gateway clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   how fast and how punctual, also against other queues: most of an hour"
 	@echo "make bench-quick  the same without them, in two minutes"
 	@echo "make bench-pipeline  how fast the Spark jobs are: some fifteen minutes"
+	@echo "make bench-gateway  how fast the HTTP gateway is: a minute"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what these made"
 
@@ -45,6 +46,9 @@ bench-quick: $(VENV)/.base
 
 bench-pipeline: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.pipeline --out benchmarks/report
+
+bench-gateway: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gateway --out benchmarks/report
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel

@@ -12,34 +12,11 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+
+from benchmarks.targets import Figures, Target, show, write
 
 HERE = Path(__file__).parent
-Figures = dict[str, Any]
-
-
-class Target(NamedTuple):
-    """One line of the table: of which measurement, in words, the figure, what it is to be."""
-
-    of: str
-    what: str
-    figure: Callable[[Figures], float]
-    at_least: float | None = None
-    at_most: float | None = None
-
-    def met(self, value: float) -> bool:
-        """Whether a value is as it is to be."""
-        return (self.at_least is None or value >= self.at_least) and (
-            self.at_most is None or value <= self.at_most
-        )
-
-    def bound(self) -> str:
-        """What it is to be, in words."""
-        if self.at_least is not None:
-            return f"at least {self.at_least:,g}"
-        return f"at most {self.at_most:,g}"
 
 
 TARGETS = (
@@ -77,15 +54,6 @@ def measure(name: str, *arguments: str) -> Figures:
     return figures
 
 
-def rows(figures: dict[str, Figures]) -> Iterator[tuple[str, str, str, str]]:
-    """The table's: what, the figure, what it is to be, whether it is."""
-    for target in TARGETS:
-        value = target.figure(figures[target.of])
-        shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        verdict = "met" if target.met(value) else "missed"
-        yield f"{target.of}: {target.what}", shown, target.bound(), verdict
-
-
 def main() -> int:
     """Measure all, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -99,18 +67,11 @@ def main() -> int:
         "restore": measure("restore", str(1_000_000 // share)),
         "report": measure("report", str(10_000_000 // share)),
     }
-    table = list(rows(figures))
-    for line in table:
-        print("{:<78} {:>10}   {:<16} {}".format(*line))
+    met = show(TARGETS, figures)
     if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "pipeline.json").write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
-        text = "\n".join("| " + " | ".join(line) + " |" for line in table)
         head = "# The pipeline, measured\n\nBy `make bench-pipeline`, on `local[2]`, the server on "
-        head += "the same machine. All figures: [pipeline.json](pipeline.json).\n\n"
-        head += "| measure | figure | target | |\n|---|---|---|---|\n"
-        (asked.out / "pipeline.md").write_text(f"{head}{text}\n", "utf-8")
-    return int(any(line[-1] == "missed" for line in table))
+        write(asked.out, "pipeline", f"{head}the same machine.", TARGETS, figures)
+    return int(not met)
 
 
 if __name__ == "__main__":

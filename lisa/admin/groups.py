@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from lisa.admin import push
 from lisa.admin.reading import START, member_page, readable
 from lisa.core.flow import Command, Flow
 from lisa.core.keys import GroupKeys, check_group
@@ -92,6 +93,7 @@ def remove(
         return None
     yield from _write_mark(store, topic, group)
     renewed, settled = time.monotonic(), 0
+    yield from push.remove(store, topic, group)  # or a gateway would join the group anew
     yield from store.run(Undeclare(topic, group))
     gone = False
     while not gone:

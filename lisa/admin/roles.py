@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lisa.admin.reading import ask_all, ask_stream, stream_ids
 from lisa.core import presence
 from lisa.core.flow import Flow
 from lisa.core.presence import ConsumerPresence, ManagerPresence
-from lisa.core.store import Store
+from lisa.core.store import Store, chunks
+from lisa.core.transitions.base import text
 
-__all__ = ["Seen", "consumers", "managers"]
+__all__ = ["Held", "Seen", "consumers", "held", "managers"]
+
+TOPICS_PER_STEP = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,41 @@ def consumers(store: Store, topics: Sequence[str] = ()) -> Flow[list[Seen]]:
     names = list(topics) or (yield from store.topics())
     now_us = yield from store.server_time_us()
     found: list[Seen] = []
-    for topic in names:
-        records = yield from presence.consumers(store, topic)
-        found += [_seen(record, now_us) for record in records]
+    for some in chunks(names, TOPICS_PER_STEP):
+        keys = [store.keys.topic(topic).consumers for topic in some]
+        replies = yield from ask_all(store, [("HGETALL", key) for key in keys])
+        for reply in replies:
+            found += [_seen(record, now_us) for record in presence.consumers_in(reply or [])]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One message that a consumer has in flight, for so long; `id` is None where its entry went."""
+
+    id: str | None
+    group: str
+    due_ms: int | None
+    idle_ms: int
+
+
+def held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[Held]]:
+    """What a consumer of a topic has in flight, in any group, the oldest deliveries first."""
+    found: list[Held] = []
+    for group in (yield from store.groups(topic)):
+        key = store.keys.topic(topic).group(group).ready
+        wanted = limit - len(found)
+        if wanted <= 0:
+            break
+        rows = yield from ask_stream(store, "XPENDING", key, group, "-", "+", wanted, consumer)
+        if not rows:
+            continue
+        entries = yield from store.commands([("XRANGE", key, row[0], row[0]) for row in rows])
+        for row, items in zip(rows, entries, strict=True):
+            _, one, due = stream_ids(items)[0] if items else ("", None, None)
+            name = None if one is None else text(one)
+            due_ms = int(due) if due is not None and due.isdigit() else None
+            found.append(Held(name, group, due_ms, int(row[2])))
     return found
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from lisa.core.metrics.numbers import Numbers
     from lisa.core.settings import ConsumerSettings
 
 __all__ = ["main"]
@@ -27,10 +30,11 @@ EXIT_NO_SERVER = 3
 @click.option("--group", help="The group to join on each topic.")
 @click.option("--concurrency", type=int, help="Handlers that run at a time.")
 @click.option("--processes", type=int, help="Consumer processes to start.")
-@click.option("--http", metavar="HOST:PORT", help="Serve /healthz there.")
+@click.option("--http", metavar="HOST:PORT", help="Serve /healthz and /metrics there.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--leash", type=int, hidden=True)
+@click.option("--numbers", type=click.Path(path_type=Path), hidden=True)
 def main(  # noqa: PLR0917  click passes them by name
     target: str | None,
     path: Path | None,
@@ -38,6 +42,7 @@ def main(  # noqa: PLR0917  click passes them by name
     concurrency: int | None,
     processes: int | None,
     leash: int | None,
+    numbers: Path | None,
     **flags: str | None,
 ) -> None:
     """Handle due messages until SIGTERM.
@@ -64,17 +69,21 @@ def main(  # noqa: PLR0917  click passes them by name
         logs.configure(settings.log_format, settings.log_level)
         if leash is None and settings.consumer_server.processes > 1:
             sys.exit(_run_family(settings))
-        _run_one(settings, group, leash)
+        _run_one(settings, group, leash, numbers)
     except LisaError as error:
         click.echo(f"lisa-consumer: {error}", err=True)
         sys.exit(EXIT_NO_SERVER if isinstance(error, ServerUnavailable) else EXIT_CONFIG)
 
 
-def _run_one(settings: ConsumerSettings, group: str | None, leash: int | None) -> None:
+def _run_one(
+    settings: ConsumerSettings, group: str | None, leash: int | None, left: Path | None
+) -> None:
     from lisa.cli.modules import import_handlers
     from lisa.consumer.loader import load
-    from lisa.consumer.processes import end_with_parent
     from lisa.core.errors import ConfigError
+    from lisa.core.metrics.numbers import of_process
+    from lisa.core.metrics.sharing import leave_numbers
+    from lisa.core.processes import end_with_parent
 
     if leash is not None:
         end_with_parent(leash)
@@ -88,7 +97,10 @@ def _run_one(settings: ConsumerSettings, group: str | None, leash: int | None) -
     _settle_in()
     with ExitStack() as stack:
         if leash is None:
-            _serve_health(stack, settings, consumer.health)
+            _serve_pages(stack, settings, consumer.health,
+                         lambda: consumer.numbers() | of_process())  # fmt: skip
+        elif left is not None:
+            leave_numbers(left, lambda: (own := consumer.numbers()) and own | of_process())
         consumer.run()
 
 
@@ -102,25 +114,50 @@ def _settle_in() -> None:
 
 
 def _run_family(settings: ConsumerSettings) -> int:
-    from lisa.consumer.processes import Family
     from lisa.core.errors import ConfigError
+    from lisa.core.metrics.sharing import Shared
+    from lisa.core.processes import Family
 
     if settings.target is None:
         raise ConfigError("name what to run: lisa-consumer pkg.module, or pkg.module:name")
     command = [sys.executable, "-m", "lisa.cli.consumer", *sys.argv[1:]]
-    family = Family(
-        settings.consumer_server.processes, lambda leash: [*command, "--leash", str(leash)]
-    )
     with ExitStack() as stack:
-        _serve_health(stack, settings, family.health)
+        if settings.http is not None:
+            # Whoever is asked at the one address answers for all processes.
+            left = Path(
+                stack.enter_context(
+                    TemporaryDirectory(prefix="lisa-consumer-", ignore_cleanup_errors=True)
+                )
+            )
+            command += ["--numbers", str(left)]
+        family = Family(
+            settings.consumer_server.processes, lambda leash: [*command, "--leash", str(leash)]
+        )
+        if settings.http is not None:
+            shared = Shared(left)
+            none_alive: Numbers = {"lisa_up": {(): 0.0}, "lisa_processes": {(): 0.0}}
+            _serve_pages(stack, settings, family.health, lambda: none_alive | shared.read())
         return family.run()
 
 
-def _serve_health(stack: ExitStack, settings: ConsumerSettings, report: Any) -> None:
-    if settings.http is not None:
-        from lisa.core.status import HEALTH, StatusServer, health_page
+def _serve_pages(
+    stack: ExitStack,
+    settings: ConsumerSettings,
+    report: Callable[[], Mapping[str, Any]],
+    numbers: Callable[[], Numbers],
+) -> None:
+    from lisa.core.metrics.cache import METRICS
+    from lisa.core.status import HEALTH, Page, StatusServer, health_page
 
-        stack.enter_context(StatusServer(settings.http, {HEALTH: lambda: health_page(report())}))
+    def metrics() -> Page:
+        # Late: a consumer that nobody asks does not pay for it.
+        from lisa.core.metrics.page import metrics_page
+
+        return metrics_page("consumer", [numbers()])
+
+    if settings.http is not None:
+        pages = {HEALTH: lambda: health_page(report()), METRICS: metrics}
+        stack.enter_context(StatusServer(settings.http, pages))
 
 
 if __name__ == "__main__":

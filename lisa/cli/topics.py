@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lisa.cli.options import Chosen, common, pass_chosen
+from lisa.cli.push import push
 
 if TYPE_CHECKING:
     from lisa.admin.topics import TopicCounts
@@ -69,7 +70,10 @@ def counts_fields(counts: TopicCounts) -> dict[str, Any]:
 
 @click.group()
 def topic() -> None:
-    """Show or change one topic: options, pause, groups."""
+    """Show or change one topic: options, pause, groups, pushes."""
+
+
+topic.add_command(push)
 
 
 @topic.command()

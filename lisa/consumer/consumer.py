@@ -22,6 +22,7 @@ from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_group, check_topic
 from lisa.core.mailbox import STOPPING, Mailbox
+from lisa.core.metrics.numbers import Numbers
 from lisa.core.settings import ConsumerSettings
 
 __all__ = ["Consumer"]
@@ -321,6 +322,11 @@ class Consumer:
         """State by topic and whether the server answers, as `/healthz` shows it."""
         crew = self._crew
         return {"status": "stopped", "topics": {}} if crew is None else crew.health()
+
+    def numbers(self) -> Numbers:
+        """What `/metrics` shows of it, by `lisa.core.metrics.families`; empty unless it runs."""
+        crew = self._crew
+        return {} if crew is None else crew.numbers()
 
     def _fail(self, error: LisaError) -> None:
         """Told by a reader of what no waiting will mend."""

@@ -13,6 +13,7 @@ from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.joining import find_group
+from lisa.consumer.metrics import own_numbers
 from lisa.consumer.pull import Puller
 from lisa.consumer.reader import Reader
 from lisa.consumer.settler import Settler
@@ -23,6 +24,7 @@ from lisa.core.address import Address
 from lisa.core.connection import Connection
 from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.keys import Keys
+from lisa.core.metrics.numbers import Numbers
 from lisa.core.presence import unique_name
 from lisa.core.store import SyncStore
 
@@ -165,6 +167,11 @@ class Crew:
         waiting = any(not sub.group for sub in self._subscriptions())
         status = "failing" if failing else "starting" if waiting else "ok"
         return {"status": status, "topics": topics}
+
+    def numbers(self) -> Numbers:
+        """What the handlers did and do."""
+        readers = [(sub, one.is_in_trouble) for sub, one in list(self._readers.items())]
+        return own_numbers(readers, self._slots)
 
     def close(self, grace_s: float) -> None:
         """Stop reading, give back, let handlers finish, settle, leave."""

@@ -16,7 +16,7 @@ from lisa.consumer.held import Held, Outcome, Verdict
 from lisa.consumer.running import arun, on_batch, on_message_here, run
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import Slots, Turn
-from lisa.consumer.subscription import Subscription, Work, deliveries_of
+from lisa.consumer.subscription import FAST_S, Subscription, Work, deliveries_of
 from lisa.core.clock import human
 
 __all__ = ["Dispatcher"]
@@ -56,26 +56,37 @@ class Dispatcher:
         Lets other topics have their turns between messages. False: the slot was lost on the way
         because the subscription is closing. What was finished last, the reader has settled.
         """
-        busy = 0.0
-        done = 0
+        busy = fast_s = 0.0
+        done = fast = 0
         now = time.monotonic()
         slots, ring, wait, unstarted = self.slots, self._settler.ring, self.wait, sub.unstarted
         while not sub.closing.is_set() and (work := sub.next_work()) is not None:
             began = now
+            count = 0
             if plan.batch is not None or isinstance(work, list):
-                done += self._run_batch(sub, plan, deliveries_of(work))
+                count = self._run_batch(sub, plan, deliveries_of(work))
             elif sub.start(work, now):
                 sub.finish(work, on_message_here(plan, work, wait))
-                done += 1
+                count = 1
             now = time.monotonic()
-            busy += now - began
+            took = now - began
+            busy += took
+            done += count
+            if took > FAST_S and count:
+                sub.took(took, count)
+            else:
+                fast += count
+                fast_s += took
             if unstarted:  # else the reader sees to it, at once
                 ring()
             if slots.waiting:
                 ring()
+                sub.fast, sub.fast_s = sub.fast + fast, sub.fast_s + fast_s
+                fast, fast_s = 0, 0.0
                 if not turn.pass_on(sub.closing.is_set):
                     return False
                 now = time.monotonic()
+        sub.fast, sub.fast_s = sub.fast + fast, sub.fast_s + fast_s
         if done:
             sub.pace.measured(busy / done)
         return True
@@ -149,7 +160,9 @@ class Dispatcher:
         else:
             sub.finish(work, on_message_here(plan, work, self.wait))
         if done:
-            sub.pace.measured((time.monotonic() - now) / done)
+            took = time.monotonic() - now
+            sub.pace.measured(took / done)
+            sub.took(took, done)
         self._settler.ring()
         if not sub.unstarted:
             self._settler.hurry()
@@ -229,7 +242,9 @@ class Dispatcher:
             sub.finish_batch(started, judged)
         else:
             sub.finish(work, judged[0])
-        sub.pace.measured((time.monotonic() - now) / len(started))
+        took = time.monotonic() - now
+        sub.pace.measured(took / len(started))
+        sub.took(took, len(started))
 
     @staticmethod
     def _judged(sub: Subscription, held: Held, outcome: Outcome) -> Outcome:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lisa.core import presence
-from lisa.core.errors import ConfigError
+from lisa.core.errors import ConfigError, ServerUnavailable
+from lisa.core.failures import is_full
 from lisa.core.flow import Flow
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
@@ -24,14 +25,20 @@ def find_group(store: Store, topic: str) -> Flow[str | None]:
 def join(store: Store, topic: str, wanted: str) -> Flow[str | None]:
     """The group to take messages for; None while the topic has none and none is wanted.
 
-    Declares the wanted one. Raises LisaError.
+    Declares the wanted one. A server that is full takes no note of it, but is to be drained, so a
+    group that is there already is joined all the same. Raises LisaError.
     """
     yield from store.check_schema()
-    yield from store.register([topic])
-    if not wanted:
-        return (yield from find_group(store, topic))
-    yield from store.run(Declare(topic, wanted))
-    return wanted
+    try:
+        yield from store.register([topic])
+        if wanted:
+            yield from store.run(Declare(topic, wanted))
+    except ServerUnavailable as error:
+        if not is_full(error.__cause__):
+            raise
+        if wanted and wanted not in (yield from store.groups(topic)):
+            raise
+    return wanted or (yield from find_group(store, topic))
 
 
 def ask_for_group(store: Store, topic: str, name: str) -> Flow[None]:

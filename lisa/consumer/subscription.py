@@ -12,18 +12,23 @@ from lisa.consumer.held import Held, Outcome, Verdict
 from lisa.consumer.opening import unpack
 from lisa.consumer.pace import Pace
 from lisa.core.errors import LisaError
+from lisa.core.metrics.families import HANDLER_SECONDS
+from lisa.core.metrics.numbers import Spread
 from lisa.core.store import SyncStore, chunks
 from lisa.core.stream import Entry
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.release import Release
 
-__all__ = ["DEGRADED_AFTER", "Subscription", "Work", "deliveries_of"]
+__all__ = ["DEGRADED_AFTER", "FAST_S", "Subscription", "Work", "deliveries_of"]
 
 log = logging.getLogger("lisa.consumer")
 
 DEGRADED_AFTER = 20
 """Failures without a success, after which a topic is taken one message at a time."""
+
+FAST_S = HANDLER_SECONDS[0]
+"""Handlers that take no longer are counted together: a histogram's work for each would show."""
 
 Work = Held | list[Held]
 
@@ -38,7 +43,8 @@ class Subscription:
 
     Each field has one writer, or is a deque or dict whose single steps are atomic. `wanted` is
     the group that was asked for, or empty; `group` is empty until it is known. `unstarted` holds
-    deliveries, or whole batches of them. `shortened` is told when the ack timeout was cut.
+    deliveries, or whole batches of them. `shortened` is told when the ack timeout was cut. `slow`
+    has the times of handlers above `FAST_S`, `fast` and `fast_s` number and sum of the others.
     """
 
     def __init__(
@@ -64,7 +70,12 @@ class Subscription:
         self._shortened = shortened
         self.handler_timeout_s = 0.0
         self.failed_in_row = 0
-        self.handled = 0
+        self.went_well = 0
+        self.failed = 0
+        self.discarded = 0
+        self.slow = Spread(HANDLER_SECONDS)
+        self.fast = 0
+        self.fast_s = 0.0
         self.is_paused_topic = False
         self.is_paused_here = False
         self.is_announced = False
@@ -81,6 +92,11 @@ class Subscription:
         if self.is_paused_topic or self.is_paused_here:
             return "paused"
         return "degraded" if self.is_degraded else "running"
+
+    @property
+    def handled(self) -> int:
+        """Messages that a handler finished with."""
+        return self.went_well + self.failed + self.discarded
 
     @property
     def is_degraded(self) -> bool:
@@ -136,8 +152,8 @@ class Subscription:
 
     def finish(self, held: Held, outcome: Outcome) -> None:
         """Take a handler's word on a message; the settler does the rest."""
-        self.handled += 1
         if outcome is None:
+            self.went_well += 1
             if self.failed_in_row:
                 self._healed()
             held.ended = True
@@ -151,19 +167,31 @@ class Subscription:
 
     def finish_batch(self, batch: Sequence[Held], outcomes: Sequence[Outcome]) -> None:
         """Take a handler's word on a batch: one call, so at most one failure in a row."""
-        self.handled += len(batch)
         if all(outcome is not None and not outcome.is_discard for outcome in outcomes):
             self._failed()
         else:
             self._healed()
         for held, outcome in zip(batch, outcomes, strict=True):
             if outcome is None:
+                self.went_well += 1
                 held.ended = True
                 self.acks.append(held)
             else:
                 self._refuse(held, outcome)
 
+    def took(self, seconds: float, count: int) -> None:
+        """Handlers took so long for so many messages together."""
+        if seconds > FAST_S * count:
+            self.slow.observe(seconds / count, count)
+        else:
+            self.fast += count
+            self.fast_s += seconds
+
     def _refuse(self, held: Held, outcome: Verdict) -> None:
+        if outcome.is_discard:
+            self.discarded += 1
+        else:
+            self.failed += 1
         log.warning("topic %s: message %s, attempt %d, was not handled: %s", self.topic,
                     held.message.id, held.message.attempt, outcome.reason,
                     exc_info=outcome.error)  # fmt: skip

@@ -19,6 +19,7 @@ import binascii
 import dataclasses
 import math
 import os
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +44,7 @@ __all__ = [
     "encode_tail",
     "encode_tails",
     "fence_of",
+    "id_time_ms",
     "join_envelope",
     "new_id",
     "new_ids",
@@ -58,6 +60,8 @@ _SORTED_ALPHABET = string.digits + string.ascii_uppercase + "_" + string.ascii_l
 _PAIRS = [a + b for a in _SORTED_ALPHABET for b in _SORTED_ALPHABET]
 _BASE64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 _TO_SORTED = bytes.maketrans(_BASE64.encode(), _SORTED_ALPHABET.encode())
+_FROM_SORTED = bytes.maketrans(_SORTED_ALPHABET.encode(), _BASE64.encode())
+_GENERATED = re.compile(r"[0-9A-Z_a-z~]{22}\Z")
 _TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _KINDS = frozenset(b"jsb")
 _WITHOUT_HEADERS = {b"j0000": "j", b"s0000": "s", b"b0000": "b"}
@@ -94,6 +98,15 @@ def new_ids(count: int) -> list[str]:
     # A pair of characters is twelve bits; the last holds eight random ones and the padding.
     stem, end = pattern[:18], pattern[20:]
     return [f"{stem}{pair}{end}" for pair in _PAIRS[:count]]
+
+
+def id_time_ms(message_id: str) -> int | None:
+    """When a generated id was made, epoch milliseconds; None for an id that a caller chose."""
+    if not _GENERATED.match(message_id):
+        return None
+    raw = binascii.a2b_base64(message_id.encode("ascii").translate(_FROM_SORTED) + b"==")
+    is_uuid7 = raw[6] >> 4 == 7 and raw[8] >> 6 == 2
+    return int.from_bytes(raw[:6]) if is_uuid7 else None
 
 
 def new_token() -> str:
@@ -163,7 +176,7 @@ def decode_body(kind: str, body: bytes) -> Any:
         return body
     try:
         return body.decode() if kind == "s" else _decoder.decode(body)
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise InvalidMessage(f"the body cannot be decoded: {error}") from None
 
 

@@ -6,7 +6,14 @@ from redis import exceptions as client
 
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 
-__all__ = ["ClientError", "is_missing_group", "is_missing_script", "passes", "translated"]
+__all__ = [
+    "ClientError",
+    "is_full",
+    "is_missing_group",
+    "is_missing_script",
+    "passes",
+    "translated",
+]
 
 ClientError = (client.RedisError, client.RedisClusterException, OSError, EOFError)
 """Everything that a connection may raise."""
@@ -42,6 +49,11 @@ def passes(error: BaseException) -> bool:
     return isinstance(error, _PASSING) or str(error).startswith(_PASSING_WORDS)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether the server refused a write for want of memory."""
+    return isinstance(error, client.OutOfMemoryError) or str(error).startswith("OOM")
+
+
 def is_missing_script(error: BaseException) -> bool:
     """Whether the server has forgotten its scripts (restart, SCRIPT FLUSH)."""
     return isinstance(error, client.NoScriptError) or str(error).startswith("NOSCRIPT")
@@ -59,7 +71,7 @@ def translated(error: BaseException, where: str) -> LisaError:
         return ConfigError(f"{where} refused user or password: {said}")
     if isinstance(error, (client.NoPermissionError, client.AuthorizationError)):
         return ConfigError(f"{where} does not permit this: {said}; `lisa doctor` names the rights")
-    if isinstance(error, client.OutOfMemoryError) or said.startswith("OOM"):
+    if is_full(error):
         return ServerUnavailable(
             f"{where} is out of memory and takes nothing new: raise its maxmemory, "
             "or let consumers work it off"

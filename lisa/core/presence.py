@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -24,9 +25,11 @@ __all__ = [
     "announce_consumer",
     "announce_manager",
     "consumers",
+    "consumers_in",
     "leave_consumer",
     "leave_manager",
     "managers",
+    "managers_in",
     "unique_name",
 ]
 
@@ -94,6 +97,11 @@ def leave_consumer(store: Store, topic: str, name: str) -> Flow[None]:
 def consumers(store: Store, topic: str) -> Flow[list[ConsumerPresence]]:
     """All consumers' records of a topic, gone ones included, in order of name."""
     reply = yield from store.command("HGETALL", store.keys.topic(topic).consumers)
+    return consumers_in(reply)
+
+
+def consumers_in(reply: Sequence[bytes] | dict[bytes, bytes]) -> list[ConsumerPresence]:
+    """The same, out of the reply to an HGETALL."""
     return _decoded(_consumer_decoder, pairs(reply))
 
 
@@ -111,6 +119,11 @@ def leave_manager(store: Store, name: str) -> Flow[None]:
 def managers(store: Store) -> Flow[list[ManagerPresence]]:
     """All managers' records, gone ones included, in order of name."""
     reply = yield from store.command("HGETALL", store.keys.managers)
+    return managers_in(reply)
+
+
+def managers_in(reply: Sequence[bytes] | dict[bytes, bytes]) -> list[ManagerPresence]:
+    """The same, out of the reply to an HGETALL."""
     return _decoded(_manager_decoder, pairs(reply))
 
 

@@ -39,7 +39,7 @@ class Announcer:
         self._store = store
         self._queue: queue.Queue[tuple[Signal, Message] | None] = queue.Queue(LONGEST_QUEUE)
         self._thread: threading.Thread | None = None
-        self._dropped = 0
+        self.dropped = 0
 
     def start(self) -> None:
         """Begin to call receivers."""
@@ -119,9 +119,9 @@ class Announcer:
             told = msgspec.structs.replace(message, reason=reason, next_due_ms=next_due_ms)
             self._queue.put_nowait((signal, told))
         except queue.Full:
-            self._dropped += 1
-            if self._dropped == 1 or self._dropped % LONGEST_QUEUE == 0:
-                log.warning("receivers are too slow: %d messages not announced", self._dropped)
+            self.dropped += 1
+            if self.dropped == 1 or self.dropped % LONGEST_QUEUE == 0:
+                log.warning("receivers are too slow: %d messages not announced", self.dropped)
 
     def _work(self) -> None:
         while (waiting := self._queue.get()) is not None:

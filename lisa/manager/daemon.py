@@ -14,8 +14,10 @@ from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.errors import LisaError
 from lisa.core.keys import DEFAULT_PREFIX
 from lisa.core.mailbox import STOPPING, Mailbox
-from lisa.core.status import HEALTH, StatusServer, health_page
+from lisa.core.metrics.cache import METRICS
+from lisa.core.status import HEALTH, Page, StatusServer, health_page
 from lisa.manager.engine import Engine
+from lisa.manager.metrics import MetricsPage
 from lisa.manager.plan import DEFAULT_GROUP, Plan, Schedules
 
 __all__ = ["Manager"]
@@ -34,7 +36,8 @@ class Manager:
     nothing. Topics that are not named are found by themselves.
 
     `move`, `clean`, `process_pending` and `sweep` say when the services run at the latest: cron
-    expressions or intervals. `http` is the `HOST:PORT` where `/healthz` is served.
+    expressions or intervals. `http` is the `HOST:PORT` where `/healthz` and `/metrics` are
+    served.
 
     Raises ConfigError, InvalidMessage.
     """
@@ -72,7 +75,10 @@ class Manager:
         self._engine = Engine(address, plan, prefix, unique)
         self._status: StatusServer | None = None
         if http:
-            pages = {HEALTH: lambda: health_page(self._engine.health())}
+            pages: dict[str, Callable[[], Page]] = {
+                HEALTH: lambda: health_page(self._engine.health()),
+                METRICS: MetricsPage(self._engine),
+            }
             self._status = StatusServer(http, pages)
         self._read = read
         self._state = "new"
@@ -103,7 +109,7 @@ class Manager:
 
     @property
     def status_port(self) -> int | None:
-        """Where `/healthz` is served, if it is."""
+        """Where `/healthz` and `/metrics` are served, if they are."""
         return self._status.port if self._status else None
 
     def start(self) -> Self:

@@ -14,12 +14,14 @@ from lisa.core.address import Address
 from lisa.core.connection import Connection
 from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import Keys
+from lisa.core.metrics.numbers import Numbers
 from lisa.core.store import SyncStore
 from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
 from lisa.manager.greeter import Greeter
 from lisa.manager.jobs import Jobs
 from lisa.manager.loop import Loop, Service
+from lisa.manager.metrics import own_numbers
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.promoter import Promoter
 from lisa.manager.pruner import Pruner
@@ -65,7 +67,7 @@ class Engine:
         self._threads: list[threading.Thread] = []
         self._started_ms = 0
         self._announcer = Announcer(store)
-        expirer = Expirer(store, self._announcer)
+        expirer = self._expirer = Expirer(store, self._announcer)
         self._registry = registry = Registry(store, plan, self._learnt)
         self._promoter = Promoter(store, self._clock, expirer, registry.batch)
         self._reclaimer = Reclaimer(store, self._announcer, plan.window)
@@ -179,6 +181,20 @@ class Engine:
                 for topic in self._registry.topics
             },
         }  # fmt: skip
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the server answers, as far as is known."""
+        return self._pulse.reachable.is_set()
+
+    def numbers(self) -> Numbers:
+        """What this manager did and does."""
+        return own_numbers(
+            self._loops, self._jobs, topics=len(self._registry.topics),
+            moved=[one.moved for one in (self._promoter, self._reclaimer, self._expirer,
+                                         self._trimmer, self._sweeper)],
+            unannounced=self._announcer.dropped,
+        )  # fmt: skip
 
     def _watch(self) -> None:
         while not self._stopped.is_set():

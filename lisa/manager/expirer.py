@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lisa.core.metrics.numbers import Tally
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.inspect import Inspect
@@ -16,6 +17,7 @@ class Expirer:
     """Used by the promoter, which meets them on its way, and by the sweeper, which seeks them."""
 
     def __init__(self, store: SyncStore, announcer: Announcer) -> None:
+        self.moved = Tally()
         self._store = store
         self._announcer = announcer
 
@@ -30,4 +32,5 @@ class Expirer:
                 if outcome is Expired.EXPIRED:
                     self._announcer.expired(topic, message_id, inspection)
             outcomes += ended
+            self.moved.add(ended.count(Expired.EXPIRED), "expired")
         return outcomes

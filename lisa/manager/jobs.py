@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, timedelta
 from typing import Any
 
 from lisa.core.errors import ServerUnavailable
+from lisa.core.metrics.families import STEP_SECONDS
+from lisa.core.metrics.numbers import Spread
 from lisa.core.store import chunks
 from lisa.manager.cron import parse_trigger
 from lisa.manager.lookout import PAGE
@@ -36,14 +39,16 @@ class Jobs:
         self._topics = topics
         self._jobs: dict[str, tuple[Any, Callable[[], None]]] = {}
         self._scheduler: Any = None
-        self._troubles: dict[str, Troubles] = {}
+        self.troubles: dict[str, Troubles] = {}
+        self.seconds: dict[str, Spread] = {}
         self._stopped = threading.Event()
 
     def add(self, name: str, schedule: str | timedelta, work: Callable[[], None]) -> None:
         """Run `work` on a schedule. Raises ConfigError for a schedule that cannot be."""
         zone = UTC if isinstance(schedule, timedelta) else None
         self._jobs[name] = (parse_trigger(schedule, zone=zone), work)
-        self._troubles[name] = Troubles(name)
+        self.troubles[name] = Troubles(name)
+        self.seconds[name] = Spread(STEP_SECONDS)
 
     def add_for_each(
         self,
@@ -94,10 +99,12 @@ class Jobs:
 
     def _tick(self, name: str, work: Callable[[], None]) -> None:
         if self._reachable.is_set() and not self._stopped.is_set():
+            began = time.monotonic()
             self._run(name, "", work)
+            self.seconds[name].observe(time.monotonic() - began)
 
     def _run(self, name: str, topic: str, work: Callable[[], object]) -> None:
-        troubles = self._troubles[name]
+        troubles = self.troubles[name]
         try:
             work()
         except Exception as error:  # noqa: BLE001  told, and the next topic goes on

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lisa.core.errors import LisaError, ServerUnavailable
+from lisa.core.metrics.families import STEP_SECONDS
+from lisa.core.metrics.numbers import Spread
 from lisa.manager.agenda import Agenda
 from lisa.manager.punctual import wake_on_time
 from lisa.manager.troubles import Troubles
@@ -53,6 +55,7 @@ class Loop:
         self.name = name
         self.agenda = Agenda()
         self.troubles = Troubles(name)
+        self.seconds = Spread(STEP_SECONDS)
         self._service = service
         self._reachable = reachable
         self._suspect = suspect
@@ -94,10 +97,12 @@ class Loop:
                 if self._leaving:
                     return
             outcomes: Sequence[Outcome | Exception]
+            began = time.monotonic()
             try:
                 outcomes = self._service.step(topics)
             except Exception as error:  # noqa: BLE001  whatever it was, the other topics go on
                 outcomes = [error] * len(topics)
+            self.seconds.observe(time.monotonic() - began)
             settled = [
                 (topic, self._settled(topic, outcome))
                 for topic, outcome in zip(topics, outcomes, strict=True)

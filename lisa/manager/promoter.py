@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lisa.core.errors import LisaError
 from lisa.core.keys import TopicKeys
+from lisa.core.metrics.numbers import Tally
 from lisa.core.store import SyncStore
 from lisa.core.transitions.promote import Promote, Promoted
 from lisa.manager.backpressure import Backpressure
@@ -32,6 +33,7 @@ class Promoter:
         expirer: Expirer,
         batch: Callable[[str], int],
     ) -> None:
+        self.moved = Tally()
         self._store = store
         self._clock = clock
         self._expirer = expirer
@@ -121,6 +123,8 @@ class Promoter:
             return result
         self._last[topic] = received
         self._clock.witness(result.now_ms, sent, received)
+        if result.moved:
+            self.moved.add(result.moved, "promoted")
         if result.paused:
             return None  # whoever resumes the topic wakes us
         if result.expired:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from lisa.core.clock import duration_ms
 from lisa.core.errors import GroupRemoved, LisaError
+from lisa.core.metrics.numbers import Tally
 from lisa.core.options import TopicOptions
 from lisa.core.store import SyncStore
 from lisa.core.transitions.reclaim import Reclaim, Reclaimed, TakenBack
@@ -39,6 +40,7 @@ class Reclaimer:
     """Takes back what was in flight for too long. `window`: pending entries that one call sees."""
 
     def __init__(self, store: SyncStore, announcer: Announcer, window: int) -> None:
+        self.moved = Tally()
         self._store = store
         self._announcer = announcer
         self._window = window
@@ -186,6 +188,8 @@ class Reclaimer:
             )
             received = time.monotonic()
         if moved or cleared:
+            self.moved.add(moved, "reclaimed")
+            self.moved.add(cleared, "cleared")
             log.info(
                 "topic %s, group %s: %d taken back after the ack timeout, %d entries cleared",
                 topic, group, moved, cleared, extra={"topic": topic, "group": group},

@@ -13,6 +13,7 @@ from typing import Any
 from lisa.core import presence
 from lisa.core.clock import duration_ms, human
 from lisa.core.errors import GroupRemoved
+from lisa.core.metrics.numbers import Tally
 from lisa.core.presence import GONE_AFTER, ConsumerPresence
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.base import text
@@ -40,6 +41,7 @@ class Sweeper:
     def __init__(
         self, store: SyncStore, expirer: Expirer, configured: Callable[[str], bool]
     ) -> None:
+        self.moved = Tally()
         self._store = store
         self._expirer = expirer
         self._configured = configured
@@ -155,6 +157,7 @@ class Sweeper:
             if count == 0:
                 break
         if purged:
+            self.moved.add(purged, "purged")
             log.warning("topic %s, group %s: purged %d messages of garbage older than %s",
                         topic, group, purged, human(keep_ms),
                         extra={"topic": topic, "group": group})  # fmt: skip

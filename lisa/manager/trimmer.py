@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from lisa.core.errors import GroupRemoved
+from lisa.core.metrics.numbers import Tally
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.mend import Mend
@@ -28,6 +29,7 @@ class Trimmer:
     """Works through a topic's groups, never by length: nothing unread or in flight is touched."""
 
     def __init__(self, store: SyncStore) -> None:
+        self.moved = Tally()
         self._store = store
         self._entry_cursors: dict[tuple[str, str], str] = {}
         self._index_cursors: dict[tuple[str, str], str] = {}
@@ -73,6 +75,7 @@ class Trimmer:
         else:
             self._entry_cursors[topic, group] = start
         if removed:
+            self.moved.add(removed, "trimmed")
             log.warning(
                 "topic %s, group %s: removed %d foreign entries from its stream",
                 topic, group, removed, extra={"topic": topic, "group": group},
@@ -95,6 +98,7 @@ class Trimmer:
         else:
             self._index_cursors[topic, group] = cursor
         if mended:
+            self.moved.add(mended, "mended")
             log.warning(
                 "topic %s, group %s: %d messages had lost their stream entry and are due again",
                 topic, group, mended, extra={"topic": topic, "group": group},

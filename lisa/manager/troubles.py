@@ -19,12 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class Troubles:
-    """What goes wrong in one service, topic by topic."""
+    """What goes wrong in one service, topic by topic. `total` counts the failures so far."""
 
     def __init__(self, service: str) -> None:
         self._service = service
         self._lock = threading.Lock()
         self._failures: dict[str, tuple[int, str]] = {}
+        self.total = 0
 
     def failed(self, topic: str, error: Exception, *, quietly: bool = False) -> float:
         """Note a failure; answers for how many seconds to leave the topic alone.
@@ -36,6 +37,7 @@ class Troubles:
             failures, before = self._failures.get(topic, (0, ""))
             told = before if quietly else said
             self._failures[topic] = (failures + 1, told)
+            self.total += 1
         if not quietly and said != before:
             expected = isinstance(error, LisaError)
             log.error(
@@ -55,6 +57,10 @@ class Troubles:
 
     def _where(self, topic: str) -> str:
         return f"{self._service}: topic {topic}" if topic else self._service
+
+    def __len__(self) -> int:
+        """How many topics something is wrong with now."""
+        return len(self._failures)
 
     def of(self, topic: str) -> str | None:
         """What is wrong with a topic, if anything."""

@@ -67,7 +67,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 def command_tree(program: str) -> click.Command:
-    module = {"lisa": "main", "lisa-manager": "manager", "lisa-consumer": "consumer"}[program]
+    module = "main" if program == "lisa" else program.removeprefix("lisa-")
     found = importlib.import_module(f"lisa.cli.{module}").main
     assert isinstance(found, click.Command)
     return found

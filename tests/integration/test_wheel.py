@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -11,7 +12,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from lisa.embedded.server import free_port
+from tests.servers import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 LUA = sorted(path.name for path in (ROOT / "lua").glob("*.lua"))
@@ -65,7 +70,7 @@ def test_every_public_name_is_there_without_extras(installed: Path, tmp_path: Pa
     assert sorted(path.name for path in (where / "lua").iterdir()) == LUA
 
 
-@pytest.mark.parametrize("command", ["lisa", "lisa-manager", "lisa-consumer"])
+@pytest.mark.parametrize("command", ["lisa", "lisa-manager", "lisa-consumer", "lisa-gateway"])
 def test_its_commands_tell_their_use(installed: Path, tmp_path: Path, command: str) -> None:
     assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
 
@@ -77,3 +82,47 @@ def test_its_demo_runs(installed: Path, tmp_path: Path) -> None:
     assert told["early"] == 0
     assert told["lost"] == 0
     assert told["handled"] > 0
+
+
+def test_without_its_extra_the_gateway_says_what_to_install(
+    installed: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [installed / "lisa-gateway"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "pip install 'lisa-delay-queue[gateway]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_with_its_extra_the_gateway_has_page_styles_and_api(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--quiet")
+    run(*pip, f"{wheel}[gateway]", cwd=tmp_path)
+    port, http_port = free_port(), free_port()
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+    command = ["up", "--port", str(port), "--http-port", str(http_port)]
+    process = subprocess.Popen([installed / "lisa", *command], cwd=tmp_path, env=clean)
+    url = f"http://127.0.0.1:{http_port}"
+    try:
+        wait_until(lambda: _answers(f"{url}/healthz"))
+        page = httpx.get(f"{url}/").text
+        assets = re.findall(r'(?:href|src)="(/[^"]+\.(?:css|js|svg)[^"]*)"', page)
+        assert len(assets) >= 3
+        for asset in assets:
+            assert httpx.get(url + asset).status_code == 200, asset
+        assert httpx.get(f"{url}/v1/docs").status_code == 200
+        sent = httpx.post(f"{url}/v1/topics/orders/messages", json={"body": 1})
+        assert sent.status_code == 201
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False

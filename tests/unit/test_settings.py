@@ -97,7 +97,7 @@ def test_every_role_loads_every_full_file(role: type[RoleSettings], path: Path) 
     assert role.load(path).topics() == {"orders": ("lisa",)}
 
 
-@pytest.mark.parametrize("role", [ManagerSettings, ProducerSettings, ConsumerSettings])
+@pytest.mark.parametrize("role", ROLES)
 def test_a_full_file_shows_the_defaults_and_leaves_out_no_key(role: Any) -> None:
     text = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8")
     loaded, default = role.load(CONFIGS / f"{role.role}.full.yml"), role.load()
@@ -111,7 +111,7 @@ def test_a_full_file_shows_the_defaults_and_leaves_out_no_key(role: Any) -> None
 
 def test_commented_examples_are_valid(write: Write) -> None:
     tried = set()
-    for role in (ManagerSettings, ProducerSettings, ConsumerSettings):
+    for role in ROLES:
         lines = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines):
             example = line.lstrip().removeprefix("# ")
@@ -129,7 +129,8 @@ def test_commented_examples_are_valid(write: Write) -> None:
             full = role.load(CONFIGS / f"{role.role}.full.yml")
             assert role.load(write("\n".join(kept))) != full, line
             tried.add(key)
-    assert {"retry", "http", "zone", "target", "ack-timeout", "tls-key-file"} <= tried
+    expected = {"retry", "http", "zone", "target", "ack-timeout", "tls-key-file", "push-allow"}
+    assert expected <= tried
 
 
 # Spelling -----------------------------------------------------------------------------------------

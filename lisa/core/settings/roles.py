@@ -28,10 +28,13 @@ from lisa.core.settings.explain import explain
 from lisa.core.settings.layers import Layers
 from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
+    CamelliaSettings,
     ConsumerServerSettings,
+    GatewayServerSettings,
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,
+    listed,
 )
 
 _LAYERS = "layers"
@@ -51,25 +54,20 @@ def _check_address(text: str) -> str:
     return text
 
 
-def _names(value: object) -> object:
-    """Module names may be one text with commas, as the environment has to write them."""
-    if isinstance(value, str):
-        return [name for part in value.split(",") if (name := part.strip())]
-    return value
-
-
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-Modules = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Modules = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class RoleSettings(BaseSettings):
     """What every role is configured with."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
+
+    role: ClassVar[str]
 
     redis: RedisSettings = Field(default_factory=RedisSettings, description="The server.")
     prefix: Annotated[str, AfterValidator(_check_prefix)] = Field(
@@ -171,12 +169,9 @@ class RoleSettings(BaseSettings):
         return {}
 
 
-class DaemonSettings(RoleSettings):
-    """What a role that runs as a daemon is configured with besides."""
+class LoggedSettings(RoleSettings):
+    """What a role that runs by itself is configured with besides."""
 
-    http: Address | None = Field(
-        default=None, description="`HOST:PORT` where `/healthz` is served. Unset: nowhere."
-    )
     log_format: Annotated[Literal["text", "json"], BeforeValidator(_lower)] = Field(
         default="text", description="`text` for people, `json` for programs."
     )
@@ -184,6 +179,15 @@ class DaemonSettings(RoleSettings):
         Field(
             default="info", description="The least that is logged: debug, info, warning or error."
         )
+    )
+
+
+class DaemonSettings(LoggedSettings):
+    """What a role that has no web server of its own, and runs handlers, is configured with."""
+
+    http: Address | None = Field(
+        default=None,
+        description="`HOST:PORT` where `/healthz` and `/metrics` are served. Unset: nowhere.",
     )
     handlers: Modules = Field(
         default=(), description="Modules to import, so that their signal receivers are connected."
@@ -246,4 +250,22 @@ class ConsumerSettings(DaemonSettings):
         return self
 
 
-ROLES: tuple[type[RoleSettings], ...] = (ManagerSettings, ProducerSettings, ConsumerSettings)
+class GatewaySettings(LoggedSettings):
+    """The gateway: HTTP for every language, the earlier systems' wire formats, the web page."""
+
+    role: ClassVar[str] = "gateway"
+
+    gateway_server: GatewayServerSettings = Field(
+        default_factory=GatewayServerSettings, description="Listening, and whom to let in."
+    )
+    camellia: CamelliaSettings = Field(
+        default_factory=CamelliaSettings, description="Defaults of camellia's paths."
+    )
+
+
+ROLES: tuple[type[RoleSettings], ...] = (
+    ManagerSettings,
+    ProducerSettings,
+    ConsumerSettings,
+    GatewaySettings,
+)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lisa.admin import push
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.store import pairs
 from lisa.core.transitions.base import text
@@ -295,6 +296,8 @@ class _Keeper:
         replies = store.drive(store.commands(commands)) if commands else []
         for name, options, groups in zip(names, replies[::2], replies[1::2], strict=True):
             told = {text(key): text(value) for key, value in pairs(options).items()}
+            # Where a group is pushed stands beside the secret that signs: not for an archive.
+            told = {key: value for key, value in told.items() if not key.startswith(push.FIELD)}
             found[name] = TopicRecord(told, tuple(sorted(map(text, groups))))
         return found
 

@@ -1,4 +1,4 @@
-"""`--processes N`: several consumer processes under one that looks after them."""
+"""Several processes of one role under one that looks after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lisa.core.mailbox import STOPPING, Mailbox
 
 __all__ = ["EXIT_CONFIG", "Family", "end_with_parent"]
 
-log = logging.getLogger("lisa.consumer")
+log = logging.getLogger("lisa.processes")
 
 EXIT_CONFIG = 2
 """A child that ends so would end so again: all end with it."""
@@ -31,10 +31,14 @@ class Family:
     """Starts `size` children, starts one again that died, ends all with itself.
 
     `command` makes a child's command line from the descriptor of a pipe that closes when this
-    process is gone, however it went (see `end_with_parent`).
+    process is gone, however it went (see `end_with_parent`). `keeps` are other descriptors that
+    children need.
     """
 
-    def __init__(self, size: int, command: Callable[[int], Sequence[str]]) -> None:
+    def __init__(
+        self, size: int, command: Callable[[int], Sequence[str]], *, keeps: Sequence[int] = ()
+    ) -> None:
+        self._keeps = tuple(keeps)
         self._size = size
         self._command = command
         self._events: Mailbox[Event] = Mailbox()
@@ -94,7 +98,7 @@ class Family:
     def _start(self, place: int) -> None:
         # A group of its own: Ctrl-C in a terminal goes to this process, which passes it on once.
         child = subprocess.Popen(
-            self._command(self._leash), pass_fds=(self._leash,), process_group=0
+            self._command(self._leash), pass_fds=(self._leash, *self._keeps), process_group=0
         )
         self._children[place] = child
         self._started[place] = time.monotonic()

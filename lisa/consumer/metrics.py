@@ -1,0 +1,40 @@
+"""What a consumer's handlers did and do, as numbers for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lisa.consumer.slots import Slots
+from lisa.consumer.subscription import Subscription
+from lisa.core.metrics.numbers import Numbers, add, put
+
+__all__ = ["own_numbers"]
+
+
+def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> Numbers:
+    """Of all subscriptions, each with whether reading it fails."""
+    numbers: Numbers = {}
+    troubled = False
+    for sub, is_in_trouble in readers:
+        troubled |= is_in_trouble
+        _add_one(numbers, sub)
+        group = sub.group or sub.wanted
+        add(numbers, "lisa_consumer_unreachable", float(is_in_trouble), sub.topic, group)
+    put(numbers, "lisa_up", float(not troubled))
+    put(numbers, "lisa_consumer_concurrency", slots.size)
+    put(numbers, "lisa_consumer_busy", slots.size - slots.free)
+    return numbers
+
+
+def _add_one(numbers: Numbers, sub: Subscription) -> None:
+    labels = (sub.topic, sub.group or sub.wanted)
+    add(numbers, "lisa_consumer_running", sub.running(), *labels)
+    add(numbers, "lisa_consumer_held", len(sub.held), *labels)
+    add(numbers, "lisa_consumer_degraded", float(sub.is_degraded), *labels)
+    outcomes = {"ok": sub.went_well, "failed": sub.failed, "discarded": sub.discarded}
+    for outcome, count in outcomes.items():
+        add(numbers, "lisa_consumer_handled_total", count, *labels, outcome)
+    seconds = sub.slow.numbers()
+    seconds[0] += sub.fast
+    seconds[-1] += sub.fast_s
+    add(numbers, "lisa_consumer_handler_seconds", seconds, *labels)

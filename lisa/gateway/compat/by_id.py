@@ -1,0 +1,134 @@
+"""Messages by their id alone.
+
+Two of the earlier systems know no topics when it comes to ids: one pool held all jobs. Lisa's ids
+are their topic's, and no index is kept for the sake of these paths; the topic is looked for. What
+did not come by the same face is never taken for its job, however alike the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from lisa.core.envelope import decode_envelope
+from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.keys import check_id
+from lisa.core.store import chunks
+from lisa.core.transitions.inspect import Inspection
+from lisa.gateway.access import Forbidden, Scope
+from lisa.gateway.doorman import is_foreign
+from lisa.gateway.hub import Hub
+from lisa.gateway.problems import Problem
+
+__all__ = ["Job", "find_job", "headers_of", "refuse_foreign_pages", "searched"]
+
+TOPICS_PER_STEP = 250
+
+
+class Job(NamedTuple):
+    """Where an id was found; `is_live` is False where only its tombstone is left."""
+
+    topic: str
+    seen: Inspection
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is not settled yet."""
+        return bool(self.seen.envelope)
+
+    @property
+    def state(self) -> str:
+        """Where it stands; of several groups, the first in the order of what still happens to it.
+
+        A settled one says how it ended.
+        """
+        if not self.is_live:
+            return self.seen.tombstone.state if self.seen.tombstone else "unknown"
+        if self.seen.waiting_due_ms is not None:
+            return "waiting"
+        states = {place.state for place in self.seen.places}
+        return next((one for one in _ORDER if one in states), "ready")
+
+
+_ORDER = ("in_flight", "ready", "retry", "garbage")
+
+
+async def find_job(
+    hub: Hub, message_id: str, mark: str, topics: Iterable[Iterable[str]]
+) -> Job | None:
+    """The job of an id: among `topics`, looked at set after set until one has it.
+
+    Live before settled. Raises ConfigError where it is live in several topics.
+    """
+    check_id(message_id)
+    settled: Job | None = None
+    tried: set[str] = set()
+    for some in topics:
+        fresh = sorted(set(some) - tried)
+        tried.update(fresh)
+        jobs = [job for one in chunks(fresh, TOPICS_PER_STEP)
+                for job in await _jobs(hub, message_id, mark, one)]  # fmt: skip
+        live = [job for job in jobs if job.is_live]
+        if len(live) > 1:
+            names = ", ".join(job.topic for job in live)
+            raise ConfigError(f"id {message_id!r} is known in topics {names}: say which, topic=...")
+        if live:
+            return live[0]
+        settled = settled or (jobs[0] if jobs else None)
+    return settled
+
+
+async def _jobs(hub: Hub, message_id: str, mark: str, topics: Iterable[str]) -> list[Job]:
+    topics = list(topics)
+    commands = [("EXISTS", key(message_id)) for topic in topics
+                for keys in [hub.store.keys.topic(topic)]
+                for key in (keys.body, keys.done)]  # fmt: skip
+    if not commands:
+        return []
+    replies = iter(await hub.store.drive(hub.store.commands(commands)))
+    found = []
+    for topic in topics:
+        if next(replies) + next(replies) == 0:
+            continue
+        seen = await hub.settler.look(topic, message_id)
+        if (seen.envelope and mark in headers_of(seen)) or (not seen.envelope and seen.tombstone):
+            found.append(Job(topic, seen))
+    return found
+
+
+def headers_of(seen: Inspection) -> dict[str, str]:
+    """The headers of a live message; none where a foreign hand made it unreadable."""
+    try:
+        return decode_envelope(seen.envelope).headers
+    except InvalidMessage:
+        return {}
+
+
+def searched(
+    hub: Hub, request: Request, scope: Scope, first: Iterable[str], known: Iterable[str]
+) -> Iterator[list[str]]:
+    """The sets of topics to search: the likely ones, then all that the token allows.
+
+    Raises Unauthorized, Forbidden.
+    """
+    token = hub.token(request, compat=True)
+    if scope not in token.scopes:
+        raise Forbidden(f"token {token.name!r} does not allow scope {scope}")
+    yield [topic for topic in first if token.allows(scope, topic)]
+    yield [topic for topic in known if token.allows(scope, topic)]
+
+
+def refuse_foreign_pages(request: Request) -> None:
+    """These systems change things by GET, which a page of any other site could have fetched.
+
+    Nor may a HEAD do what the GET does: its answer, a job perhaps, would be seen by nobody.
+    """
+    if request.method == "HEAD":
+        raise Problem(405, "method", "these paths take no HEAD")
+    headers = dict(request.scope["headers"])
+    host = headers.get(b"host", b"").decode("latin-1")
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if is_foreign(origin, host, headers):
+        raise Problem(403, "origin", f"a page of {origin or 'another site'} may not do this")

@@ -1,0 +1,177 @@
+"""What happened in the last interval: what this process answered, and what managers moved."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from lisa.admin.reading import ask_all
+from lisa.admin.topics import TOPICS_PER_STEP
+from lisa.core.errors import LisaError
+from lisa.core.flow import Flow
+from lisa.core.store import AsyncStore, Store, chunks, pairs
+from lisa.core.transitions.base import text
+from lisa.gateway.compat.camellia.clock import Clock
+from lisa.gateway.compat.camellia.messages import DelayMsg
+from lisa.gateway.waiting import Delivery
+
+__all__ = ["Monitor", "MonitorData", "RequestStats", "TimeGapStats"]
+
+log = logging.getLogger("lisa.gateway.camellia")
+
+Counters = dict[str, tuple[int, int, int]]
+
+_COUNTED = (("promoted",), ("expired", "garbage"), ("reclaimed",))
+"""The topic's own counters behind triggerMsgReady, triggerMsgEndLife and triggerMsgTimeout."""
+
+
+class RequestStats(msgspec.Struct, rename="camel"):
+    """One topic's counts in one interval, messages where messages were pulled.
+
+    The last three are the topic's own, whichever process made them so.
+    """
+
+    topic: str
+    send_msg: int = 0
+    pull_msg: int = 0
+    delete_msg: int = 0
+    ack_msg: int = 0
+    get_msg: int = 0
+    trigger_msg_ready: int = 0
+    trigger_msg_end_life: int = 0
+    trigger_msg_timeout: int = 0
+
+
+class TimeGapStats(msgspec.Struct):
+    """Milliseconds between two instants of messages, over one interval."""
+
+    topic: str
+    count: int = 0
+    avg: float = 0.0
+    max: int = 0
+
+    def add(self, gap_ms: int) -> None:
+        """One more message."""
+        self.count += 1
+        self.avg += (gap_ms - self.avg) / self.count
+        self.max = max(self.max, gap_ms)
+
+
+class MonitorData(msgspec.Struct, rename="camel"):
+    """One interval: from due to hand-over (pull), and from due to the ready queue (ready)."""
+
+    request_stats_list: list[RequestStats] = []
+    pull_msg_time_gap_stats_list: list[TimeGapStats] = []
+    ready_queue_time_gap_stats_list: list[TimeGapStats] = []
+
+
+_S = TypeVar("_S", RequestStats, TimeGapStats)
+
+
+class _Interval:
+    def __init__(self) -> None:
+        self.requests: dict[str, RequestStats] = {}
+        self.pulls: dict[str, TimeGapStats] = {}
+        self.readies: dict[str, TimeGapStats] = {}
+
+
+class Monitor:
+    """Counts, and keeps what the last whole interval counted."""
+
+    def __init__(self, store: AsyncStore, clock: Clock, interval_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._interval_s = interval_s
+        self._now = _Interval()
+        self._last = _Interval()
+        self._counters: Counters | None = None
+        self._cpu = (time.monotonic(), time.process_time())
+        self.cpu_usage = 0.0
+
+    def of(self, topic: str) -> RequestStats:
+        """A topic's counts in the present interval."""
+        return _of(self._now.requests, topic, RequestStats)
+
+    def pulled(self, deliveries: Sequence[Delivery], messages: Sequence[DelayMsg]) -> None:
+        """Messages are handed out."""
+        now_ms = self._clock.about_ms()
+        for delivery, message in zip(deliveries, messages, strict=True):
+            self.of(message.topic).pull_msg += 1
+            if message.trigger_time is None:
+                continue
+            gap = max(0, now_ms - message.trigger_time)
+            _of(self._now.pulls, message.topic, TimeGapStats).add(gap)
+            if message.retry == 1:
+                # An entry's id begins with the instant of its promotion, by Redis's clock.
+                ready_ms = int(delivery.receipt.settlement.entry.partition("-")[0])
+                gap = max(0, ready_ms - message.trigger_time)
+                _of(self._now.readies, message.topic, TimeGapStats).add(gap)
+
+    def last(self, sees: Callable[[str], bool]) -> MonitorData:
+        """The last whole interval, of those topics that may be seen."""
+
+        def shown(by_topic: dict[str, _S]) -> list[_S]:
+            return [by_topic[topic] for topic in sorted(by_topic) if sees(topic)]
+
+        one = self._last
+        return MonitorData(shown(one.requests), shown(one.pulls), shown(one.readies))
+
+    async def run(self) -> None:
+        """End an interval when its time is over, until cancelled."""
+        await self._count()
+        ends = time.monotonic()
+        while True:
+            ends = max(ends + self._interval_s, time.monotonic())
+            await asyncio.sleep(ends - time.monotonic())
+            await self._count()
+            self._last, self._now = self._now, _Interval()
+
+    async def _count(self) -> None:
+        wall, cpu = time.monotonic(), time.process_time()
+        passed = wall - self._cpu[0]
+        self.cpu_usage = (cpu - self._cpu[1]) / passed if passed > 0 else 0.0
+        self._cpu = (wall, cpu)
+        try:
+            await self._clock.now_us()
+            counters = await self._store.drive(_counters(self._store))
+        except LisaError as error:
+            log.warning("this interval's trigger counts come with a later one's: %s", error)
+            return
+        before, self._counters = self._counters, counters
+        if before is None:
+            return
+        for topic, values in counters.items():
+            past = before.get(topic, (0, 0, 0))
+            ready, ended, timed_out = (max(0, a - b) for a, b in zip(values, past, strict=True))
+            if ready or ended or timed_out:
+                stats = self.of(topic)
+                stats.trigger_msg_ready += ready
+                stats.trigger_msg_end_life += ended
+                stats.trigger_msg_timeout += timed_out
+
+
+def _of(by_topic: dict[str, _S], topic: str, kind: type[_S]) -> _S:
+    stats = by_topic.get(topic)
+    if stats is None:
+        stats = by_topic[topic] = kind(topic)
+    return stats
+
+
+def _counters(store: Store) -> Flow[Counters]:
+    found: Counters = {}
+    topics = yield from store.topics()
+    for some in chunks(topics, TOPICS_PER_STEP):
+        commands = [("HGETALL", store.keys.topic(topic).stats) for topic in some]
+        for topic, reply in zip(some, (yield from ask_all(store, commands)), strict=True):
+            stats = {text(name): int(value) for name, value in pairs(reply or []).items()}
+            ready, ended, timed_out = (
+                sum(n for name, n in stats.items() if name.partition("@")[0] in names)
+                for names in _COUNTED
+            )
+            found[topic] = (ready, ended, timed_out)
+    return found

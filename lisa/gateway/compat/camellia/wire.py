@@ -1,0 +1,159 @@
+"""What goes over the wire: parameters as Spring reads them, answers as Jackson and fastjson write.
+
+Spring takes a parameter from the query or from the form. A missing or ill-typed one is answered
+with HTTP 400 before the queue is asked; what the queue refuses is HTTP 200 with a code in the body.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lisa.gateway.problems import RETRY_AFTER_S
+
+__all__ = [
+    "JSON",
+    "NOT_EXISTS",
+    "PARAM_WRONG",
+    "SUCCESS",
+    "UNKNOWN",
+    "BadParameter",
+    "Parameters",
+    "answer",
+    "bad_request",
+    "compact",
+    "later",
+    "refused",
+]
+
+SUCCESS = 200
+PARAM_WRONG = 400
+NOT_EXISTS = 404
+UNKNOWN = 500
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MOST_FIELDS = 100
+
+_DECIMAL = re.compile(r"[+-]?[0-9]+\Z")
+_HEX = re.compile(r"(-?)(?:0[xX]|#)([0-9a-fA-F]+)\Z")
+_TRUE = frozenset(("true", "on", "yes", "1"))
+_FALSE = frozenset(("false", "off", "no", "0"))
+
+
+class BadParameter(Exception):
+    """A parameter that is missing or of another type."""
+
+
+class Parameters:
+    """The parameters of one request. Of one that comes twice the first counts, the query before."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    @classmethod
+    async def of(cls, request: Request) -> Parameters:
+        """Query and form together. Raises BadParameter."""
+        text = request.url.query
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind == FORM:
+            text += "&" + (await request.body()).decode("utf-8", "replace")
+        try:
+            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        except ValueError:
+            raise BadParameter(f"a request has at most {MOST_FIELDS} parameters") from None
+        values: dict[str, str] = {}
+        for name, value in pairs:
+            values.setdefault(name, value)
+        return cls(values)
+
+    def text(self, name: str) -> str:
+        """A text that must be there; it may be empty."""
+        try:
+            return self._values[name]
+        except KeyError:
+            raise _missing(name) from None
+
+    def optional_text(self, name: str) -> str | None:
+        """A text, or None."""
+        return self._values.get(name)
+
+    def integer(self, name: str, default: int | None = None, *, bits: int = 64) -> int:
+        """A Java long, or int with bits=32; where it is missing or empty the default."""
+        given = "".join(self._values.get(name, "").split())
+        if not given:
+            if default is None:
+                raise _missing(name)
+            return default
+        if _DECIMAL.match(given) and len(given) <= 20:
+            number = int(given)
+        elif (found := _HEX.match(given)) and len(given) <= 20:
+            number = int(found[1] + found[2], 16)
+        else:
+            raise BadParameter(f"parameter '{name}' is a whole number, not {given[:40]!r}")
+        if not -(1 << bits - 1) <= number < 1 << bits - 1:
+            raise BadParameter(f"parameter '{name}' is out of range: {number}")
+        return number
+
+    def boolean(self, name: str, *, default: bool | None = None) -> bool:
+        """A boolean; where it is missing or empty the default."""
+        given = self._values.get(name, "").strip().lower()
+        if not given:
+            if default is None:
+                raise _missing(name)
+            return default
+        if given not in _TRUE | _FALSE:
+            raise BadParameter(f"parameter '{name}' is true or false, not {given[:40]!r}")
+        return given in _TRUE
+
+
+def _missing(name: str) -> BadParameter:
+    return BadParameter(f"Required parameter '{name}' is not present.")
+
+
+def answer(code: int, **fields: Any) -> Response:
+    """A body as Jackson writes it, nulls included. Only a success has a text."""
+    return Response(msgspec.json.encode({"code": code, **fields}), media_type=JSON)
+
+
+def compact(code: int, found: Sequence[msgspec.Struct] | None) -> bytes:
+    """A pull's answer as fastjson writes it: by name of field, nulls and `msg` left out."""
+    content: dict[str, Any] = {"code": code}
+    if found is not None:
+        rows = (msgspec.to_builtins(one) for one in found)
+        content["delayMsgList"] = [
+            {name: value for name, value in row.items() if value is not None} for row in rows
+        ]
+    return msgspec.json.encode(content, order="sorted")
+
+
+def bad_request(request: Request, error: BadParameter) -> Response:
+    """HTTP 400 as Spring words it."""
+    content = {
+        "timestamp": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
+        "status": 400,
+        "error": "Bad Request",
+        "message": str(error),
+        "path": request.url.path,
+    }
+    return Response(msgspec.json.encode(content), 400, media_type=JSON)
+
+
+def refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A request that was turned away before it was looked at: 401, 403."""
+    body = msgspec.json.encode({"code": status, "msg": why})
+    return Response(body, status, headers, media_type=JSON)
+
+
+def later() -> Response:
+    """HTTP 503: an SDK takes this server off its list for a while, as it should."""
+    body = msgspec.json.encode({"code": UNKNOWN, "msg": None})
+    return Response(body, 503, {"Retry-After": RETRY_AFTER_S}, media_type=JSON)

@@ -1,0 +1,52 @@
+"""How bodies are shown: JSON indented, text as it is, bytes as a dump; never more than a bound."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import msgspec
+
+from lisa.core.envelope import Envelope
+
+__all__ = ["Body", "shown"]
+
+DUMP_BYTES = 2_048
+KINDS = {"j": "JSON", "s": "text", "b": "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body for people; `more` says that this is only its beginning."""
+
+    kind: str
+    text: str
+    base64: str | None
+    more: bool
+
+
+def shown(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
+    """The first `most` bytes of a body. `whole`: the envelope has all of it."""
+    data, kind = envelope.body[:most], KINDS.get(envelope.kind, "bytes")
+    more = not whole or len(envelope.body) > most
+    if kind == "JSON" and not more:
+        try:
+            return Body(kind, msgspec.json.format(data, indent=2).decode(), None, more)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            kind = "damaged JSON"
+    if kind == "bytes":
+        dumped = data[:DUMP_BYTES]
+        return Body(
+            kind, _dump(dumped), base64.b64encode(dumped).decode(), more or len(data) > DUMP_BYTES
+        )
+    return Body(kind, data.decode("utf-8", "replace"), None, more)
+
+
+def _dump(data: bytes) -> str:
+    """Offset, hexadecimal and what is readable, sixteen bytes a line."""
+    lines = []
+    for at in range(0, len(data), 16):
+        part = data[at : at + 16]
+        readable = "".join(chr(one) if 32 <= one < 127 else "." for one in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<47}  {readable}")
+    return "\n".join(lines)

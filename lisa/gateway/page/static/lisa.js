@@ -1,0 +1,157 @@
+// Keeps the page live, draws its plots from the tables that stand under them, and ticks boxes.
+"use strict";
+(() => {
+  const EVERY_MS = 2000;
+  const banner = document.getElementById("banner");
+  const beat = document.getElementById("beat");
+  const live = () => document.querySelector("#live[hx-get]");
+  let goesOn = true;
+  let underWay = false;
+
+  // One request at a time, none while nobody looks or the visitor wants to read in peace.
+  function tick() {
+    const target = live();
+    if (target && goesOn && !underWay && !document.hidden) htmx.trigger(target, "tick");
+  }
+
+  function say(text) {
+    if (banner.textContent !== text) banner.textContent = text;
+  }
+
+  document.addEventListener("htmx:before:request", () => { underWay = true; });
+  document.addEventListener("htmx:after:request", (event) => {
+    const status = event.detail?.ctx?.response?.status;
+    if (status && status < 400) say("");
+  });
+  document.addEventListener("htmx:response:error", (event) => {
+    const status = event.detail?.ctx?.response?.status;
+    if (status >= 500 || status === 429) say(banner.dataset.away);
+  });
+  document.addEventListener("htmx:error", () => { underWay = false; say(banner.dataset.away); });
+  document.addEventListener("htmx:finally:request", () => { underWay = false; });
+  document.addEventListener("htmx:after:swap", draw);
+  document.addEventListener("visibilitychange", tick);
+
+  if (beat && live()) {
+    beat.hidden = false;
+    beat.addEventListener("click", () => {
+      goesOn = !goesOn;
+      beat.setAttribute("aria-pressed", String(goesOn));
+      if (goesOn) tick();
+    });
+    setInterval(tick, EVERY_MS);
+  }
+
+  for (const button of document.querySelectorAll("button[data-tick]")) {
+    const boxes = [...document.querySelectorAll(`input[name="${button.dataset.tick}"]`)];
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      const all = boxes.every((box) => box.checked);
+      for (const box of boxes) box.checked = !all;
+      button.textContent = all ? "Tick all" : "Tick none";
+    });
+  }
+
+  // Plots. The table is the truth: a reader without eyes or scripts has it, and the plot follows it.
+  const plots = new Map();
+  const HEIGHT = 190;
+  const cell = (one) => (one.dataset.v === "" ? null : Number(one.dataset.v));
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function read(figure) {
+    // Below `details`: uPlot's own legend is a table, too.
+    const rows = [...figure.querySelectorAll("details tbody tr")];
+    const all = [...figure.querySelectorAll("details thead th")];
+    const heads = all.filter((head, column) => column === 0 || head.dataset.paint);
+    return { heads, data: heads.map((head) => rows.map((row) => cell(row.children[all.indexOf(head)]))) };
+  }
+
+  function short(value) {
+    for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+      if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)}${unit}`;
+    }
+    return String(+value.toPrecision(3));
+  }
+
+  function spanOf(ms) {
+    if (ms < 1000) return `${+ms.toPrecision(3)} ms`;
+    return ms < 120000 ? `${+(ms / 1000).toPrecision(3)} s` : `${+(ms / 60000).toPrecision(3)} m`;
+  }
+
+  // Hours and minutes, and the day where it is another one than that of the tick before.
+  function clock(_, ticks) {
+    let before = "";
+    return ticks.map((seconds) => {
+      const [day, time] = new Date(seconds * 1000).toISOString().split("T");
+      const text = day === before ? time.slice(0, 5) : `${time.slice(0, 5)}\n${day.slice(5)}`;
+      before = day;
+      return ticks.length > 1 && ticks[1] - ticks[0] >= 86400 ? day.slice(5) : text;
+    });
+  }
+
+  function options(figure, heads, width) {
+    const step = Number(figure.dataset.span ?? 0) / 1000;
+    const tell = figure.dataset.unit === "ms" ? spanOf : short;
+    const axis = {
+      stroke: colour("--soft"), font: "11px system-ui, sans-serif",
+      grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 },
+    };
+    const log = figure.dataset.log === "1";
+    return {
+      width, height: HEIGHT,
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      cursor: { y: false, drag: { x: false, y: false } },
+      scales: { x: { range: (_, low, high) => [low, high + step] }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.08, 1)] } },
+      axes: [{ ...axis, values: clock, space: 64 }, { ...axis, size: 56, values: (_, ticks) => ticks.map((one) => (one === null ? "" : tell(one))) }],
+      series: [{ label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...heads.slice(1).map((head) => {
+        const hue = colour(`--hue${head.dataset.hue}`);
+        const bars = head.dataset.paint === "bars";
+        return {
+          label: head.textContent, stroke: hue, width: bars ? 0 : 1.6,
+          fill: bars ? `${hue}99` : undefined, spanGaps: false,
+          paths: bars ? uPlot.paths.bars({ size: [0.86, 60], align: 1 }) : undefined,
+          points: { show: bars ? false : undefined, size: 4 },
+          value: (_, one) => (one === null || one === undefined ? "–" : tell(one)),
+        };
+      })],
+    };
+  }
+
+  function draw() {
+    if (!window.uPlot) return;
+    for (const [id, plot] of plots) {
+      if (!plot.root.isConnected) { plot.destroy(); plots.delete(id); }
+    }
+    for (const figure of document.querySelectorAll("figure.chart")) {
+      const { heads, data } = read(figure);
+      const place = figure.querySelector(".plot");
+      const names = heads.map((head) => head.textContent).join();
+      const known = plots.get(figure.id);
+      const signature = JSON.stringify(data);
+      if (known && known.lisaNames === names) {
+        if (known.lisaSignature !== signature) known.setData(data);
+        known.lisaSignature = signature;
+        continue;
+      }
+      known?.destroy();
+      const plot = new uPlot(options(figure, heads, place.clientWidth || 300), data, place);
+      plot.lisaNames = names;
+      plot.lisaSignature = signature;
+      plots.set(figure.id, plot);
+    }
+  }
+
+  function again() {
+    for (const plot of plots.values()) plot.destroy();
+    plots.clear();
+    draw();
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  addEventListener("resize", () => {
+    for (const plot of plots.values()) {
+      plot.setSize({ width: plot.root.parentElement.clientWidth, height: HEIGHT });
+    }
+  });
+  draw();
+})();

@@ -1,0 +1,96 @@
+"""Connections that go to the very address that was judged.
+
+httpcore is given names and would look them up itself, after anyone else has: a name that led to a
+public address when it was checked could lead inside a moment later (DNS rebinding). So the lookup,
+the judgement and the connection are one step here. TLS still checks the certificate for the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpcore
+
+from lisa.gateway.push.allowed import Allowed, NotAllowed
+
+__all__ = ["GuardedBackend"]
+
+MOST_TRIED = 4
+"""Addresses of one name that are tried before a push fails."""
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """A network for httpcore that looks names up, judges the addresses, then connects."""
+
+    def __init__(
+        self, allowed: Allowed, network: httpcore.AsyncNetworkBackend | None = None
+    ) -> None:
+        self._allowed = allowed
+        self._network = network or httpcore.AnyIOBackend()
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to an address of the host that pushes may go to. Raises NotAllowed."""
+        began = time.monotonic()
+        permitted: list[str] = []
+        refusal: NotAllowed | None = None
+        for address in await self._addresses(host, port, timeout):
+            try:
+                permitted.append(self._allowed.check(host, address))
+            except NotAllowed as error:
+                refusal = error
+        if refusal is not None and not permitted:
+            raise refusal
+        fault: Exception = httpcore.ConnectError(f"{host} has no address")
+        for i, address in enumerate(permitted[:MOST_TRIED]):
+            left = None if timeout is None else max(0.1, timeout - (time.monotonic() - began))
+            share = None if left is None else left / (min(len(permitted), MOST_TRIED) - i)
+            try:
+                return await self._network.connect_tcp(
+                    address, port, share, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                fault = error
+        raise fault
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, as httpcore asks for it."""
+        await asyncio.sleep(seconds)
+
+    async def _addresses(self, host: str, port: int, timeout: float | None) -> list[str]:
+        """The host's addresses. Pushes to one host share a lookup: each of them takes a thread."""
+        key = host, port
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            lookup = self._lookups[key] = asyncio.create_task(_look_up(host, port))
+            lookup.add_done_callback(lambda done: self._looked_up(key, done))
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(lookup)
+        except TimeoutError:
+            raise httpcore.ConnectTimeout(f"no address of {host} was found in time") from None
+
+    def _looked_up(self, key: tuple[str, int], lookup: asyncio.Task[list[str]]) -> None:
+        del self._lookups[key]
+        if not lookup.cancelled():
+            lookup.exception()  # seen, also if whoever asked has gone
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise httpcore.ConnectError(f"{host} is not known: {error}") from None
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -1,0 +1,171 @@
+"""Fixtures of the page's tests: one site for each file, and a headless Chromium to look at it.
+
+Screenshots go to the directory that LISA_SCREENSHOTS names, else to build/screenshots.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from lisa import Consumer, Manager, Producer
+from lisa.embedded import EmbeddedServer
+from tests.gateways import Gateway
+from tests.servers import ROOT, connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable")
+PATIENCE_MS = 15_000
+ARGUMENTS = (
+    "--no-sandbox", "--disable-background-networking", "--disable-component-update",
+    "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@dataclass
+class Site:
+    """A server, a manager and a gateway whose page may act."""
+
+    server: EmbeddedServer
+    manager: Manager
+    gateway: Gateway
+    producer: Producer
+    raw: redis.Redis
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    def kill(self, topic: str, message_id: str, body: object, reason: str) -> None:
+        """Send a message that has no retry, and let it fail with a reason."""
+        self.producer.send(topic, body, id=message_id, retry=[])
+        self.fail(topic, message_id, reason)
+
+    def fail(self, topic: str, message_id: str, reason: str) -> None:
+        """Take a message, and fail it: to garbage where it has no retry left."""
+        with Consumer(self.server.url) as consumer:
+            (delivery,) = consumer.pull(topic, batch=1, wait=timedelta(seconds=10))
+            assert delivery.message.id == message_id
+            delivery.retry(reason=reason)
+
+
+@contextmanager
+def running_site(*arguments: str) -> Iterator[Site]:
+    with (
+        EmbeddedServer(appendonly=True) as server,
+        Manager(server.url) as manager,
+        Producer(server.url) as producer,
+        connect(server.url) as raw,
+        Gateway(server.url, *arguments) as gateway,
+    ):
+        yield Site(server, manager, gateway, producer, raw)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A site of this file's own; its page may act."""
+    with running_site("--allow-actions") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        pytest.skip("chromium is not on PATH (Debian: apt-get install chromium)")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        yield running
+        running.close()
+
+
+@dataclass
+class Tab:
+    """A page of the browser, and what went wrong or elsewhere in it."""
+
+    page: Any
+    url: str
+    complaints: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+
+    def listen(self) -> Tab:
+        page = self.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda said: self._said(said.type, said.text))
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("dialog", self._dialog)
+        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        return self
+
+    def _said(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning") and not text.startswith("Canvas2D"):
+            self.complaints.append(f"{kind}: {text}")
+
+    def _dialog(self, dialog: Any) -> None:
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def open(self, path: str) -> Any:
+        """Go there; the answer."""
+        return self.page.goto(self.url + path)
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+    def until(self, condition: str, argument: object = None) -> None:
+        """Wait until an expression of JavaScript holds.
+
+        Asked from outside: what the browser would poll by itself is a text, which the page's
+        policy lets nobody run.
+        """
+        ends = time.monotonic() + PATIENCE_MS / 1000
+        while not self.page.evaluate(condition, argument):
+            assert time.monotonic() < ends, condition
+            self.page.wait_for_timeout(20)
+
+    def violations(self) -> list[tuple[str, list[str]]]:
+        """What axe finds wrong: rule, and where. The page's policy must be bypassed for it."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+        found = axe.run(self.page).response["violations"]
+        return [(one["id"], [str(node["target"]) for node in one["nodes"]]) for one in found]
+
+    def shot(self, name: str, *, whole: bool = False) -> Path:
+        directory = Path(os.environ.get("LISA_SCREENSHOTS") or ROOT / "build" / "screenshots")
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{name}.png"
+        self.page.screenshot(path=path, full_page=whole)
+        return path
+
+
+@pytest.fixture
+def tab(browser: Any, site: Site) -> Iterator[Tab]:
+    """A fresh page, 1280 by 800, that must end without complaints."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    opened = Tab(context.new_page(), site.url).listen()
+    yield opened
+    context.close()
+    assert opened.complaints == []
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def waiting(site: Site, topic: str, n: int) -> None:
+    """Until the server has that many messages of a topic in waiting."""
+    wait_until(lambda: site.raw.zcard(f"lisa:{{{topic}}}:waiting") == n)

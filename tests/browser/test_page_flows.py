@@ -1,0 +1,254 @@
+"""What the page is drawn from: history, forecast, and a message's story, on a real server."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Producer
+from lisa.admin import forecast, history, roles, story
+from lisa.admin.forecast import Due, Horizon
+from lisa.admin.history import Interval, Span
+from lisa.core.envelope import id_time_ms, new_id, new_ids
+from lisa.gateway.page.bodies import shown
+from lisa.gateway.page.rendering import count, message_link, span
+from tests.browser.conftest import now_ms
+from tests.roles import Cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+DASH = "\N{EN DASH}"
+HOUR = Span.HOUR.step_ms * 60
+MINUTE = Span.HOUR.step_ms
+NOW = 1_800_000_030_000  # half a minute into a minute
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    """The topic `orders` with its group."""
+    cast = Cast(redis_url, group="lisa").declare()
+    yield cast
+    cast.store.close()
+
+
+def sample(client: redis.Redis, ms: int, **counters: int) -> None:
+    fields: dict[Any, Any] = {name.replace("_at_", "@"): n for name, n in counters.items()}
+    client.xadd("lisa:{orders}:history", fields, id=f"{ms}-0")
+
+
+def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -> None:
+    first = NOW // MINUTE * MINUTE - 3 * MINUTE
+    sample(client, first, sent=10, acked_at_lisa=5)
+    sample(client, first + MINUTE, sent=70, acked_at_lisa=65)
+    # A minute without a sample is one in which nothing changed.
+    client.hset("lisa:{orders}:stats", mapping={"sent": 100, "acked@lisa": 95, "late:e@lisa": 4})
+    found = cast.store.drive(history.history(cast.store, "orders", Span.HOUR, now_ms=NOW))
+    assert [(one.start_ms, one.counters.get("sent", 0)) for one in found] == [
+        (first, 60), (first + MINUTE, 0), (first + 2 * MINUTE, 0), (first + 3 * MINUTE, 30),
+    ]  # fmt: skip
+    assert found[0].per_s("sent") == 1.0
+    assert found[0].per_s("acked", "lisa") == found[0].per_s("acked") == 1.0
+    assert found[-1].seconds == 30
+    assert found[0].lateness_ms(0.99) is None
+    assert 1.5 < (found[-1].lateness_ms(0.5) or 0) <= 2
+    assert history.best_pace(found, "lisa") == 1.0
+    assert history.best_pace(found, "other") is None
+
+
+def test_history_before_the_first_sample_is_not_made_up(cast: Cast) -> None:
+    assert cast.store.drive(history.history(cast.store, "orders", Span.DAY, now_ms=NOW)) == []
+
+
+def test_a_server_that_came_back_empty_makes_no_negative_rates(
+    cast: Cast, client: redis.Redis
+) -> None:
+    sample(client, NOW // MINUTE * MINUTE - MINUTE, sent=1000)
+    client.hset("lisa:{orders}:stats", "sent", 3)
+    found = cast.store.drive(history.history(cast.store, "orders", Span.HOUR, now_ms=NOW))
+    assert all(one.per_s("sent") >= 0 for one in found)
+
+
+def test_bands_count_each_message_once(cast: Cast, client: redis.Redis) -> None:
+    dues = [NOW - 1, NOW, NOW + 1, NOW + 1_000, NOW + 1_001, NOW + 10 * 86_400_000, 10**15]
+    client.zadd("lisa:{orders}:waiting", {f"m{i}": due for i, due in enumerate(dues)})
+    found = cast.store.drive(forecast.bands(cast.store, "orders", now_ms=NOW))
+    filled = {(one.from_ms, one.to_ms): one.messages for one in found if one.messages}
+    assert filled == {
+        (None, 0): 2, (0, 1_000): 2, (1_000, 5_000): 1, (604_800_000, 2_592_000_000): 1,
+        (2_592_000_000, None): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("horizon", list(Horizon))
+def test_what_falls_due_is_told_for_each_group(
+    cast: Cast, client: redis.Redis, horizon: Horizon
+) -> None:
+    client.hset("lisa:{orders}:groups", "other", "1")
+    step = horizon.step_ms
+    client.zadd(
+        "lisa:{orders}:waiting", {"past": NOW - 5, "a": NOW + 1, "b": NOW + step, "c": 10**15}
+    )
+    client.zadd("lisa:{orders}:g:other:retry", {"r": NOW + 1, "old": NOW - 1})
+    groups = cast.store.drive(forecast.due(cast.store, "orders", horizon, now_ms=NOW))
+    lisa, other = sorted(groups, key=lambda one: one.group)
+    assert (lisa.group, lisa.backlog, lisa.beyond) == ("lisa", 1, 1)
+    assert (other.group, other.backlog, other.beyond) == ("other", 2, 1)
+    assert len(lisa.steps) == horizon.count
+    assert [n for _, _, n in lisa.steps[:3]] == [1, 1, 0]
+    assert [n for _, _, n in other.steps[:3]] == [2, 1, 0]
+    assert lisa.steps[0][0] == NOW
+    assert all(end % step == 0 for _, end, _ in lisa.steps)
+
+
+def steps(*counts: int) -> tuple[tuple[int, int, int], ...]:
+    return tuple((i * MINUTE, (i + 1) * MINUTE, n) for i, n in enumerate(counts))
+
+
+def test_the_outlook_warns_where_more_falls_due_than_was_handled() -> None:
+    seen = forecast.outlook(Due("g", 0, steps(30, 160, 70, 10, 0), 0), 1.0)
+    assert [one.left for one in seen.steps] == [0, 100, 110, 60, 0]
+    assert seen.crossing_ms == MINUTE
+    assert seen.most == 110
+    assert seen.clear_ms == 5 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("backlog", "counts", "pace"),
+    [(0, (60, 60, 60), 1.0), (0, (65, 0, 0), 1.0), (0, (9, 0), 0.001), (500, (900, 900), None)],
+)
+def test_the_outlook_does_not_cry_wolf(
+    backlog: int, counts: tuple[int, ...], pace: float | None
+) -> None:
+    assert forecast.outlook(Due("g", backlog, steps(*counts), 0), pace).crossing_ms is None
+
+
+def test_a_backlog_that_is_never_worked_off_says_so() -> None:
+    seen = forecast.outlook(Due("g", 1_000, steps(60, 60), 0), 1.0)
+    assert (seen.crossing_ms, seen.most, seen.clear_ms) == (0, 1_000, None)
+
+
+def test_the_best_pace_is_that_of_one_step() -> None:
+    slow, fast = Interval(0, MINUTE, {"acked@g": 60}), Interval(0, MINUTE, {"acked@g": 600})
+    assert history.best_pace([slow, fast, slow], "g") == 10.0
+
+
+def journaled(client: redis.Redis, redis_url: str, n: int, body: object = 1) -> list[str]:
+    client.hset("lisa:{orders}:options", "journal", "1")
+    with Producer(redis_url) as producer:
+        report = producer.send_many("orders", [body] * n, delay=timedelta(hours=1))
+        return [one.id for one in report]
+
+
+def test_a_story_is_read_backwards_in_pages(
+    cast: Cast, client: redis.Redis, redis_url: str
+) -> None:
+    ids = journaled(client, redis_url, 1_000)
+
+    def read(cursor: str | None) -> story.Read:
+        return cast.store.drive(
+            story.read_back(cast.store, "orders", ids[0], cursor=cursor, most=400)
+        )
+
+    looks, cursor = [read(None)], None
+    while (cursor := looks[-1].cursor) is not None:
+        looks.append(read(cursor))
+    assert [look.looked for look in looks] == [400, 400, 200]
+    assert [len(look.events) for look in looks] == [0, 0, 1]
+    (event,) = looks[-1].events
+    assert (event.state, event.number, event.group, event.ends) == ("sent", 1, None, False)
+    assert event.actor.startswith("producer@")
+    with pytest.raises(ValueError, match="invalid literal"):
+        read("nonsense")
+
+
+def test_a_story_is_not_read_from_before_its_time(
+    cast: Cast, client: redis.Redis, redis_url: str
+) -> None:
+    ids = journaled(client, redis_url, 300)
+    read = cast.store.drive(
+        story.read_back(cast.store, "orders", ids[0], not_before_ms=now_ms() + MINUTE)
+    )
+    assert (read.looked, read.cursor) == (0, None)
+
+
+def test_large_bodies_make_small_pages(cast: Cast, client: redis.Redis, redis_url: str) -> None:
+    ids = journaled(client, redis_url, 120, "x" * 200_000)
+    before = client.info("stats")["total_net_output_bytes"]
+    read = cast.store.drive(story.read_back(cast.store, "orders", ids[-1], most=110))
+    assert read.looked == 110
+    assert read.cursor is not None
+    assert client.info("stats")["total_net_output_bytes"] - before < 30_000_000
+
+
+def test_events_near_known_instants_are_found_at_once(
+    cast: Cast, client: redis.Redis, redis_url: str
+) -> None:
+    ids = journaled(client, redis_url, 500)
+    at = id_time_ms(ids[250])
+    assert at is not None
+    near = cast.store.drive(story.around(cast.store, "orders", ids[250], [at]))
+    assert [event.state for event in near] == ["sent"]
+    assert cast.store.drive(story.around(cast.store, "orders", ids[250], [at - HOUR])) == []
+
+
+def test_previews_are_cut_and_faults_told(cast: Cast, client: redis.Redis, redis_url: str) -> None:
+    with Producer(redis_url) as producer:
+        producer.send("orders", "y" * 50_000, id="long", delay=timedelta(hours=1))
+        producer.send("orders", {"a": 1}, id="short", delay=timedelta(hours=1))
+    client.set("lisa:{orders}:body:broken", "9nonsense")
+    found = cast.store.drive(
+        story.previews(cast.store, "orders", ["long", "short", "broken", "gone"], 1_000)
+    )
+    long, short, broken, gone = found
+    assert long is not None
+    assert long.envelope is not None
+    assert (len(long.envelope.body), long.whole) == (1_000, False)
+    assert short is not None
+    assert short.whole
+    assert broken is not None
+    assert broken.envelope is None
+    assert "version" in (broken.fault or "")
+    assert gone is None
+    assert shown(long.envelope, most=1_000, whole=False).more
+
+
+def test_nothing_is_held_by_who_holds_nothing(cast: Cast) -> None:
+    assert cast.store.drive(roles.held(cast.store, "orders", "nobody", limit=10)) == []
+
+
+def test_generated_ids_tell_when_they_were_made() -> None:
+    before = now_ms()
+    made = [new_id(), *new_ids(100)]
+    after = now_ms()
+    for one in made:
+        assert before <= (id_time_ms(one) or 0) <= after
+    for one in ("order-43", "x" * 22, "0" * 22, "é" * 22, "", made[0] + "x", made[0] + "\n"):
+        assert id_time_ms(one) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, DASH), (0, "0"), (99_999, "99,999"), (100_000, "100k"), (999_499, "999k"),
+     (999_500, "1.0M"), (12_345_678, "12.3M"), (2.5e9, "2.5G")],
+)  # fmt: skip
+def test_counts_are_short(value: float | None, said: str) -> None:
+    assert count(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, DASH), (0.24, "0.2 ms"), (43.4, "43 ms"), (1_000, "1 s"), (1_500, "1.5 s"),
+     (90_000, "1 m 30 s"), (86_400_000, "1 d")],
+)  # fmt: skip
+def test_spans_are_short(value: float | None, said: str) -> None:
+    assert span(value) == said
+
+
+def test_links_survive_any_id() -> None:
+    assert message_link("a", "x/../y?z#%") == "/topics/a/messages/x%2F..%2Fy%3Fz%23%25"
+    assert message_link("a", "..") == "/topics/a/message?id=.."

@@ -1,0 +1,366 @@
+"""The page over plain HTTP: who gets in, what a form needs, what is kept, and what it costs."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import re
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from lisa.embedded import EmbeddedServer
+from lisa.gateway.access import Access, Scope, Token
+from lisa.gateway.page import sessions
+from tests.browser.conftest import Site, running_site
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOKENS = """
+tokens:
+  - {name: all, token: everything-everything, scopes: [produce, consume, operate]}
+  - {name: orders, token: orders-orders-orders, scopes: [produce], topics: ['orders.*']}
+"""
+
+
+def key_in(page: str) -> str:
+    found = re.search(r'name="key" value="([0-9a-f]{64})"', page)
+    assert found, page
+    return found[1]
+
+
+def browser_of(url: str) -> httpx.Client:
+    """A client with a cookie jar, as a browser sends forms."""
+    return httpx.Client(base_url=url, headers={"Origin": url}, timeout=30.0)
+
+
+@pytest.fixture(scope="module")
+def guarded(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with tokens on the same server."""
+    directory: Path = tmp_path_factory.mktemp("tokens")
+    (directory / "tokens.yml").write_text(TOKENS, encoding="utf-8")
+    arguments = ("--tokens-file", str(directory / "tokens.yml"), "--allow-actions")
+    with Gateway(site.server.url, *arguments) as running:
+        yield running
+
+
+def log_in(client: httpx.Client, token: str, path: str = "/") -> httpx.Response:
+    return client.post("/login", data={"token": token, "next": path})
+
+
+def test_every_answer_forbids_what_is_not_its_own(site: Site) -> None:
+    for path in ("/", "/consumers", "/topics/none-such", "/search?q=x"):
+        policy = site.gateway.client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+
+
+def test_pages_hold_no_inline_script_or_style(site: Site) -> None:
+    topic = new_topic()
+    site.producer.send(topic, {"a": 1}, delay=timedelta(hours=1))
+    for path in ("/", f"/topics/{topic}", f"/topics/{topic}/garbage"):
+        page = site.gateway.client.get(path).text
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
+        assert not re.search(r"""(?:src|href|action)=["'](?:https?:)?//""", page)
+
+
+def test_files_are_kept_for_good_and_have_their_types(site: Site) -> None:
+    page = site.gateway.client.get("/").text
+    addresses = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page))
+    types = {}
+    for address in addresses:
+        answer = site.gateway.client.get(address)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        types[address.rpartition("/")[2]] = answer.headers["content-type"]
+    assert types == {
+        "favicon.svg": "image/svg+xml",
+        "lisa.css": "text/css; charset=utf-8",
+        "lisa.js": "text/javascript; charset=utf-8",
+        "htmx.min.js": "text/javascript; charset=utf-8",
+        "uPlot.iife.min.js": "text/javascript; charset=utf-8",
+        "uPlot.min.css": "text/css; charset=utf-8",
+    }
+    stale = site.gateway.client.get("/static/000000000000/lisa.css")
+    assert (stale.status_code, stale.headers["cache-control"]) == (200, "no-cache")
+    for path in ("/static/0/../../page/visits.py", "/static/0/none.css", "/static/0/%2e%2e/x"):
+        assert site.gateway.client.get(path).status_code == 404
+    assert site.gateway.client.get("/favicon.ico").headers["content-type"] == "image/svg+xml"
+
+
+def test_what_did_not_change_is_not_sent_again(site: Site) -> None:
+    first = site.gateway.client.get("/search")
+    tag = first.headers["etag"]
+    again = site.gateway.client.get("/search", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    other = site.gateway.client.get("/search?q=none-such", headers={"If-None-Match": tag})
+    assert other.status_code == 200
+
+
+def test_without_actions_the_page_only_shows(site: Site) -> None:
+    topic = new_topic()
+    message_id = site.producer.send(topic, 1, delay=timedelta(hours=1))
+    with Gateway(site.server.url) as plain, browser_of(plain.url) as client:
+        page = client.get(f"/topics/{topic}/messages/{message_id}")
+        assert page.status_code == 200
+        assert 'method="post"' not in page.text
+        assert not client.cookies
+        answer = client.post(f"/topics/{topic}/act", data={"do": "cancel", "id": message_id})
+        assert answer.status_code == 403
+        assert "--allow-actions" in answer.text
+    found = site.producer.get(topic, message_id)
+    assert found is not None
+    assert found.state == "waiting"
+
+
+def test_a_form_needs_the_key_of_its_own_session(site: Site) -> None:
+    topic = new_topic()
+    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    act, path = f"/topics/{topic}/act", f"/topics/{topic}"
+    with browser_of(site.url) as mine, browser_of(site.url) as other:
+        key = key_in(mine.get(path).text)
+        foreign = key_in(other.get(path).text)
+        assert key != foreign
+        for wrong in ({}, {"key": ""}, {"key": foreign}, {"key": "0" * 64}, {"key": "é"}):
+            assert mine.post(act, data={"do": "pause", **wrong}).status_code == 403
+        with browser_of(site.url) as stranger:
+            assert stranger.post(act, data={"do": "pause", "key": key}).status_code == 403
+        assert mine.get(act).status_code == 405
+        evil = mine.post(act, data={"do": "pause", "key": key}, headers={"Origin": "http://evil"})
+        assert evil.status_code == 403
+        assert site.raw.hget(f"lisa:{{{topic}}}:options", "paused") is None
+        done = mine.post(act, data={"do": "pause", "key": key, "back": path})
+        assert (done.status_code, done.headers["location"]) == (303, f"{path}?did=paused")
+    assert site.raw.hget(f"lisa:{{{topic}}}:options", "paused") == b"1"
+
+
+def test_bad_forms_are_told_apart_from_faults(site: Site) -> None:
+    topic = new_topic()
+    message_id = site.producer.send(topic, 1, delay=timedelta(hours=1))
+    act = f"/topics/{topic}/act"
+    with browser_of(site.url) as client:
+        key = key_in(client.get(f"/topics/{topic}").text)
+        for data in (
+            {"do": "explode"}, {"do": ""}, {"do": "requeue", "pick": "no-slash"},
+            {"do": "cancel", "id": "", "sure": "yes"}, {"do": "requeue", "pick": "lisa/"},
+            {"do": "reschedule", "id": message_id, "delay": "soon"},
+            {"do": "purge_all", "older": "-"}, {"do": "requeue", "pick": "no-group/x"},
+        ):  # fmt: skip
+            answer = client.post(act, data={"key": key, **data})
+            assert 400 <= answer.status_code < 500, (data, answer.status_code)
+        raw = client.post(act, content=b"key=%ff\xff", headers={"Origin": site.url})
+        assert raw.status_code in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/topics/none-such", "/topics/none-such/garbage", "/topics/none-such/messages",
+     "/topics/none-such/messages/x", "/topics/%20", "/topics/a%2Fb"],
+)  # fmt: skip
+def test_what_is_not_there_is_a_page_that_says_so(site: Site, path: str) -> None:
+    answer = site.gateway.client.get(path)
+    assert 400 <= answer.status_code < 500
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "query", ["cursor=x", "cursor=/9:9:9", "group=none", "older=abc", "cursor=%00"]
+)
+def test_bad_filters_are_answered_as_such(site: Site, query: str) -> None:
+    topic = new_topic()
+    site.kill(topic, "dead", {"a": 1}, "no")
+    answer = site.gateway.client.get(f"/topics/{topic}/garbage?{query}")
+    assert answer.status_code in (200, 400, 404)
+
+
+def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
+    with browser_of(guarded.url) as client:
+        asked = client.get("/consumers?topic=a")
+        assert asked.status_code == 303
+        assert asked.headers["location"] == "/login?next=%2Fconsumers%3Ftopic%3Da"
+        assert log_in(client, "wrong-wrong-wrong-wrong").status_code == 403
+        entered = log_in(client, "everything-everything", "/consumers")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/consumers")
+        cookie = entered.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert "everything" not in cookie
+        assert client.get("/").status_code == 200
+        assert client.post("/logout").status_code == 303
+        assert client.get("/").status_code == 303
+
+
+@pytest.mark.parametrize("path", ["//evil.example", "/\\evil.example", "https://evil.example", "x"])
+def test_a_login_leads_nowhere_else(guarded: Gateway, path: str) -> None:
+    with browser_of(guarded.url) as client:
+        assert log_in(client, "everything-everything", path).headers["location"] == "/"
+
+
+def test_a_cookie_cannot_be_made_up(guarded: Gateway) -> None:
+    with browser_of(guarded.url) as client:
+        log_in(client, "orders-orders-orders")
+        good = client.cookies[sessions.COOKIE]
+        payload, _, signature = good.partition(".")
+        name = base64.urlsafe_b64encode(b'["all",9999999999,"x"]').decode().rstrip("=")
+        forged = (
+            f"{name}.{signature}",
+            f"{payload}.{'0' * 64}",
+            payload,
+            "",
+            ".",
+            "a.b",
+            "x" * 5000,
+        )
+        client.cookies.clear()
+        for value in forged:
+            answer = client.get("/", headers={"Cookie": f"{sessions.COOKIE}={value}"})
+            assert answer.status_code == 303, value
+
+
+def test_a_session_ends_with_its_time_and_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = Token.of("a", "secret-secret-secret", [Scope.OPERATE])
+    cookie = sessions.issue(token)
+    assert sessions.read(Access([token]), cookie) == token
+    changed = Token.of("a", "another-another-another", [Scope.OPERATE])
+    assert sessions.read(Access([changed]), cookie) is None
+    assert sessions.read(Access([]), cookie) is None
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + sessions.LASTS_S + 1)
+    assert sessions.read(Access([token]), cookie) is None
+
+
+def test_a_token_sees_and_touches_its_own_topics_only(guarded: Gateway, site: Site) -> None:
+    mine, other = new_topic("orders.a"), new_topic("mail")
+    for topic in (mine, other):
+        site.producer.send(topic, {"a": 1}, id=f"in-{topic}", delay=timedelta(hours=1))
+    with browser_of(guarded.url) as client:
+        log_in(client, "orders-orders-orders")
+        wait_until(lambda: mine in client.get("/").text)
+        assert other not in client.get("/").text
+        for path in ("", "/garbage", "/messages", f"/messages/in-{other}"):
+            assert client.get(f"/topics/{other}{path}").status_code == 403
+        assert client.get(f"/consumers?topic={other}&name=x").status_code == 403
+        assert f"in-{other}" not in client.get(f"/search?q=in-{mine}").text
+        assert "No topic knows" in client.get(f"/search?q=in-{other}").text
+        page = client.get(f"/topics/{mine}/messages/in-{mine}").text
+        assert "Cancel" in page  # the scope produce is enough
+        assert "Pause" not in client.get(f"/topics/{mine}").text
+        key = key_in(page)
+        answers = [
+            client.post(f"/topics/{topic}/act", data={"do": verb, "key": key}).status_code
+            for topic, verb in ((mine, "pause"), (mine, "purge_all"), (other, "cancel"))
+        ]
+        assert answers == [403, 403, 403]
+
+
+def test_a_live_page_of_a_session_that_ended_leads_to_the_login(guarded: Gateway) -> None:
+    headers = {"HX-Request": "true", "HX-Current-URL": f"{guarded.url}/consumers"}
+    answer = guarded.client.get("/consumers", headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["hx-redirect"] == "/login?next=%2Fconsumers"
+
+
+def test_a_bearer_token_works_for_programs_too(guarded: Gateway) -> None:
+    good = {"Authorization": "Bearer everything-everything"}
+    assert guarded.client.get("/", headers=good).status_code == 200
+    bad = {"Authorization": "Bearer no-no-no-no-no-no-no"}
+    assert guarded.client.get("/", headers=bad).status_code in (303, 401)
+
+
+def test_a_crowd_of_viewers_costs_the_server_one_reader(site: Site) -> None:
+    def looks() -> int:
+        stats = site.raw.info("commandstats")
+        return int(stats["cmdstat_zcard"]["calls"])
+
+    for i in range(5):
+        site.producer.send(new_topic(f"crowd-{i}"), 1, delay=timedelta(hours=1))
+    topics = site.raw.zcard("lisa:topics")
+    site.gateway.client.get("/")
+    per_look = topics * 4  # one ZCARD of waiting and at most three of groups, for each topic
+    before, begun = looks(), time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(16) as crowd:
+        answers = list(crowd.map(lambda _: httpx.get(f"{site.url}/").status_code, range(160)))
+    seconds = time.monotonic() - begun
+    assert answers == [200] * 160
+    # A look lasts a second: what 160 visits cost follows from the time that they took.
+    assert looks() - before <= per_look * (seconds + 2)
+    assert (looks() - before) < 160 * topics
+
+
+def test_nothing_is_read_while_nobody_looks() -> None:
+    with EmbeddedServer() as server, Gateway(server.url) as quiet, connect(server.url) as raw:
+        assert quiet.client.get("/").status_code == 200
+        before = raw.info("stats")["total_commands_processed"]
+        time.sleep(1.5)  # longer than a look is good for
+        assert raw.info("stats")["total_commands_processed"] - before == 1  # our own question
+
+
+def test_no_topics_yet_says_how_to_begin() -> None:
+    with running_site() as empty:
+        page = empty.gateway.client.get("/")
+        assert page.status_code == 200
+        assert "lisa send orders" in page.text
+        assert f"{empty.url}/v1/topics/orders/messages" in page.text
+        assert "No consumers" in empty.gateway.client.get("/consumers").text
+
+
+def test_the_server_away_is_told_and_waited_for() -> None:
+    with running_site("--allow-actions") as site:
+        assert site.gateway.client.get("/").status_code == 200
+        site.server.kill()
+        wait_until(lambda: site.gateway.client.get("/").status_code == 503)
+        page = site.gateway.client.get("/")
+        assert "The server does not answer" in page.text
+        assert 'hx-trigger="tick"' in page.text
+        assert page.headers["retry-after"] == "1"
+        site.server.restart()
+        wait_until(lambda: site.gateway.client.get("/").status_code == 200)
+
+
+def test_a_group_that_falls_behind_is_warned_of(site: Site) -> None:
+    topic = new_topic("behind")
+    head, minute = f"lisa:{{{topic}}}:", int(time.time()) // 60 * 60_000
+    for i in (3, 2):
+        fields: dict[Any, Any] = {
+            "sent": 600,
+            "acked@slow": 60 * (4 - i),
+            "acked@fast": 10**6 * (4 - i),
+        }
+        site.raw.xadd(f"{head}history", fields, id=f"{minute - i * 60_000}-0")
+    site.raw.hset(
+        f"{head}stats", mapping={"sent": "600", "acked@slow": "120", "acked@fast": "2000000"}
+    )
+    with site.raw.pipeline() as pipe:
+        for group in ("fast", "slow"):
+            pipe.hset(f"{head}groups", group, "1")
+            pipe.xgroup_create(f"{head}g:{group}:ready", group, id="0", mkstream=True)
+        pipe.execute()
+    site.producer.send_many(topic, range(3_000), delay=timedelta(minutes=20))
+    page = site.gateway.client.get(f"/topics/{topic}?ahead=minutes").text
+    assert "group slow" in page  # the one that has most before it
+    assert "More falls due than was ever handled" in page
+    assert "not worked off within these 60 minutes" in page or "worked off at about" in page
+    other = site.gateway.client.get(f"/topics/{topic}?ahead=minutes&group=fast").text
+    assert "group fast" in other
+
+
+def test_more_than_one_topic_may_know_an_id(site: Site) -> None:
+    first, second = new_topic("one"), new_topic("two")
+    shared = f"shared-{first}"
+    for topic in (first, second):
+        site.producer.send(topic, 1, id=shared, delay=timedelta(hours=1))
+    wait_until(lambda: second in site.gateway.client.get("/search", params={"q": shared}).text)
+    found = site.gateway.client.get("/search", params={"q": shared})
+    assert f"/topics/{first}/messages/{shared}" in found.text
+    only = site.gateway.client.get("/search", params={"q": shared, "topic": first})
+    assert (only.status_code, only.headers["location"]) == (
+        303, f"/topics/{first}/messages/{shared}",
+    )  # fmt: skip

@@ -1,0 +1,244 @@
+"""Who is let in: tokens, scopes and topics; addresses, hosts and pages from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.settings import GatewaySettings
+from lisa.gateway.access import Access, Forbidden, Scope, Unauthorized, is_loopback, read_tokens
+from lisa.gateway.hub import Hub
+from tests.gateways import Gateway, new_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHOP, MAILER, ROOT = "shop-" + "s" * 16, "mailer-" + "m" * 16, "root-" + "r" * 16
+TOKENS = f"""
+tokens:
+  - {{name: shop, token: {SHOP}, scopes: [produce], topics: [orders, "mail.*"]}}
+  - {{name: mailer, token: {MAILER}, scopes: consume, topics: "mail.*"}}
+  - {{name: root, token-env: TOKEN_OF_ROOT}}
+"""
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOKEN_OF_ROOT", ROOT)
+    path = tmp_path / "tokens.yml"
+    path.write_text(TOKENS, encoding="utf-8")
+    return path
+
+
+def asking(secret: str | None = None, client: str = "127.0.0.1") -> HTTPConnection:
+    headers = [] if secret is None else [(b"authorization", b"Bearer " + secret.encode())]
+    return HTTPConnection({"type": "http", "headers": headers, "client": (client, 1)})
+
+
+async def hub_of(**server: object) -> Hub:
+    return Hub(GatewaySettings.load(gateway_server=server))
+
+
+async def test_a_token_allows_its_scopes_on_its_topics(tokens_file: Path) -> None:
+    hub = await hub_of(tokens_file=tokens_file)
+    assert hub.require(asking(SHOP), Scope.PRODUCE, "orders").name == "shop"
+    assert hub.require(asking(SHOP), Scope.PRODUCE, "mail.welcome").name == "shop"
+    assert hub.require(asking(MAILER), Scope.CONSUME, "mail.welcome").name == "mailer"
+    assert hub.require(asking(MAILER), None, "mail.welcome").name == "mailer"
+    for scope in Scope:
+        assert hub.require(asking(ROOT), scope, "anything").name == "root"
+        assert hub.require(asking(ROOT), scope).name == "root"
+    refused: list[tuple[str, Scope | None, str | None]] = [
+        (SHOP, Scope.CONSUME, "orders"), (SHOP, Scope.PRODUCE, "order"),
+        (SHOP, Scope.PRODUCE, "Orders"), (MAILER, Scope.CONSUME, "mail"),
+        (MAILER, Scope.PRODUCE, "mail.welcome"), (SHOP, Scope.OPERATE, "orders"),
+        (SHOP, None, "others"), (SHOP, Scope.PRODUCE, None),
+    ]  # fmt: skip
+    for secret, wanted, topic in refused:
+        with pytest.raises(Forbidden, match="does not allow"):
+            hub.require(asking(secret), wanted, topic)
+
+
+async def test_who_brings_no_token_or_a_wrong_one_is_not_let_in(tokens_file: Path) -> None:
+    hub = await hub_of(tokens_file=tokens_file)
+    with pytest.raises(Unauthorized):
+        hub.require(asking(), None)
+    for wrong in ("x", SHOP + "x", SHOP[:-1], SHOP.upper(), "ü", " "):
+        with pytest.raises(Unauthorized):
+            hub.require(asking(wrong), None)
+    connection = HTTPConnection(
+        {"type": "http", "headers": [(b"authorization", b"Basic " + SHOP.encode())]}
+    )
+    with pytest.raises(Unauthorized):
+        hub.require(connection, None)
+
+
+async def test_without_tokens_all_is_open_but_the_names_of_topics_are_checked() -> None:
+    hub = await hub_of()
+    assert hub.require(asking(), Scope.OPERATE, "orders").name == "everyone"
+    with pytest.raises(InvalidMessage):
+        hub.require(asking(), Scope.PRODUCE, "or ders")
+
+
+async def test_the_earlier_systems_paths_may_ask_for_no_token_on_this_machine_only(
+    tokens_file: Path,
+) -> None:
+    hub = await hub_of(tokens_file=tokens_file, compat_auth="none")
+    assert hub.require(asking(), Scope.PRODUCE, "orders", compat=True).name == "everyone"
+    with pytest.raises(Unauthorized):
+        hub.require(asking(client="192.0.2.1"), Scope.PRODUCE, "orders", compat=True)
+    with pytest.raises(Unauthorized):
+        hub.require(asking(), Scope.PRODUCE, "orders")
+    closed = await hub_of(tokens_file=tokens_file)
+    with pytest.raises(Unauthorized):
+        closed.require(asking(), Scope.PRODUCE, "orders", compat=True)
+
+
+ALL_V4 = "0.0.0.0"  # noqa: S104  refused is what it shall be
+
+
+@pytest.mark.parametrize("host", [ALL_V4, "::", "192.0.2.1", "queue.example.com"])
+def test_an_address_that_others_reach_needs_tokens(host: str, tokens_file: Path) -> None:
+    settings = GatewaySettings.load(gateway_server={"host": host}).gateway_server
+    with pytest.raises(ConfigError, match=r"tokens-file, or listen on 127\.0\.0\.1"):
+        Access.of(settings)
+    given = {"host": host, "tokens_file": tokens_file}
+    assert not Access.of(GatewaySettings.load(gateway_server=given).gateway_server).is_open
+    with pytest.raises(ConfigError, match="loopback interface only"):
+        Access.of(GatewaySettings.load(gateway_server=given | {"compat_auth": "none"})
+                  .gateway_server)  # fmt: skip
+
+
+def test_what_loopback_is() -> None:
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"):
+        assert is_loopback(host), host
+    for host in ("", ALL_V4, "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example.com", "x"):
+        assert not is_loopback(host), host
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("tokens: [", "cannot be read as YAML"),
+        ("[]", "write a list"),
+        ("tokens: []", "write a list"),
+        ("tokens: [x]", "write name, token, scopes"),
+        ("tokens: [{token: 0123456789abcdef}]", "name is missing"),
+        ("tokens: [{name: a}]", "token-env is missing"),
+        ("tokens: [{name: a, token-env: NOT_THERE}]", "has no NOT_THERE"),
+        ("tokens: [{name: a, token: short}]", "at least 16"),
+        ("tokens: [{name: a, token: 'with a space in it'}]", "no spaces"),
+        ("tokens: [{name: a, token: 0123456789abcdeü}]", "ASCII"),
+        ("tokens: [{name: a, token: 0123456789abcdef, scope: [produce]}]", "'scope' is no key"),
+        ("tokens: [{name: a, token: 0123456789abcdef, scopes: [all]}]", "consume, operate"),
+        ("tokens: [{name: a, token: 0123456789abcdef, scopes: []}]", "consume, operate"),
+        ("tokens: [{name: a, token: 0123456789abcdef, topics: ['a b']}]", "topics are names"),
+        ("tokens: [{name: a, token: 0123456789abcdef, topics: 7}]", "topics is a list"),
+        (
+            "tokens: [{name: a, token: 0123456789abcdef}, {name: a, token: 0123456789abcdeF}]",
+            "two tokens have one name",
+        ),
+    ],
+)
+def test_a_bad_file_of_tokens_is_refused_in_one_line(
+    tmp_path: Path, content: str, fault: str
+) -> None:
+    path = tmp_path / "tokens.yml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        read_tokens(path)
+    assert fault in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHOP", "MAILER", "OPERATIONS"):
+        monkeypatch.setenv(f"LISA_TOKEN_{name}", name * 8)
+    found = read_tokens(Path(__file__).parents[2] / "configs" / "tokens.yml")
+    assert [token.name for token in found] == ["shop", "mailer", "operations"]
+
+
+# Through a real gateway ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    path = tmp_path_factory.mktemp("tokens") / "tokens.yml"
+    path.write_text(TOKENS, encoding="utf-8")
+    env = {"TOKEN_OF_ROOT": ROOT}
+    with Gateway(redis_url, "--tokens-file", str(path), env=env) as running:
+        yield running
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_over_http_the_answers_are_401_and_403(guarded: Gateway) -> None:
+    send = "/v1/topics/orders/messages"
+    answer = guarded.client.post(send, json={"body": 1})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert answer.headers["content-type"] == "application/problem+json"
+    wrong = guarded.client.post(send, json={"body": 1}, headers=bearer("x" * 20))
+    assert wrong.status_code == 401
+    refused = guarded.client.post(send, json={"body": 1}, headers=bearer(MAILER))
+    assert refused.status_code == 403
+    assert "mailer" in refused.json()["detail"]
+    accepted = guarded.client.post(send, json={"body": 1}, headers=bearer(SHOP))
+    assert accepted.status_code == 201
+
+
+def test_secrets_stand_in_no_log(guarded: Gateway) -> None:
+    guarded.client.get(f"/v1/topics?token={ROOT}", headers=bearer(ROOT))
+    assert not [line for line in guarded.said if ROOT in line or SHOP in line]
+
+
+@pytest.mark.parametrize("arguments", [["--host", ALL_V4], ["--host", "::"]], ids=["v4", "v6"])
+def test_the_command_refuses_an_open_address_in_one_line(
+    redis_url: str, arguments: list[str]
+) -> None:
+    gateway = Gateway(redis_url, *arguments)
+    try:
+        assert gateway.process.wait(20) == 2
+    finally:
+        gateway.end()
+    (line,) = gateway.said
+    assert "needs tokens" in line
+
+
+def test_an_open_gateway_answers_to_local_names_only(gateway: Gateway) -> None:
+    """A page whose own name was made to lead here (DNS rebinding) gets nothing."""
+    for host in ("evil.example", "127.0.0.1.evil.example", "192.0.2.1"):
+        assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 403
+    for host in ("localhost", "localhost:1234", "[::1]:80", "127.0.0.1"):
+        assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 200
+
+
+def test_a_page_from_elsewhere_may_not_write(gateway: Gateway) -> None:
+    """A browser sends a form to any address; it says where the form comes from."""
+    path = f"/v1/topics/{new_topic()}/messages"
+
+    def status(headers: dict[str, str]) -> int:
+        return gateway.client.post(path, json={"body": 1}, headers=headers).status_code
+
+    own = gateway.url
+    assert status({"Origin": "http://evil.example"}) == 403
+    assert status({"Origin": "null"}) == 403
+    assert status({"Sec-Fetch-Site": "cross-site"}) == 403
+    assert status({"Sec-Fetch-Site": "same-site"}) == 403
+    assert status({"Origin": own, "Sec-Fetch-Site": "same-origin"}) == 201
+    assert status({}) == 201
+
+
+def test_every_answer_carries_the_headers_that_keep_browsers_careful(gateway: Gateway) -> None:
+    for path in ("/healthz", "/v1/topics", "/no/such/page"):
+        headers = gateway.client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "server" not in headers

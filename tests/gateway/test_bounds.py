@@ -1,0 +1,195 @@
+"""Bounds: of size, time and number; and a server that is away."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from lisa import Manager
+from lisa.embedded import EmbeddedServer
+from tests.gateways import Gateway, new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE_S = 0.5
+SLACK_S = 3.0  # what a busy machine may add to a bound
+
+NARROW = """
+lisa-delay-queue:
+  gateway-server:
+    max-body-bytes: 10000
+    max-requests: 3
+    max-polls: 5
+    request-timeout: 500ms
+"""
+
+
+@pytest.fixture(scope="module")
+def narrow(
+    redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    with Gateway(redis_url, config=NARROW, directory=tmp_path_factory.mktemp("narrow")) as running:
+        yield running
+
+
+def raw(gateway: Gateway) -> socket.socket:
+    parts = urlsplit(gateway.url)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0))
+    connection.settimeout(20)
+    return connection
+
+
+def status_of(connection: socket.socket) -> int:
+    answer = b""
+    while b"\r\n" not in answer:
+        more = connection.recv(65_536)
+        assert more, "the connection was closed without an answer"
+        answer += more
+    return int(answer[9:12])
+
+
+def head(gateway: Gateway, length: str) -> bytes:
+    host = urlsplit(gateway.url).netloc
+    return (
+        f"POST /v1/topics/t/messages HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Type: application/json\r\n{length}\r\n\r\n"
+    ).encode()
+
+
+def test_a_request_that_is_too_large_is_refused(narrow: Gateway) -> None:
+    """By what it announces, without reading it; and by what comes, where it announces nothing."""
+    with raw(narrow) as connection:
+        connection.sendall(head(narrow, "Content-Length: 999999999"))
+        assert status_of(connection) == 413
+    with raw(narrow) as connection:
+        connection.sendall(head(narrow, "Transfer-Encoding: chunked"))
+        for _ in range(3):
+            connection.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+        assert status_of(connection) == 413
+    assert narrow.client.post(
+        f"/v1/topics/{new_topic()}/messages", json={"body": "x" * 9_000}
+    ).status_code == 201  # fmt: skip
+
+
+def test_a_request_that_takes_too_long_to_arrive_is_ended(narrow: Gateway) -> None:
+    with raw(narrow) as connection:
+        begun = time.monotonic()
+        connection.sendall(head(narrow, "Content-Length: 100") + b'{"body"')
+        assert status_of(connection) == 408
+        assert 0.5 <= time.monotonic() - begun < 0.5 + SLACK_S
+
+
+def test_too_many_requests_are_told_to_come_again(narrow: Gateway) -> None:
+    """Three that are being sent are at work; the fourth is turned away at once, and then not."""
+    slow = [raw(narrow) for _ in range(3)]
+    for connection in slow:
+        connection.sendall(head(narrow, "Content-Length: 100") + b"{")
+    wait_until(lambda: narrow.client.get("/healthz").status_code == 503)
+    answer = narrow.client.get("/v1/topics")
+    # The three may have timed out meanwhile, on a busy machine.
+    assert answer.status_code in (200, 503)
+    for connection in slow:
+        status_of(connection)
+        connection.close()
+    wait_until(lambda: narrow.client.get("/healthz").status_code == 200)
+
+
+def test_too_many_polls_are_told_to_come_again(narrow: Gateway) -> None:
+    topic = new_topic()
+
+    def poll() -> httpx.Response:
+        body = {"wait_ms": 4_000, "group": "lisa"}
+        return httpx.post(f"{narrow.url}/v1/topics/{topic}/pull", json=body, timeout=20)
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = [one.result() for one in [threads.submit(poll) for _ in range(8)]]
+    statuses = sorted(one.status_code for one in answers)
+    assert statuses == [200] * 5 + [503] * 3
+    for one in answers:
+        if one.status_code == 503:
+            assert int(one.headers["retry-after"]) >= 1
+            assert one.json()["type"].endswith(":crowded")
+
+
+def test_while_the_server_is_away_requests_are_answered_503_and_polls_stay(
+    tmp_path: Path,
+) -> None:
+    topic = new_topic()
+    config = f"lisa-delay-queue: {{gateway-server: {{patience: {PATIENCE_S}s}}}}"
+    with (
+        EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server,
+        Manager(server.url, groups={topic: ["lisa"]}),
+        Gateway(server.url, config=config, directory=tmp_path) as gateway,
+    ):
+        send, pull = f"/v1/topics/{topic}/messages", f"/v1/topics/{topic}/pull"
+        assert gateway.client.post(send, json={"body": "before"}).status_code == 201
+        (found,) = gateway.client.post(pull, json={"wait_ms": 5_000}).json()["deliveries"]
+        ack = f"{send}/{found['id']}/ack"
+        assert gateway.client.post(ack, json={"receipt": found["receipt"]}).status_code == 200
+        with ThreadPoolExecutor(1) as threads:
+            held = threads.submit(
+                httpx.post, f"{gateway.url}{pull}", json={"wait_ms": 25_000}, timeout=30
+            )
+            wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] == 1)
+            server.kill()
+            for method, path, body in (
+                ("POST", send, {"body": "during"}),
+                ("GET", f"{send}/x", None),
+                ("DELETE", f"{send}/x", None),
+                ("POST", pull, {"wait_ms": 0}),
+                ("GET", "/v1/topics", None),
+            ):
+                begun = time.monotonic()
+                answer = gateway.client.request(method, path, json=body)
+                assert answer.status_code == 503, f"{method} {path}: {answer.text}"
+                assert time.monotonic() - begun < PATIENCE_S + SLACK_S
+                assert int(answer.headers["retry-after"]) >= 1
+                assert server.url not in answer.text
+            assert not held.done()
+            server.restart()
+            wait_until(
+                lambda: (
+                    gateway.client.post(send, json={"body": "after", "id": "after"}).status_code
+                    in (200, 201)
+                )
+            )
+            (found,) = held.result().json()["deliveries"]
+            assert found["body"] in ("during", "after")
+
+
+def test_nothing_that_was_accepted_is_lost_over_a_restart(tmp_path: Path) -> None:
+    topic = new_topic()
+    with (
+        EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server,
+        Gateway(server.url) as gateway,
+    ):
+        accepted = set()
+        for number in range(200):
+            if number == 100:
+                server.restart()
+            answer = gateway.client.post(
+                f"/v1/topics/{topic}/messages", json={"body": number, "delay_ms": 3_600_000}
+            )
+            if answer.status_code == 201:
+                accepted.add(answer.json()["id"])
+        listed = set()
+        cursor = None
+        while True:
+            query = {"state": "waiting", "limit": "100"} | ({"cursor": cursor} if cursor else {})
+            page = gateway.client.get(f"/v1/topics/{topic}/messages", params=query).json()
+            listed |= {one["id"] for one in page["messages"]}
+            cursor = page.get("cursor")
+            if not cursor:
+                break
+        assert len(accepted) >= 150
+        assert accepted <= listed, json.dumps(sorted(accepted - listed))

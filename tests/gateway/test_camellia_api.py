@@ -1,0 +1,405 @@
+"""Camellia's paths: parameters, answers, defaults, and what becomes of messages."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Consumer, Manager, Producer
+from lisa.embedded import EmbeddedServer
+from tests.gateway.camellia_client import QUEUE, Queue, queue_with_group
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+FIELDS = [
+    "topic", "msgId", "msg", "produceTime", "triggerTime", "expireTime", "maxRetry", "retry",
+    "status",
+]  # fmt: skip
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def queue(client: httpx.Client, redis_url: str) -> Queue:
+    """A topic of its own."""
+    return queue_with_group(client, redis_url)
+
+
+@pytest.fixture
+def producer(redis_url: str) -> Iterator[Producer]:
+    """A native producer on the same server."""
+    with Producer(redis_url) as running:
+        yield running
+
+
+def test_a_message_goes_its_way(queue: Queue) -> None:
+    sent = queue.send("héllo 你好 &=%+", delay_ms=50, ttlMillis=20_000, maxRetry=3)
+    assert list(sent) == FIELDS
+    assert sent["topic"] == queue.topic
+    assert sent["msg"] == "héllo 你好 &=%+"
+    assert len(sent["msgId"]) == 32
+    assert int(sent["msgId"], 16)
+    assert sent["triggerTime"] == sent["produceTime"] + 50
+    assert sent["expireTime"] == sent["triggerTime"] + 20_000
+    assert (sent["maxRetry"], sent["retry"], sent["status"]) == (3, 0, 1)
+    (pulled,) = queue.poll()
+    assert pulled == {**sent, "retry": 1, "status": 3}
+    assert queue.get(sent["msgId"]) == pulled
+    assert queue.settle(sent["msgId"], ack=True) == 200
+    assert queue.pull() == []
+    assert queue.get(sent["msgId"]) == {
+        **dict.fromkeys(FIELDS), "topic": queue.topic, "msgId": sent["msgId"],
+        "triggerTime": sent["triggerTime"], "retry": 1, "status": 4,
+    }  # fmt: skip
+
+
+def test_defaults(client: httpx.Client, redis_url: str) -> None:
+    queue = Queue(client, new_topic())
+    sent = queue.send(delay_ms=-5)
+    assert sent["triggerTime"] == sent["produceTime"]
+    assert sent["expireTime"] == sent["triggerTime"] + HOUR_MS
+    assert (sent["maxRetry"], sent["status"]) == (10, 2)
+    explicit = queue.send(ttlMillis=0, maxRetry=-1)
+    assert explicit["expireTime"] == explicit["triggerTime"] + HOUR_MS
+    assert explicit["maxRetry"] == 10
+    assert len(queue.poll(batch=-1)) == 1  # and not both
+    with connect(redis_url) as redis:
+        options = redis.hgetall(f"lisa:{{{queue.topic}}}:options")
+    assert options[b"ack_timeout"] == b"30000"
+    assert options[b"retention"] == b"300000"
+
+
+def test_options_of_a_topic_that_is_known_are_left_alone(
+    client: httpx.Client, redis_url: str, producer: Producer
+) -> None:
+    queue = Queue(client, new_topic())
+    producer.send(queue.topic, "native")
+    queue.send()
+    with connect(redis_url) as redis:
+        assert b"ack_timeout" not in redis.hgetall(f"lisa:{{{queue.topic}}}:options")
+
+
+def test_shapes_of_answers(client: httpx.Client, queue: Queue) -> None:
+    sent = queue.send()
+    assert queue.post("getMsg", msgId="nobody") == {"code": 404, "msg": None, "delayMsg": None}
+    assert queue.post("deleteMsg", msgId="nobody") == {"code": 404, "msg": None}
+    assert queue.post("ackMsg", msgId="nobody", ack="true") == {"code": 404, "msg": None}
+    form = {"topic": queue.topic}
+    short = client.post(f"{QUEUE}/pullMsg", data=form)
+    assert short.headers["content-type"] == "application/json"
+    assert list(short.json()) == ["code", "msg", "delayMsgList"]
+    queue.send("second")
+    long = client.post(f"{QUEUE}/longPollingMsg", data=form)
+    assert long.headers["content-type"] == "text/plain;charset=UTF-8"
+    assert long.text.startswith('{"code":200,"delayMsgList":[{"expireTime":')
+    assert queue.post("deleteMsg", msgId=sent["msgId"]) == {"code": 200, "msg": "success"}
+
+
+def test_parameters_of_the_query_count_too_and_first(client: httpx.Client, queue: Queue) -> None:
+    answer = client.post(
+        f"{QUEUE}/sendMsg", params={"topic": queue.topic, "msg": "query"},
+        data={"msg": "form", "delayMillis": " 0x10 "},
+    )  # fmt: skip
+    sent = answer.json()["delayMsg"]
+    assert sent["msg"] == "query"
+    assert sent["triggerTime"] == sent["produceTime"] + 16
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("sendMsg", {"msg": "m", "delayMillis": 0}),
+        ("sendMsg", {"topic": "t", "delayMillis": 0}),
+        ("sendMsg", {"topic": "t", "msg": "m"}),
+        ("sendMsg", {"topic": "t", "msg": "m", "delayMillis": ""}),
+        ("sendMsg", {"topic": "t", "msg": "m", "delayMillis": "soon"}),
+        ("sendMsg", {"topic": "t", "msg": "m", "delayMillis": 1 << 63}),
+        ("sendMsg", {"topic": "t", "msg": "m", "delayMillis": 0, "maxRetry": 1 << 31}),
+        ("sendMsg", {"topic": "t", "msg": "m", "delayMillis": 0, "ttlMillis": "1.5"}),
+        ("pullMsg", {}),
+        ("pullMsg", {"topic": "t", "batch": "all"}),
+        ("longPollingMsg", {"topic": "t", "longPollingTimeoutMillis": "x"}),
+        ("ackMsg", {"topic": "t", "msgId": "i"}),
+        ("ackMsg", {"topic": "t", "msgId": "i", "ack": "maybe"}),
+        ("ackMsg", {"topic": "t", "ack": "true"}),
+        ("getMsg", {"topic": "t"}),
+        ("deleteMsg", {"topic": "t", "msgId": "i", "release": "perhaps"}),
+        ("deleteMsg", {"topic": "t"}),
+    ],
+)
+def test_a_missing_or_ill_typed_parameter_is_http_400(
+    client: httpx.Client, name: str, form: dict[str, object]
+) -> None:
+    answer = client.post(f"{QUEUE}/{name}", data=form)
+    assert answer.status_code == 400
+    body = answer.json()
+    assert (body["status"], body["error"]) == (400, "Bad Request")
+    assert body["path"] == f"{QUEUE}/{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("sendMsg", {"topic": "", "msg": "m", "delayMillis": 0}),
+        ("sendMsg", {"topic": "t", "msg": "", "delayMillis": 0}),
+        ("sendMsg", {"topic": "t", "msg": "m", "delayMillis": 0, "msgId": "i" * 257}),
+        ("sendMsg", {"topic": "t", "msg": "m" * (1 << 20 | 1), "delayMillis": 0}),
+        ("pullMsg", {"topic": ""}),
+        ("longPollingMsg", {"topic": ""}),
+        ("ackMsg", {"topic": "t", "msgId": "", "ack": "true"}),
+        ("getMsg", {"topic": "t", "msgId": ""}),
+        ("deleteMsg", {"topic": "t", "msgId": ""}),
+    ],
+)
+def test_what_the_queue_refuses_is_code_400_without_a_text(
+    client: httpx.Client, name: str, form: dict[str, object]
+) -> None:
+    answer = client.post(f"{QUEUE}/{name}", data=form)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["code"] == 400
+    assert body.get("msg") is None
+
+
+def test_only_the_original_methods(client: httpx.Client) -> None:
+    assert client.get(f"{QUEUE}/pullMsg", params={"topic": "t"}).status_code == 405
+    assert client.post(f"{QUEUE}/getTopicInfo", data={"topic": "t"}).status_code == 405
+
+
+def test_a_full_topic_is_code_500(queue: Queue, redis_url: str) -> None:
+    queue.send(delay_ms=60_000)
+    with connect(redis_url) as redis:
+        redis.hset(f"lisa:{{{queue.topic}}}:options", "capacity", "1")
+    body = queue.post("sendMsg", msg="m", delayMillis=0)
+    assert body == {"code": 500, "msg": None, "delayMsg": None}
+
+
+def test_a_nack_brings_it_back_at_once_until_its_retries_are_used_up(queue: Queue) -> None:
+    sent = queue.send(maxRetry=2)
+    for attempt in (1, 2, 3):
+        (pulled,) = queue.poll()
+        assert pulled == {**sent, "retry": attempt, "status": 3}
+        assert queue.settle(sent["msgId"], ack=False) == 200
+    dead = queue.get(sent["msgId"])
+    assert dead == {**sent, "retry": 3, "status": 6}
+    assert queue.pull() == []
+
+
+def test_a_batch(queue: Queue) -> None:
+    ids = {queue.send(f"m{i}")["msgId"] for i in range(20)}
+    some = queue.pull(batch=15)
+    rest = queue.pull(batch=15)
+    assert [len(some), len(rest)] == [15, 5]
+    assert {one["msgId"] for one in some + rest} == ids
+    assert {queue.settle(one, ack=True) for one in ids} == {200}
+
+
+def test_messages_without_an_id_keep_their_order(queue: Queue) -> None:
+    for i in range(10):
+        queue.send(f"m{i}")
+    assert [one["msg"] for one in queue.pull(batch=10)] == [f"m{i}" for i in range(10)]
+
+
+def test_the_same_id_again_finds_the_first_message(queue: Queue) -> None:
+    first = queue.send("first", delay_ms=60_000, msgId="order-1")
+    assert queue.send("second", delay_ms=5, msgId="order-1", maxRetry=1) == first
+    assert queue.delete("order-1") == 200
+    assert queue.send("third", msgId="order-1")["status"] == 7  # it ended, and is remembered
+    assert queue.pull() == []
+
+
+def test_delete(queue: Queue) -> None:
+    waiting, ready = queue.send(delay_ms=60_000), queue.send()
+    for one in (waiting, ready):
+        assert queue.delete(one["msgId"]) == 200
+        assert queue.status(one["msgId"]) == 7
+        assert queue.delete(one["msgId"]) == 404  # as the original: it is not alive
+    assert queue.pull() == []
+
+
+def test_delete_while_it_is_being_handled(queue: Queue) -> None:
+    sent = queue.send()
+    (pulled,) = queue.pull()
+    assert queue.delete(pulled["msgId"]) == 200
+    assert queue.status(sent["msgId"]) == 7
+    assert queue.settle(sent["msgId"], ack=True) == 404
+    assert queue.settle(sent["msgId"], ack=False) == 404
+    assert queue.status(sent["msgId"]) == 7
+    assert queue.pull() == []
+
+
+def test_dead_messages_are_not_deleted(queue: Queue, producer: Producer) -> None:
+    sent = queue.send(maxRetry=0)
+    queue.pull()
+    queue.settle(sent["msgId"], ack=False)
+    assert queue.delete(sent["msgId"]) == 404
+    found = producer.get(queue.topic, sent["msgId"])
+    assert found is not None
+    assert found.state == "garbage"
+
+
+def test_expired(queue: Queue) -> None:
+    sent = queue.send(delay_ms=20, ttlMillis=1)
+    wait_until(lambda: queue.status(sent["msgId"]) == 5)
+    assert queue.pull() == []
+    assert queue.status(sent["msgId"]) == 5
+
+
+def test_expired_after_an_attempt_is_status_6(queue: Queue, redis_url: str) -> None:
+    sent = queue.send(ttlMillis=700, maxRetry=5)
+    (pulled,) = queue.pull()
+    with connect(redis_url) as redis:
+
+        def is_past() -> bool:
+            seconds, micros = redis.time()
+            return bool(seconds * 1000 + micros // 1000 > sent["expireTime"])
+
+        wait_until(is_past)
+    assert queue.settle(pulled["msgId"], ack=False) == 200
+    wait_until(lambda: queue.status(sent["msgId"]) == 6)
+    assert queue.pull() == []
+
+
+def test_the_ack_timeout_of_a_pull(queue: Queue) -> None:
+    sent = queue.send()
+    assert queue.pull(ackTimeoutMillis=200)
+    (again,) = queue.poll()
+    assert again == {**sent, "retry": 2, "status": 3}
+    assert queue.settle(sent["msgId"], ack=True) == 200
+
+
+def test_a_late_ack_counts_if_nobody_else_has_it_yet(
+    queue: Queue, redis_url: str, manager: Manager
+) -> None:
+    """Also by another gateway, which knows no receipt."""
+    with Gateway(redis_url) as other:
+        for client in (queue.client, other.client):
+            sent = queue.send()
+            assert queue.pull(ackTimeoutMillis=100)
+            wait_until(lambda sent=sent: queue.status(sent["msgId"]) == 2)  # type: ignore[misc]
+            assert Queue(client, queue.topic).settle(sent["msgId"], ack=True) == 200
+            assert queue.status(sent["msgId"]) == 4
+            assert queue.pull() == []
+
+
+def test_an_ack_by_another_gateway(queue: Queue, redis_url: str) -> None:
+    with Gateway(redis_url) as other:
+        elsewhere = Queue(other.client, queue.topic)
+        first, second = queue.send("a"), queue.send("b")
+        assert len(queue.pull(batch=2)) == 2
+        assert elsewhere.settle(first["msgId"], ack=True) == 200
+        assert elsewhere.settle(second["msgId"], ack=False) == 200
+        assert queue.status(first["msgId"]) == 4
+        assert queue.settle(first["msgId"], ack=True) == 200  # again: it is so
+        (again,) = elsewhere.poll()
+        assert (again["msgId"], again["retry"]) == (second["msgId"], 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [("text", "text"), ({"order": 42}, '{"order":42}'), (b"\x00\xff", "AP8="), (None, "null")],
+)
+def test_messages_of_native_producers(
+    queue: Queue, producer: Producer, body: object, text: str
+) -> None:
+    message_id = producer.send(queue.topic, body)
+    (pulled,) = queue.poll()
+    assert pulled["msg"] == text
+    assert (pulled["msgId"], pulled["retry"], pulled["status"]) == (message_id, 1, 3)
+    assert pulled["triggerTime"] > 0
+    assert "produceTime" not in pulled  # a poll leaves out what is null
+    found = queue.get(message_id)
+    assert found == {**dict.fromkeys(FIELDS), **pulled}
+    if isinstance(body, bytes):
+        assert base64.b64decode(text) == body
+
+
+def test_what_a_native_reader_sees(queue: Queue, producer: Producer) -> None:
+    sent = queue.send("body", delay_ms=60_000, ttlMillis=5000, maxRetry=2)
+    found = producer.get(queue.topic, sent["msgId"])
+    assert found is not None
+    assert found.body == "body"
+    assert found.due_ms == sent["triggerTime"]
+    times = f"{sent['produceTime']},{sent['triggerTime']}"
+    assert found.headers == {"camellia": f"{times},5000,2"}
+
+
+def test_a_new_due_time_is_the_trigger_time(queue: Queue, producer: Producer) -> None:
+    sent = queue.send(delay_ms=60_000)
+    producer.fire_now(queue.topic, sent["msgId"])
+    (pulled,) = queue.poll()
+    assert pulled["triggerTime"] < sent["triggerTime"]
+    assert pulled["expireTime"] == pulled["triggerTime"] + HOUR_MS
+
+
+def test_a_retry_count_beyond_what_is_kept_is_cut_and_says_so(queue: Queue) -> None:
+    assert queue.send(maxRetry=(1 << 31) - 1)["maxRetry"] == 1000
+
+
+def test_pull_first_then_send_then_a_manager() -> None:
+    """A client may come before any manager: what it sends is there once one runs."""
+    with EmbeddedServer() as server, Gateway(server.url) as gateway:
+        queue = Queue(gateway.client, new_topic())
+        assert queue.pull() == []
+        assert queue.poll(wait_ms=50) == []
+        sent = queue.send(delay_ms=10)
+        with Manager(server.url):
+            (pulled,) = queue.poll()
+            assert pulled["msgId"] == sent["msgId"]
+            assert queue.settle(sent["msgId"], ack=True) == 200
+
+
+def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """The wire format knows of one queue: the group that is configured. Nothing is half deleted."""
+    topic = new_topic()
+    config = f"lisa-delay-queue: {{groups: [{{topic: {topic}, group: mine}}]}}"
+    with (
+        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
+        Consumer(redis_url, group="other") as consumer,
+    ):
+        queue = Queue(gateway.client, topic)
+        assert queue.poll(wait_ms=1) == []
+        assert list(consumer.pull(topic)) == []
+        both, partly = queue.send("both"), queue.send("partly")
+        theirs = {one.message.body: one for one in consumer.pull(topic, batch=2)}
+        assert len(theirs) == len(queue.pull(batch=2)) == 2
+        theirs["partly"].ack()
+        assert queue.delete(both["msgId"]) == 200  # in flight in both
+        assert queue.status(both["msgId"]) == 7
+        assert queue.delete(partly["msgId"]) == 404
+        assert queue.status(partly["msgId"]) == 3
+        assert queue.settle(partly["msgId"], ack=True) == 200
+        assert queue.status(partly["msgId"]) == 4
+
+
+def test_configured_defaults_and_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """Retry delays, of which the last stands for all beyond; a topic with two groups."""
+    topic = new_topic()
+    config = f"""
+lisa-delay-queue:
+  groups:
+    - {{topic: {topic}, group: mine}}
+  camellia:
+    retry-delays: 0,400ms
+    max-retry: 3
+    ttl: 1m
+    long-polling-timeout: 50ms
+"""
+    with Gateway(redis_url, config=config, directory=tmp_path) as gateway:
+        queue = Queue(gateway.client, topic)
+        assert gateway.client.post(f"{QUEUE}/longPollingMsg", data={"topic": topic}).json() == {
+            "code": 200, "delayMsgList": [],
+        }  # fmt: skip
+        with connect(redis_url) as redis:
+            assert redis.hkeys(f"lisa:{{{topic}}}:groups") == [b"mine"]
+            sent = queue.send()
+            assert sent["expireTime"] == sent["triggerTime"] + 60_000
+            policy = redis.hget(f"lisa:{{{topic}}}:policy", sent["msgId"])
+            assert policy == b"0,400,400"

@@ -1,0 +1,517 @@
+"""The known defects of camellia's delay queue, C1 to C20: none is left, each by its number.
+
+Two have no test here. C12 (recently used topics are swept, idle ones kept) and C14's cost (the
+whole ready list is read every 100 ms) are of its scheduler; Lisa's sweeper and expirer have their
+own tests. C17 is of its Java clients; what a server can do for them is tested by that number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from lisa import Manager, Producer
+from lisa.core.settings import GatewaySettings
+from lisa.core.transitions.enqueue import Sent
+from lisa.core.transitions.inspect import Inspection
+from lisa.embedded import EmbeddedServer
+from lisa.gateway.compat.camellia import queue as camellia_queue
+from lisa.gateway.compat.camellia.metrics import exposition
+from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
+from lisa.gateway.compat.camellia.topics import bands_of
+from lisa.producer.report import SendOutcome
+from tests.gateway.camellia_client import (
+    HEALTH,
+    QUEUE,
+    Queue,
+    queue_with_group,
+)
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import redis
+
+    from lisa.producer import Outgoing
+
+AN_HOUR_AHEAD = """
+import time
+
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + 3600
+time.time_ns = lambda: _time_ns() + 3_600_000_000_000
+"""
+
+TOKENS = """
+tokens:
+  - {name: sender, token: sender-sender-sender, scopes: [produce], topics: [mine-*]}
+  - {name: worker, token: worker-worker-worker, scopes: [consume]}
+  - {name: root, token: root-root-root-root}
+"""
+
+
+@pytest.fixture
+def queue(client: httpx.Client, redis_url: str) -> Queue:
+    """A topic of its own, whose group is declared."""
+    return queue_with_group(client, redis_url)
+
+
+def now_ms(redis_: redis.Redis) -> int:
+    seconds, micros = redis_.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def body_key(topic: str, message_id: str) -> str:
+    return f"lisa:{{{topic}}}:body:{message_id}"
+
+
+def test_c01_a_send_is_one_step_whatever_dies(redis_url: str, manager: Manager) -> None:
+    """Body, place and topic were written apart: a crash between lost the message for good, since
+    a repeated send was then told that it is there already."""
+    topic = new_topic()
+    ids = [f"m{i}" for i in range(2_000)]
+    sent: list[str] = []
+
+    def send_until_it_dies(url: str) -> None:
+        with httpx.Client(base_url=url) as client, suppress(httpx.TransportError):
+            for one in ids:
+                Queue(client, topic).send(one, msgId=one)
+                sent.append(one)
+
+    with Gateway(redis_url) as gateway:
+        thread = threading.Thread(target=send_until_it_dies, args=(gateway.url,))
+        thread.start()
+        wait_until(lambda: len(sent) > 50)
+        gateway.process.kill()
+        thread.join(30)
+        gateway.process.wait()
+    assert 50 < len(sent) < len(ids)
+    with Gateway(redis_url) as gateway:
+        queue = Queue(gateway.client, topic)
+        again = ids[: len(sent) + 1]  # the last one's reply was lost, or it never arrived
+        for one in again:
+            queue.send(one, msgId=one)
+        got: list[str] = []
+        while found := queue.poll(wait_ms=500, batch=200):
+            got += [message["msg"] for message in found]
+            for message in found:
+                assert queue.settle(message["msgId"], ack=True) == 200
+        assert sorted(got) == sorted(again)
+
+
+def test_c02_sends_of_one_id_make_one_message(queue: Queue) -> None:
+    """Two re-sends over an ended message were both queued; an empty id was one id for all."""
+
+    def at_once(message_id: str) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda i: queue.send(f"m{i}", msgId=message_id), range(16)))
+
+    first = at_once("same")
+    assert len({one["msg"] for one in first}) == 1
+    (pulled,) = queue.poll(batch=10)
+    assert queue.settle("same", ack=True) == 200
+    assert {one["status"] for one in at_once("same")} == {4}
+    assert queue.pull(batch=10) == []
+    assert pulled["retry"] == 1
+    assert len({one["msgId"] for one in at_once("")}) == 16
+    assert len(queue.pull(batch=20)) == 16
+
+
+def test_c02_an_id_that_is_forgotten_meanwhile_is_sent() -> None:
+    """A send that met a known id, which was gone when it was looked up, queued an id without a
+    message, and told its caller that all is well."""
+    outcomes = [Sent.DUPLICATE, Sent.ACCEPTED]
+
+    async def offer(_topic: str, message: Outgoing) -> SendOutcome:
+        return SendOutcome(message.id or "", outcomes.pop(0))
+
+    async def look(_topic: str, _message_id: str) -> Inspection:
+        return Inspection(b"", None, None, None, [])
+
+    async def now_us() -> int:
+        return 1_000_000
+
+    settings = GatewaySettings()
+    hub: Any = SimpleNamespace(
+        settings=settings, sender=SimpleNamespace(offer=offer), settler=SimpleNamespace(look=look)
+    )
+    clock: Any = SimpleNamespace(now_us=now_us)
+    sent = asyncio.run(
+        camellia_queue.Queue(hub, clock).send(
+            "topic", "text", message_id="mine", delay_ms=0, ttl_ms=-1, max_retry=-1
+        )
+    )
+    assert (sent.msg_id, sent.msg, sent.status) == ("mine", "text", 2)
+    assert not outcomes
+
+
+def test_c03_nothing_brings_a_deleted_message_back(queue: Queue) -> None:
+    """Status was read, changed and written back, so a pull or ack could undo a delete."""
+    ids = [queue.send(msgId=f"m{i}")["msgId"] for i in range(200)]
+    pulled: list[str] = []
+
+    def pull_all() -> None:
+        while found := queue.pull(batch=3):
+            pulled.extend(one["msgId"] for one in found)
+
+    def ack_all() -> list[int]:
+        return [queue.settle(one, ack=True) for one in reversed(ids)]
+
+    with ThreadPoolExecutor(3) as pool:
+        pulls, acks = pool.submit(pull_all), pool.submit(ack_all)
+        deleted = [one for one in ids if queue.delete(one) == 200]
+        pulls.result()
+        acked = {one for one, code in zip(reversed(ids), acks.result(), strict=True) if code == 200}
+    assert deleted
+    assert not acked.intersection(deleted)
+    assert {queue.status(one) for one in deleted} == {7}
+    assert all(queue.settle(one, ack=False) == 404 for one in deleted)
+    assert queue.pull() == []
+
+
+def test_c04_acks_and_nacks_count_for_deliveries_only(queue: Queue, redis_url: str) -> None:
+    """A nack put any id into the ready queue, also a waiting one (early) or one that was there
+    already (twice); an ack ended what nobody had been given, or did not exist."""
+    assert queue.settle("nobody", ack=True) == 404
+    assert queue.settle("nobody", ack=False) == 404
+    waiting = queue.send(delay_ms=400)["msgId"]
+    for ack in (True, False):
+        assert queue.settle(waiting, ack=ack) == 404
+        assert queue.status(waiting) == 1
+    (pulled,) = queue.poll(batch=10)
+    with connect(redis_url) as client:
+        assert now_ms(client) >= pulled["triggerTime"]
+    assert pulled["retry"] == 1
+    assert queue.settle(waiting, ack=True) == 200
+    ready = queue.send()["msgId"]
+    for ack in (True, False):
+        assert queue.settle(ready, ack=ack) == 404
+    assert [one["msgId"] for one in queue.pull(batch=10)] == [ready]
+    assert queue.settle(ready, ack=True) == 200
+    assert queue.settle(ready, ack=False) == 404
+    assert queue.status(ready) == 4
+
+
+def test_c04_a_nack_after_the_ack_timeout_adds_nothing(queue: Queue) -> None:
+    """It stood twice in the ready queue then."""
+    one = queue.send()["msgId"]
+    assert queue.pull(ackTimeoutMillis=100)
+    wait_until(lambda: queue.status(one) == 2)
+    assert queue.settle(one, ack=False) == 404
+    assert [found["retry"] for found in queue.pull(batch=10)] == [2]
+    assert queue.pull(batch=10) == []
+
+
+def test_c05_a_pull_goes_on_past_dead_entries(queue: Queue, redis_url: str) -> None:
+    """A batch of ids whose messages had gone was answered with nothing, though more were ready."""
+    ids = [queue.send()["msgId"] for _ in range(12)]
+    with connect(redis_url) as client:
+        client.delete(*[body_key(queue.topic, one) for one in ids[:10]])
+    assert [one["msgId"] for one in queue.pull(batch=5)] == ids[10:]
+
+
+def test_c06_what_comes_back_wakes_a_poll(queue: Queue) -> None:
+    """Nacks and ack timeouts told nobody: a poll slept to its end with a message there."""
+    one = queue.send()["msgId"]
+    assert queue.pull()
+    with ThreadPoolExecutor(1) as pool:
+        for come_back in (lambda: queue.settle(one, ack=False), lambda: None):
+            began = time.monotonic()
+            poll = pool.submit(queue.poll, 20_000)
+            time.sleep(0.1)  # it is held by then; else it finds the message all the same
+            come_back()
+            (found,) = poll.result()
+            # The latter comes by the ack timeout of 2 s, and one second for the manager.
+            assert time.monotonic() - began < 10
+            assert found["msgId"] == one
+
+
+def test_c07_a_poll_whose_client_left_takes_nothing(queue: Queue, client: httpx.Client) -> None:
+    """The message went to a dead connection, and with maxRetry 0 it was lost."""
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(f"{QUEUE}/longPollingMsg", data={"topic": queue.topic}, timeout=0.1)
+    sent = queue.send(maxRetry=0)
+    (found,) = queue.poll()
+    assert found == {**sent, "retry": 1, "status": 3}
+
+
+def test_c07_no_wake_up_is_missed(queue: Queue) -> None:
+    """A message that came between a poll's first look and its sleep did not wake it."""
+    with ThreadPoolExecutor(1) as pool:
+        for i in range(100):
+            poll = pool.submit(queue.poll, 20_000)
+            sent = queue.send(f"m{i}")
+            (found,) = poll.result(10)  # half of what it would sleep
+            assert found["msgId"] == sent["msgId"]
+            assert queue.settle(found["msgId"], ack=True) == 200
+
+
+def test_c08_never_early(queue: Queue, redis_url: str) -> None:
+    """Messages came up to 100 ms early, those with a delay of at most 100 ms at once."""
+    with connect(redis_url) as client:
+        for delay_ms in (1, 5, 50, 100, 101, 250):
+            queue.send(delay_ms=delay_ms)
+        for _ in range(6):
+            (found,) = queue.poll()
+            assert now_ms(client) >= found["triggerTime"]
+            late_by = now_ms(client) - found["triggerTime"]
+            assert late_by < 5_000
+
+
+def test_c09_the_status_is_the_truth(queue: Queue) -> None:
+    """It stayed 1 when a message was due, and 3 after a nack or an ack timeout."""
+    one = queue.send(delay_ms=100)["msgId"]
+    assert queue.status(one) == 1
+    wait_until(lambda: queue.status(one) == 2)
+    for attempt in (1, 2):
+        (pulled,) = queue.pull(ackTimeoutMillis=300)
+        assert (pulled["retry"], pulled["status"]) == (attempt, 3)
+        assert queue.status(one) == 3
+        if attempt == 1:
+            assert queue.settle(one, ack=False) == 200
+        wait_until(lambda: queue.status(one) == 2)
+        found = queue.get(one)
+        assert found is not None
+        assert found["retry"] == attempt
+
+
+def test_c10_what_failed_for_good_is_kept(queue: Queue, redis_url: str) -> None:
+    """It was dropped, its body gone five minutes later."""
+    one = queue.send("precious", maxRetry=0)["msgId"]
+    assert queue.pull()
+    assert queue.settle(one, ack=False) == 200
+    found = queue.get(one)
+    assert found is not None
+    assert (found["status"], found["msg"]) == (6, "precious")
+    with Producer(redis_url) as producer:
+        kept = producer.get(queue.topic, one)
+        assert kept is not None
+        assert (kept.state, kept.body, kept.reason) == (
+            "garbage", "precious", "ackMsg with ack=false",
+        )  # fmt: skip
+        with connect(redis_url) as client:
+            assert client.ttl(body_key(queue.topic, one)) == -1
+
+
+def test_c11_retries_can_have_pauses(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """All retries were used up within milliseconds."""
+    config = "lisa-delay-queue: {camellia: {retry-delays: '300ms,600ms'}}"
+    with (
+        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
+        connect(redis_url) as client,
+    ):
+        queue = Queue(gateway.client, new_topic())
+        one = queue.send(maxRetry=2)["msgId"]
+        for pause_ms in (300, 600):
+            assert queue.poll()
+            before = now_ms(client)
+            assert queue.settle(one, ack=False) == 200
+            assert queue.status(one) == 1  # it waits
+            assert queue.pull() == []
+            wait_until(lambda: queue.status(one) == 2)
+            assert now_ms(client) >= before + pause_ms
+        assert queue.poll()
+        assert queue.settle(one, ack=False) == 200
+        assert queue.status(one) == 6
+
+
+def test_c13_metrics_name_and_escape_rightly() -> None:
+    """HELP and TYPE lacked the prefix of their samples; labels were not escaped."""
+    data = MonitorData([RequestStats('a"\\\n', trigger_msg_ready=3)])
+    lines = exposition("camellia_", data, [], 0.5).splitlines()
+    assert r'camellia_request{topic="a\"\\\n",type="triggerMsgReady"} 3' in lines
+    for line in lines:
+        assert line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith("camellia_")
+
+
+def test_c14_expiry_skips_nothing(queue: Queue) -> None:
+    """The ready list was walked by position while entries were taken out of it."""
+    ids = [queue.send(ttlMillis=1)["msgId"] for _ in range(250)]
+    lasting = queue.send()
+    wait_until(lambda: queue.status(ids[-1]) == 5)
+    assert [one["msgId"] for one in queue.poll(batch=500, ackTimeoutMillis=60_000)] == [
+        lasting["msgId"]
+    ]
+    assert {queue.status(one) for one in ids} == {5}
+    assert queue.info()["readyQueueSize"] == 0
+
+
+def test_c15_names_cannot_run_into_each_other(client: httpx.Client) -> None:
+    """Topic and id were joined by a bar; a brace in a topic moved its hash tag."""
+    stem = new_topic()
+    for topic in (f"{stem}|b", f"{stem}}}", f"{{{stem}", f"{stem} x"):
+        body = Queue(client, topic).post("sendMsg", msg="m", delayMillis=0, msgId="c")
+        assert body["code"] == 400
+    plain, other = Queue(client, stem), Queue(client, f"{stem}:b")
+    for queue, message_id in ((plain, "b|c"), (plain, "b:c"), (plain, "}{"), (other, "c")):
+        queue.send(f"{queue.topic} {message_id}", delay_ms=60_000, msgId=message_id)
+    for queue, message_id in ((plain, "b|c"), (plain, "b:c"), (plain, "}{"), (other, "c")):
+        found = queue.get(message_id)
+        assert found is not None
+        assert found["msg"] == f"{queue.topic} {message_id}"
+
+
+@pytest.mark.parametrize("release", ["true", "false", ""])
+def test_c16_a_deleted_message_leaves_at_once(queue: Queue, redis_url: str, release: str) -> None:
+    """Its id stayed in the waiting or the ack queue until it was due."""
+    ids = [queue.send(delay_ms=delay)["msgId"] for delay in (60_000, 0)]
+    held = queue.pull()[0]["msgId"]
+    assert held == ids[1]
+    assert queue.info()["ackQueueSize"] == 1
+    for one in ids:
+        assert queue.post("deleteMsg", msgId=one, release=release)["code"] == 200
+    info = queue.info()
+    sizes = [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")]
+    assert sizes == [0, 0, 0]
+    with connect(redis_url) as client:
+        left = {key.decode() for key in client.scan_iter(f"lisa:{{{queue.topic}}}:*")}
+        assert not [key for key in left if ":body:" in key or key.endswith((":waiting", ":leases"))]
+
+
+def test_c17_an_outage_answers_503_and_polls_stay() -> None:
+    """Clients turned in a hot loop while the server failed at once; polls ended."""
+    with EmbeddedServer() as server, Manager(server.url), Gateway(server.url) as gateway:
+        queue = Queue(gateway.client, new_topic())
+        queue.poll(wait_ms=1)
+        with ThreadPoolExecutor(1) as pool:
+            poll = pool.submit(queue.poll, 25_000)
+            time.sleep(0.2)
+            server.kill()
+            form = {"topic": queue.topic, "msg": "m", "delayMillis": 0, "msgId": "i"}
+            for name in ("sendMsg", "getMsg"):
+                began = time.monotonic()
+                answer = gateway.client.post(f"{QUEUE}/{name}", data=form)
+                took_s = time.monotonic() - began
+                assert (answer.status_code, answer.json()) == (503, {"code": 500, "msg": None})
+                assert int(answer.headers["retry-after"]) >= 1
+                assert 1 < took_s < 5  # the gateway waits for 3 s, the SDK for 5 s
+            assert not poll.done()
+            server.restart()
+            wait_until(lambda: gateway.client.get("/healthz").status_code == 200)
+            sent = queue.send()
+            assert [one["msgId"] for one in poll.result(30)] == [sent["msgId"]]
+
+
+def test_c18_large_delays_are_refused_or_kept(queue: Queue) -> None:
+    """A delay near the largest long overflowed, and its message was never seen again."""
+    body = queue.post("sendMsg", msg="m", delayMillis=(1 << 63) - 1)
+    assert body == {"code": 400, "msg": None, "delayMsg": None}
+    far = 365 * 86_400_000 * 100
+    sent = queue.send(delay_ms=far, ttlMillis=(1 << 63) - 1)
+    assert sent["triggerTime"] == sent["produceTime"] + far
+    assert sent["expireTime"] > sent["triggerTime"]
+    assert queue.get(sent["msgId"]) == sent
+    assert queue.info()["waitingQueueInfo"]["sizeOf30dayToInfinite"] == 1
+
+
+def test_c18_each_delay_is_in_one_band() -> None:
+    """A delay on a border was counted in both bands."""
+    now = 1_000_000_000_000
+    borders = [60_000, 600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000]
+    borders.append(30 * 86_400_000)
+    bands = bands_of("-inf", now)
+    assert len(bands) == 9
+    for delay in [-5, 0, *borders, *(one - 1 for one in borders), *(one + 1 for one in borders)]:
+        inside = [i for i, band in enumerate(bands) if _holds(band, now + delay)]
+        assert inside == [sum(1 for border in borders if delay >= border)]
+
+
+def _holds(band: tuple[str, str], score: int) -> bool:
+    low, high = band
+    above = low == "-inf" or (score > int(low[1:]) if low[0] == "(" else score >= int(low))
+    return above and (high == "+inf" or score < int(high.removeprefix("(")))
+
+
+def test_c18_a_topic_is_listed_once(queue: Queue, client: httpx.Client) -> None:
+    queue.send(delay_ms=60_000)
+    listed = [one["topic"] for one in client.get(f"{QUEUE}/getTopicInfoList").json()["data"]]
+    assert listed.count(queue.topic) == 1
+    assert len(set(listed)) == len(listed)
+
+
+def test_c19_redis_has_the_clock(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """Each server went by its own clock, so one that was ahead sent early or late."""
+    (tmp_path / "sitecustomize.py").write_text(AN_HOUR_AHEAD, encoding="utf-8")
+    with (
+        Gateway(redis_url, env={"PYTHONPATH": str(tmp_path)}) as gateway,
+        connect(redis_url) as client,
+    ):
+        queue = Queue(gateway.client, new_topic())
+        before = now_ms(client)
+        sent = queue.send(delay_ms=300)
+        assert before <= sent["produceTime"] <= now_ms(client) + 1
+        (found,) = queue.poll()
+        assert found["triggerTime"] == sent["triggerTime"] == sent["produceTime"] + 300
+        assert sent["triggerTime"] <= now_ms(client) < sent["triggerTime"] + 60_000
+
+
+def test_c20_tokens_guard_every_path(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+    """Nothing asked who was there, the switch that takes a server out of service included."""
+    file = tmp_path / "tokens.yml"
+    file.write_text(TOKENS, encoding="utf-8")
+    topic = f"mine-{new_topic()}"
+    form = {"topic": topic, "msg": "m", "delayMillis": 0, "msgId": "i", "ack": "true",
+            "longPollingTimeoutMillis": 1}  # fmt: skip
+    posts = ["sendMsg", "deleteMsg", "pullMsg", "longPollingMsg", "ackMsg", "getMsg"]
+    gets = ["getMonitorData", "getTopicInfo", "getTopicInfoList", "getMonitorString", "metrics"]
+    with Gateway(redis_url, "--tokens-file", str(file)) as gateway:
+
+        def code(method: str, path: str, name: str | None) -> int:
+            headers = {"Authorization": f"Bearer {'-'.join([name] * 3)}"} if name else {}
+            if name == "root":
+                headers = {"Authorization": "Bearer root-root-root-root"}
+            sent = {"data": form} if method == "POST" else {"params": {"topic": topic}}
+            answer = gateway.client.request(method, path, headers=headers, **sent)
+            if answer.status_code in (401, 403):
+                assert answer.json()["code"] == answer.status_code
+            return answer.status_code
+
+        for name in posts:
+            assert code("POST", f"{QUEUE}/{name}", None) == 401
+        for name in gets:
+            assert code("GET", f"{QUEUE}/{name}", None) == 401
+            assert code("GET", f"{QUEUE}/{name}", "sender") == 200
+        for name in ("online", "offline"):
+            assert code("GET", f"{HEALTH}/{name}", None) == 401
+            assert code("GET", f"{HEALTH}/{name}", "worker") == 403
+        assert code("GET", f"{HEALTH}/online", "root") == 200
+        assert code("GET", f"{HEALTH}/status", None) == 200
+        allowed = {
+            "sender": {"sendMsg", "deleteMsg", "getMsg"},
+            "worker": {"pullMsg", "longPollingMsg", "ackMsg", "getMsg"},
+            "root": set(posts),
+        }
+        for name, paths in allowed.items():
+            for path in posts:
+                assert code("POST", f"{QUEUE}/{path}", name) == (200 if path in paths else 403)
+        form["topic"] = topic = new_topic()
+        assert code("POST", f"{QUEUE}/sendMsg", "sender") == 403  # not one of its topics
+
+
+def test_c20_without_tokens_if_so_configured_on_this_machine_only(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """A stock client sends no token."""
+    config = """
+lisa-delay-queue:
+  gateway-server: {token: only-for-the-others, compat-auth: none}
+"""
+    with Gateway(redis_url, config=config, directory=tmp_path) as gateway:
+        assert Queue(gateway.client, new_topic()).send(delay_ms=60_000)["status"] == 1
+
+
+def test_c20_no_foreign_page_takes_it_out_of_service(client: httpx.Client) -> None:
+    answer = client.get(f"{HEALTH}/offline", headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 403
+    assert client.get(f"{HEALTH}/status").status_code == 200

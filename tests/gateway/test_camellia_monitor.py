@@ -1,0 +1,246 @@
+"""What camellia's operators look at: monitor data, topic info, metrics, and the health switch."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from lisa import Consumer, Manager
+from lisa.gateway.compat.camellia.health import IDLE_S, Service
+from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, queue_with_group
+from tests.gateways import Gateway, new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG = """
+lisa-delay-queue:
+  camellia: {monitor-interval: 1s, metrics-prefix: camellia_, retry-delays: 5m}
+"""
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+BANDS = {
+    "sizeOf0To1min": 30 * SECOND, "sizeOf1minTo10min": 5 * MINUTE,
+    "sizeOf10minTo30min": 20 * MINUTE, "sizeOf30minTo1hour": 45 * MINUTE,
+    "sizeOf1hourTo6hour": 3 * HOUR, "sizeOf6hourTo1day": 12 * HOUR, "sizeOf1dayTo7day": 3 * DAY,
+    "sizeOf7dayTo30day": 10 * DAY, "sizeOf30dayToInfinite": 40 * DAY,
+}  # fmt: skip
+NAMES = {
+    "info", "uptime", "start_time", "cpu", "request", "pull_msg_time_gap", "ready_queue_time_gap",
+    "topic_info",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def watched(
+    redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway with short intervals, pauses before retries, and a prefix for metrics."""
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path_factory.mktemp("camellia")) as one:
+        yield one
+
+
+@pytest.fixture
+def queue(watched: Gateway, redis_url: str) -> Queue:
+    """A topic of its own, whose group is declared."""
+    return queue_with_group(watched.client, redis_url)
+
+
+class Intervals:
+    """The monitor data of one topic, added up interval by interval."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._last: object = None
+        self.counts: dict[str, int] = {}
+        self.gaps: dict[str, list[dict[str, Any]]] = {"pullMsg": [], "readyQueue": []}
+
+    def look(self) -> dict[str, int]:
+        """To be called at least once an interval; the counts so far."""
+        body = self._queue.client.get(f"{QUEUE}/getMonitorData").json()
+        assert body["code"] == 200
+        data = {
+            name: [one for one in rows if one["topic"] == self._queue.topic]
+            for name, rows in body["data"].items()
+        }
+        if data == self._last:
+            return self.counts
+        self._last = data
+        for row in data["requestStatsList"]:
+            for name, value in row.items():
+                if name != "topic":
+                    self.counts[name] = self.counts.get(name, 0) + value
+        for kind, rows in self.gaps.items():
+            rows.extend(data[f"{kind}TimeGapStatsList"])
+        return self.counts
+
+
+def test_monitor_data_counts_by_intervals(queue: Queue) -> None:
+    seen = Intervals(queue)
+    first, second, third = (queue.send(maxRetry=n)["msgId"] for n in (5, 0, 0))
+    deleted = queue.send(delay_ms=HOUR)["msgId"]
+    expired = queue.send(ttlMillis=300)["msgId"]
+    wait_until(lambda: (seen.look(), queue.status(expired) == 5)[1])
+    assert len(queue.pull(batch=2)) == 2
+    assert queue.settle(first, ack=True) == 200
+    assert queue.settle(second, ack=False) == 200
+    assert queue.settle("nobody", ack=True) == 404
+    assert queue.delete(deleted) == 200
+    assert queue.get("nobody") is None
+    assert len(queue.pull(batch=5, ackTimeoutMillis=100)) == 1
+    wait_until(lambda: (seen.look(), queue.status(third) == 6)[1])
+    wait_until(lambda: seen.look().get("triggerMsgTimeout"))
+    counts = dict(seen.counts)
+    assert counts.pop("getMsg") >= 2  # of each wait
+    assert counts == {
+        "sendMsg": 5, "pullMsg": 3, "deleteMsg": 1, "ackMsg": 2, "triggerMsgReady": 4,
+        "triggerMsgEndLife": 3, "triggerMsgTimeout": 1,
+    }  # fmt: skip
+    for rows in seen.gaps.values():
+        assert sum(row["count"] for row in rows) == 3
+        for row in rows:
+            assert 0 <= row["avg"] <= row["max"] < 60_000
+    wait_until(lambda: not _rows(queue))  # each interval anew
+
+
+def _rows(queue: Queue) -> list[object]:
+    data = queue.client.get(f"{QUEUE}/getMonitorData").json()["data"]
+    return [row for rows in data.values() for row in rows if row["topic"] == queue.topic]
+
+
+def test_topic_info_counts_each_place(queue: Queue) -> None:
+    for delay_ms in BANDS.values():
+        queue.send(delay_ms=delay_ms)
+    for _ in range(3):
+        queue.send()
+    held, nacked = queue.pull(batch=2, ackTimeoutMillis=60_000)
+    info = queue.info()
+    assert list(info) == [
+        "topic", "waitingQueueSize", "waitingQueueInfo", "readyQueueSize", "ackQueueSize",
+    ]  # fmt: skip
+    assert info == {
+        "topic": queue.topic, "waitingQueueSize": 9, "readyQueueSize": 1, "ackQueueSize": 2,
+        "waitingQueueInfo": dict.fromkeys(BANDS, 1),
+    }  # fmt: skip
+    assert list(info["waitingQueueInfo"]) == list(BANDS)
+    queue.settle(held["msgId"], ack=True)
+    queue.settle(nacked["msgId"], ack=False)  # it waits for five minutes now
+    info = queue.info()
+    assert info["waitingQueueInfo"] == {**dict.fromkeys(BANDS, 1), "sizeOf1minTo10min": 2}
+    assert [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")] == [10, 1, 0]
+    listed = queue.client.get(f"{QUEUE}/getTopicInfoList").json()
+    assert info in listed["data"]
+    assert listed["code"] == 200
+
+
+def test_groups_of_a_topic_count_together(queue: Queue, redis_url: str) -> None:
+    with Consumer(redis_url, group="second") as consumer:
+        assert list(consumer.pull(queue.topic)) == []
+        queue.send()
+        queue.send(delay_ms=HOUR)
+        wait_until(lambda: queue.info()["readyQueueSize"] == 2)
+        assert queue.info()["waitingQueueSize"] == 1
+
+
+def test_a_topic_that_nobody_knows_is_empty(watched: Gateway) -> None:
+    info = Queue(watched.client, new_topic()).info()
+    assert [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")] == [0, 0, 0]
+    assert watched.client.get(f"{QUEUE}/getTopicInfo").status_code == 400
+    refused = watched.client.get(f"{QUEUE}/getTopicInfo", params={"topic": "a|b"}).json()
+    assert refused == {"code": 400, "data": None}
+
+
+def test_the_monitor_string(queue: Queue) -> None:
+    queue.send(delay_ms=2 * HOUR)
+    answer = queue.client.get(f"{QUEUE}/getMonitorString")
+    assert answer.headers["content-type"] == "text/plain;charset=UTF-8"
+    content = answer.json()
+    assert set(content) == {
+        "requestStats", "pullMsgTimeGapStats", "readyQueueTimeGapStats", "topicInfoStats",
+        "waitingQueueStats",
+    }  # fmt: skip
+    assert {
+        "topic": queue.topic,
+        "waitingQueueSize": 1,
+        "ackQueueSize": 0,
+        "readyQueueSize": 0,
+    } in (content["topicInfoStats"])
+    bands = {**dict.fromkeys(BANDS, 0), "sizeOf1hourTo6hour": 1, "topic": queue.topic}
+    assert bands in content["waitingQueueStats"]
+
+
+def test_metrics(queue: Queue) -> None:
+    queue.send(delay_ms=2 * HOUR)
+    queue.send()
+    assert queue.pull(ackTimeoutMillis=60_000)
+
+    def samples() -> dict[tuple[str, str], float]:
+        answer = queue.client.get(f"{QUEUE}/metrics")
+        assert answer.headers["content-type"] == "text/plain;charset=UTF-8"
+        families = list(text_string_to_metric_families(answer.text))
+        assert {one.name for one in families} == {f"camellia_{name}" for name in NAMES}
+        assert {one.type for one in families} == {"gauge"}
+        return {
+            (one.name.removeprefix("camellia_"), one.labels.get("type", "")): one.value
+            for family in families for one in family.samples
+            if one.labels.get("topic", queue.topic) == queue.topic
+        }  # fmt: skip
+
+    wait_until(lambda: ("pull_msg_time_gap", "max") in samples())
+    found = samples()
+    assert found["topic_info", "waitingQueueSize"] == 1
+    assert found["topic_info", "size_1hour_6hour"] == 1
+    assert found["topic_info", "ackQueueSize"] == 1
+    assert len([name for name, _ in found if name == "topic_info"]) == 12
+    assert len([name for name, _ in found if name == "request"]) == 8
+    assert found["pull_msg_time_gap", "count"] == 1
+    assert 0 < found["start_time", ""] <= time.time() * 1000
+    assert found["uptime", ""] > 0
+    assert found["cpu", "cpu_num"] >= 1
+    assert found["info", ""] == 1
+
+
+def test_the_health_switch_is_one_for_all_workers(redis_url: str, manager: Manager) -> None:
+    lone = httpx.Limits(max_keepalive_connections=0)  # a connection each, so all workers answer
+    with (
+        Gateway(redis_url, "--workers", "2") as gateway,
+        httpx.Client(base_url=gateway.url, limits=lone) as client,
+    ):
+
+        def codes(name: str) -> set[tuple[int, str]]:
+            answers = [client.get(f"{HEALTH}/{name}") for _ in range(20)]
+            return {(answer.status_code, answer.text) for answer in answers}
+
+        up, down = (200, '{"code":200}\n'), (500, '{"code":500}\n')
+        assert codes("status") == {up}
+        Queue(gateway.client, new_topic()).send(delay_ms=HOUR)
+        assert gateway.client.post(f"{HEALTH}/offline").status_code == 500  # a client just came
+        assert codes("status") == {down}
+        assert codes("check") == {up}
+        Queue(gateway.client, new_topic()).send(delay_ms=HOUR)  # who comes is served all the same
+        assert gateway.client.get(f"{HEALTH}/online").json() == {"code": 200}
+        assert codes("status") == {up}
+
+
+def test_out_of_service_is_done_when_no_client_came_for_20_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    shared = mmap.mmap(-1, 64)
+    service, other_worker = Service(shared), Service(shared)
+    assert not service.go_offline()
+    now += IDLE_S
+    other_worker.used()
+    assert not service.go_offline()
+    now += IDLE_S + 0.001
+    assert other_worker.go_offline()
+    assert not service.is_online
+    other_worker.go_online()
+    assert Service(shared).is_online
+    assert Service(shared).go_offline()  # a worker that starts again is no client

@@ -1,0 +1,331 @@
+"""delay-queue's paths: its forms of request and answer, and its defects, by their numbers.
+
+Not of this face, and so not here: D3 and D9 (the loops that move jobs: the manager's, see
+tests/integration/test_defects_manager.py) and D5 (keys: tests/unit). D7 is a handler in the same
+process that finished jobs unheard; this face has none.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Producer
+from lisa.gateway.compat.delay_queue import id_of, may_be_of
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+OK = {"code": 0, "msg": "操作成功！"}  # noqa: RUF001  the original's very text
+ERROR = "系统异常，请联系管理员"  # noqa: RUF001  as above
+
+
+@pytest.fixture(scope="module")
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as one:
+        yield one
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def push(client: httpx.Client, topic: str, **more: Any) -> str:
+    form = {"topic": topic, "delayTime": str(now_ms()), "ttrTime": "60", "message": "{}", **more}
+    answer = client.post("/delay-queue/push", data=form)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert {**found, "id": None} == {**OK, "id": None}
+    return str(found["id"])
+
+
+def pop(client: httpx.Client, topic: str) -> Any:
+    answer = client.get(f"/delay-queue/pop/{topic}").json()
+    assert set(answer) == {"code", "msg", "data"}
+    assert {**answer, "data": None} == {**OK, "data": None}
+    return answer["data"]
+
+
+def popped(client: httpx.Client, topic: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def there() -> bool:
+        found.extend(filter(None, [pop(client, topic)]))
+        return bool(found)
+
+    wait_until(there)
+    return found[0]
+
+
+def finish(client: httpx.Client, message_id: str, **more: str) -> Any:
+    return client.post("/delay-queue/finish", data={"id": message_id, **more}).json()
+
+
+def refusal(answer: Any, part: str) -> None:
+    assert set(answer) == {"code", "msg", "exception"}
+    assert (answer["code"], answer["msg"]) == (1, ERROR)
+    assert part in answer["exception"]
+
+
+def test_a_job_is_pushed_popped_and_finished(client: httpx.Client, producer: Producer) -> None:
+    topic, due = new_topic(), now_ms() - 5
+    message_id = push(client, topic, delayTime=str(due), ttrTime="7", message='{"号": 1}')
+    assert message_id.isdigit()
+    assert int(message_id) > 2**60 or int(message_id) < 2**63
+    job = popped(client, topic)
+    assert job == {
+        "id": message_id, "topic": topic, "delayTime": due, "ttrTime": 7, "message": '{"号": 1}',
+    }  # fmt: skip
+    assert pop(client, topic) is None
+    assert finish(client, message_id) == OK
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert found.state == "acked"
+    assert finish(client, message_id) == OK  # a call repeated after a lost answer
+
+
+def test_pop_does_not_wait(client: httpx.Client) -> None:
+    topic = new_topic()
+    assert pop(client, topic) is None
+    push(client, topic, delayTime=str(now_ms() + 60_000))
+    began = time.monotonic()
+    assert client.post(f"/delay-queue/pop/{topic}").json()["data"] is None
+    assert time.monotonic() - began < 5
+
+
+def test_a_job_is_not_popped_before_its_time(client: httpx.Client) -> None:
+    topic, due = new_topic(), now_ms() + 800
+    pop(client, topic)
+    push(client, topic, delayTime=str(due))
+    popped(client, topic)
+    assert now_ms() >= due
+
+
+def test_parameters_may_stand_in_the_query(client: httpx.Client) -> None:
+    topic = new_topic()
+    answer = client.post(
+        "/delay-queue/push",
+        params={"topic": topic, "delayTime": now_ms(), "ttrTime": 5, "message": "m"},
+    )
+    assert answer.json()["code"] == 0
+    job = popped(client, topic)
+    assert client.post(f"/delay-queue/finish?id={job['id']}").json() == OK
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"topic": "a b"}, "topic"),
+        ({"topic": None}, "'topic' is not present"),
+        ({"delayTime": "tomorrow"}, "delayTime"),
+        ({"delayTime": "--5"}, "delayTime"),
+        ({"delayTime": "2026-02-30 10:00:00"}, "delayTime"),
+        ({"delayTime": "99999999999999999"}, "9999"),
+        ({"ttrTime": "0"}, "ttrTime"),
+        ({"ttrTime": "1.5"}, "ttrTime"),
+        ({"message": None}, "'message' is not present"),
+        ({"message": "x" * 1_100_000}, "max_body_bytes"),
+    ],
+)
+def test_what_cannot_be_pushed_is_refused_with_the_reason(
+    client: httpx.Client, change: dict[str, Any], part: str
+) -> None:
+    form = {"topic": new_topic(), "delayTime": "0", "ttrTime": "5", "message": "m", **change}
+    answer = client.post("/delay-queue/push", data={k: v for k, v in form.items() if v is not None})
+    assert answer.status_code == 200
+    refusal(answer.json(), part)
+
+
+def test_unknown_ids_are_told(client: httpx.Client) -> None:
+    refusal(finish(client, "123"), "there is no job 123")
+    refusal(client.post("/delay-queue/delete", data={"id": "123"}).json(), "there is no job")
+    refusal(client.post("/delay-queue/finish").json(), "'id' is not present")
+
+
+@pytest.fixture
+def brief(redis_url: str) -> str:
+    """A topic whose own ack timeout is shorter than a job's: a manager that has just started takes
+    nothing back before one of those has passed.
+    """
+    topic = new_topic()
+    with connect(redis_url) as server:
+        server.hset(f"lisa:{{{topic}}}:options", "ack_timeout", "300")
+    return topic
+
+
+def test_d1_a_client_that_dies_after_its_pop_costs_nothing(
+    client: httpx.Client, brief: str
+) -> None:
+    """There a job was gone from the list before it was written down as taken."""
+    topic = brief
+    message_id = push(client, topic, ttrTime="1")
+    assert popped(client, topic)["id"] == message_id
+    began = time.monotonic()
+    assert popped(client, topic)["id"] == message_id
+    assert 0.9 <= time.monotonic() - began < 6  # the ttr, and the reclaimer's second
+
+
+def test_d2_a_finished_job_does_not_come_back(
+    client: httpx.Client, redis_url: str, brief: str
+) -> None:
+    """There `finish` between the steps of `pop` brought the job back to life."""
+    topic = brief
+    ids = [push(client, topic, ttrTime="1") for _ in range(20)]
+
+    def work(_: int) -> None:
+        job = popped(client, topic)
+        assert finish(client, job["id"]) == OK
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, ids))
+    time.sleep(1.5)  # their ttr is over
+    assert pop(client, topic) is None
+    with connect(redis_url) as server:
+        assert not list(server.scan_iter(f"lisa:{{{topic}}}:body:*"))
+
+
+def test_d4_attempts_come_to_an_end(client: httpx.Client, redis_url: str) -> None:
+    """There a job came again for ever; the pauses are those that its pages plan."""
+    topic = new_topic()
+    message_id = push(client, topic)
+    with connect(redis_url) as server:
+        policy = server.hget(f"lisa:{{{topic}}}:policy", message_id)
+    assert policy is not None
+    numbers = policy.decode().replace(";", ",").split(",")
+    minutes = [0, 0, 2, 10, 10, 60, 120, 360, 900]
+    assert [one * 60_000 for one in minutes] == [int(one) for one in numbers if one.isdigit()]
+
+
+def test_d6_the_id_is_told_and_a_job_can_be_deleted(
+    client: httpx.Client, producer: Producer
+) -> None:
+    topic = new_topic()
+    message_id = push(client, topic, delayTime=str(now_ms() + 60_000))
+    assert client.post("/delay-queue/delete", data={"id": message_id}).json() == OK
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert found.state == "cancelled"
+    assert client.post("/delay-queue/delete", data={"id": message_id}).json() == OK
+    other = push(client, topic)
+    assert popped(client, topic)["id"] == other
+    refusal(client.post("/delay-queue/delete", data={"id": other}).json(), "in_flight")
+
+
+def test_d8_ids_are_unique_without_numbered_machines() -> None:
+    ids = {id_of("orders") for _ in range(2_000)}
+    # Some two hundred in a millisecond, of 16,384: where two meet, the send is repeated.
+    assert len(ids) > 1_900
+    assert all(may_be_of("orders", one) and int(one) < 2**63 for one in ids)
+    others = [f"topic-{i}" for i in range(500)]
+    assert sum(may_be_of(one, min(ids)) for one in others) < 20
+
+
+def test_d8_many_at_once_overwrite_nothing(client: httpx.Client, producer: Producer) -> None:
+    topic = new_topic()
+    with ThreadPoolExecutor(8) as pool:
+        due = str(now_ms() + 600_000)
+        ids = list(
+            pool.map(lambda i: push(client, topic, delayTime=due, message=str(i)), range(64))
+        )
+    bodies = [found.body for one in ids if (found := producer.get(topic, one)) is not None]
+    assert sorted(bodies, key=int) == [str(i) for i in range(64)]
+
+
+@pytest.mark.parametrize("config", ["", "delay-queue-zone: Europe/Berlin"])
+def test_d10_dates_are_read_in_the_zone_that_is_configured(
+    redis_url: str, tmp_path: Path, producer: Producer, config: str
+) -> None:
+    """There the annotation said GMT-8 and the file GMT+8; meant was China's time."""
+    text = f"lisa-delay-queue: {{gateway-server: {{{config}}}}}"
+    with Gateway(redis_url, config=text, directory=tmp_path) as gateway:
+        topic = new_topic()
+        message_id = push(gateway.client, topic, delayTime="2031-01-31 10:00:00")
+    found = producer.get(topic, message_id)
+    assert found is not None
+    zone = timezone(timedelta(hours=1 if config else 8))
+    assert found.due == datetime(2031, 1, 31, 10, tzinfo=zone).astimezone(UTC)
+
+
+def test_d11_nothing_of_a_deleted_job_is_left(client: httpx.Client, redis_url: str) -> None:
+    topic = new_topic()
+    message_id = push(client, topic, delayTime=str(now_ms() + 60_000))
+    client.post("/delay-queue/delete", data={"id": message_id})
+    with connect(redis_url) as server:
+        assert server.zcard(f"lisa:{{{topic}}}:waiting") == 0
+        assert not server.exists(f"lisa:{{{topic}}}:body:{message_id}")
+        assert server.hlen(f"lisa:{{{topic}}}:policy") == 0
+
+
+def test_a_late_finish_ends_the_job(client: httpx.Client, producer: Producer, brief: str) -> None:
+    topic = brief
+    message_id = push(client, topic, ttrTime="1")
+    popped(client, topic)
+
+    def is_back() -> bool:
+        found = producer.get(topic, message_id)
+        return found is not None and found.state in ("ready", "retry")
+
+    wait_until(is_back)
+    assert finish(client, message_id) == OK
+    assert pop(client, topic) is None
+
+
+def test_messages_of_others_are_never_taken_for_jobs(
+    client: httpx.Client, producer: Producer
+) -> None:
+    topic = new_topic()
+    message_id = id_of(topic)
+    producer.send(topic, 1, id=message_id, delay=timedelta(minutes=1))
+    refusal(finish(client, message_id), "there is no job")
+    refusal(client.post("/delay-queue/delete", data={"id": message_id}).json(), "there is no job")
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert found.state == "waiting"
+
+
+def test_a_head_takes_no_job(client: httpx.Client) -> None:
+    topic = new_topic()
+    message_id = push(client, topic)
+    assert client.head(f"/delay-queue/pop/{topic}").status_code == 405
+    assert popped(client, topic)["id"] == message_id
+
+
+def test_a_page_of_another_site_may_not_pop(client: httpx.Client) -> None:
+    answer = client.get(f"/delay-queue/pop/{new_topic()}", headers={"sec-fetch-site": "cross-site"})
+    assert answer.status_code == 403
+    refusal(answer.json(), "another site")
+
+
+def test_tokens_are_asked_for_and_bound_to_their_topics(redis_url: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yml"
+    tokens.write_text(
+        "tokens:\n"
+        "  - {name: all, token: all-0123456789abcdef}\n"
+        "  - {name: shop, token: shop-0123456789abcdef, scopes: [produce], topics: ['shop*']}\n"
+    )
+    with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
+        client, topic = gateway.client, new_topic("other")
+        form = {"topic": topic, "delayTime": "0", "ttrTime": "5", "message": "m"}
+        answer = client.post("/delay-queue/push", data=form)
+        assert answer.status_code == 401
+        refusal(answer.json(), "token")
+        shop = {"authorization": "Bearer shop-0123456789abcdef"}
+        assert client.post("/delay-queue/push", data=form, headers=shop).status_code == 403
+        full = {"authorization": "Bearer all-0123456789abcdef"}
+        message_id = client.post("/delay-queue/push", data=form, headers=full).json()["id"]
+        hidden = client.post("/delay-queue/delete", data={"id": message_id}, headers=shop)
+        refusal(hidden.json(), "there is no job")
+        denied = client.post("/delay-queue/finish", data={"id": message_id}, headers=shop)
+        assert denied.status_code == 403
+        assert client.post(
+            "/delay-queue/delete", data={"id": message_id}, headers=full
+        ).json() == OK  # fmt: skip

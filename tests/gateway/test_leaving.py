@@ -1,0 +1,153 @@
+"""Clients that leave: while they wait, and at the moment of their answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from lisa.producer import Producer
+from tests.gateways import Gateway, new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lisa import Manager
+
+ACK_TIMEOUT_MS = 60_000
+"""A message that would come back by this alone is far too late for these tests."""
+
+
+class RawPull:
+    """A long poll over a plain socket, which can be left in more than one way."""
+
+    def __init__(self, gateway: Gateway, topic: str) -> None:
+        parts = urlsplit(gateway.url)
+        body = json.dumps(
+            {"wait_ms": 30_000, "ack_timeout_ms": ACK_TIMEOUT_MS, "group": "lisa"}
+        ).encode()
+        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0))
+        self._socket.sendall(
+            b"POST /v1/topics/%s/pull HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s"
+            % (topic.encode(), parts.netloc.encode(), len(body), body)
+        )
+
+    def answer(self) -> bytes:
+        """The whole answer: head and JSON."""
+        self._socket.settimeout(20)
+        found = b""
+        while not found.endswith(b"}"):
+            more = self._socket.recv(65_536)
+            assert more, f"cut short: {found!r}"
+            found += more
+        return found
+
+    def close(self, *, hard: bool) -> None:
+        """With FIN, or with RST."""
+        if hard:
+            linger = struct.pack("ii", 1, 0)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as producer:
+        yield producer
+
+
+def pulls(gateway: Gateway) -> int:
+    waiting: int = gateway.client.get("/healthz").json()["pulls"]
+    return waiting
+
+
+def next_one(gateway: Gateway, topic: str, wait_ms: int = 10_000) -> dict[str, Any]:
+    answer = gateway.client.post(
+        f"/v1/topics/{topic}/pull", json={"wait_ms": wait_ms, "group": "lisa"}
+    )
+    assert answer.status_code == 200, answer.text
+    (found,) = answer.json()["deliveries"]
+    result: dict[str, Any] = found
+    return result
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["fin", "rst"])
+def test_a_client_that_leaves_while_it_waits_takes_nothing(
+    gateway: Gateway, producer: Producer, *, hard: bool
+) -> None:
+    topic = new_topic()
+    before = pulls(gateway)
+    polls = [RawPull(gateway, topic) for _ in range(20)]
+    wait_until(lambda: pulls(gateway) == before + 20)
+    for poll in polls:
+        poll.close(hard=hard)
+    wait_until(lambda: pulls(gateway) == before)
+    sent = producer.send(topic, "x")
+    found = next_one(gateway, topic)
+    assert (found["id"], found["attempt"]) == (sent, 1)
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["fin", "rst"])
+def test_a_client_that_left_before_its_answer_was_written_costs_no_attempt(
+    gateway: Gateway, producer: Producer, *, hard: bool
+) -> None:
+    """While the gateway is stopped, a message comes and the client goes: it learns both at once."""
+    topic = new_topic()
+    before = pulls(gateway)
+    poll = RawPull(gateway, topic)
+    wait_until(lambda: pulls(gateway) == before + 1)
+    os.kill(gateway.process.pid, signal.SIGSTOP)
+    try:
+        sent = producer.send(topic, "x")
+        poll.close(hard=hard)
+    finally:
+        os.kill(gateway.process.pid, signal.SIGCONT)
+    begun = time.monotonic()
+    found = next_one(gateway, topic)
+    assert (found["id"], found["attempt"]) == (sent, 1)
+    assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000 / 4
+
+
+def test_a_gateway_that_stops_answers_who_waits_and_gives_back_what_it_holds(
+    redis_url: str, manager: Manager, producer: Producer
+) -> None:
+    topic = new_topic()
+    with Gateway(redis_url) as ending, Gateway(redis_url) as other:
+        poll = RawPull(ending, topic)
+        wait_until(lambda: pulls(ending) == 1)
+        os.kill(ending.process.pid, signal.SIGTERM)
+        answer = poll.answer()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'"deliveries":[]' in answer
+        poll.close(hard=False)
+        assert ending.process.wait(20) == 0
+        sent = producer.send(topic, "x")
+        found = next_one(other, topic)
+        assert (found["id"], found["attempt"]) == (sent, 1)
+
+
+def test_a_gateway_that_is_killed_costs_its_messages_one_attempt_at_most(
+    redis_url: str, manager: Manager, producer: Producer
+) -> None:
+    """What a killed process held comes back by its ack timeout; what it had not, at once."""
+    topic = new_topic()
+    with Gateway(redis_url) as ending, Gateway(redis_url) as other:
+        poll = RawPull(ending, topic)
+        wait_until(lambda: pulls(ending) == 1)
+        ending.process.kill()
+        ending.process.wait()
+        with suppress(OSError):
+            poll.close(hard=False)
+        sent = producer.send(topic, "x")
+        found = next_one(other, topic)
+        assert (found["id"], found["attempt"]) == (sent, 1)

@@ -1,0 +1,281 @@
+"""`/metrics` of the gateway, and that the list of metrics is what live roles export."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from lisa import Manager
+from lisa.core.metrics.families import FAMILIES, SECTIONS
+from lisa.embedded import EmbeddedServer
+from tests.exposition import Exposed
+from tests.gateways import Gateway, new_topic
+from tests.servers import Processes, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REQUESTS = "lisa_gateway_requests_total"
+SENT = {"face": "native", "method": "POST", "code": "201"}
+
+
+def page_of(client: httpx.Client, **headers: str) -> Exposed:
+    answer = client.get("/metrics", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return Exposed(answer.text)
+
+
+def fresh(gateway: Gateway) -> Exposed:
+    """Over a connection of its own: with several workers it meets any of them."""
+    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+        return page_of(client)
+
+
+def send(client: httpx.Client, topic: str, **more: object) -> None:
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1, **more})
+    assert answer.status_code == 201, answer.text
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def live(
+    redis_url: str, gateway: Gateway, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Exposed]]:
+    """What each role tells when all of them have worked on one topic."""
+    topic = new_topic("live")
+    directory = tmp_path_factory.mktemp("live")
+    (directory / "shop.py").write_text(
+        "from lisa import Consumer\nconsumer = Consumer(group='g')\n"
+        f"@consumer.on('{topic}')\ndef handle(message): pass\n"
+    )
+    processes, port = Processes(directory), free_port()
+    processes.start("-m", "lisa.cli.consumer", "--redis", redis_url, "--http",
+                    f"127.0.0.1:{port}", "shop")  # fmt: skip
+    try:
+        with (
+            Manager(redis_url, topics={topic: {"group": "g", "capacity": 1000}},
+                    http="127.0.0.1:0") as manager,
+            httpx.Client(base_url=f"http://127.0.0.1:{manager.status_port}") as managers,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}") as consumers,
+        ):  # fmt: skip
+            send(gateway.client, topic)
+            send(gateway.client, topic, delay_ms=60_000)
+            clients = {"manager": managers, "gateway": gateway.client, "consumer": consumers}
+
+            def is_handled() -> bool:
+                try:
+                    page = page_of(consumers)
+                except httpx.TransportError:
+                    return False
+                handled = page.value("lisa_consumer_handled_total", topic=topic, group="g",
+                                     outcome="ok")  # fmt: skip
+                ready = [
+                    page_of(clients[role]).value("lisa_topic_acked_total", topic=topic, group="g")
+                    for role in ("manager", "gateway")
+                ]
+                return handled == 1 and ready == [1, 1]
+
+            wait_until(is_handled)
+            yield {role: page_of(client) for role, client in clients.items()}
+    finally:
+        processes.end()
+
+
+@pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
+def test_the_list_is_what_a_live_role_exports(live: dict[str, Exposed], role: str) -> None:
+    listed = {
+        family.name for section in SECTIONS if role in section.roles for family in section.families
+    }
+    page = live[role]
+    assert page.families.keys() == listed
+    for name, family in page.families.items():
+        assert family.type == FAMILIES[name].kind, name
+        assert page.labels(name) == {tuple(sorted(FAMILIES[name].labels))}, name
+        assert family.documentation == FAMILIES[name].help
+    assert page.value("lisa_up") == 1
+
+
+def test_manager_and_gateway_tell_the_same_of_topics(live: dict[str, Exposed]) -> None:
+    manager, gateway = live["manager"], live["gateway"]
+    topic = next(
+        labels["topic"] for labels, value in manager.samples("lisa_topic_capacity_messages")
+        if value == 1000
+    )  # fmt: skip
+    for name in ("lisa_topic_messages", "lisa_topic_sent_total", "lisa_topic_acked_total",
+                 "lisa_topic_lateness_seconds_bucket", "lisa_topic_next_due_timestamp_seconds",
+                 "lisa_topic_consumers_alive"):  # fmt: skip
+        told = [sorted((sorted(labels.items()), value) for labels, value in page.samples(name)
+                       if labels["topic"] == topic) for page in (manager, gateway)]  # fmt: skip
+        assert told[0] == told[1] != [], name
+    assert manager.value("lisa_topic_sent_total", topic=topic) == 2
+    assert manager.value("lisa_topic_lateness_seconds_count", topic=topic, group="g") == 1
+
+
+def test_requests_and_deliveries_are_counted(gateway: Gateway, client: httpx.Client) -> None:
+    topic = new_topic()
+    before = page_of(client)
+    send(client, topic)
+    send(client, topic)
+    assert client.get(f"/v1/topics/{topic}/messages/nosuch").status_code == 404
+    assert client.get("/camellia/health/status").status_code == 200
+    assert client.get("/nosuch").status_code == 404
+    answer = client.post(f"/v1/topics/{topic}/pull", json={"max": 2, "wait_ms": 5000})
+    assert len(answer.json()["deliveries"]) >= 1
+    after = page_of(client)
+
+    def more(name: str, **labels: str) -> float:
+        return after.total(name, **labels) - before.total(name, **labels)
+
+    assert more(REQUESTS, **SENT) == 2
+    assert more(REQUESTS, face="native", method="GET", code="404") == 1
+    assert more(REQUESTS, face="camellia", method="GET", code="200") == 1
+    assert more(REQUESTS, face="page", method="GET", code="404") == 1
+    handed_out = len(answer.json()["deliveries"])
+    assert more("lisa_gateway_deliveries_total", outcome="handed_out") == handed_out
+    # The pull is counted, and not timed.
+    assert more(REQUESTS, face="native") == 4
+    assert more("lisa_gateway_request_seconds_count", face="native") == 3
+    faces = {labels["face"] for labels, _ in after.samples(REQUESTS)}
+    assert faces <= {"native", "camellia", "mykit", "delay-queue", "page", "metrics", "health"}
+
+
+def test_a_pull_that_waits_is_shown_and_a_client_that_leaves_is_counted(gateway: Gateway) -> None:
+    topic = new_topic()
+
+    def gone() -> float:
+        return page_of(gateway.client).total(REQUESTS, face="native", code="499")
+
+    before = gone()
+    with httpx.Client(base_url=gateway.url, timeout=0.5) as impatient:
+        thread = threading.Thread(target=_pull, args=(impatient, topic))
+        thread.start()
+        wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 1)
+        thread.join()
+    wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 0)
+    wait_until(lambda: gone() == before + 1)
+
+
+def _pull(client: httpx.Client, topic: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 30_000})
+
+
+def test_openmetrics_is_spoken_to_those_who_ask(client: httpx.Client) -> None:
+    answer = client.get(
+        "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=.1"}
+    )
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.text.endswith("# EOF\n")
+    assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_metrics_need_the_scope_operate(
+    redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens.yml"
+    tokens.write_text(
+        "tokens:\n"
+        "  - {name: a, token: produces-and-nothing-else, scopes: [produce]}\n"
+        "  - {name: b, token: operates-some-topics, scopes: [operate], topics: [orders]}\n"
+        "  - {name: c, token: operates-all-topics, scopes: [operate]}\n"
+    )
+    with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
+        codes = [
+            gateway.client.get("/metrics", headers=headers).status_code
+            for headers in (
+                {},
+                {"authorization": "Bearer produces-and-nothing-else"},
+                {"authorization": "Bearer operates-some-topics"},
+                {"authorization": "Bearer operates-all-topics"},
+            )
+        ]
+        assert codes == [401, 403, 403, 200]
+        page = page_of(gateway.client, authorization="Bearer operates-all-topics")
+        assert page.value(REQUESTS, face="metrics", method="GET", code="401") == 1
+        assert page.value(REQUESTS, face="metrics", method="GET", code="403") == 2
+
+
+def test_any_worker_answers_for_all(redis_url: str, manager: Manager) -> None:
+    topic = new_topic()
+    with Gateway(redis_url, "--workers", "3") as gateway:
+        wait_until(lambda: fresh(gateway).value("lisa_processes") == 3)
+        for _ in range(30):
+            with httpx.Client(base_url=gateway.url) as client:
+                send(client, topic)
+        wait_until(lambda: fresh(gateway).value(REQUESTS, **SENT) == 30)
+        assert [fresh(gateway).value(REQUESTS, **SENT) for _ in range(12)] == [30] * 12
+        stop, sent = threading.Event(), [30]
+
+        def keep_sending() -> None:
+            while not stop.is_set():
+                with httpx.Client(base_url=gateway.url) as client:
+                    send(client, topic)
+                    sent[0] += 1
+
+        sender = threading.Thread(target=keep_sending)
+        sender.start()
+        seen = []
+        try:
+            ends = time.monotonic() + 3  # the workers leave theirs each second
+            while time.monotonic() < ends:
+                seen.append(fresh(gateway).value(REQUESTS, **SENT) or 0.0)
+        finally:
+            stop.set()
+            sender.join()
+        assert seen == sorted(seen), "a counter went back from one scrape to the next"
+        assert seen[-1] > 30
+        wait_until(lambda: fresh(gateway).value(REQUESTS, **SENT) == sent[0])
+        wait_until(lambda: fresh(gateway).value("lisa_topic_sent_total", topic=topic) == sent[0])
+    # One process is none the wiser: it leaves nothing, and tells the same.
+    with Gateway(redis_url) as gateway:
+        assert fresh(gateway).value("lisa_processes") == 1
+
+
+def test_without_the_server_its_own_numbers_remain() -> None:
+    with (
+        EmbeddedServer() as server,
+        Gateway(server.url, env={"LISA_GATEWAY_SERVER__PATIENCE": "100ms"}) as gateway,
+    ):
+        send(gateway.client, "orders")
+        wait_until(lambda: fresh(gateway).value("lisa_topic_sent_total", topic="orders") == 1)
+        server.kill()
+        wait_until(lambda: fresh(gateway).value("lisa_up") == 0)
+        page = fresh(gateway)
+        assert "lisa_topic_sent_total" not in page.families
+        assert page.value(REQUESTS, **SENT) == 1
+        refused = page.value("lisa_gateway_refused_total", reason="server")
+        answer = gateway.client.post("/v1/topics/orders/messages", json={"body": 1})
+        assert answer.status_code == 503
+        assert refused is not None
+        assert fresh(gateway).value("lisa_gateway_refused_total", reason="server") == refused + 1
+        server.restart()
+        wait_until(lambda: fresh(gateway).value("lisa_up") == 1)
+
+
+def test_a_crowded_gateway_says_why_it_refused(redis_url: str, manager: Manager) -> None:
+    topic = new_topic()
+    with Gateway(redis_url, env={"LISA_GATEWAY_SERVER__MAX_POLLS": "1"}) as gateway:
+        with httpx.Client(base_url=gateway.url, timeout=30) as first:
+            thread = threading.Thread(
+                target=first.post, args=(f"/v1/topics/{topic}/pull",),
+                kwargs={"json": {"wait_ms": 5_000}},
+            )  # fmt: skip
+            thread.start()
+            wait_until(lambda: fresh(gateway).value("lisa_gateway_pulls_waiting") == 1)
+            answer = gateway.client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000})
+            assert answer.status_code == 503
+            page = fresh(gateway)
+            send(gateway.client, topic)
+            thread.join()
+        assert page.value("lisa_gateway_refused_total", reason="waiting") == 1
+        assert page.value("lisa_gateway_refused_total", reason="server") == 0

@@ -1,0 +1,420 @@
+"""mykit-delay's paths: its forms of request and answer, and its defects, by their numbers.
+
+Not of this face, and so not here: M3 (bucket heads) and M5 (locks), which Lisa has none of, and the
+half of M7 that is one thread for all topics (tests/integration/test_defects_manager.py).
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Producer
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from lisa.embedded import EmbeddedServer
+
+FIELDS = {"success", "data", "message", "code", "includes", "excludes", "onlyData", "callback"}
+
+
+@pytest.fixture(scope="module")
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as one:
+        yield one
+
+
+def ok(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert set(found) == FIELDS
+    assert (found["success"], found["code"], found["message"]) == (True, 200, None), found
+    return found["data"]
+
+
+def refused(answer: httpx.Response, part: str, status: int = 200, code: int = 500) -> None:
+    assert answer.status_code == status, answer.text
+    found = answer.json()
+    assert set(found) == FIELDS
+    assert (found["success"], found["code"], found["data"]) == (False, code, None)
+    assert part in found["message"]
+
+
+def push(client: httpx.Client, topic: str, **more: Any) -> str:
+    job = {"topic": topic, "delay": 0, "body": "b", **more}
+    return str(ok(client.post("/mykit/push", json=job)))
+
+
+def get(client: httpx.Client, topic: str, timeout: int = 10_000) -> Any:
+    return ok(client.get(f"/mykit/get/{topic}", params={"timeout": timeout}))
+
+
+def state(producer: Producer, topic: str, message_id: str) -> str | None:
+    found = producer.get(topic, message_id)
+    return found.state if found else None
+
+
+def test_a_job_is_pushed_handed_out_and_finished(client: httpx.Client, producer: Producer) -> None:
+    topic = new_topic()
+    created = time.time_ns() // 1_000_000
+    message_id = push(
+        client, topic, subtopic="sub", bizKey="order-42", delay=100, ttl=7, body='{"单": 1}',
+        createTime=created, status=0,
+    )  # fmt: skip
+    assert message_id.startswith(f"{topic}:order-42:")
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert found.due_ms == created + 100
+    assert found.headers["bizKey"] == "order-42"
+    assert found.headers["subtopic"] == "sub"
+    assert get(client, topic) == {
+        "topic": topic, "subtopic": "sub", "id": message_id, "bizKey": "order-42", "delay": 100,
+        "ttl": 7, "body": '{"单": 1}', "createTime": created, "status": 2, "buckedName": None,
+    }  # fmt: skip
+    assert time.time_ns() // 1_000_000 >= created + 100
+    assert ok(client.get("/mykit/finish", params={"jobId": message_id})) is None
+    assert state(producer, topic, message_id) == "acked"
+    assert ok(client.get("/mykit/finish", params={"jobId": message_id})) is None
+
+
+def test_the_least_that_a_job_needs_is_its_topic(client: httpx.Client) -> None:
+    topic = new_topic()
+    before = time.time_ns() // 1_000_000
+    message_id = ok(client.post("/mykit/push", json={"topic": topic, "buckedName": "x", "new": 1}))
+    assert message_id.startswith(f"{topic}:")
+    job = get(client, topic)
+    assert (job["body"], job["bizKey"], job["subtopic"]) == (None, None, None)
+    assert before <= job["createTime"] <= time.time_ns() // 1_000_000
+    assert (job["delay"], job["ttl"]) == (0, 0)
+
+
+def test_get_waits_for_a_job_that_becomes_due(client: httpx.Client) -> None:
+    topic = new_topic()
+    assert get(client, topic, timeout=50) is None
+    push(client, topic, id="later", delay=600)
+    began = time.monotonic()
+    assert get(client, topic)["id"] == "later"
+    assert 0.5 < time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("parameter", ["jobId", "id"])
+def test_a_job_is_deleted_by_its_id_alone(
+    client: httpx.Client, producer: Producer, parameter: str
+) -> None:
+    topic = new_topic() + ":with:colons"
+    for message_id in (push(client, topic, delay=60_000),
+                       push(client, topic, delay=60_000, id=f"own-{topic}")):  # fmt: skip
+        assert ok(client.get("/mykit/delete", params={parameter: message_id})) is None
+        assert state(producer, topic, message_id) == "cancelled"
+
+
+def test_an_id_in_two_topics_is_asked_back(client: httpx.Client, producer: Producer) -> None:
+    one, two = new_topic("one"), new_topic("two")
+    for topic in (one, two):
+        push(client, topic, id=f"same-{one}", delay=60_000)
+    refused(client.get("/mykit/delete", params={"jobId": f"same-{one}"}), "say which")
+    ok(client.get("/mykit/delete", params={"jobId": f"same-{one}", "topic": two}))
+    assert state(producer, two, f"same-{one}") == "cancelled"
+    assert state(producer, one, f"same-{one}") == "waiting"
+
+
+def test_messages_of_others_are_never_taken_for_jobs(
+    client: httpx.Client, producer: Producer
+) -> None:
+    topic = new_topic()
+    message_id = f"{topic}:x"
+    producer.send(topic, {"n": 1}, id=message_id, delay=timedelta(minutes=1))
+    refused(client.get("/mykit/delete", params={"jobId": message_id}), "there is no job")
+    assert state(producer, topic, message_id) == "waiting"
+
+
+def test_messages_of_others_are_handed_out_all_the_same(
+    client: httpx.Client, producer: Producer
+) -> None:
+    topic = new_topic()
+    producer.send(topic, {"n": 1}, headers={"bizKey": "k"})
+    job = get(client, topic)
+    assert (job["body"], job["bizKey"], job["status"]) == ('{"n":1}', "k", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"topic": None}, "topic"),
+        ({"topic": "a b"}, "not allowed"),
+        ({"status": 1}, "status 0 or 5"),
+        ({"status": 3}, "status 0 or 5"),
+        ({"delay": -1}, "delay"),
+        ({"delay": 10**15}, "9999"),
+        ({"delay": "soon"}, "no job"),
+        ({"body": {"a": 1}}, "no job"),
+        ({"id": "x" * 300}, "256"),
+        ({"createTime": 10**18}, "9999"),
+        ({"body": "x" * 1_100_000}, "max_body_bytes"),
+    ],
+)
+def test_what_cannot_be_pushed_is_refused_with_the_reason(
+    client: httpx.Client, change: dict[str, Any], part: str
+) -> None:
+    refused(client.post("/mykit/push", json={"topic": new_topic(), "body": "b", **change}), part)
+
+
+def test_bodies_that_are_no_json_are_refused(client: httpx.Client) -> None:
+    for content in (b"", b"{", b"[]", b"\xff", b"null"):
+        refused(client.post("/mykit/push", content=content), "no job")
+
+
+def test_calls_without_an_id_are_refused(client: httpx.Client) -> None:
+    for path in ("delete", "finish", "reStoreJob"):
+        refused(client.get(f"/mykit/{path}"), "jobId")
+
+
+def test_status_5_is_a_job_put_back(client: httpx.Client, producer: Producer) -> None:
+    topic, created = new_topic(), time.time_ns() // 1_000_000 - 60_000
+    message_id = push(client, topic, id="r", status=5, createTime=created, delay=1_000)
+    assert get(client, topic)["createTime"] == created
+    assert state(producer, topic, message_id) == "in_flight"
+
+
+def test_m1_deleting_one_job_takes_no_other(client: httpx.Client, producer: Producer) -> None:
+    """There the oldest ready job was popped and the one that was named stayed."""
+    topic = new_topic()
+    get(client, topic, timeout=0)
+    ids = [push(client, topic, id=f"{topic}:{i}") for i in range(3)]
+    wait_until(lambda: state(producer, topic, ids[2]) == "ready")
+    ok(client.get("/mykit/delete", params={"jobId": ids[2]}))
+    assert [get(client, topic)["id"] for _ in range(2)] == ids[:2]
+    assert get(client, topic, timeout=0) is None
+
+
+def test_m2_a_job_that_nobody_finishes_comes_again(
+    client: httpx.Client, producer: Producer, redis_url: str
+) -> None:
+    """There it was marked as finished when the hand-over failed."""
+    topic = new_topic()
+    with connect(redis_url) as server:
+        server.hset(
+            f"lisa:{{{topic}}}:options", mapping={"ack_timeout": "300", "retry_delays": "0"}
+        )
+    message_id = push(client, topic)
+    assert get(client, topic)["id"] == message_id
+    assert get(client, topic)["id"] == message_id
+    wait_until(lambda: state(producer, topic, message_id) == "garbage")
+    ok(client.get("/mykit/reStoreJob", params={"jobId": message_id}))  # asks no archive
+    assert get(client, topic)["id"] == message_id
+
+
+def test_m4_the_same_id_is_one_job(client: httpx.Client) -> None:
+    """There a second push went into another bucket, and both were handed out."""
+    topic = new_topic()
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda _: push(client, topic, id=f"{topic}:1"), range(8)))
+    assert set(ids) == {f"{topic}:1"}
+    assert get(client, topic)["id"] == f"{topic}:1"
+    ok(client.get("/mykit/finish", params={"jobId": f"{topic}:1"}))
+    push(client, topic, id=f"{topic}:1")  # repeated, as after a lost answer
+    assert get(client, topic, timeout=0) is None
+
+
+def test_m6_deleting_what_is_not_there_says_so(client: httpx.Client) -> None:
+    refused(client.get("/mykit/delete", params={"jobId": "nothing:1"}), "there is no job")
+    refused(client.get("/mykit/finish", params={"jobId": "nothing:1"}), "there is no job")
+
+
+def test_m6_what_is_in_flight_is_not_deleted(client: httpx.Client) -> None:
+    topic = new_topic()
+    message_id = push(client, topic)
+    get(client, topic)
+    refused(client.get("/mykit/delete", params={"jobId": message_id}), "in_flight")
+
+
+def test_m6_what_is_held_by_nobody_is_not_finished(client: httpx.Client) -> None:
+    topic = new_topic()
+    message_id = push(client, topic, delay=60_000)
+    refused(client.get("/mykit/finish", params={"jobId": message_id}), "held by nobody")
+
+
+def test_m6_pages_of_other_sites_change_nothing(client: httpx.Client) -> None:
+    for path in ("delete?jobId=1", "finish?jobId=1", "clearAll", "reStore", "get/t"):
+        for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}):
+            answer = client.get(f"/mykit/{path}", headers=headers)
+            refused(answer, "may not do this", 403, 403)
+
+
+def test_m6_everything_is_restored_or_cleared_by_operators_only(
+    redis_url: str, tmp_path: Path, producer: Producer
+) -> None:
+    tokens = tmp_path / "tokens.yml"
+    tokens.write_text(
+        "tokens:\n"
+        "  - {name: ops, token: ops-0123456789abcdef}\n"
+        "  - {name: app, token: app-0123456789abcdef, scopes: [produce, consume]}\n"
+    )
+    config = "lisa-delay-queue: {gateway-server: {mykit-clear-all: true}}"
+    ops, app = ({"authorization": f"Bearer {name}-0123456789abcdef"} for name in ("ops", "app"))
+    with Gateway(
+        redis_url, "--tokens-file", str(tokens), config=config, directory=tmp_path
+    ) as gateway:
+        client = gateway.client
+        for path in ("clearAll", "reStore", "reStoreJob?jobId=a:b"):
+            refused(client.get(f"/mykit/{path}"), "token", 401, 401)
+            refused(client.get(f"/mykit/{path}", headers=app), "operate", 403, 403)
+        topic = new_topic()
+        mine = [client.post("/mykit/push", json={"topic": topic, "delay": 60_000}, headers=app)
+                for _ in range(3)]  # fmt: skip
+        other = producer.send(topic, 1, delay=timedelta(minutes=1))
+        said = ok(client.get("/mykit/clearAll", headers=ops))
+        assert said.startswith("花费了")
+        assert said.endswith("行数据")
+        assert {state(producer, topic, ok(one)) for one in mine} == {"cancelled"}
+        assert state(producer, topic, other) == "waiting"
+
+
+def test_m6_clearing_everything_is_off_unless_configured(client: httpx.Client) -> None:
+    refused(client.get("/mykit/clearAll"), "mykit-clear-all")
+
+
+def test_m7_a_slow_topic_holds_up_no_other(client: httpx.Client, gateway: Gateway) -> None:
+    slow, quick = new_topic("slow"), new_topic("quick")
+    push(client, slow)
+    assert get(client, slow) is not None  # and it is never finished
+    done = threading.Event()
+
+    def poll() -> None:
+        get(client, slow, timeout=3_000)
+        done.set()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    push(client, quick)
+    assert get(client, quick) is not None
+    assert not done.is_set()
+    thread.join()
+
+
+def test_m8_without_a_time_of_its_own_a_job_goes_by_the_servers_clock(
+    client: httpx.Client, producer: Producer, redis_url: str
+) -> None:
+    """There the client's clock decided. One that names its `createTime` still does so."""
+    topic = new_topic()
+    with connect(redis_url) as server:
+        seconds, micros = server.time()
+        message_id = push(client, topic, delay=60_000)
+        later_seconds, later_micros = server.time()
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert found.due_ms is not None
+    assert seconds * 1000 + micros // 1000 <= found.due_ms - 60_000
+    assert found.due_ms - 60_000 <= later_seconds * 1000 + later_micros // 1000 + 1
+
+
+def test_without_an_archive_nothing_is_restored(client: httpx.Client) -> None:
+    refused(client.get("/mykit/reStore"), "no archive is configured")
+    refused(client.get("/mykit/reStore?expire=perhaps"), "expire")
+    for path in ("reStoreJob?jobId=a:b", "reStoreJob?id=a:b", "reStore/a:b"):
+        refused(client.get(f"/mykit/{path}"), "no archive is configured")
+
+
+DOUBLE = """#!{python}
+import json, os, sys, time
+assert sys.argv[1:3] == ["-m", "lisa.cli.main"], sys.argv
+with open({log!r}, "a") as log:
+    log.write(json.dumps([sys.argv[3:], os.environ["LISA_REDIS_URL"]]) + "\\n")
+while os.path.exists({hold!r}):
+    time.sleep(0.01)
+if os.path.exists({fail!r}):
+    sys.exit("a line\\nlisa: there is no Java here")
+print(json.dumps({{"dry_run": False, "counts": {{"restored": 3, "live": 1}}, "by_topic": {{}}}}))
+"""
+
+
+def test_restores_run_as_a_process_one_at_a_time(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plumbing, with a double of Python that restores nothing."""
+    log, hold, fail = (tmp_path / name for name in ("log", "hold", "fail"))
+    double = tmp_path / "python"
+    double.write_text(
+        DOUBLE.format(python=sys.executable, log=str(log), hold=str(hold), fail=str(fail))
+    )
+    double.chmod(double.stat().st_mode | stat.S_IXUSR)
+    program = (
+        "from lisa.gateway.compat.mykit import restoring;"
+        f"restoring.sys = type('', (), {{'executable': {str(double)!r}}});"
+        "from lisa.cli.gateway import main; main()"
+    )
+    original = subprocess.Popen
+    monkeypatch.setattr(
+        "tests.gateways.subprocess.Popen",
+        lambda words, **more: original([words[0], "-c", program, *words[3:]], **more),
+    )
+    gateway = Gateway(redis_url, "--archive", str(tmp_path))
+    monkeypatch.undo()
+    with gateway:
+        client = gateway.client
+        assert "恢复 3 行数据" in ok(client.get("/mykit/reStore"))
+        ok(client.get("/mykit/reStore?expire=false"))
+        ok(client.get("/mykit/reStore/a:b"))
+        hold.touch()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(client.get, "/mykit/reStore")
+            wait_until(lambda: len(log.read_text().splitlines()) == 4)
+            refused(client.get("/mykit/reStore"), "running already", 503)
+            hold.unlink()
+            ok(first.result())
+        fail.touch()
+        refused(client.get("/mykit/reStore"), "the restore failed: lisa: there is no Java here")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for words, url in lines:
+        assert url == redis_url
+        assert redis_url not in words  # where everyone on the machine could read its password
+        assert words[words.index("--archive") + 1] == str(tmp_path)
+    assert "--expire" in lines[0][0]
+    assert "--expire" not in lines[1][0]
+    assert lines[2][0][lines[2][0].index("--id") + 1] == "a:b"
+
+
+@pytest.mark.slow
+def test_a_server_that_came_back_empty_has_its_jobs_again(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """With Spark: an archive is written, the server loses all, and everything is restored."""
+    url, where, topic = own_server.url, str(tmp_path / "archive"), new_topic()
+    with connect(url) as server:
+        server.hset(f"lisa:{{{topic}}}:options", "journal", "1")
+    with Gateway(url, "--archive", where) as gateway:
+        client = gateway.client
+        client.timeout = 600.0
+        jobs = [push(client, topic, delay=600_000, bizKey=f"k{i}", body=str(i)) for i in range(3)]
+        ok(client.get("/mykit/delete", params={"jobId": jobs[0]}))
+        lisa("--redis", url, "pipeline", "archive", "--to", where, "--once")
+        with connect(url) as server:
+            server.flushall()
+        ok(client.get("/mykit/reStoreJob", params={"jobId": jobs[1]}))
+        with Producer(url) as producer:
+            assert [state(producer, topic, one) for one in jobs] == [None, "waiting", None]
+            assert "恢复 1 行数据" in ok(client.get("/mykit/reStore"))
+            found = producer.get(topic, jobs[2])
+        assert found is not None
+        assert (found.state, found.body, found.headers["bizKey"]) == ("waiting", "2", "k2")
+
+
+def lisa(*words: str) -> None:
+    command = [sys.executable, "-m", "lisa.cli.main", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr

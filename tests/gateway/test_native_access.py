@@ -1,0 +1,117 @@
+"""The native API: each operation asks for its scope, and a token sees its own topics only."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from lisa.gateway.access import Scope
+from lisa.gateway.native.table import operations
+from tests.gateways import Gateway, new_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOKENS = """
+tokens:
+  - {name: all, token: all-0123456789abcdef}
+  - {name: produce, token: produce-0123456789abcdef, scopes: [produce]}
+  - {name: consume, token: consume-0123456789abcdef, scopes: [consume]}
+  - {name: operate, token: operate-0123456789abcdef, scopes: [operate]}
+  - {name: mine, token: mine-0123456789abcdef, topics: ["mine.*"]}
+"""
+OPERATIONS = operations()
+NAMES = [one.name for one in OPERATIONS]
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    redis_url: str, manager: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    file: Path = tmp_path_factory.mktemp("tokens") / "tokens.yml"
+    file.write_text(TOKENS)
+    bearer = {"Authorization": "Bearer all-0123456789abcdef"}
+    with Gateway(redis_url, "--tokens-file", str(file), headers=bearer) as running:
+        yield running
+
+
+def ask(guarded: Gateway, method: str, path: str, name: str | None) -> httpx.Response:
+    headers = {} if name is None else {"Authorization": f"Bearer {name}-0123456789abcdef"}
+    with httpx.Client(base_url=guarded.url, headers=headers, timeout=30) as client:
+        if "/events" in path:
+            with client.stream(method, path) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                return answer
+        return client.request(method, path)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
+def test_each_operation_asks_for_its_scope(guarded: Gateway, operation: object) -> None:
+    one = next(each for each in OPERATIONS if each is operation)
+    path = re.sub(r"\{\w+\}", "mine.a", one.path)
+
+    def status(name: str | None) -> int:
+        answer = ask(guarded, one.method, path, name)
+        if answer.status_code in (401, 403):
+            assert answer.headers["content-type"] == "application/problem+json"
+        return answer.status_code
+
+    assert status(None) == status("guessed") == 401
+    for scope in Scope:
+        allowed = one.scope in (None, scope)
+        assert (status(scope) == 403) is not allowed, scope
+    if "{topic}" in one.path:
+        assert status("mine") != 403
+        foreign = re.sub(r"\{\w+\}", "other", one.path)
+        assert ask(guarded, one.method, foreign, "mine").status_code == 403
+
+
+def test_who_may_do_what_is_as_it_says() -> None:
+    needed = {scope: {one.name for one in OPERATIONS if one.scope is scope} for scope in Scope}
+    assert needed == {
+        Scope.PRODUCE: {
+            "sendMessage", "sendMessages", "cancelMessage", "rescheduleMessage", "fireMessage"
+        },
+        Scope.CONSUME: {"pull", "ackMessage", "retryMessage", "extendMessage", "releaseMessage"},
+        Scope.OPERATE: {
+            "requeueGarbage", "purgeGarbage", "setOptions", "pauseTopic", "resumeTopic",
+            "addGroup", "removeGroup", "listPushTargets", "setPushTarget", "removePushTarget",
+        },
+    }  # fmt: skip
+    assert not [one for one in OPERATIONS if one.is_public]
+
+
+def test_the_description_is_open(guarded: Gateway) -> None:
+    for path in ("/v1/openapi.json", "/v1/docs", "/v1/docs.css"):
+        assert ask(guarded, "GET", path, None).status_code == 200
+
+
+def test_a_token_sees_its_own_topics_only(guarded: Gateway) -> None:
+    mine, other = f"mine.{new_topic()}", new_topic("other")
+    for topic in (mine, other):
+        guarded.client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+        guarded.client.post(f"/v1/topics/{topic}/pull", json={})
+    everything = ask(guarded, "GET", "/v1/topics?limit=500", "all").json()["topics"]
+    assert {mine, other} <= {one["topic"] for one in everything}
+    seen = ask(guarded, "GET", "/v1/topics?limit=500", "mine").json()["topics"]
+    assert {one["topic"] for one in seen} >= {mine}
+    assert all(one["topic"].startswith("mine.") for one in seen)
+    alive = ask(guarded, "GET", "/v1/consumers", "mine").json()["consumers"]
+    assert mine in {one["topic"] for one in alive}
+    assert all(one["topic"].startswith("mine.") for one in alive)
+    assert ask(guarded, "GET", f"/v1/consumers?topic={other}", "mine").status_code == 403
+    assert ask(guarded, "GET", f"/v1/consumers?topic={mine}", "mine").status_code == 200
+
+
+def test_a_wrong_token_is_told_how_to_ask(guarded: Gateway) -> None:
+    answer = ask(guarded, "GET", "/v1/topics", None)
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert answer.json()["type"] == "urn:lisa:problem:unauthorized"
+    narrow = ask(guarded, "POST", "/v1/topics/a/pause", "produce")
+    assert "produce" in narrow.json()["detail"]
+    assert "operate" in narrow.json()["detail"]

@@ -1,0 +1,251 @@
+"""The native API: deliveries are pulled, settled with their receipts, and told the truth."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.gateways import Gateway, new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    import httpx
+
+DAY_MS = 86_400_000
+
+
+def send(client: httpx.Client, topic: str, **message: Any) -> str:
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
+    assert answer.status_code == 201, answer.text
+    found: str = answer.json()["id"]
+    return found
+
+
+def pull(client: httpx.Client, topic: str, **wanted: Any) -> list[dict[str, Any]]:
+    answer = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000} | wanted)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["deliveries"]
+    return found
+
+
+def settle(
+    client: httpx.Client, topic: str, delivery: dict[str, Any], verb: str, **more: Any
+) -> httpx.Response:
+    path = f"/v1/topics/{topic}/messages/{delivery['id']}/{verb}"
+    return client.post(path, json={"receipt": delivery["receipt"]} | more)
+
+
+def test_what_is_pulled_tells_all(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x", body={"a": 1}, headers={"h": "v"}, due_ms=1_000)
+    (one,) = pull(client, topic)
+    assert one.pop("receipt")
+    assert one == {
+        "id": "x", "attempt": 1, "due_ms": 1_000, "headers": {"h": "v"}, "body": {"a": 1}
+    }  # fmt: skip
+
+
+def test_a_pull_takes_at_most_what_it_wants(client: httpx.Client) -> None:
+    topic = new_topic()
+    messages = {"messages": [{"body": n} for n in range(5)]}
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    client.post(f"/v1/topics/{topic}/messages:batch", json=messages)
+    assert [one["body"] for one in pull(client, topic, max=2)] == [0, 1]
+    assert [one["body"] for one in pull(client, topic, max=500)] == [2, 3, 4]
+    assert pull(client, topic, wait_ms=0) == []
+
+
+def test_a_pull_may_come_without_a_body(client: httpx.Client) -> None:
+    topic = new_topic()
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    send(client, topic)
+    answer = client.post(f"/v1/topics/{topic}/pull")
+    assert (answer.status_code, len(answer.json()["deliveries"])) == (200, 1)
+
+
+def test_a_message_ends_a_long_poll_when_it_is_due(gateway: Gateway) -> None:
+    topic, client = new_topic(), gateway.client
+    found: list[tuple[float, list[dict[str, Any]]]] = []
+
+    def wait() -> None:
+        found.append((0.0, pull(client, topic, wait_ms=30_000)))
+        found[0] = (time.monotonic(), found[0][1])
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: client.get("/healthz").json()["pulls"] >= 1)
+    began = time.monotonic()
+    send(client, topic, id="x", delay_ms=300)
+    thread.join(30)
+    ended, deliveries = found[0]
+    assert [one["id"] for one in deliveries] == ["x"]
+    assert 0.25 <= ended - began < 5
+
+
+def test_an_empty_poll_ends_when_its_time_is_up(client: httpx.Client) -> None:
+    began = time.monotonic()
+    assert pull(client, new_topic(), wait_ms=300) == []
+    assert 0.25 <= time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"max": 0}, {"max": 501}, {"wait_ms": -1}, {"wait_ms": 60_001}, {"ack_timeout_ms": 99},
+     {"ack_timeout_ms": 31 * DAY_MS}, {"group": "a b"}, {"group": ""}, {"limit": 5}, {"max": "5"},
+     [], "x"],
+)  # fmt: skip
+def test_a_pull_that_is_none(client: httpx.Client, wanted: Any) -> None:
+    answer = client.post(f"/v1/topics/{new_topic()}/pull", json=wanted)
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
+
+
+def test_each_group_gets_every_message(client: httpx.Client) -> None:
+    topic = new_topic()
+    for group in ("g1", "g2"):
+        client.post(f"/v1/topics/{topic}/groups", json={"group": group})
+    send(client, topic, id="x")
+    both = [pull(client, topic, group=group)[0] for group in ("g1", "g2")]
+    assert [one["id"] for one in both] == ["x", "x"]
+    unnamed = client.post(f"/v1/topics/{topic}/pull", json={})
+    assert unnamed.status_code == 400
+    assert "g1" in unnamed.json()["detail"]
+    for one in both:
+        assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["state"] == "acked"
+
+
+def test_an_ack_settles_and_may_be_repeated(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x")
+    (one,) = pull(client, topic)
+    answers = [settle(client, topic, one, "ack") for _ in range(2)]
+    assert [(a.status_code, a.json()) for a in answers] == [
+        (200, {"id": "x", "outcome": "acked"}), (200, {"id": "x", "outcome": "repeated"})
+    ]  # fmt: skip
+
+
+def test_a_retry_waits_as_it_says(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x", retry=[0, 5 * DAY_MS])
+    (first,) = pull(client, topic)
+    at_once = settle(client, topic, first, "retry").json()
+    assert (at_once["outcome"], at_once["attempts"]) == ("retrying", 1)
+    (second,) = pull(client, topic)
+    assert (second["attempt"], second["due_ms"]) == (2, at_once["due_ms"])
+    later = settle(client, topic, second, "retry", delay_ms=DAY_MS, reason="busy").json()
+    assert later["due_ms"] - at_once["due_ms"] >= DAY_MS
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["reason"] == "busy"
+    client.post(f"/v1/topics/{topic}/messages/x/fire")
+    (third,) = pull(client, topic)
+    dead = settle(client, topic, third, "retry").json()
+    assert (dead["outcome"], dead["due_ms"], dead["attempts"]) == ("dead", None, 3)
+
+
+def test_a_discard_goes_to_garbage_at_once(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x")
+    (one,) = pull(client, topic)
+    both = settle(client, topic, one, "retry", discard=True, delay_ms=5)
+    assert both.status_code == 400
+    dead = settle(client, topic, one, "retry", discard=True, reason="no use")
+    assert dead.json()["outcome"] == "dead"
+    found = client.get(f"/v1/topics/{topic}/messages/x").json()
+    assert (found["state"], found["reason"]) == ("garbage", "no use")
+
+
+def test_an_extension_keeps_a_delivery(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x", retry=[0])
+    (one,) = pull(client, topic, ack_timeout_ms=1_000)
+    kept = settle(client, topic, one, "extend", ack_timeout_ms=60_000)
+    assert (kept.status_code, kept.json()) == (200, {"id": "x", "held": True})
+    # It would be back by now: its ack timeout plus 1 s.
+    assert pull(client, topic, wait_ms=3_000) == []
+    assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
+
+
+def test_a_release_costs_no_attempt(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x")
+    (one,) = pull(client, topic)
+    assert settle(client, topic, one, "release").json() == {"id": "x", "held": True}
+    (again,) = pull(client, topic)
+    assert (again["id"], again["attempt"]) == ("x", 1)
+    assert again["receipt"] != one["receipt"]
+
+
+def taken_over(client: httpx.Client, topic: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same message delivered twice: the first lease ended."""
+    send(client, topic, id="x", retry=[0])
+    (first,) = pull(client, topic, ack_timeout_ms=100)
+    (second,) = pull(client, topic, wait_ms=20_000)
+    assert (second["id"], second["attempt"]) == ("x", 2)
+    return first, second
+
+
+@pytest.mark.parametrize("verb", ["retry", "extend", "release"])
+def test_a_stale_receipt_changes_nothing_and_says_so(client: httpx.Client, verb: str) -> None:
+    topic = new_topic()
+    first, second = taken_over(client, topic)
+    path = f"/v1/topics/{topic}/messages/x"
+    before = client.get(path).json()
+    answer = settle(client, topic, first, verb)
+    assert answer.status_code == 409
+    said = answer.json()
+    assert (said["type"], said["outcome"]) == ("urn:lisa:problem:stale", "stale")
+    assert (said["id"], said["state"]) == ("x", "in_flight")
+    assert said.get("held") is (None if verb == "retry" else False)
+    after = client.get(path).json()
+    assert {**after, "idle_ms": 0, "groups": 0} == {**before, "idle_ms": 0, "groups": 0}
+    assert settle(client, topic, second, "ack").json()["outcome"] == "acked"
+
+
+def test_a_late_ack_still_counts(client: httpx.Client) -> None:
+    topic = new_topic()
+    first, second = taken_over(client, topic)
+    assert settle(client, topic, first, "ack").json()["outcome"] == "late"
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["state"] == "acked"
+    assert settle(client, topic, second, "retry").status_code == 409
+
+
+def test_a_receipt_of_a_former_life_is_stale(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x")
+    (one,) = pull(client, topic)
+    replaced = client.post(f"/v1/topics/{topic}/messages", json={
+        "body": 2, "id": "x", "on_duplicate": "replace", "delay_ms": DAY_MS,
+    })  # fmt: skip
+    assert replaced.json()["outcome"] == "replaced"
+    answer = settle(client, topic, one, "ack")
+    assert (answer.status_code, answer.json()["state"]) == (409, "waiting")
+
+
+@pytest.mark.parametrize("verb", ["ack", "retry", "extend", "release"])
+def test_receipts_that_do_not_fit(client: httpx.Client, verb: str) -> None:
+    topic, other = new_topic(), new_topic()
+    send(client, topic, id="x")
+    (one,) = pull(client, topic)
+    path = f"/v1/topics/{topic}/messages"
+    foreign = client.post(f"{path}/y/{verb}", json={"receipt": one["receipt"]})
+    assert (foreign.status_code, foreign.json()["type"]) == (400, "urn:lisa:problem:invalid")
+    for receipt in ("", "x", "ä", "AAAA", one["receipt"][:-8], 5, None):
+        wrong = client.post(f"{path}/x/{verb}", json={"receipt": receipt})
+        assert wrong.status_code == 400, receipt
+    assert client.post(f"{path}/x/{verb}", json={}).status_code == 400
+    # Where the message is unknown, or nobody knows the group.
+    client.post(f"/v1/topics/{other}/groups", json={"group": "lisa"})
+    assert settle(client, other, one, verb).status_code == 404
+    assert settle(client, new_topic(), one, verb).status_code == 404
+    assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
+
+
+def test_receipts_are_good_at_any_gateway(gateway: Gateway, redis_url: str) -> None:
+    topic = new_topic()
+    send(gateway.client, topic, id="x")
+    (one,) = pull(gateway.client, topic)
+    with Gateway(redis_url) as other:
+        assert settle(other.client, topic, one, "extend").json()["held"] is True
+        assert settle(other.client, topic, one, "ack").json()["outcome"] == "acked"

@@ -1,0 +1,229 @@
+"""The native API: one message looked at, cancelled, moved; lists by state, page by page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.gateways import new_topic
+
+if TYPE_CHECKING:
+    import httpx
+
+DAY_MS = 86_400_000
+
+
+def send(client: httpx.Client, topic: str, **message: Any) -> str:
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
+    assert answer.status_code == 201, answer.text
+    found: str = answer.json()["id"]
+    return found
+
+
+def pull(client: httpx.Client, topic: str, **wanted: Any) -> list[dict[str, Any]]:
+    answer = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000} | wanted)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["deliveries"]
+    return found
+
+
+ODD_IDS = ["a/b", "a/fire", "fire", "ack", "..a", "100%", "a b", "ä漢", "a?b#c", "a+b&c=d", "%2F",
+           "messages:batch", "\\", "x" * 256]  # fmt: skip
+
+
+@pytest.mark.parametrize("message_id", ODD_IDS)
+def test_an_id_may_hold_any_character(client: httpx.Client, message_id: str) -> None:
+    topic = new_topic()
+    send(client, topic, id=message_id, delay_ms=DAY_MS)
+    path = f"/v1/topics/{topic}/messages/{quote(message_id, safe='')}"
+    assert client.get(path).json()["id"] == message_id
+    fired = client.post(f"{path}/fire")
+    assert fired.json() == {"id": message_id, "outcome": "rescheduled"}
+    (delivery,) = pull(client, topic)
+    acked = client.post(f"{path}/ack", json={"receipt": delivery["receipt"]})
+    assert acked.json() == {"id": message_id, "outcome": "acked"}
+
+
+def test_a_slash_that_is_not_encoded_parts_the_path(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="a/b", delay_ms=DAY_MS)
+    assert client.get(f"/v1/topics/{topic}/messages/a/b").status_code == 404
+    assert client.get(f"/v1/topics/{topic}/messages/a%2Fb").status_code == 200
+
+
+def test_a_message_is_seen_in_each_state(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages/x"
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    send(client, topic, id="x", delay_ms=DAY_MS, headers={"a": "b"})
+    waiting = client.get(path).json()
+    assert waiting["state"] == "waiting"
+    assert waiting["groups"] == {}
+
+    client.post(f"{path}/fire")
+    (delivery,) = pull(client, topic)
+    held = client.get(path).json()
+    assert (held["state"], held["attempts"]) == ("in_flight", 1)
+    assert held["consumer"].startswith("gateway")
+    assert held["idle_ms"] >= 0
+
+    again = {"receipt": delivery["receipt"], "reason": "not now", "delay_ms": DAY_MS}
+    client.post(f"{path}/retry", json=again)
+    failed = client.get(path).json()
+    assert (failed["state"], failed["attempts"], failed["reason"]) == ("retry", 1, "not now")
+    assert failed["groups"]["g"]["state"] == "retry"
+    assert failed["headers"] == {"a": "b"}
+
+    assert client.delete(path).json() == {"id": "x", "outcome": "cancelled"}
+    gone = client.get(path).json()
+    assert (gone["state"], gone["headers"]) == ("cancelled", {})
+    assert "body" not in gone
+
+
+def test_what_is_unknown_is_not_found(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}/messages/nobody"
+    for answer in (
+        client.get(path), client.delete(path), client.post(f"{path}/fire"),
+        client.patch(path, json={"due_ms": 5}),
+    ):  # fmt: skip
+        assert answer.status_code == 404
+        assert answer.json()["type"] == "urn:lisa:problem:unknown-message"
+        assert "nobody" in answer.json()["detail"]
+
+
+def test_what_is_in_flight_or_done_stays(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages/x"
+    send(client, topic, id="x")
+    (delivery,) = pull(client, topic)
+    for outcome in ("in_flight", "done"):
+        for answer in (
+            client.delete(path),
+            client.post(f"{path}/fire"),
+            client.patch(path, json={"due_ms": 5}),
+        ):
+            assert answer.status_code == 409
+            assert answer.json()["outcome"] == outcome
+        client.post(f"{path}/ack", json={"receipt": delivery["receipt"]})
+
+
+def test_cancelling_twice_says_the_same(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, id="x", delay_ms=DAY_MS)
+    first = client.delete(f"/v1/topics/{topic}/messages/x")
+    second = client.delete(f"/v1/topics/{topic}/messages/x")
+    assert (first.status_code, first.json()) == (second.status_code, second.json())
+
+
+def test_a_message_gets_a_new_due_time(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages/x"
+    send(client, topic, id="x", delay_ms=DAY_MS)
+    moved = client.patch(path, json={"due_ms": 4_102_444_800_123})
+    assert moved.json() == {"id": "x", "outcome": "rescheduled"}
+    assert client.get(path).json()["due_ms"] == 4_102_444_800_123
+    client.patch(path, json={"delay_ms": DAY_MS})
+    assert client.get(path).json()["due_ms"] < 4_102_444_800_123
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"due_ms": 1, "delay_ms": 1}, {"due_ms": None}, {"due_ms": "soon"}, {"at": 5},
+     {"delay_ms": 10**30}],
+)  # fmt: skip
+def test_a_due_time_that_is_none(client: httpx.Client, content: Any) -> None:
+    topic = new_topic()
+    send(client, topic, id="x", delay_ms=DAY_MS)
+    answer = client.patch(f"/v1/topics/{topic}/messages/x", json=content)
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
+
+
+def pages(client: httpx.Client, path: str, **query: Any) -> list[list[dict[str, Any]]]:
+    found, cursor = [], None
+    while True:
+        asked = query | ({} if cursor is None else {"cursor": cursor})
+        answer = client.get(path, params=asked)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["messages"])
+        cursor = answer.json()["cursor"]
+        if cursor is None:
+            return found
+
+
+def test_pages_hold_each_message_once_while_others_come_and_go(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages"
+    messages = [{"body": n, "id": f"é/{n:03}", "delay_ms": DAY_MS + n // 10} for n in range(100)]
+    client.post(f"{path}:batch", json={"messages": messages})
+    seen: list[str] = []
+    cursor = None
+    for step in range(100):
+        query: dict[str, Any] = {"limit": 7} | ({} if cursor is None else {"cursor": cursor})
+        page = client.get(path, params=query).json()
+        seen += [one["id"] for one in page["messages"]]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+        # The last one shown leaves, and one comes before it and one behind all.
+        client.delete(f"{path}/{quote(seen[-1], safe='')}")
+        send(client, topic, id=f"early-{step}", delay_ms=1_000_000)
+    assert [one for one in seen if one.startswith("é")] == [f"é/{n:03}" for n in range(100)]
+
+
+def test_lists_by_state_and_due_time(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages"
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    for n in range(5):
+        send(client, topic, id=f"now-{n}")
+    send(client, topic, id="near", due_ms=4_000_000_000_000)
+    send(client, topic, id="far", due_ms=4_000_000_000_001)
+    held = pull(client, topic, max=2)
+
+    def ids(**query: Any) -> list[str]:
+        return [one["id"] for page in pages(client, path, **query) for one in page]
+
+    assert ids() == ids(state="waiting", limit=1) == ["near", "far"]
+    assert ids(due_before_ms=4_000_000_000_001) == ["near"]
+    assert ids(state="ready", limit=2) == ["now-2", "now-3", "now-4"]
+    assert ids(state="in_flight", limit=1) == [one["id"] for one in held] == ["now-0", "now-1"]
+    assert ids(state="in_flight", group="g") == ["now-0", "now-1"]
+    assert ids(state="retry") == ids(state="garbage") == []
+    row = client.get(path, params={"state": "in_flight"}).json()["messages"][0]
+    assert (row["group"], row["state"], row["attempts"]) == ("g", "in_flight", 0)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("state=lost", 400, "lost"), ("limit=0", 400, "limit"), ("limit=501", 400, "limit"),
+        ("limit=x", 400, "limit"), ("colour=red", 400, "colour"), ("limit=1&limit=2", 400, "twice"),
+        ("cursor=%%%", 400, "cursor"), ("cursor=YWJj", 400, "cursor"),
+        ("group=a%20b", 400, "group"),
+        ("state=ready&cursor=Zy94OnkK", 400, "cursor"), ("due_before_ms=-1", 400, "due_before_ms"),
+        ("state=ready&group=nobody", 404, "nobody"), ("state=%FF", 400, "query"),
+        ("&".join(f"a{n}=1" for n in range(50)), 400, "query"),
+    ],
+)  # fmt: skip
+def test_a_list_that_cannot_be(client: httpx.Client, query: str, status: int, said: str) -> None:
+    answer = client.get(f"/v1/topics/{new_topic()}/messages?{query}")
+    assert answer.status_code == status, answer.text
+    assert said in answer.json()["detail"]
+
+
+def test_a_path_or_method_that_is_none(client: httpx.Client) -> None:
+    assert client.get("/v1/nowhere").status_code == 404
+    assert client.get("/v1/topics//messages").status_code == 404
+    answer = client.put(f"/v1/topics/{new_topic()}/messages", json={})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert client.head(f"/v1/topics/{new_topic()}/messages").status_code == 200
+
+
+def test_what_takes_no_body_takes_an_empty_one(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}/pause"
+    assert client.post(path).status_code == client.post(path, json={}).status_code == 200
+    extra = client.post(path, json={"why": "?"})
+    assert extra.status_code == 400
+    assert "why" in extra.json()["detail"]

@@ -1,0 +1,85 @@
+"""The native API while Redis is away: every operation says 503 in time, and a poll outlasts it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from lisa.core.transitions.ack import Settlement
+from lisa.gateway.native.table import operations
+from lisa.gateway.receipts import Receipt, encode_receipt
+from tests.gateways import Gateway, new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lisa.embedded import EmbeddedServer
+
+PATIENCE_S = 0.5
+CONFIG = "lisa-delay-queue:\n  gateway-server:\n    patience: 500ms\n"
+NOBODY = "redis://127.0.0.1:1/0"
+RECEIPT = encode_receipt(Receipt("g", "c", Settlement("a", "1-1", "123456789", 1, 1)))
+BODIES: dict[str, Any] = {
+    "sendMessage": {"body": 1},
+    # Several script calls, but one patience.
+    "sendMessages": {
+        "messages": [{"body": 1}, {"body": 2, "on_duplicate": "replace"}] * 50,
+    },
+    "rescheduleMessage": {"due_ms": 5},
+    "requeueGarbage": {"all": True},
+    "purgeGarbage": {"ids": ["a"]},
+    "setOptions": {"capacity": 5},
+    "addGroup": {"group": "g"},
+    "setPushTarget": {"url": "https://hooks.example/a"},
+} | {f"{verb}Message": {"receipt": RECEIPT} for verb in ("ack", "retry", "extend", "release")}
+ASKED = [one for one in operations() if one.name != "watchTopic"]
+
+
+@pytest.fixture(scope="module")
+def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway whose server is not there."""
+    directory: Path = tmp_path_factory.mktemp("cut_off")
+    with Gateway(NOBODY, config=CONFIG, directory=directory) as running:
+        yield running
+
+
+@pytest.mark.parametrize("operation", ASKED, ids=[one.name for one in ASKED])
+def test_every_operation_says_so_within_its_patience(cut_off: Gateway, operation: object) -> None:
+    one = next(each for each in ASKED if each is operation)
+    path = re.sub(r"\{\w+\}", "a", one.path)
+    began = time.monotonic()
+    answer = cut_off.client.request(one.method, path, json=BODIES.get(one.name))
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["type"] == "urn:lisa:problem:server-unavailable"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert time.monotonic() - began < 10 * PATIENCE_S
+
+
+def test_a_poll_outlasts_an_outage(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    topic = new_topic()
+    with Gateway(own_server.url, config=CONFIG, directory=tmp_path) as gateway:
+        client = gateway.client
+        path = f"{gateway.url}/v1/topics/{topic}"
+        client.post(f"{path}/groups", json={"group": "g"}).raise_for_status()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            poll = pool.submit(httpx.post, f"{path}/pull", json={"wait_ms": 60_000}, timeout=90)
+            wait_until(lambda: client.get("/healthz").json()["pulls"] == 1)
+            own_server.kill()
+            wait_until(lambda: client.get("/healthz").status_code == 503)
+            assert not poll.done()
+            own_server.restart()
+
+            def is_sent() -> bool:
+                answer = client.post(f"{path}/messages", json={"body": "after", "id": "x"})
+                return answer.status_code in (200, 201)
+
+            wait_until(is_sent)
+            deliveries = poll.result(60).json()["deliveries"]
+        assert [one["body"] for one in deliveries] == ["after"]

@@ -1,0 +1,315 @@
+"""The native API: what is sent arrives undamaged, once, and what cannot be is refused in words."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Producer
+from lisa.core.envelope import decode_body
+from lisa.core.errors import InvalidMessage
+from tests.gateways import Gateway, new_topic
+
+if TYPE_CHECKING:
+    import httpx
+
+DAY_MS = 86_400_000
+
+
+def send(client: httpx.Client, topic: str, **message: Any) -> httpx.Response:
+    return client.post(f"/v1/topics/{topic}/messages", json=message)
+
+
+def send_raw(client: httpx.Client, topic: str, content: bytes, **headers: str) -> httpx.Response:
+    headers = {"Content-Type": "application/json"} | headers
+    return client.post(f"/v1/topics/{topic}/messages", content=content, headers=headers)
+
+
+def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    found: dict[str, Any] = response.json()
+    assert found["type"] == f"urn:lisa:problem:{kind}"
+    assert found["status"] == status
+    assert found["detail"]
+    return found
+
+
+def test_a_message_is_sent_with_all_that_may_be_said_of_it(
+    client: httpx.Client, redis_url: str
+) -> None:
+    topic = new_topic()
+    sent = send(
+        client, topic, body={"order": 42}, id="o-42", delay_ms=DAY_MS, ttl_ms=5_000,
+        headers={"trace": "abc"}, retry=[0, 120_000], on_duplicate="reject",
+    )  # fmt: skip
+    assert (sent.status_code, sent.json()) == (201, {"id": "o-42", "outcome": "accepted"})
+    with Producer(redis_url) as producer:
+        found = producer.get(topic, "o-42")
+        assert found is not None
+        assert (found.body, found.headers, found.state) == (
+            {"order": 42}, {"trace": "abc"}, "waiting"
+        )  # fmt: skip
+        store = producer._store
+        keys = store.keys.topic(topic)
+        assert store.drive(store.command("HGET", keys.policy, "o-42")) == b"0,120000"
+        expires = store.drive(store.command("ZSCORE", keys.expiry, "o-42"))
+        assert int(float(expires)) == (found.due_ms or 0) + 5_000
+
+
+def test_an_id_is_made_where_none_is_given(client: httpx.Client) -> None:
+    topic = new_topic()
+    ids = [send(client, topic, body=n, delay_ms=DAY_MS).json()["id"] for n in range(3)]
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 3
+
+
+def test_a_due_time_is_kept_to_the_millisecond(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, body=1, id="x", due_ms=4_102_444_800_123)
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["due_ms"] == 4_102_444_800_123
+
+
+def test_what_a_known_id_does(client: httpx.Client) -> None:
+    topic = new_topic()
+    send(client, topic, body="first", id="x", delay_ms=DAY_MS)
+
+    kept = send(client, topic, body="second", id="x", delay_ms=DAY_MS)
+    assert (kept.status_code, kept.json()) == (200, {"id": "x", "outcome": "duplicate"})
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["body"] == "first"
+
+    rejected = send(client, topic, body="third", id="x", on_duplicate="reject")
+    said = problem(rejected, 409, "duplicate")
+    assert (said["id"], said["outcome"]) == ("x", "rejected")
+
+    replaced = send(client, topic, body="fourth", id="x", on_duplicate="replace", delay_ms=DAY_MS)
+    assert (replaced.status_code, replaced.json()["outcome"]) == (200, "replaced")
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["body"] == "fourth"
+
+
+BODIES: list[Any] = [
+    None, True, 0, -1, 2**53 + 1, 2**64 + 1, -(2**80), 0.1, 1e308, "", "text", "漢字 \U0001f642",
+    "\x00\x1f", [], {}, [None], {"a": {"b": [1, 2.5, "x", None]}}, {"": 1}, ["[" * 500],
+]  # fmt: skip
+
+
+def test_bodies_pass_undamaged(client: httpx.Client, manager: object) -> None:
+    topic = new_topic()
+    for number, body in enumerate(BODIES):
+        content = json.dumps({"body": body, "id": str(number), "due_ms": number}).encode()
+        assert send_raw(client, topic, content).status_code == 201, body
+    got: dict[str, Any] = {}
+    while len(got) < len(BODIES):
+        pulled = client.post(f"/v1/topics/{topic}/pull", json={"max": 100, "wait_ms": 5_000})
+        assert pulled.json()["deliveries"], f"only {len(got)} came"
+        got |= {one["id"]: one["body"] for one in pulled.json()["deliveries"]}
+    assert [got[str(number)] for number in range(len(BODIES))] == BODIES
+
+
+def test_bytes_travel_as_base64(client: httpx.Client, redis_url: str) -> None:
+    topic, data = new_topic(), bytes(range(256))
+    sent = send(client, topic, body_base64=base64.b64encode(data).decode(), id="b")
+    assert sent.status_code == 201
+    with Producer(redis_url) as producer:
+        found = producer.get(topic, "b")
+        assert found is not None
+        assert found.body == data
+    shown = client.get(f"/v1/topics/{topic}/messages/b").json()
+    assert "body" not in shown
+    assert base64.b64decode(shown["body_base64"]) == data
+    pulled = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000}).json()
+    assert base64.b64decode(pulled["deliveries"][0]["body_base64"]) == data
+
+
+def nested(levels: int) -> bytes:
+    return b'{"body":' + b"[" * levels + b"]" * levels + b"}"
+
+
+def test_nesting_has_a_bound(client: httpx.Client) -> None:
+    assert send_raw(client, new_topic(), nested(100)).status_code == 201
+    for levels in (101, 900, 100_000):
+        assert (
+            "deep"
+            in problem(send_raw(client, new_topic(), nested(levels)), 400, "invalid")["detail"]
+        )
+    # Many brackets side by side are no depth.
+    wide = json.dumps({"body": [[1]] * 500}).encode()
+    assert send_raw(client, new_topic(), wide).status_code == 201
+
+
+REFUSED: list[tuple[bytes, str]] = [
+    (b"", "no JSON"),
+    (b"{", "no JSON"),
+    (b"\xff\xfe", "no JSON"),
+    (b"[]", "object"),
+    (b"{}", "body is missing"),
+    (b'{"body":1,"body_base64":"AA=="}', "contradict"),
+    (b'{"body":1,"colour":"red"}', "colour"),
+    (b'{"body":1,"id":5}', "$.id"),
+    (b'{"body":1,"id":""}', "$.id"),
+    (b'{"body":1,"id":"a\\u0000b"}', "control"),
+    (b'{"body":1,"id":"' + b"\xc3\xa9" * 200 + b'"}', "256 bytes"),
+    (b'{"body":1,"id":"\\ud800"}', "no JSON"),
+    (b'{"body":1,"delay_ms":-1}', "$.delay_ms"),
+    (b'{"body":1,"delay_ms":1.5}', "$.delay_ms"),
+    (b'{"body":1,"delay_ms":"5"}', "$.delay_ms"),
+    (b'{"body":1,"delay_ms":true}', "$.delay_ms"),
+    (b'{"body":1,"delay_ms":' + b"9" * 400 + b"}", "$.delay_ms"),
+    (b'{"body":1,"delay_ms":253402300799999}', "9999"),
+    (b'{"body":1,"due_ms":253402300800000}', "$.due_ms"),
+    (b'{"body":1,"delay_ms":1,"due_ms":1}', "contradict"),
+    (b'{"body":1,"ttl_ms":0}', "$.ttl_ms"),
+    (b'{"body":1,"headers":{"a":1}}', "$.headers"),
+    (b'{"body":1,"headers":{"a":"' + b"x" * 70_000 + b'"}}', "headers take"),
+    (b'{"body":1,"retry":"soon"}', "soon"),
+    (b'{"body":1,"retry":[-1]}', "$.retry"),
+    (b'{"body":1,"on_duplicate":"perhaps"}', "$.on_duplicate"),
+    (b'{"body":NaN}', "no JSON"),
+    (b'{"body":1e400}', "fit"),
+    (b'{"body":"\xff"}', "no JSON"),
+    (b'{"body":"\\ud800"}', "no JSON"),
+    (b'{"body":' + b"1" * 5_000 + b"}", "fit"),
+    (b'{"body_base64":"***"}', "base64"),
+    (b'{"body_base64":"A"}', "base64"),
+    (b'{"body_base64":"\xc3\xa4"}', "base64"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), REFUSED)
+def test_what_cannot_be_sent_is_refused_in_words(
+    client: httpx.Client, content: bytes, said: str
+) -> None:
+    topic = new_topic()
+    assert said in problem(send_raw(client, topic, content), 400, "invalid")["detail"]
+    assert client.get(f"/v1/topics/{topic}").status_code == 404
+
+
+def test_only_json_is_taken_for_json(client: httpx.Client) -> None:
+    content = b'{"body":1}'
+    problem(send_raw(client, new_topic(), content, **{"Content-Type": "text/plain"}), 415,
+            "media-type")  # fmt: skip
+    for kind in (
+        "application/json; charset=utf-8", "application/ld+json",
+        "application/x-www-form-urlencoded",  # what `curl -d` says of everything
+    ):  # fmt: skip
+        assert send_raw(client, new_topic(), content, **{"Content-Type": kind}).status_code == 201
+
+
+def test_another_sites_page_sends_nothing(client: httpx.Client) -> None:
+    topic = new_topic()
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        form = {"Content-Type": "application/x-www-form-urlencoded"} | headers
+        problem(send_raw(client, topic, b'{"body":1}', **form), 403, "origin")
+    assert client.get(f"/v1/topics/{topic}").status_code == 404
+
+
+def test_a_topic_has_a_name_that_is_allowed(client: httpx.Client) -> None:
+    for name in ("a%20b", "%C3%A4", "x" * 129, "%7Ba%7D"):
+        problem(client.post(f"/v1/topics/{name}/messages", json={"body": 1}), 400, "invalid")
+    problem(client.post("/v1/topics/%FF/messages", json={"body": 1}), 400, "invalid")
+
+
+def test_what_the_topic_refuses(client: httpx.Client) -> None:
+    topic = new_topic()
+    client.patch(f"/v1/topics/{topic}/options", json={"capacity": 1, "max_body_bytes": 10})
+    large = send(client, topic, body="x" * 11)
+    assert "max_body_bytes" in problem(large, 400, "invalid")["detail"]
+    assert send(client, topic, body=1, delay_ms=DAY_MS).status_code == 201
+    full = send(client, topic, body=2)
+    assert "capacity" in problem(full, 429, "topic-full")["detail"]
+    assert full.headers["retry-after"]
+
+
+def batch(client: httpx.Client, topic: str, content: Any) -> httpx.Response:
+    return client.post(f"/v1/topics/{topic}/messages:batch", json=content)
+
+
+def test_a_batch_tells_each_its_own_truth(client: httpx.Client) -> None:
+    topic = new_topic()
+    client.patch(f"/v1/topics/{topic}/options", json={"max_body_bytes": 100})
+    send(client, topic, body="there", id="known", delay_ms=DAY_MS)
+    messages: list[Any] = [
+        {"body": 1, "id": "a", "delay_ms": DAY_MS},
+        {"body": 1, "id": "known"},
+        {"body": 1, "id": "known", "on_duplicate": "reject"},
+        {"body": 1, "id": "known", "on_duplicate": "replace", "delay_ms": DAY_MS},
+        {"body": 1, "colour": "red"},
+        "no object",
+        {"body": "x" * 200, "id": "large"},
+        {"body": 1, "id": "c\x00"},
+        {"body": None, "id": "z", "delay_ms": DAY_MS},
+    ]
+    done = batch(client, topic, {"messages": messages})
+    assert done.status_code == 200
+    content = done.json()
+    said = [one.get("outcome") or one["problem"]["type"].rpartition(":")[2]
+            for one in content["results"]]  # fmt: skip
+    assert said == [
+        "accepted", "duplicate", "rejected", "replaced", "invalid", "invalid", "invalid",
+        "invalid", "accepted",
+    ]  # fmt: skip
+    assert "colour" in content["results"][4]["problem"]["detail"]
+    assert "max_body_bytes" in content["results"][6]["problem"]["detail"]
+    del content["results"]
+    assert content == {
+        "accepted": 2, "duplicate": 1, "replaced": 1, "rejected": 1, "failed": 4
+    }  # fmt: skip
+    listed = client.get(f"/v1/topics/{topic}/messages").json()["messages"]
+    assert sorted(one["id"] for one in listed) == ["a", "known", "z"]
+
+
+def test_a_batch_says_once_what_is_done_with_known_ids(client: httpx.Client) -> None:
+    topic = new_topic()
+    once: dict[str, Any] = {"messages": [{"body": n, "id": str(n)} for n in range(1_000)]}
+    assert batch(client, topic, once).json()["accepted"] == 1_000
+    assert batch(client, topic, once).json()["duplicate"] == 1_000
+    again = batch(client, topic, once | {"on_duplicate": "replace"}).json()
+    assert again["replaced"] == 1_000
+    assert [one["id"] for one in again["results"]] == [str(n) for n in range(1_000)]
+
+
+def test_a_full_topic_refuses_the_rest_of_a_batch(client: httpx.Client) -> None:
+    topic = new_topic()
+    client.patch(f"/v1/topics/{topic}/options", json={"capacity": 600})
+    done = batch(client, topic, {"messages": [{"body": 1, "delay_ms": DAY_MS}] * 1_000}).json()
+    assert (done["accepted"], done["failed"]) == (500, 500)
+    assert {one["problem"]["status"] for one in done["results"][500:]} == {429}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"messages": []}, {"messages": 1}, {"messages": [{"body": 1}] * 1_001},
+     {"messages": [{"body": 1}], "delay_ms": 5}],
+)  # fmt: skip
+def test_a_batch_that_is_none(client: httpx.Client, content: Any) -> None:
+    problem(batch(client, new_topic(), content), 400, "invalid")
+
+
+def test_floats_keep_their_value(client: httpx.Client) -> None:
+    topic = new_topic()
+    for number, value in enumerate((math.pi, 1e-320, 123456.789e3, 5e-324)):
+        send(client, topic, body=value, id=str(number))
+        assert client.get(f"/v1/topics/{topic}/messages/{number}").json()["body"] == value
+
+
+def test_sends_that_meet_go_together_and_each_is_answered(gateway: Gateway) -> None:
+    topic = new_topic()
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(
+            lambda n: send(gateway.client, topic, body=n, id=f"m{n % 150}", delay_ms=DAY_MS),
+            range(300),
+        ))  # fmt: skip
+    outcomes = [one.json()["outcome"] for one in answers]
+    assert (outcomes.count("accepted"), outcomes.count("duplicate")) == (150, 150)
+    assert [one.json()["id"] for one in answers] == [f"m{n % 150}" for n in range(300)]
+
+
+def test_a_body_that_is_too_deep_to_be_read_is_no_fault() -> None:
+    # By another way into Redis than this API; its message goes to garbage with the reason.
+    with pytest.raises(InvalidMessage, match="cannot be decoded"):
+        decode_body("j", b"[" * 100_000 + b"]" * 100_000)

@@ -1,0 +1,306 @@
+"""The native API: topics, their options, groups and garbage, who is alive, and the event stream."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.options import TopicOptions
+from lisa.gateway.native import models
+from lisa.gateway.native.events import MOST_STREAMS
+from tests.gateways import Gateway, new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+    from lisa import Manager
+
+DAY_MS = 86_400_000
+
+
+def send(client: httpx.Client, topic: str, **message: Any) -> None:
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
+    assert answer.status_code == 201, answer.text
+
+
+def bury(client: httpx.Client, topic: str, *ids: str, reason: str = "no use") -> None:
+    """Send messages and discard them: they stand in the garbage of the topic's only group."""
+    for one in ids:
+        send(client, topic, id=one)
+    left = set(ids)
+    while left:
+        wanted = {"max": 100, "wait_ms": 5_000}
+        for one in client.post(f"/v1/topics/{topic}/pull", json=wanted).json()["deliveries"]:
+            answer = client.post(
+                f"/v1/topics/{topic}/messages/{one['id']}/retry",
+                json={"receipt": one["receipt"], "discard": True, "reason": reason},
+            )
+            assert answer.json()["outcome"] == "dead"
+            left.discard(one["id"])
+
+
+def garbage(client: httpx.Client, topic: str, **query: Any) -> list[str]:
+    found, cursor = [], None
+    while True:
+        asked = query | ({} if cursor is None else {"cursor": cursor})
+        answer = client.get(f"/v1/topics/{topic}/garbage", params=asked)
+        assert answer.status_code == 200, answer.text
+        found += [one["id"] for one in answer.json()["messages"]]
+        cursor = answer.json()["cursor"]
+        if cursor is None:
+            return found
+
+
+def test_a_topic_shows_counts_counters_and_options(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}"
+    missing = client.get(path)
+    assert (missing.status_code, missing.json()["type"]) == (404, "urn:lisa:problem:unknown-topic")
+    assert client.get(f"{path}/groups").status_code == 404
+    client.post(f"{path}/groups", json={"group": "g"})
+    send(client, topic, id="later", due_ms=4_102_444_800_000)
+    send(client, topic)
+    found = client.get(path).json()
+    assert (found["waiting"], found["ready"], found["next_due_ms"]) == (1, 1, 4_102_444_800_000)
+    assert found["counters"]["sent"] == 2
+    assert found["options"]["ack_timeout"] == "10s"
+    group = {"name": "g", "ready": 1, "in_flight": 0, "retry": 0, "garbage": 0,
+             "next_retry_ms": None}  # fmt: skip
+    assert found["groups"] == client.get(f"{path}/groups").json()["groups"] == [group]
+
+
+def test_topics_come_in_pages(client: httpx.Client) -> None:
+    stem = new_topic()
+    names = [f"{stem}-{n}" for n in range(5)]
+    for name in names:
+        send(client, name, delay_ms=DAY_MS)
+    seen, cursor = [], f"{stem}-"
+    while cursor is not None and cursor < f"{stem}.":
+        page = client.get("/v1/topics", params={"limit": 2, "cursor": cursor}).json()
+        assert len(page["topics"]) <= 2
+        seen += [one["topic"] for one in page["topics"] if one["topic"].startswith(stem)]
+        cursor = page["cursor"]
+    assert seen == names
+    first = client.get("/v1/topics", params={"limit": 1, "cursor": f"{stem}-"}).json()["topics"]
+    assert (first[0]["topic"], first[0]["waiting"]) == (names[0], 1)
+
+
+def test_options_are_set_and_taken_back(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}/options"
+    before = client.get(path).json()
+    changed = {
+        "ack_timeout": "1500ms", "retry_delays": "0s,2m,10m~0.2", "capacity": 5, "journal": True,
+        "retention": "90s", "garbage_keep": "2d",
+    }  # fmt: skip
+    set_ = client.patch(path, json=changed)
+    assert set_.status_code == 200
+    assert client.get(path).json() == set_.json() == before | changed
+    # What is shown may be set.
+    assert client.patch(path, json=set_.json()).json() == set_.json()
+    assert client.patch(path, json=dict.fromkeys(changed)).json() == before
+
+
+def test_options_are_those_of_a_topic() -> None:
+    names = tuple(one.name for one in fields(TopicOptions))
+    assert (
+        models.OptionsRequest.__struct_fields__ == models.OptionsAnswer.__struct_fields__ == names
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"ack_timeout": "1ms"}, "ack_timeout"), ({"colour": "red"}, "colour"),
+        ({"capacity": 0}, "capacity"), ({"capacity": 10**40}, "capacity"),
+        ({"retention": "5s"}, "retention"), ({"journal": "perhaps"}, "$.journal"),
+        ({"retry_delays": "soon"}, "retry_delays"), ({"max_ready": 5, "journal_max": -1}, "-1"),
+        ({"capacity": None, "ack_timeout": "soon"}, "ack_timeout"), ([], "object"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be(client: httpx.Client, content: Any, said: str) -> None:
+    path = f"/v1/topics/{new_topic()}/options"
+    before = client.get(path).json()
+    answer = client.patch(path, json=content)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["detail"]
+    assert client.get(path).json() == before
+
+
+def test_a_paused_topic_hands_nothing_out(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}"
+    client.post(f"{path}/groups", json={"group": "g"})
+    assert client.post(f"{path}/pause").json() == {"paused": True, "changed": True}
+    assert client.post(f"{path}/pause").json() == {"paused": True, "changed": False}
+    send(client, topic)
+    assert client.post(f"{path}/pull", json={"wait_ms": 300}).json()["deliveries"] == []
+    assert client.get(path).json()["paused"] is True
+    assert client.post(f"{path}/resume").json() == {"paused": False, "changed": True}
+    assert client.post(f"{path}/resume").json() == {"paused": False, "changed": False}
+    assert len(client.post(f"{path}/pull", json={"wait_ms": 5_000}).json()["deliveries"]) == 1
+
+
+def test_groups_come_and_go(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/groups"
+    new = client.post(path, json={"group": "g.1"})
+    assert (new.status_code, new.json()) == (201, {"group": "g.1", "new": True})
+    known = client.post(path, json={"group": "g.1"})
+    assert (known.status_code, known.json()) == (200, {"group": "g.1", "new": False})
+    for wrong in ({"group": "a b"}, {"group": ""}, {}, {"name": "g"}):
+        assert client.post(path, json=wrong).status_code == 400
+    send(client, topic, id="x")
+    assert client.delete(f"{path}/g.1").json() == {"group": "g.1", "settled": 1}
+    assert client.delete(f"{path}/g.1").status_code == 404
+    assert client.delete(f"{path}/a%20b").status_code == 400
+    assert client.get(path).json()["groups"] == []
+    assert client.get(f"/v1/topics/{topic}/messages/x").json()["state"] == "purged"
+
+
+def test_garbage_is_listed_requeued_and_purged(client: httpx.Client) -> None:
+    topic = new_topic()
+    bury(client, topic, "a", "b", "c")
+    assert garbage(client, topic) == garbage(client, topic, limit=1) == ["a", "b", "c"]
+
+    path = f"/v1/topics/{topic}/garbage"
+    again = client.post(f"{path}:requeue", json={"ids": ["a", "nobody", "a"]})
+    assert again.json() == {"done": 1, "missing": ["nobody"]}
+    assert garbage(client, topic) == ["b", "c"]
+    pulled = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000}).json()
+    assert [(one["id"], one["attempt"]) for one in pulled["deliveries"]] == [("a", 1)]
+
+    assert client.post(f"{path}:purge", json={"ids": ["b"]}).json() == {"done": 1, "missing": []}
+    assert client.get(f"/v1/topics/{topic}/messages/b").json()["state"] == "purged"
+    assert client.post(f"{path}:purge", json={"all": True}).json() == {"done": 1, "missing": []}
+    assert garbage(client, topic) == []
+
+
+def test_garbage_is_found_by_reason_and_time(client: httpx.Client) -> None:
+    topic = new_topic()
+    bury(client, topic, "a", "b", reason="Card refused")
+    bury(client, topic, "c", reason="time-out")
+    died = client.get(f"/v1/topics/{topic}/garbage").json()["messages"][0]["due_ms"]
+    assert garbage(client, topic, reason="CARD") == ["a", "b"]
+    assert garbage(client, topic, reason="nothing") == []
+    assert garbage(client, topic, died_before_ms=died) == []
+    assert garbage(client, topic, group="lisa", died_before_ms=died + DAY_MS) == ["a", "b", "c"]
+    path = f"/v1/topics/{topic}/garbage"
+    none = client.post(f"{path}:purge", json={"all": True, "died_before_ms": died})
+    assert none.json()["done"] == 0
+    some = client.post(f"{path}:requeue", json={"all": True, "reason": "refused"})
+    assert some.json()["done"] == 2
+    assert garbage(client, topic) == ["c"]
+
+
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        ({}, 400), ({"all": False}, 400), ({"all": True, "ids": ["a"]}, 400), ({"ids": []}, 400),
+        ({"ids": ["a\x00"]}, 400), ({"ids": ["a"] * 1_001}, 400), ({"ids": "a"}, 400),
+        ({"ids": ["a"], "reason": "x"}, 400), ({"ids": ["a"], "died_before_ms": 0}, 400),
+        ({"all": True, "group": "nobody"}, 404), ({"ids": ["a"], "group": "nobody"}, 404),
+    ],
+)  # fmt: skip
+def test_garbage_that_cannot_be_meant(
+    client: httpx.Client, verb: str, content: Any, status: int
+) -> None:
+    topic = new_topic()
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "lisa"})
+    answer = client.post(f"/v1/topics/{topic}/garbage:{verb}", json=content)
+    assert answer.status_code == status, answer.text
+
+
+def test_who_is_alive(client: httpx.Client, manager: Manager) -> None:
+    topic = new_topic()
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    client.post(f"/v1/topics/{topic}/pull", json={})
+    (consumer,) = client.get("/v1/consumers", params={"topic": topic}).json()["consumers"]
+    assert consumer["name"].startswith("gateway-")
+    assert (consumer["topic"], consumer["group"], consumer["alive"]) == (topic, "g", True)
+    send(client, topic, delay_ms=DAY_MS)
+    names = [one["name"] for one in client.get("/v1/consumers").json()["consumers"]]
+    assert consumer["name"] in names
+    managers = client.get("/v1/managers").json()["managers"]
+    assert [one["alive"] for one in managers] == [True]
+    assert managers[0]["silent_ms"] < 30_000
+    assert client.get("/v1/consumers", params={"topic": "a b"}).status_code == 400
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_events_follow_the_counters(gateway: Gateway) -> None:
+    topic, client = new_topic(), gateway.client
+    path = f"/v1/topics/{topic}/events"
+    with client.stream("GET", path) as one, client.stream("GET", path) as two:
+        assert one.headers["content-type"].startswith("text/event-stream")
+        first, second = events(one), events(two)
+        assert next(first)["waiting"] == next(second)["waiting"] == 0
+        for _ in range(5):
+            send(client, topic, delay_ms=DAY_MS)
+        seen = next(event for event in first if event["waiting"] == 5)
+        assert (seen["topic"], seen["in_per_s"] > 0) == (topic, True)
+        assert next(event for event in second if event["waiting"] == 5) == seen
+        # Once nothing happens any more, that is one event, and then there is silence.
+        assert next(first)["in_per_s"] == 0
+
+
+def test_a_client_that_leaves_ends_its_stream(gateway: Gateway) -> None:
+    topic, client = new_topic(), gateway.client
+    for _ in range(3):
+        with client.stream("GET", f"/v1/topics/{topic}/events") as stream:
+            next(events(stream))
+    # The feed begins anew for who comes later.
+    with client.stream("GET", f"/v1/topics/{topic}/events") as stream:
+        assert next(events(stream))["topic"] == topic
+
+
+def test_streams_are_bounded(gateway: Gateway) -> None:
+    path = f"/v1/topics/{new_topic()}/events"
+    port = int(gateway.url.rpartition(":")[2])
+    with ExitStack() as stack:
+
+        def watch() -> bytes:
+            """Open one more stream; the first line of its answer."""
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            return connection.recv(1_000).partition(b"\r\n")[0]
+
+        for _ in range(MOST_STREAMS):
+            assert watch() == b"HTTP/1.1 200 OK"
+        assert watch() == b"HTTP/1.1 503 Service Unavailable"
+        # Whoever watches holds up nobody who works.
+        assert gateway.client.get("/v1/topics").status_code == 200
+
+    def is_free() -> bool:
+        with gateway.client.stream("GET", path) as stream:
+            return stream.status_code == 200
+
+    wait_until(is_free)
+
+
+def test_streams_end_when_the_gateway_stops(redis_url: str) -> None:
+    with (
+        Gateway(redis_url) as gateway,
+        gateway.client.stream("GET", f"/v1/topics/{new_topic()}/events") as stream,
+    ):
+        found = events(stream)
+        next(found)
+        gateway.process.terminate()
+        began = time.monotonic()
+        assert list(found) == []
+        assert gateway.process.wait(30) == 0
+        assert time.monotonic() - began < 9  # the grace time is 10 s

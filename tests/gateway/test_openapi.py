@@ -1,0 +1,137 @@
+"""The API's description: it is whole, it is true to the code, and its page is safe and readable."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.gateway.native.openapi import COMMON
+from lisa.gateway.native.table import operations
+from tests.servers import ROOT
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@pytest.fixture
+def document(client: httpx.Client) -> dict[str, Any]:
+    answer = client.get("/v1/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_every_operation_is_described(document: dict[str, Any]) -> None:
+    assert document["openapi"] == "3.1.0"
+    shown = {
+        (method.upper(), path): one
+        for path, methods in document["paths"].items()
+        for method, one in methods.items()
+    }
+    table = {(one.method, one.path): one for one in operations()}
+    assert shown.keys() == table.keys()
+    assert len({one["operationId"] for one in shown.values()}) == len(shown)
+    for key, one in table.items():
+        said = shown[key]
+        assert said["summary"]
+        statuses = {str(status) for status in {**one.answers, **COMMON, **one.problems}}
+        assert said["responses"].keys() == statuses
+        named = {each["name"] for each in said["parameters"] if each["in"] == "path"}
+        assert named == set(re.findall(r"\{(\w+)\}", one.path))
+        if one.scope:
+            assert f"`{one.scope}`" in said["description"]
+
+
+def references(value: object) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*map(references, value.values()))
+    return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+
+def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    wanted = {one.removeprefix("#/components/schemas/") for one in references(document)}
+    assert wanted == schemas.keys()
+    assert all(re.fullmatch(r"\w+", name) for name in schemas)
+
+
+def test_requests_are_strict_and_bounded(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name in (one for one in schemas if one.endswith("Request")):
+        assert schemas[name]["additionalProperties"] is False, name
+    assert schemas["BatchRequest"]["properties"]["messages"]["maxItems"] == 1_000
+    wait = schemas["PullRequest"]["properties"]["wait_ms"]
+    assert (wait["minimum"], wait["maximum"]) == (0, 60_000)
+    # A body that is null is a body.
+    assert "type" not in schemas["SendRequest"]["properties"]["body"]
+
+
+class Page(HTMLParser):
+    """What a page fetches, and where its links lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.attributes |= found.keys()
+        if tag == "a":
+            self.links.append(found["href"])
+        elif "href" in found or "src" in found:
+            self.fetched.append(found.get("href") or found["src"])
+        if "id" in found:
+            self.ids.append(found["id"])
+
+
+def test_the_page_is_self_contained_and_its_links_lead_somewhere(client: httpx.Client) -> None:
+    answer = client.get("/v1/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self';")
+    assert "unsafe" not in policy
+    page = Page()
+    page.feed(answer.text)
+    assert page.fetched == ["docs.css"]
+    assert client.get("/v1/docs.css").headers["content-type"].startswith("text/css")
+    assert not page.tags & {"script", "style", "iframe", "img"}
+    assert not [one for one in page.attributes if one.startswith("on") or one == "style"]
+    assert len(set(page.ids)) == len(page.ids)
+    inside = {f"#{one}" for one in page.ids}
+    assert not [one for one in page.links if one.startswith("#") and one not in inside]
+    for one in operations():
+        assert f'id="{one.name}"' in answer.text
+        assert one.path in answer.text
+
+
+def test_the_reference_page_lists_every_operation_and_problem() -> None:
+    page = (ROOT / "docs" / "reference" / "http-api.md").read_text()
+    rows = {
+        (method, path): scope
+        for method, path, scope in re.findall(
+            r"^\| ([A-Z]+) \| `?([^`|]+)`? \| .*? \| (\w+) \|$", page, re.MULTILINE
+        )
+    }
+    for one in operations():
+        path = one.path.removeprefix("/v1/topics")
+        if path.startswith("/v1"):
+            assert f"`{one.method} {path}`" in page
+        else:
+            assert rows.pop((one.method, path or "(itself)")) == str(one.scope or "any")
+    assert not rows
+    raised = set()
+    gateway = ROOT / "lisa" / "gateway"
+    for file in (gateway / "problems.py", gateway / "doorman.py", *gateway.glob("native/*.py")):
+        text = file.read_text()
+        raised |= set(re.findall(r"\b4\d\d, \"([a-z-]+)\"|\b503, \"([a-z-]+)\"", text))
+    for kind in {a or b for a, b in raised} - {"http"}:
+        assert f"`{kind}`" in page, kind

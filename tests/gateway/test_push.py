@@ -1,0 +1,386 @@
+"""Pushes, with a real gateway and a real web hook: what arrives, and what each answer does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Manager, Producer
+from tests.gateway.push_targets import Reply, Target, is_signed
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+CONFIG = """
+lisa-delay-queue:
+  gateway-server:
+    push-allow: ["127.0.0.0/8"]
+    push-timeout: 5s
+    push-concurrency: 4
+"""
+
+
+@pytest.fixture(scope="module")
+def pusher(
+    redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    directory = tmp_path_factory.mktemp("push")
+    with Gateway(redis_url, config=CONFIG, directory=directory) as running:
+        yield running
+
+
+@pytest.fixture
+def api(pusher: Gateway) -> httpx.Client:
+    return pusher.client
+
+
+@pytest.fixture(scope="module")
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as one:
+        yield one
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with Target() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(producer: Producer, redis_url: str, api: httpx.Client) -> Iterator[str]:
+    """A topic with short retries; what it pushes ends with the test."""
+    name = new_topic("push")
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{name}}}:options", mapping={"retry_delays": "50,50"})
+    yield name
+    api.delete(f"/v1/topics/{name}/push")
+
+
+def push(api: httpx.Client, topic: str, url: str, **more: Any) -> dict[str, Any]:
+    answer = api.put(f"/v1/topics/{topic}/push", json={"url": url, **more})
+    assert answer.status_code in (200, 201), answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def state(producer: Producer, topic: str, message_id: str) -> str | None:
+    found = producer.get(topic, message_id)
+    return found.state if found else None
+
+
+def test_a_push_is_signed_and_carries_the_message(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    secret = push(api, topic, target.url + "?shop=1")["secret"]
+    sent = producer.send(
+        topic, {"order": 42, "text": "grün"}, headers={"tenant": "a b", "bad name": "x", "ä": "y"}
+    )
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+    (one,) = target.received
+    assert one.path == "/hook?shop=1"
+    assert json.loads(one.body) == {"order": 42, "text": "grün"}
+    assert is_signed(one, secret)
+    assert not is_signed(one, "whsec_" + "A" * 32)
+    assert abs(int(one.headers["webhook-timestamp"]) - one.at) < 5
+    assert one.headers["content-type"] == "application/json"
+    assert one.id == sent
+    assert one.headers["lisa-topic"] == topic
+    assert one.headers["lisa-group"] == "lisa"
+    assert one.headers["lisa-attempt"] == "1"
+    assert abs(int(one.headers["lisa-due-ms"]) / 1000 - one.at) < 5
+    own = {name: value for name, value in one.headers.items() if name.startswith("lisa-header-")}
+    assert own == {"lisa-header-tenant": "a b"}
+
+
+def test_text_and_bytes_go_as_they_are(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    secret = push(api, topic, target.url)["secret"]
+    producer.send(topic, "grün", id="text")
+    producer.send(topic, b"\x00\xff", id="a id/ü")
+    wait_until(lambda: len(target.received) == 2)
+    found = {one.id: one for one in target.received}
+    assert found["text"].body == "grün".encode()
+    assert found["text"].headers["content-type"] == "text/plain; charset=utf-8"
+    other = found["a%20id%2F%C3%BC"]
+    assert other.body == b"\x00\xff"
+    assert other.headers["content-type"] == "application/octet-stream"
+    assert all(is_signed(one, secret) for one in target.received)
+
+
+def test_nothing_is_pushed_before_it_is_due(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    push(api, topic, target.url)
+    sent_at = time.time()
+    producer.send(topic, 1, delay=timedelta(milliseconds=700))
+    wait_until(lambda: target.received)
+    assert 0.7 <= target.received[0].at - sent_at < 5
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_any_2xx_acks(
+    api: httpx.Client, producer: Producer, target: Target, topic: str, status: int
+) -> None:
+    target.default = Reply(status)
+    push(api, topic, target.url)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+    assert len(target.received) == 1
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 404, 410, 429, 500, 503])
+def test_other_statuses_follow_the_retry_policy(
+    api: httpx.Client, producer: Producer, target: Target, topic: str, status: int
+) -> None:
+    target.default = Reply(
+        status, {"location": target.url}, b"no\x07\n  such order" + b"x" * 50_000
+    )
+    push(api, topic, target.url)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: state(producer, topic, sent) == "garbage")
+    assert [one.headers["lisa-attempt"] for one in target.received] == ["1", "2", "3"]
+    found = producer.get(topic, sent)
+    assert found is not None
+    assert found.reason is not None
+    assert found.reason.startswith(f"{status} ")
+    wanted = "redirects are not followed" if status < 400 else "no such order"
+    assert wanted in found.reason
+    assert len(found.reason) < 300
+
+
+def test_a_failed_push_is_repeated_until_it_arrives(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    target.replies.append(Reply(500))
+    push(api, topic, target.url)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+    assert len(target.received) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "form"), [(429, "seconds"), (429, "date"), (503, "seconds"), (503, "date")]
+)
+def test_retry_after_is_heeded_by_the_whole_target(  # noqa: PLR0917  fixtures
+    api: httpx.Client, producer: Producer, target: Target, topic: str, status: int, form: str
+) -> None:
+    seconds = 2
+    moment = format_datetime(datetime.now(UTC) + timedelta(seconds=seconds + 1), usegmt=True)
+    after = str(seconds) if form == "seconds" else moment
+    target.replies.append(Reply(status, {"retry-after": after}))
+    push(api, topic, target.url)
+    first = producer.send(topic, 1)
+    wait_until(lambda: target.received)
+    others = [producer.send(topic, i) for i in range(3)]
+    wait_until(lambda: len(target.received) == 5)
+    # A date has whole seconds, and the answer took its time to come.
+    earliest = seconds if form == "seconds" else seconds - 1
+    assert min(one.at for one in target.received[1:]) - target.received[0].at >= earliest - 0.05
+    assert sorted(target.ids[1:]) == sorted([first, *others])
+    attempts = {one.id: one.headers["lisa-attempt"] for one in target.received}
+    assert attempts[first] == "2"
+    assert {attempts[one] for one in others} == {"1"}
+
+
+def test_a_target_that_asked_to_wait_is_begun_with_one_message(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    target.replies += [Reply(503, {"retry-after": "1"}), Reply(503, {"retry-after": "1"})]
+    push(api, topic, target.url)
+    producer.send_many(topic, list(range(1)))
+    wait_until(lambda: target.received)
+    sent = producer.send_many(topic, list(range(8)))
+    wait_until(lambda: len(target.received) == 11)
+    # The second request, too, was answered 503: it was alone, or more of them would have been sent.
+    assert target.received[2].at - target.received[1].at >= 0.95
+    assert all(int(one.headers["lisa-attempt"]) <= 2 for one in target.received
+               if one.id in {each.id for each in sent})  # fmt: skip
+
+
+def test_a_slow_target_is_waited_for_beyond_the_ack_timeout(
+    api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
+) -> None:
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", "500")
+    go = threading.Event()
+    target.replies.append(Reply(wait=go))
+    push(api, topic, target.url)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: target.received)
+    began = time.monotonic()
+    while time.monotonic() - began < 2.0:  # four ack timeouts
+        assert state(producer, topic, sent) == "in_flight"
+        time.sleep(0.02)
+    go.set()
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+    assert len(target.received) == 1
+
+
+def test_a_target_that_does_not_answer_is_given_up_in_time(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    go = threading.Event()
+    target.replies.append(Reply(wait=go))
+    push(api, topic, target.url, timeout_ms=300)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: len(target.received) == 2)
+    go.set()
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+    assert 0.3 <= target.received[1].at - target.received[0].at < 3
+
+
+def test_a_dead_target_gets_its_messages_once_it_is_back(
+    api: httpx.Client, producer: Producer, topic: str, redis_url: str
+) -> None:
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{topic}}}:options", "retry_delays", ",".join(["200"] * 100))
+    with Target() as first:
+        port, url = first.port, first.url
+    push(api, topic, url)
+    sent = [producer.send(topic, i) for i in range(3)]
+
+    def has_failed() -> bool:
+        found = producer.get(topic, sent[0])
+        return found is not None and found.reason is not None and "no answer" in found.reason
+
+    wait_until(has_failed)
+    with Target(port) as back:
+        wait_until(lambda: all(state(producer, topic, one) == "acked" for one in sent))
+        assert sorted(back.ids) == sorted(sent)
+
+
+def test_pushes_under_way_are_bounded_for_each_target(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    go = threading.Event()
+    target.default = lambda _: Reply(wait=go)
+    push(api, topic, target.url, concurrency=3)
+    producer.send_many(topic, list(range(12)))
+    wait_until(lambda: target.at_once == 3)
+    counts = producer.get(topic, target.ids[0])
+    assert counts is not None
+    time.sleep(0.3)  # more would come by now, if more could
+    assert target.at_once == 3
+    with Target() as other:
+        second = new_topic("push")
+        push(api, second, other.url)
+        producer.send(second, 1)
+        wait_until(lambda: other.received)  # a slow target holds up no other one
+        api.delete(f"/v1/topics/{second}/push")
+    go.set()
+    wait_until(lambda: len(target.received) == 12)
+    assert target.most_at_once == 3
+
+
+def test_what_is_not_pushed_yet_stays_ready(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    go = threading.Event()
+    target.default = lambda _: Reply(wait=go)
+    push(api, topic, target.url, concurrency=1)
+    sent = [producer.send(topic, i) for i in range(3)]
+    wait_until(lambda: target.received)
+    states = sorted(str(state(producer, topic, one)) for one in sent)
+    assert states == ["in_flight", "ready", "ready"]
+    go.set()
+    wait_until(lambda: len(target.received) == 3)
+
+
+def test_a_paused_topic_is_not_pushed(
+    api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
+) -> None:
+    push(api, topic, target.url)
+    producer.send(topic, 0)
+    wait_until(lambda: target.received)
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{topic}}}:options", "paused", "1")
+        producer.send(topic, 1)
+        time.sleep(1.0)
+        assert len(target.received) == 1
+        client.hset(f"lisa:{{{topic}}}:options", "paused", "0")
+        client.publish("lisa:wake", topic)
+    wait_until(lambda: len(target.received) == 2)
+
+
+def test_removal_and_change_take_effect_at_once(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    push(api, topic, target.url)
+    producer.send(topic, 0)
+    wait_until(lambda: len(target.received) == 1)
+    with Target() as other:
+        push(api, topic, other.url)
+        producer.send(topic, 1)
+        wait_until(lambda: len(other.received) == 1)
+        assert api.delete(f"/v1/topics/{topic}/push").status_code == 200
+        sent = producer.send(topic, 2)
+        wait_until(lambda: state(producer, topic, sent) == "ready")
+        time.sleep(0.5)
+        assert state(producer, topic, sent) == "ready"
+        assert (len(target.received), len(other.received)) == (1, 1)
+
+
+def test_a_target_set_by_another_process_is_found_within_seconds(
+    pusher: Gateway, producer: Producer, target: Target, topic: str, redis_url: str
+) -> None:
+    with Gateway(redis_url, "--log-level", "warning") as other:  # it may push nowhere itself
+        producer.send(topic, 1, id="x", retry="1s," * 20 + "1s")
+        other.client.put(
+            f"/v1/topics/{topic}/push", json={"url": f"http://localhost:{target.port}"}
+        )
+        wait_until(lambda: state(producer, topic, "x") == "acked")
+    assert set(target.ids) == {"x"}
+
+
+def test_outcomes_are_counted(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    def counts() -> dict[str, float]:
+        lines = api.get("/metrics").text.splitlines()
+        found = [line.rpartition(" ") for line in lines
+                 if line.startswith("lisa_gateway_pushes_total{")]  # fmt: skip
+        return {name.partition('outcome="')[2].partition('"')[0]: float(value)
+                for name, _, value in found}  # fmt: skip
+
+    before = counts()
+    target.replies += [Reply(500), Reply(429, {"retry-after": "1"})]
+    push(api, topic, target.url)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+    after = counts()
+    assert {name: after[name] - before[name] for name in after} == {
+        "done": 1, "later": 1, "failed": 1,
+    }  # fmt: skip
+
+
+def test_a_group_that_is_removed_takes_its_target_along(
+    api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
+) -> None:
+    from lisa.admin import groups
+    from lisa.core.address import Address
+    from lisa.core.connection import Connection
+    from lisa.core.keys import Keys
+    from lisa.core.store import SyncStore
+
+    push(api, topic, target.url, group="billing")
+    producer.send(topic, 1)
+    wait_until(lambda: target.received)
+    store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    try:
+        store.drive(groups.remove(store, topic, "billing"))
+        time.sleep(2.5)  # a gateway looks every two seconds
+        assert store.drive(store.groups(topic)) == ()
+    finally:
+        store.close()
+    assert api.get(f"/v1/topics/{topic}/push").json() == {"targets": []}

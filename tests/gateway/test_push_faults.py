@@ -1,0 +1,185 @@
+"""Pushes through faults: gateways that share, die and stop; a server that goes away."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Manager, Producer
+from tests.gateway.push_targets import Received, Reply, Target
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lisa.embedded import EmbeddedServer
+
+CONFIG = """
+lisa-delay-queue:
+  gateway-server: {push-allow: ["127.0.0.0/8"], push-timeout: 5s, push-concurrency: 2, grace: 2s}
+"""
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with Target() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as one:
+        yield one
+
+
+def new_push_topic(redis_url: str, **options: str) -> str:
+    topic = new_topic("push")
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{topic}}}:options", mapping={"retry_delays": "50,50,50", **options})
+    return topic
+
+
+def state(producer: Producer, topic: str, message_id: str) -> str | None:
+    found = producer.get(topic, message_id)
+    return found.state if found else None
+
+
+def test_two_gateways_share_a_target(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    topic = new_push_topic(redis_url)
+    go = threading.Event()
+    target.default = lambda _: Reply(wait=go)
+    with (
+        Gateway(redis_url, config=CONFIG, directory=tmp_path) as one,
+        Gateway(redis_url, config=CONFIG, directory=tmp_path),
+    ):
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = producer.send_many(topic, list(range(10)))
+        wait_until(lambda: target.at_once == 4)  # two of each
+        go.set()
+        wait_until(lambda: len(target.received) == 10)
+        assert sorted(target.ids) == sorted(one.id for one in sent)
+        one.client.delete(f"/v1/topics/{topic}/push")
+
+
+def test_a_gateway_that_is_killed_in_mid_push_costs_a_second_push(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    topic = new_push_topic(redis_url, ack_timeout="1000")
+    go = threading.Event()
+    target.replies.append(Reply(wait=go))
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path) as one:
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = producer.send(topic, 1)
+        wait_until(lambda: target.received)
+        one.process.send_signal(signal.SIGKILL)
+        one.process.wait()
+    go.set()
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path) as two:
+        wait_until(lambda: state(producer, topic, sent) == "acked")
+        assert [each.headers["lisa-attempt"] for each in target.received] == ["1", "2"]
+        two.client.delete(f"/v1/topics/{topic}/push")
+
+
+def test_a_gateway_that_stops_settles_what_it_posted(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    topic = new_push_topic(redis_url)
+    go = threading.Event()
+    target.default = lambda _: Reply(wait=go)
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path) as one:
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = [producer.send(topic, i) for i in range(5)]
+        wait_until(lambda: target.at_once == 2)
+        one.process.terminate()
+        threading.Timer(0.5, go.set).start()
+        assert one.process.wait(20) == 0
+    states = [state(producer, topic, each) for each in sent]
+    assert sorted(map(str, states)) == ["acked", "acked", "ready", "ready", "ready"]
+    assert len(target.received) == 2
+
+
+def test_what_is_not_answered_by_the_end_of_the_grace_time_goes_back(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    topic = new_push_topic(redis_url)
+    go = threading.Event()
+    target.default = lambda _: Reply(wait=go)
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path) as one:
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = producer.send(topic, 1)
+        wait_until(lambda: target.received)
+        began = time.monotonic()
+        assert one.stop() == 0
+        assert time.monotonic() - began < 10  # a grace time of 2 s, and what ends with it
+    go.set()
+    found = producer.get(topic, sent)
+    assert found is not None
+    assert (found.state, found.attempts) == ("ready", 0)
+
+
+def test_a_push_that_arrived_while_the_server_was_away_is_settled_when_it_is_back(
+    own_server: EmbeddedServer, target: Target, tmp_path: Path
+) -> None:
+    url, go = own_server.url, threading.Event()
+    target.replies.append(Reply(wait=go))
+    topic = new_push_topic(url, ack_timeout="60000")
+    with (
+        Manager(url), Producer(url) as producer,
+        Gateway(url, config=CONFIG, directory=tmp_path) as one,
+    ):  # fmt: skip
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = producer.send(topic, 1)
+        wait_until(lambda: target.received)
+        own_server.kill()
+        go.set()
+        time.sleep(1.0)
+        own_server.restart()
+        wait_until(lambda: state(producer, topic, sent) == "acked")
+        assert len(target.received) == 1
+        other = producer.send(topic, 2)
+        wait_until(lambda: state(producer, topic, other) == "acked")
+
+
+def test_a_target_that_keeps_failing_is_tried_with_growing_pauses(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    topic = new_push_topic(redis_url, retry_delays=",".join(["0"] * 50))
+    is_well = threading.Event()
+
+    def reply(_: Received) -> Reply:
+        return Reply(200 if is_well.is_set() else 500)
+
+    target.default = reply
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path) as one:
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = [producer.send(topic, i) for i in range(4)]
+        wait_until(lambda: any("degraded after 20 failed pushes" in line for line in one.said))
+        before = len(target.received)
+        time.sleep(2.0)
+        # 0.25, 0.5, 1, 2 s: four more at most, where there were hundreds a second before.
+        assert before <= len(target.received) <= before + 5
+        is_well.set()
+        wait_until(lambda: all(state(producer, topic, each) == "acked" for each in sent))
+        assert any("arrive again" in line for line in one.said)
+        one.client.delete(f"/v1/topics/{topic}/push")
+
+
+def test_a_connection_is_used_again(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    topic = new_push_topic(redis_url)
+    with Gateway(redis_url, config=CONFIG, directory=tmp_path) as one:
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url, "concurrency": 1})
+        for i in range(20):
+            producer.send(topic, i)
+        wait_until(lambda: len(target.received) == 20)
+        assert target.connections < 5
+        one.client.delete(f"/v1/topics/{topic}/push")

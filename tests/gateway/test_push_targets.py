@@ -1,0 +1,277 @@
+"""Push targets: set, shown and taken away, over HTTP and on the command line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.admin import push as admin
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import ConfigError
+from lisa.core.keys import Keys
+from lisa.core.options import TopicOptions
+from lisa.core.store import SyncStore, pairs
+from lisa.gateway.push.signing import sign
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+URL = "https://hooks.example.com/x?y=1"
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+
+
+@pytest.fixture
+def store(redis_url: str) -> Iterator[SyncStore]:
+    one = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def path() -> str:
+    return f"/v1/topics/{new_topic('push')}/push"
+
+
+def lisa(redis_url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lisa.cli.main", "--redis", redis_url, "topic", "push", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_the_signature_is_that_of_the_specification() -> None:
+    """The example that Standard Webhooks' libraries are tested with."""
+    key = admin.key_of("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    body = b'{"test": 2432232314}'
+    signature = sign(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, body)
+    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_a_target_is_set_shown_and_taken_away(client: httpx.Client, path: str) -> None:
+    assert client.get(path).json() == {"targets": []}
+    made = client.put(path, json={"url": URL, "concurrency": 3, "timeout_ms": 5_000})
+    assert made.status_code == 201
+    secret = made.json().pop("secret")
+    assert len(admin.key_of(secret)) == 32
+    shown = {"group": "lisa", "url": URL, "concurrency": 3, "timeout_ms": 5_000}
+    assert {**made.json(), "secret": None} == {**shown, "secret": None}
+    assert client.get(path).json() == {"targets": [shown]}
+    assert client.delete(path).json() == {"removed": ["lisa"]}
+    assert client.delete(path).status_code == 404
+    assert client.get(path).json() == {"targets": []}
+
+
+def test_a_secret_is_kept_until_a_new_one_is_wanted(
+    client: httpx.Client, path: str, store: SyncStore
+) -> None:
+    topic = path.split("/")[3]
+
+    def secret() -> str:
+        (one,) = store.drive(admin.targets(store, topic))
+        return one.secret
+
+    first = client.put(path, json={"url": URL}).json()["secret"]
+    again = client.put(path, json={"url": URL + "2"})
+    assert (again.status_code, "secret" in again.json(), secret()) == (200, False, first)
+    renewed = client.put(path, json={"url": URL, "renew_secret": True}).json()["secret"]
+    assert secret() == renewed != first
+    given = client.put(path, json={"url": URL, "secret": SECRET})
+    assert ("secret" in given.json(), secret()) == (False, SECRET)
+
+
+def test_secrets_are_told_once_and_logged_never(
+    client: httpx.Client, path: str, gateway: Gateway, redis_url: str
+) -> None:
+    secret = client.put(path, json={"url": URL}).json()["secret"]
+    topic = path.split("/")[3]
+    told = client.get(path).text + lisa(redis_url, topic).stdout
+    told += lisa(redis_url, topic, "--json").stdout + "".join(gateway.said)
+    assert URL in told
+    assert secret not in told
+    assert secret not in repr(admin.PushTarget(topic="t", group="g", url=URL, secret=secret))
+    assert "/x?y=1" not in "".join(gateway.said)  # a hook's path is often its password
+
+
+def test_one_topic_may_have_a_target_for_each_group(
+    client: httpx.Client, path: str, redis_url: str
+) -> None:
+    for group in ("billing", "audit"):
+        assert client.put(path, json={"url": URL, "group": group}).status_code == 201
+    refused = client.put(path, json={"url": URL})
+    assert refused.status_code == 400
+    assert "several groups (audit, billing)" in refused.json()["detail"]
+    assert [one["group"] for one in client.get(path).json()["targets"]] == ["audit", "billing"]
+    assert client.delete(path, params={"group": "audit"}).status_code == 200
+    assert client.delete(path, params={"group": "audit"}).status_code == 404
+    assert [one["group"] for one in client.get(path).json()["targets"]] == ["billing"]
+
+
+BAD: list[dict[str, Any]] = [
+    {},
+    {"url": ""},
+    {"url": "ftp://hooks.example.com/"},
+    {"url": "file:///etc/passwd"},
+    {"url": "hooks.example.com/x"},
+    {"url": "https:///x"},
+    {"url": "https://user:pass@hooks.example.com/"},
+    {"url": "https://user@hooks.example.com/"},
+    {"url": "https://hooks.example.com/#part"},
+    {"url": "https://hooks.example.com:99999/"},
+    {"url": "https://hooks.example.com:0/"},
+    {"url": "https://hooks.example.com/a b"},
+    {"url": "https://hööks.example.com/"},
+    {"url": "https://hooks.example.com\\@evil.example/"},
+    {"url": "https://hooks.example.com/\r\nx: y"},
+    {"url": "https://hooks.example.com/" + "x" * 2_000},
+    {"url": "https://[::1/"},
+    {"url": "http://169.254.169.254/latest/"},
+    {"url": "http://[::ffff:10.0.0.1]/"},
+    {"url": URL, "concurrency": 0},
+    {"url": URL, "concurrency": 1_001},
+    {"url": URL, "concurrency": "3"},
+    {"url": URL, "timeout_ms": 99},
+    {"url": URL, "timeout_ms": 10**18},
+    {"url": URL, "secret": "whsec_c2hvcnQ="},
+    {"url": URL, "secret": "k" * 40},
+    {"url": URL, "secret": "whsec_###"},
+    {"url": URL, "secret": ""},
+    {"url": URL, "secret": "whsec_ü"},
+    {"url": URL, "group": "a b"},
+    {"url": URL, "unknown": 1},
+]
+
+
+@pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
+def test_what_can_be_no_target_is_refused(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = client.put(path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(answer.json()["detail"]) > 10
+    assert client.get(path).json() == {"targets": []}
+
+
+def test_targets_are_for_operators(redis_url: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yml"
+    tokens.write_text(
+        "tokens:\n"
+        "  - {name: ops, token: ops-0123456789abcdef, scopes: [operate], topics: ['shop*']}\n"
+        "  - {name: app, token: app-0123456789abcdef, scopes: [produce, consume]}\n"
+    )
+    with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
+        for method in ("GET", "PUT", "DELETE"):
+            for token, topic, status in (
+                (None, "shop", 401), ("app", "shop", 403), ("ops", "other", 403),
+            ):  # fmt: skip
+                headers = {"authorization": f"Bearer {token}-0123456789abcdef"} if token else {}
+                answer = gateway.client.request(
+                    method, f"/v1/topics/{topic}/push", headers=headers, json={"url": URL}
+                )
+                assert answer.status_code == status
+
+
+def test_a_list_that_cannot_be_read_keeps_the_gateway_from_starting(
+    redis_url: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "gateway.yml"
+    config.write_text("lisa-delay-queue: {gateway-server: {push-allow: [10.0.0.0/33]}}")
+    command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", "0"]
+    done = subprocess.run(
+        [*command, "--config", str(config)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "'10.0.0.0/33' is neither a host name" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_line_does_the_same(redis_url: str, store: SyncStore, tmp_path: Path) -> None:
+    topic = new_topic("push")
+    none = lisa(redis_url, topic)
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "not pushed anywhere" in none.stderr
+    made = lisa(redis_url, topic, URL, "--timeout", "3s", "--concurrency", "2")
+    assert made.returncode == 0, made.stderr
+    secret = made.stdout.rpartition("shown this once: ")[2].strip()
+    (one,) = store.drive(admin.targets(store, topic))
+    assert one == admin.PushTarget(
+        topic=topic, group="lisa", url=URL, secret=secret, concurrency=2, timeout_ms=3_000
+    )
+    shown = json.loads(lisa(redis_url, topic, "--json").stdout)
+    assert shown == [
+        {"topic": topic, "group": "lisa", "url": URL, "concurrency": 2, "timeout_ms": 3_000}
+    ]
+    file = tmp_path / "secret"
+    file.write_text(SECRET + "\n")
+    again = lisa(redis_url, topic, URL, "--secret-file", str(file))
+    assert (again.returncode, "whsec_" in again.stdout) == (0, False)
+    assert store.drive(admin.targets(store, topic))[0].secret == SECRET
+    renewed = json.loads(lisa(redis_url, topic, URL, "--new-secret", "--json").stdout)
+    assert store.drive(admin.targets(store, topic))[0].secret == renewed["secret"] != SECRET
+    assert lisa(redis_url, topic, "--remove", "--group", "other").returncode == 1
+    assert lisa(redis_url, topic, "--remove").returncode == 0
+    assert lisa(redis_url, topic, "--remove").returncode == 1
+    assert store.drive(admin.targets(store, topic)) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ftp://x/",),
+        ("--concurrency", "3"),
+        (URL, "--remove"),
+        (URL, "--timeout", "1ms"),
+        (URL, "--concurrency", "5000"),
+        (URL, "--new-secret", "--secret-file", __file__),
+        (URL, "--secret-file", __file__),
+    ],
+)
+def test_the_command_line_refuses_in_one_line(redis_url: str, words: tuple[str, ...]) -> None:
+    done = lisa(redis_url, new_topic("push"), *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_options_and_targets_do_not_disturb_each_other(store: SyncStore, redis_url: str) -> None:
+    topic = new_topic("push")
+    store.drive(admin.place(store, topic, URL, timeout=timedelta(seconds=1)))
+    with connect(redis_url) as client:
+        stored = client.hgetall(f"lisa:{{{topic}}}:options")
+        assert TopicOptions.from_hash(pairs(stored)) == TopicOptions()
+        client.hset(f"lisa:{{{topic}}}:options", mapping={
+            "push:broken": "{", "push:evil": '{"url":"file:///x","secret":"whsec_x"}',
+        })  # fmt: skip
+    assert [one.group for one in store.drive(admin.targets(store, topic))] == ["lisa"]
+    assert sorted(store.drive(admin.remove(store, topic))) == ["broken", "evil", "lisa"]
+
+
+def test_a_refused_target_changes_nothing(store: SyncStore) -> None:
+    topic = new_topic("push")
+    with pytest.raises(ConfigError):
+        store.drive(admin.place(store, topic, URL, secret="whsec_"))
+    assert topic not in store.drive(store.topics())
+
+
+def test_archives_hold_no_secrets(store: SyncStore, redis_url: str) -> None:
+    from lisa.pipeline.jobs.archive import _Keeper
+    from lisa.pipeline.jobs.server import Server
+
+    topic = new_topic("push")
+    store.drive(admin.place(store, topic, URL))
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", "5000")
+    keeper = _Keeper(Server(redis_url), "archive")
+    try:
+        assert keeper.topics([topic])[topic].options == {"ack_timeout": "5000"}
+    finally:
+        keeper.close()

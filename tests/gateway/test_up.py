@@ -1,0 +1,83 @@
+"""`lisa up`: server, manager and gateway in one process tree, which ends as one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from lisa.embedded.server import free_port
+from tests.servers import runs, wait_until
+
+if TYPE_CHECKING:
+    from tests.servers import Processes
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    found = set[int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            if parent == pid:
+                child = int(stat.parent.name)
+                found |= {child} | descendants(child)
+    return found
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_up_gives_a_page_and_leaves_no_process(
+    processes: Processes, ending: signal.Signals
+) -> None:
+    port, http_port = free_port(), free_port()
+    process = processes.start(
+        "-m", "lisa.cli.main", "up", "--port", str(port), "--http-port", str(http_port)
+    )
+    url = f"http://127.0.0.1:{http_port}"
+    wait_until(lambda: healthy(url))
+    assert httpx.get(f"{url}/v1/topics").status_code == 200
+    assert "Lisa" in httpx.get(f"{url}/").text
+    family = descendants(process.pid)
+    assert len(family) >= 3
+    process.signal(ending)
+    process.wait()
+    wait_until(lambda: not any(runs(pid) for pid in family))
+
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH")
+def test_what_the_readme_shows_with_curl_does_what_it_says(processes: Processes) -> None:
+    lines = re.findall(r"^\$ (curl [^#\n]*)", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) == 2
+    port, http_port = free_port(), free_port()
+    processes.start("-m", "lisa.cli.main", "up", "--port", str(port), "--http-port", str(http_port))
+    url = f"http://127.0.0.1:{http_port}"
+    wait_until(lambda: healthy(url))
+    send, pull = [shlex.split(line.replace("http://127.0.0.1:8080", url)) for line in lines]
+    sent = json.loads(subprocess.run(send, capture_output=True, check=True).stdout)
+    assert sent["outcome"] == "accepted"
+    begun = time.time() * 1000
+    (found,) = json.loads(subprocess.run(pull, capture_output=True, check=True).stdout)[
+        "deliveries"
+    ]
+    assert found["id"] == sent["id"]
+    assert found["body"] == {"order": 42}
+    assert begun < found["due_ms"] <= time.time() * 1000

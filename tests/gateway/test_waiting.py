@@ -1,0 +1,386 @@
+"""Pulls that wait: woken by the message, in order, and never costing a message an attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Manager
+from lisa.core.errors import GroupRemoved, ServerUnavailable
+from lisa.core.settings import GatewaySettings
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.undeclare import Undeclare
+from lisa.embedded import EmbeddedServer
+from lisa.gateway import waiting
+from lisa.gateway.hub import Hub
+from lisa.gateway.waiting import Crowded, Delivery
+from lisa.producer import Outgoing
+from tests.gateways import new_topic
+from tests.servers import connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
+
+LONG_S = 20.0
+BRIEF = {"ack_timeout": "200ms", "retry_delays": "0", "group": "lisa"}
+SOON_S = 5.0  # for what should take milliseconds on an idle machine
+
+
+@asynccontextmanager
+async def hub_on(url: str, **server: Any) -> AsyncIterator[Hub]:
+    settings = GatewaySettings.load(redis=url, gateway_server=server or None)
+    hub = Hub(settings)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+@pytest.fixture
+async def hub(redis_url: str) -> AsyncIterator[Hub]:
+    async with hub_on(redis_url) as hub:
+        yield hub
+
+
+@pytest.fixture
+async def topic(hub: Hub) -> str:
+    """A topic with one group, that no manager promotes."""
+    name = new_topic()
+    await hub.store.call(Declare(name, "lisa"))
+    return name
+
+
+def begin(pull: Coroutine[Any, Any, list[Delivery]]) -> asyncio.Task[list[Delivery]]:
+    return asyncio.create_task(pull)
+
+
+async def standing(hub: Hub, count: int) -> None:
+    """Until so many pulls wait, each in its line."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            lines = hub.room._lines.values()
+            if sum(len(line._waiters) for line in lines) == count and all(
+                line._bell is not None for line in lines
+            ):
+                return
+            await asyncio.sleep(0.002)
+
+
+async def soon(task: asyncio.Task[list[Delivery]]) -> list[Delivery]:
+    return await asyncio.wait_for(task, SOON_S)
+
+
+async def gone_from(hub: Hub, topic: str, state: str) -> None:
+    """Until no message of the topic is in a state any more."""
+    from lisa.admin.topics import counts
+
+    async with asyncio.timeout(SOON_S):
+        while True:
+            (found,) = await hub.store.drive(counts(hub.store, [topic]))
+            if sum(getattr(group, state) for group in found.groups) == 0:
+                return
+            await asyncio.sleep(0.002)
+
+
+async def test_a_message_wakes_one_pull_and_the_others_go_on_waiting(hub: Hub, topic: str) -> None:
+    pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(5)]
+    await standing(hub, 5)
+    sent = await hub.sender.offer(topic, Outgoing("hello"))
+    (first,) = await soon(pulls[0])
+    assert (first.message.id, first.message.body, first.message.attempt) == (sent.id, "hello", 1)
+    assert not any(pull.done() for pull in pulls[1:])
+    for pull in pulls[1:]:
+        pull.cancel()
+
+
+async def test_who_came_first_is_served_first_and_gets_what_it_wants(hub: Hub, topic: str) -> None:
+    wants = [2, 3, 1]
+    pulls = [begin(hub.room.pull(topic, most=most, wait_s=LONG_S)) for most in wants]
+    await standing(hub, 3)
+    await hub.sender.send_many(topic, list(range(6)))
+    bodies = [[one.message.body for one in await soon(pull)] for pull in pulls]
+    assert bodies == [[0, 1], [2, 3, 4], [5]]
+
+
+async def test_a_message_that_falls_due_wakes_a_pull(redis_url: str, hub: Hub) -> None:
+    topic = new_topic()
+    with Manager(redis_url, groups={topic: ["lisa"]}):
+        pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+        await hub.sender.offer(topic, Outgoing("later", delay=timedelta(milliseconds=300)))
+        (found,) = await soon(pull)
+        assert time.time() * 1000 >= found.message.due_ms
+
+
+async def test_a_failed_one_wakes_a_pull_again(redis_url: str, hub: Hub) -> None:
+    topic = new_topic()
+    with Manager(redis_url, topics={topic: {"retry_delays": "0,0", "group": "lisa"}}):
+        await hub.sender.offer(topic, Outgoing("x"))
+        (first,) = await hub.room.pull(topic, wait_s=SOON_S)
+        pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+        await standing(hub, 1)
+        await hub.settler.retry(topic, first.receipt, reason="no")
+        (again,) = await soon(pull)
+        assert (again.message.id, again.message.attempt) == (first.message.id, 2)
+
+
+async def test_one_that_was_reclaimed_wakes_a_pull(redis_url: str, hub: Hub) -> None:
+    topic = new_topic()
+    with Manager(redis_url, topics={topic: BRIEF}):
+        await hub.sender.offer(topic, Outgoing("x"))
+        (first,) = await hub.room.pull(topic, wait_s=SOON_S, ack_timeout_ms=300)
+        pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+        (again,) = await soon(pull)
+        assert (again.message.id, again.message.attempt) == (first.message.id, 2)
+
+
+async def test_one_that_was_released_wakes_a_pull_with_the_same_attempt(
+    hub: Hub, topic: str
+) -> None:
+    await hub.sender.offer(topic, Outgoing("x"))
+    (first,) = await hub.room.pull(topic, wait_s=SOON_S)
+    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    await standing(hub, 1)
+    assert await hub.settler.release(topic, first.receipt)
+    (again,) = await soon(pull)
+    assert (again.message.id, again.message.attempt) == (first.message.id, 1)
+
+
+async def test_each_message_goes_to_one_of_several_gateways(redis_url: str) -> None:
+    topic = new_topic()
+    async with hub_on(redis_url) as one, hub_on(redis_url) as other:
+        await one.store.call(Declare(topic, "lisa"))
+        pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for hub in (one, other) * 10]
+        await standing(one, 10)
+        await standing(other, 10)
+        for number in range(20):
+            await one.sender.offer(topic, Outgoing(number))
+        found = [delivery.message.body for pull in pulls for delivery in await soon(pull)]
+    assert sorted(found) == list(range(20))
+
+
+async def test_a_pull_that_does_not_wait_is_answered_at_once(hub: Hub, topic: str) -> None:
+    assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
+    waiting = begin(hub.room.pull(topic, wait_s=LONG_S))
+    await standing(hub, 1)
+    assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_pull_whose_time_is_up_is_answered_with_nothing(hub: Hub, topic: str) -> None:
+    begun = time.monotonic()
+    assert await hub.room.pull(topic, wait_s=0.3) == []
+    assert time.monotonic() - begun >= 0.3
+
+
+async def test_what_comes_after_a_pull_has_ended_is_not_taken(hub: Hub, topic: str) -> None:
+    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    await standing(hub, 1)
+    pull.cancel()
+    await asyncio.wait([pull])
+    sent = await hub.sender.offer(topic, Outgoing("x"))
+    (found,) = await hub.room.pull(topic, wait_s=SOON_S)
+    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+
+
+async def test_what_was_taken_for_a_pull_that_ended_goes_to_the_next(
+    hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends between the taking and the hand-out, and once more right after the hand-out."""
+    original = waiting._Line._open
+    taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def slow(self: Any, *given: Any) -> Any:
+        found = await original(self, *given)
+        if not taken.done():
+            taken.set_result(None)
+            await asyncio.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(waiting._Line, "_open", slow)
+    sent = await hub.sender.offer(topic, Outgoing("x"))
+    first = begin(hub.room.pull(topic, wait_s=LONG_S))
+    second = begin(hub.room.pull(topic, wait_s=LONG_S))
+    await taken
+    first.cancel()
+    (found,) = await soon(second)
+    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+    third = begin(hub.room.pull(topic, wait_s=LONG_S))
+    hub.room.give_back([found])
+    (found,) = await soon(third)
+    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+
+
+async def test_a_task_that_is_ended_while_its_answer_is_on_the_way_gives_it_back(
+    hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    await standing(hub, 1)
+    original = waiting._Waiter.answer
+
+    def answer_and_end(self: Any, found: list[Delivery]) -> None:
+        original(self, found)
+        pull.cancel()
+
+    monkeypatch.setattr(waiting._Waiter, "answer", answer_and_end)
+    sent = await hub.sender.offer(topic, Outgoing("x"))
+    await asyncio.wait([pull])
+    assert pull.cancelled()
+    monkeypatch.undo()
+    (found,) = await hub.room.pull(topic, wait_s=SOON_S)
+    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+
+
+async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: Hub) -> None:
+    topic = new_topic()
+    with Manager(redis_url, topics={topic: BRIEF}):
+        pulls = [
+            begin(hub.room.pull(topic, wait_s=LONG_S, ack_timeout_ms=timeout))
+            for timeout in (300, 60_000)
+        ]
+        await standing(hub, 2)
+        await hub.sender.send_many(topic, ["a", "b"])
+        (short,), (long,) = [await soon(pull) for pull in pulls]
+        (again,) = await hub.room.pull(topic, wait_s=SOON_S)
+        assert (again.message.id, again.message.attempt) == (short.message.id, 2)
+        assert await hub.settler.ack(topic, long.receipt) == "acked"
+
+
+async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
+    redis_url: str, hub: Hub
+) -> None:
+    topic = new_topic()
+    sent = await hub.sender.offer(topic, Outgoing("x"))
+    assert await hub.room.pull(topic) == []
+    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    with Manager(redis_url):
+        (found,) = await soon(pull)
+    assert (found.message.id, found.message.group) == (sent.id, "lisa")
+
+
+async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(hub: Hub, topic: str) -> None:
+    await hub.store.call(Declare(topic, "other"))
+    named = begin(hub.room.pull(topic, group="other", wait_s=LONG_S))
+    await standing(hub, 1)
+    await hub.store.call(Undeclare(topic, "other"))
+    await hub.store.call(Declare(topic, "another"))  # an entry to wake nobody
+    with pytest.raises(GroupRemoved):
+        await asyncio.wait_for(named, 2 * waiting.BEAT_S + SOON_S)
+
+
+async def test_no_more_pulls_wait_than_may(redis_url: str) -> None:
+    topic = new_topic()
+    async with hub_on(redis_url, max_polls=2) as hub:
+        await hub.store.call(Declare(topic, "lisa"))
+        pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(2)]
+        await standing(hub, 2)
+        with pytest.raises(Crowded):
+            await hub.room.pull(topic, wait_s=LONG_S)
+        pulls[0].cancel()
+        await asyncio.wait([pulls[0]])
+        assert await hub.room.pull(topic) == []
+        pulls[1].cancel()
+
+
+async def test_a_stop_answers_all_who_wait(hub: Hub, topic: str) -> None:
+    pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(20)]
+    await standing(hub, 20)
+    hub.stop_waiting()
+    assert [await soon(pull) for pull in pulls] == [[]] * 20
+    assert await asyncio.wait_for(hub.room.pull(topic, wait_s=LONG_S), SOON_S) == []
+
+
+async def test_pulls_outlive_the_server_and_resume(tmp_path: Path) -> None:
+    topic = new_topic()
+    with EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server:
+        async with hub_on(server.url, patience="200ms") as hub:
+            await hub.store.call(Declare(topic, "lisa"))
+            held = begin(hub.room.pull(topic, wait_s=LONG_S))
+            brief = begin(hub.room.pull(topic, wait_s=2.0))
+            await standing(hub, 2)
+            server.kill()
+            begun = time.monotonic()
+            with pytest.raises(ServerUnavailable):
+                await hub.room.pull(topic)
+            assert time.monotonic() - begun < 2.0
+            with pytest.raises(ServerUnavailable):
+                await asyncio.wait_for(brief, 2.0 + SOON_S)
+            assert not held.done()
+            server.restart()
+            sent = await hub.sender.offer(topic, Outgoing("x"))
+            (found,) = await asyncio.wait_for(held, LONG_S)
+            assert found.message.id == sent.id
+
+
+async def test_one_answer_holds_so_many_bytes_and_the_rest_goes_back(
+    hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "MOST_BYTES", 100_000)
+    await hub.sender.send_many(topic, ["x" * 30_000] * 20)
+    found = await hub.room.pull(topic, most=20, wait_s=SOON_S)
+    assert len(found) == 3
+    rest: list[Delivery] = []
+    while len(rest) < 17:
+        rest += await hub.room.pull(topic, most=20, wait_s=SOON_S)
+    assert {one.message.attempt for one in rest} == {1}
+    assert len({one.message.id for one in found + rest}) == 20
+
+
+async def test_what_is_past_its_ttl_or_cannot_be_read_is_not_handed_out(
+    hub: Hub, topic: str
+) -> None:
+    store = hub.store
+    await hub.sender.offer(topic, Outgoing("old", id="old", ttl=timedelta(milliseconds=1)))
+    await hub.sender.offer(topic, Outgoing("broken", id="broken"))
+    keys = store.keys.topic(topic)
+    await store.drive(store.command("SETRANGE", keys.body("broken"), 10, "?"))
+    await asyncio.sleep(0.01)
+    assert await hub.room.pull(topic, most=10) == []
+    garbage = await store.drive(store.command("ZRANGE", keys.group("lisa").garbage, 0, -1))
+    assert garbage == [b"broken"]
+    assert (await hub.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
+
+
+async def test_the_gateway_is_seen_as_a_consumer_as_long_as_somebody_pulls(
+    redis_url: str, topic: str, hub: Hub
+) -> None:
+    from lisa.admin.roles import consumers
+
+    await hub.room.pull(topic)
+    (seen,) = await hub.store.drive(consumers(hub.store, [topic]))
+    assert seen.alive
+    assert seen.record.name == hub.name
+    await hub.room.close()
+    async with hub_on(redis_url) as other:
+        assert await other.store.drive(consumers(other.store, [topic])) == []
+
+
+async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
+    """Nothing of a pull is refused for want of memory, whoever was there before or not."""
+    topic = new_topic()
+    with EmbeddedServer(directory=tmp_path) as server:
+        async with hub_on(server.url) as first:
+            await first.store.call(Declare(topic, "lisa"))
+            await first.sender.send_many(topic, ["x" * 100] * 30)
+        with connect(server.url) as client:
+            client.config_set("maxmemory", 1)
+        async with hub_on(server.url) as hub:
+            with pytest.raises(ServerUnavailable, match="out of memory"):
+                await hub.sender.offer(topic, Outgoing("x"))
+            for group in (None, "lisa"):
+                found = await hub.room.pull(topic, group=group, most=10, ack_timeout_ms=60_000)
+                assert len(found) == 10
+                acks = [hub.settler.ack(topic, one.receipt) for one in found]
+                assert await asyncio.gather(*acks) == ["acked"] * 10
+            left = await hub.room.pull(topic, most=50)
+            hub.room.give_back(left)
+            await gone_from(hub, topic, "in_flight")
+            assert len(await hub.room.pull(topic, most=50)) == 10
+            with pytest.raises(ServerUnavailable):
+                await hub.room.pull(topic, group="another")

@@ -1,0 +1,400 @@
+"""What manager and consumer export, and that it is what Redis holds."""
+
+from __future__ import annotations
+
+import socket
+import textwrap
+import time
+import urllib.request
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Consumer, Discard, Manager, Producer
+from lisa.core import presence
+from lisa.core.metrics import topics as topic_metrics
+from lisa.core.metrics.numbers import merge
+from lisa.core.metrics.page import metrics_page
+from tests.consumers import Bench
+from tests.exposition import Exposed
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import redis
+
+    from lisa import Message
+    from lisa.core.metrics.numbers import Numbers
+    from lisa.embedded import EmbeddedServer
+    from tests.roles import Cast, Services
+    from tests.servers import Processes
+
+OWN = {"topic": "orders", "group": "g"}
+
+
+def read(cast: Cast) -> Exposed:
+    cast.store.drive(cast.store.register([cast.topic]))
+    numbers = cast.store.drive(topic_metrics.read(cast.store))
+    return Exposed(metrics_page("manager", [numbers]).body.decode())
+
+
+def states(page: Exposed, **labels: str) -> dict[str, float]:
+    wanted = labels.items()
+    return {known["state"]: value for known, value in page.samples("lisa_topic_messages")
+            if wanted <= known.items()}  # fmt: skip
+
+
+def test_every_state_and_counter_of_a_topic(cast: Cast, kit: Services) -> None:
+    cast.configure(capacity="50", max_ready="7", ack_timeout="60000")
+    started_ms = cast.now_ms()
+    for number in range(6):
+        cast.send(number)
+    cancelled = cast.send("later", delay_ms=60_000)
+    due_ms = cast.now_ms() + 30_000
+    cast.send("sooner", delay_ms=30_000)
+    first, second, third = cast.take(3)
+    cast.ack(first)
+    cast.discard(second)
+    page = read(cast)
+    assert states(page, topic="orders") == {
+        "waiting": 2, "ready": 3, "in_flight": 1, "retry": 0, "garbage": 1,
+    }  # fmt: skip
+    assert page.value("lisa_topic_messages", topic="orders", group="", state="waiting") == 2
+    assert page.value("lisa_topic_backlog_messages", **OWN) == 3
+    age_s = page.value("lisa_topic_oldest_ready_seconds", **OWN)
+    assert age_s is not None
+    assert 0 <= age_s <= (cast.now_ms() - started_ms) / 1000
+    next_due_s = page.value("lisa_topic_next_due_timestamp_seconds", topic="orders")
+    assert next_due_s is not None
+    assert due_ms / 1000 <= next_due_s < due_ms / 1000 + 10
+    assert page.value("lisa_topic_capacity_messages", topic="orders") == 50
+    assert page.value("lisa_topic_max_ready_messages", topic="orders") == 7
+    assert page.value("lisa_topic_paused", topic="orders") == 0
+    assert page.value("lisa_topic_sent_total", topic="orders") == 8
+    assert page.value("lisa_topic_acked_total", **OWN) == 1
+    assert page.value("lisa_topic_garbage_total", **OWN) == 1
+    assert page.value("lisa_topic_retried_total", **OWN) == 0
+    assert page.value("lisa_topics") == 1
+    assert third.id != cancelled
+
+
+def test_what_is_due_and_waits_for_promotion_is_backlog(cast: Cast, kit: Services) -> None:
+    for _ in range(3):
+        cast.send_due()
+    page = read(cast)
+    assert states(page, topic="orders")["waiting"] == 3
+    assert page.value("lisa_topic_backlog_messages", **OWN) == 3
+    kit.promoter.step(["orders"])
+    page = read(cast)
+    assert states(page, topic="orders") == {
+        "waiting": 0, "ready": 3, "in_flight": 0, "retry": 0, "garbage": 0,
+    }  # fmt: skip
+    assert page.value("lisa_topic_backlog_messages", **OWN) == 3
+    assert page.value("lisa_topic_next_due_timestamp_seconds", topic="orders") is None
+    assert kit.promoter.moved.numbers() == {("promoted",): 3}
+
+
+def test_the_oldest_ready_message_is_the_next_unread(cast: Cast, raw: redis.Redis) -> None:
+    ready = cast.keys.group("g").ready
+    old_ms = cast.now_ms() - 100_000
+    raw.xadd(ready, {"id": "in flight", "due": old_ms - 900_000})
+    raw.xreadgroup("g", "c1", {ready: ">"})
+    assert read(cast).value("lisa_topic_oldest_ready_seconds", **OWN) == 0
+    raw.xadd(ready, {"id": "next", "due": old_ms})
+    raw.xadd(ready, {"id": "later", "due": old_ms + 90_000})
+    seconds = read(cast).value("lisa_topic_oldest_ready_seconds", **OWN)
+    assert seconds is not None
+    assert 100 <= seconds < 130
+
+
+def test_lateness_and_early_hand_overs(cast: Cast, raw: redis.Redis) -> None:
+    raw.hset(cast.keys.stats, mapping={"late:a@g": 3, "late:s@g": 2, "late:A@g": 1, "late:-@g": 4})
+    page = read(cast)
+    bucket = "lisa_topic_lateness_seconds_bucket"
+    assert page.value(bucket, **OWN, le="0.00025") == 3
+    assert page.value(bucket, **OWN, le="0.5") == 3
+    assert page.value(bucket, **OWN, le="1.0") == 5
+    assert page.value(bucket, **OWN, le="3600.0") == 5
+    assert page.value(bucket, **OWN, le="+Inf") == 6
+    assert page.value("lisa_topic_lateness_seconds_count", **OWN) == 6
+    total = 3 * 0.000125 + 2 * 0.75 + 3600
+    assert page.value("lisa_topic_lateness_seconds_sum", **OWN) == pytest.approx(total)
+    assert page.value("lisa_topic_early_total", **OWN) == 4
+
+
+def test_who_is_alive_is_counted_by_the_servers_clock(cast: Cast, raw: redis.Redis) -> None:
+    for name, state in (("a", "running"), ("b", "degraded"), ("c", "running")):
+        record = presence.ConsumerPresence(name=name, topic="orders", group="g", state=state)
+        cast.store.drive(presence.announce_consumer(cast.store, record))
+    cast.store.drive(presence.announce_manager(cast.store, presence.ManagerPresence(name="m")))
+    for key, field in ((cast.keys.consumers, "c"), (cast.store.keys.managers, "old")):
+        raw.hset(key, field, b'{"name":"%s","topic":"orders","group":"g","seen_ms":%d}'
+                 % (field.encode(), cast.now_ms() - 31_000))  # fmt: skip
+    page = read(cast)
+    assert page.value("lisa_topic_consumers_alive", **OWN) == 2
+    assert page.value("lisa_topic_consumers_degraded", **OWN) == 1
+    assert page.value("lisa_managers_alive") == 1
+
+
+def test_topics_and_groups_beyond_the_bounds_are_summed(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_metrics, "NAMED_TOPICS", 2)
+    monkeypatch.setattr(topic_metrics, "NAMED_GROUPS", 2)
+    monkeypatch.setattr(topic_metrics, "TOPICS_PER_STEP", 2)
+    cast.send(1)
+    for name in ("a", "p", "q", "z"):
+        other = cast.on(name).declare()
+        for group in ("h", "i"):
+            cast.on(name, group).declare()
+        other.send(1)
+        other.send(1, delay_ms=60_000)
+        other.store.close()
+    page = read(cast)
+    topics = {labels["topic"] for labels, _ in page.samples("lisa_topic_messages")}
+    assert topics == {"a", "orders", "(others)"}
+    groups = {one["group"] for one, _ in page.samples("lisa_topic_messages") if one["topic"] == "a"}
+    assert groups == {"", "g", "h", "(others)"}
+    assert page.value("lisa_topic_messages", topic="a", group="(others)", state="ready") == 1
+    assert states(page, topic="(others)") == {
+        "waiting": 3, "ready": 9, "in_flight": 0, "retry": 0, "garbage": 0,
+    }  # fmt: skip
+    assert page.value("lisa_topic_backlog_messages", topic="(others)", group="(others)") == 9
+    assert page.total("lisa_topic_sent_total", topic="(others)") == 0
+    assert page.value("lisa_topics") == 5
+    for name in ("lisa_topic_sent_total", "lisa_topic_lateness_seconds_count"):
+        assert {labels["topic"] for labels, _ in page.samples(name)} == {"a", "orders"}
+
+
+def test_what_a_foreign_hand_broke_hides_nothing_else(cast: Cast, raw: redis.Redis) -> None:
+    cast.send(1)
+    broken = cast.on("broken").declare()
+    raw.zadd(cast.store.keys.topics, {"broken": 1, "not a topic": 1})
+    own = broken.keys.group("g")
+    raw.delete(own.ready)
+    raw.set(own.ready, "a text")
+    raw.set(broken.keys.waiting, "a text")
+    raw.hset(broken.keys.consumers, "x", "no json")
+    page = read(cast)
+    assert states(page, topic="orders")["ready"] == 1
+    assert states(page, topic="broken")["ready"] == 0
+    assert page.value("lisa_topics") == 2
+    broken.store.close()
+
+
+def test_a_reading_is_made_of_few_round_trips(cast: Cast) -> None:
+    for number in range(40):
+        cast.store.drive(cast.store.register([f"t{number}"]))
+    steps, flow = 0, topic_metrics.read(cast.store)
+    link, reply = cast.store.connection, None
+    try:
+        step = next(flow)
+        while True:
+            steps += 1
+            commands = getattr(step, "commands", None)
+            reply = link.execute_many(commands) if commands else link.execute(step.command)  # type: ignore[union-attr]
+            step = flow.send(reply)
+    except StopIteration as end:
+        numbers: Numbers = end.value
+    assert numbers["lisa_topics"] == {(): 40}
+    assert steps <= 6
+
+
+def page_of(port: int) -> Exposed:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return Exposed(answer.read().decode())
+
+
+def test_a_manager_tells_of_itself_and_outlives_the_server(own_server: EmbeddedServer) -> None:
+    with (
+        Manager(own_server.url, topics={"orders": {"group": "g"}}, http="127.0.0.1:0") as manager,
+        Producer(own_server.url) as producer,
+    ):
+        port = manager.status_port
+        assert port is not None
+        wait_until(lambda: page_of(port).value("lisa_topic_messages", topic="orders", group="g",
+                                               state="ready") == 0)  # fmt: skip
+        producer.send("orders", 1, delay=timedelta(milliseconds=50))
+        wait_until(lambda: page_of(port).value("lisa_manager_moved_total", kind="promoted") == 1)
+        page = page_of(port)
+        assert page.value("lisa_up") == 1
+        assert page.value("lisa_manager_topics") == 1
+        assert page.value("lisa_managers_alive") == 1
+        assert page.value("lisa_processes") == 1
+        offset_s = page.value("lisa_server_clock_offset_seconds")
+        assert offset_s is not None
+        assert abs(offset_s) < 0.5  # one machine, one clock
+        assert page.total("lisa_manager_step_seconds_count", service="promoter") >= 1
+        assert page.total("lisa_manager_failures_total") == 0
+        own_server.kill()
+        wait_until(lambda: page_of(port).value("lisa_up") == 0)
+        page = page_of(port)
+        assert "lisa_topic_messages" not in page.families
+        assert page.value("lisa_manager_moved_total", kind="promoted") == 1
+        own_server.restart()
+        wait_until(lambda: page_of(port).value("lisa_up") == 1)
+
+
+def test_scrapes_share_a_reading(redis_url: str, client: redis.Redis) -> None:
+    with Manager(redis_url, topics={"orders": {"group": "g"}}, http="127.0.0.1:0") as manager:
+        port = manager.status_port
+        assert port is not None
+        wait_until(lambda: page_of(port).value("lisa_up") == 1)
+        began, before = time.monotonic(), asked(client)
+        for _ in range(20):
+            page_of(port)
+        # One more than whole seconds went by, and the manager's own looks ask for no memory.
+        assert asked(client) - before <= time.monotonic() - began + 1
+
+
+def asked(client: redis.Redis) -> int:
+    """How often anybody asked for INFO memory, seen by what else one reading asks once."""
+    stats = client.info("commandstats").get("cmdstat_zcount", {"calls": 0})
+    return int(stats["calls"])
+
+
+@pytest.fixture
+def declared(redis_url: str) -> str:
+    """URL of a server where `orders` has its group: what is sent is ready without a manager."""
+    bench = Bench(redis_url)
+    bench.declare("orders", "g")
+    bench.store.close()
+    return redis_url
+
+
+def test_a_consumers_own_numbers(declared: str) -> None:
+    def handle(message: Message) -> None:
+        if message.body == "fail":
+            raise ValueError("no")
+        if message.body == "discard":
+            raise Discard("never")
+        if message.body == "slow":
+            time.sleep(0.02)
+
+    consumer = Consumer(declared, group="g", concurrency=1)
+    consumer.on("orders", handle)
+    assert consumer.numbers() == {}
+    bodies = ["ok"] * 30 + ["fail"] * 3 + ["discard"] * 2 + ["slow"] * 4
+    with consumer, Producer(declared) as producer:
+        producer.send_many("orders", bodies, retry=[timedelta(hours=1)])
+
+        def page() -> Exposed:
+            return Exposed(metrics_page("consumer", [consumer.numbers()]).body.decode())
+
+        wait_until(lambda: page().total("lisa_consumer_handled_total") == len(bodies))
+        wait_until(lambda: page().value("lisa_consumer_held", **OWN) == 0)
+        seconds = "lisa_consumer_handler_seconds"
+        wait_until(lambda: page().value(f"{seconds}_count", **OWN) == len(bodies))
+        now = page()
+    outcomes = {labels["outcome"]: n for labels, n in now.samples("lisa_consumer_handled_total")}
+    assert outcomes == {"ok": 34, "failed": 3, "discarded": 2}
+    below = now.value(f"{seconds}_bucket", **OWN, le="0.01")
+    assert below is not None
+    assert below <= len(bodies) - 4
+    total = now.value(f"{seconds}_sum", **OWN)
+    assert total is not None
+    assert total >= 4 * 0.02
+    assert now.value("lisa_consumer_concurrency") == 1
+    assert now.value("lisa_consumer_degraded", **OWN) == 0
+    assert now.value("lisa_up") == 1
+    assert consumer.numbers() == {}
+
+
+@pytest.mark.parametrize("kind", ["threads", "async", "batch"])
+def test_every_kind_of_handler_is_timed(declared: str, kind: str) -> None:
+    consumer = Consumer(declared, group="g", concurrency=4 if kind == "threads" else 1)
+
+    async def handle_soon(message: Message) -> None:
+        pass
+
+    def handle(message: object) -> None:
+        pass
+
+    if kind == "batch":
+        consumer.on("orders", handle, batch=10)
+    else:
+        consumer.on("orders", handle_soon if kind == "async" else handle)
+    with consumer, Producer(declared) as producer:
+        producer.send_many("orders", range(50))
+
+        def counted() -> float | None:
+            page = Exposed(metrics_page("consumer", [consumer.numbers()]).body.decode())
+            return page.value("lisa_consumer_handler_seconds_count", **OWN)
+
+        wait_until(lambda: counted() == 50)
+
+
+def test_a_degraded_consumer_says_so(declared: str) -> None:
+    consumer = Consumer(declared, group="g")
+
+    @consumer.on("orders")
+    def fail(message: Message) -> None:
+        raise ValueError("no")
+
+    with consumer, Producer(declared) as producer:
+        producer.send_many("orders", range(25), retry=[timedelta(hours=1)])
+
+        def degraded() -> bool:
+            rows = merge([consumer.numbers()]).get("lisa_consumer_degraded", {})
+            return rows.get(("orders", "g")) == 1
+
+        wait_until(degraded)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+HANDLERS = """
+import os
+from lisa import Consumer
+consumer = Consumer(group="g")
+@consumer.on("orders")
+def handle(message):
+    if message.body == "die":
+        os._exit(3)
+"""
+
+
+def test_a_family_of_consumers_answers_as_one(
+    declared: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(textwrap.dedent(HANDLERS), encoding="utf-8")
+    port = free_port()
+    family = processes.start(
+        "-m", "lisa.cli.consumer", "--redis", declared, "--processes", "2",
+        "--http", f"127.0.0.1:{port}", "shop",
+    )  # fmt: skip
+
+    def value(name: str) -> float | None:
+        try:
+            return page_of(port).total(name)
+        except OSError:
+            return None
+
+    wait_until(lambda: value("lisa_processes") == 2)
+    wait_until(lambda: value("lisa_consumer_concurrency") == 2)
+    with Producer(declared) as producer:
+        producer.send_many("orders", range(200))
+        wait_until(lambda: value("lisa_consumer_handled_total") == 200)
+        time_written = value("lisa_process_cpu_seconds_total")
+        producer.send("orders", "die", retry=[])
+        family.wait_for("ended with code 3")
+    # Another one starts, and what the dead one had counted is not forgotten.
+    seen: list[float] = []
+
+    def is_whole_again() -> bool:
+        seen.append(value("lisa_consumer_handled_total") or 0.0)
+        return value("lisa_processes") == 2 and "another one starts" in family.output
+
+    wait_until(is_whole_again)
+    assert min(seen) == 200
+    assert time_written is not None
+    assert (value("lisa_process_cpu_seconds_total") or 0) >= time_written
+    assert value("lisa_up") == 1
+    assert family.stop() == 0

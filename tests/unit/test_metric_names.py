@@ -1,0 +1,198 @@
+"""Every number that Lisa keeps is exported, and what reads them names only what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
+from tests.promql import family_of, labels_in, metrics_in
+from tests.servers import ROOT
+
+CONFIGS = ROOT / "configs"
+RULES = CONFIGS / "alerts.yml"
+DASHBOARD = json.loads((CONFIGS / "grafana-dashboard.json").read_text(encoding="utf-8"))
+HISTOGRAMS = {name for name, family in FAMILIES.items() if family.kind == "histogram"}
+ADDED = {"instance", "job", "le", "alertname"}
+"""Labels that Prometheus and its kind of histogram add."""
+
+LEFT_OUT: dict[str, str] = {}
+"""Counters of scripts that are not exported, with the reason."""
+
+COUNTED = re.compile(r"count\((?:'([\w:]+)'|(\w+))[^\n]*?(, group)?\)(?: end)?$", re.MULTILINE)
+
+
+def counters_of_scripts() -> dict[str, bool]:
+    """Counters by name as `stats` has them, and whether they are a group's own."""
+    found = {}
+    for script in (ROOT / "lua").glob("*.lua"):
+        source = script.read_text(encoding="utf-8")
+        calls = [line for line in source.splitlines() if re.search(r"\bcount\(", line)]
+        calls = [line for line in calls if "local function" not in line]
+        matches = [one for line in calls if (one := COUNTED.search(line.strip()))]
+        assert len(matches) == len(calls), f"{script.name}: {calls}"
+        for name, variable, group in (one.groups() for one in matches):
+            # The one that is not spelled out is the state that acks end in: acked is counted apart.
+            assert name or (script.stem, variable) == ("ack", "state"), (script.name, variable)
+            found[name or "expired"] = bool(group)
+        found |= dict.fromkeys(re.findall(r"'HINCRBY', STATS, '(\w+)'", source), False)
+    return found
+
+
+def test_every_counter_of_the_scripts_is_exported() -> None:
+    found = counters_of_scripts()
+    assert found.pop("late:") is True, "lateness is a histogram"
+    assert len(found) > 15
+    assert {name for name, own in found.items() if not own} - LEFT_OUT.keys() == {*TOPIC_COUNTERS}
+    assert {name for name, own in found.items() if own} - LEFT_OUT.keys() == {*GROUP_COUNTERS}
+
+
+def test_names_follow_prometheus_customs() -> None:
+    names = [family.name for section in SECTIONS for family in section.families]
+    assert len(names) == len(set(names))
+    for name, family in FAMILIES.items():
+        assert re.fullmatch(r"lisa_[a-z]+(_[a-z]+)*", name)
+        assert name.endswith("_total") == (family.kind == "counter"), name
+        assert bool(family.bounds) == (family.kind == "histogram"), name
+        assert not re.search(r"_(ms|millis|minutes|kb|mb)\b|_(bucket|count|sum)$", name), name
+        assert family.help.endswith("."), name
+        assert "le" not in family.labels
+
+
+def generator() -> Any:
+    path = ROOT / "docs" / "generate_metrics.py"
+    spec = importlib.util.spec_from_file_location("generate_metrics", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_page_is_the_one_that_the_list_gives() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert page == generator().render(), "run: python docs/generate_metrics.py"
+
+
+def rules() -> list[dict[str, Any]]:
+    read = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    return [rule for group in read["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> list[str]:
+    """All that dashboard, rules and the page about them ask Prometheus."""
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    shown += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```promql\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        shown += [re.sub(r"^#.*$", "", one, flags=re.MULTILINE) for one in block.split("\n\n")]
+    return shown + [rule["expr"] for rule in rules()]
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_expressions_name_what_is_exported(expression: str) -> None:
+    named = metrics_in(expression)
+    assert named, expression
+    known = {family_of(name, HISTOGRAMS) for name in named - {"up"}}
+    assert known <= FAMILIES.keys(), known - FAMILIES.keys()
+    for name in named:
+        if family_of(name, HISTOGRAMS) in HISTOGRAMS:
+            assert name.endswith(("_bucket", "_sum", "_count")), f"{name} is a histogram"
+    labels = ADDED.union(*(FAMILIES[name].labels for name in known))
+    assert labels_in(expression) <= labels, expression
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_what_many_tell_is_taken_once(expression: str) -> None:
+    """Managers and gateways tell the same of a topic: each selector stands within a `max by`."""
+    for found in re.finditer(r"lisa_(topic|managers|server)_\w+", expression):
+        if expression.startswith("label_values"):
+            continue
+        before = expression[: found.start()]
+        assert re.search(r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
+                         r"((rate|increase|deriv)\()?$", before), expression  # fmt: skip
+
+
+def test_the_names_are_found_in_expressions() -> None:
+    """The extraction itself: what the tests above rest on."""
+    expression = (
+        'max by (topic, nosuch) (rate(lisa_a_bucket{group=~"x lisa_no",state!="y"}[5m])) > 1'
+    )
+    assert metrics_in(expression) == {"lisa_a_bucket"}
+    assert labels_in(expression) == {"topic", "nosuch", "group", "state"}
+    assert metrics_in('up{job=~"lisa-.*"} == 0') == {"up"}
+    assert family_of("lisa_a_bucket", {"lisa_a"}) == "lisa_a"
+    assert family_of("lisa_a_count", set()) == "lisa_a_count"
+
+
+def test_the_dashboard_can_be_imported_and_read() -> None:
+    assert len(panels()) > 20
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    for panel in panels():
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}", panel["title"]
+            shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert shown <= labels_in(target["expr"]), panel["title"]
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+def test_alerts_say_what_to_do() -> None:
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+    tested = (ROOT / "tests" / "gateway" / "alerts.test.yml").read_text(encoding="utf-8")
+    for rule in rules():
+        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+        assert len(rule["annotations"]["description"]) > 40, rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical"), rule["alert"]
+        assert f"`{rule['alert']}`" in page, rule["alert"]
+        assert rule["alert"] in tested, rule["alert"]
+        used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+        assert used <= labels_in(rule["expr"]) | {"instance", "job"}, rule["alert"]
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH (Debian: prometheus)")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", str(RULES)),
+        ("check", "config", str(CONFIGS / "prometheus.yml")),
+        ("test", "rules", str(ROOT / "tests" / "gateway" / "alerts.test.yml")),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_promtool(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments], cwd=tmp_path, check=False, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
