@@ -71,6 +71,7 @@ export class Consumer {
     this.log = log;
     this.running = new Map();
     this.stopping = new AbortController();
+    this.wake = () => {}; // whoever waits for a free place, or for the end
   }
 
   /** Until `stop` is called and what runs has finished, or its grace time is over. */
@@ -87,7 +88,7 @@ export class Consumer {
     while (!this.stopping.signal.aborted) {
       const free = this.concurrency - this.running.size;
       if (free === 0) {
-        await Promise.race(this.running.values());
+        await new Promise((wake) => { this.wake = wake; });
         continue;
       }
       try {
@@ -106,6 +107,7 @@ export class Consumer {
   /** Take nothing more. A poll that waits is given up, which costs no message an attempt. */
   stop() {
     this.stopping.abort();
+    this.wake();
   }
 
   async #pull(max) {
@@ -114,7 +116,10 @@ export class Consumer {
   }
 
   #begin(delivery) {
-    const work = this.#handle(delivery).finally(() => this.running.delete(delivery));
+    const work = this.#handle(delivery).finally(() => {
+      this.running.delete(delivery);
+      this.wake();
+    });
     this.running.set(delivery, work);
   }
 

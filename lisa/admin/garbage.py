@@ -55,17 +55,27 @@ def groups_of(store: Store, selection: Selection) -> Flow[tuple[str, ...]]:
 
 
 def listed(
-    store: Store, selection: Selection, *, cursor: str | None = None, limit: int = 100
+    store: Store,
+    selection: Selection,
+    *,
+    cursor: str | None = None,
+    limit: int = 100,
+    most: int | None = None,
 ) -> Flow[Found]:
-    """Dead messages that match, the oldest first, at most `limit`."""
+    """Dead messages that match, the oldest first, at most `limit`.
+
+    most: after so many were looked at this ends, too, and the cursor says where to go on.
+    """
     rows: list[Row] = []
-    while len(rows) < limit:
+    looked = 0
+    while len(rows) < limit and (most is None or looked < most):
+        step = min(PAGE, limit - len(rows))
         page = yield from list_messages(
             store, selection.topic, State.GARBAGE, group=selection.group, cursor=cursor,
-            due_before_ms=selection.died_before_ms, limit=min(PAGE, limit - len(rows)),
+            due_before_ms=selection.died_before_ms, limit=step,
         )  # fmt: skip
         rows += [row for row in page.rows if selection.matches(row)]
-        cursor = page.cursor
+        cursor, looked = page.cursor, looked + step
         if cursor is None:
             break
     return Found(tuple(rows), cursor)

@@ -16,14 +16,18 @@ from lisa.admin.live import lateness_buckets
 from lisa.admin.reading import ask_all
 from lisa.core.flow import Flow
 from lisa.core.lateness import percentile
-from lisa.core.store import Store, pairs
-from lisa.core.transitions.base import text
+from lisa.core.store import Store, counters
 
 __all__ = ["Interval", "Span", "best_pace", "counters_at", "history"]
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
+SETTLES_MS = 15_000
+"""So long after a minute its samples may still be missing; what came since belongs to it."""
+
+ENOUGH = 4
+"""Less than one part in so many of the longest interval says nothing of a pace."""
 
 
 class Span(Enum):
@@ -79,6 +83,8 @@ def history(store: Store, topic: str, span: Span, *, now_ms: int) -> Flow[list[I
     step = span.step_ms
     last = now_ms - now_ms % step
     bounds = [last - i * step for i in range(span.count - 1, -1, -1)]
+    if now_ms - last < SETTLES_MS:
+        bounds.pop()
     keys = store.keys.topic(topic)
     samples = yield from ask_all(store, [
         ("XREVRANGE", keys.history, bound, "-", "COUNT", 1) for bound in bounds
@@ -108,14 +114,17 @@ def counters_at(store: Store, topics: Sequence[str], at_ms: int) -> Flow[dict[st
 
 
 def best_pace(intervals: Sequence[Interval], group: str | None) -> float | None:
-    """The most that was acked a second in any one interval; None where nothing was."""
-    return max((one.per_s("acked", group) for one in intervals), default=0.0) or None
+    """The most that was acked a second in any one interval; None where nothing was.
+
+    An interval that has only begun is left out: a burst of a second is no pace.
+    """
+    longest = max((one.seconds for one in intervals), default=0.0)
+    measured = [one for one in intervals if one.seconds * ENOUGH >= longest]
+    return max((one.per_s("acked", group) for one in measured), default=0.0) or None
 
 
 def _counters(reply: Sequence[tuple[bytes, Sequence[bytes]]] | None) -> dict[str, int] | None:
-    if not reply:
-        return None
-    return {text(name): int(value) for name, value in pairs(reply[0][1]).items() if value.isdigit()}
+    return counters(reply[0][1]) if reply else None
 
 
 def _risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

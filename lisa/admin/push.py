@@ -12,16 +12,18 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta
 
+from lisa.admin.reading import ask_all
 from lisa.core.clock import duration_ms, human
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Flow
 from lisa.core.keys import check_group, check_topic
-from lisa.core.options import TopicOptions
+from lisa.core.options import MIN_ACK_TIMEOUT, TopicOptions
 from lisa.core.store import Store, chunks, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -64,8 +66,8 @@ class _Written(msgspec.Struct, omit_defaults=True):
 
     url: str
     secret: str
-    concurrency: int | None = None
-    timeout_ms: int | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=MOST_CONCURRENCY)] | None = None
+    timeout_ms: Annotated[int, Meta(ge=100, le=3_600_000)] | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -157,11 +159,9 @@ def targets_of_topics(store: Store, topics: Sequence[str]) -> Flow[list[PushTarg
     """The targets of many topics, a round trip for each two hundred of them."""
     found: list[PushTarget] = []
     for some in chunks(topics, TOPICS_PER_STEP):
-        replies = yield from store.commands(
-            [("HGETALL", store.keys.topic(topic).options) for topic in some]
-        )
-        for topic, stored in zip(some, replies, strict=True):
-            found += _read(topic, pairs(stored))
+        commands = [("HGETALL", store.keys.topic(topic).options) for topic in some]
+        for topic, stored in zip(some, (yield from ask_all(store, commands)), strict=True):
+            found += _read(topic, pairs(stored or []))
     return found
 
 
@@ -171,9 +171,7 @@ def _read(topic: str, stored: Mapping[bytes, bytes]) -> list[PushTarget]:
     named = sorted(name[len(FIELD) :] for name in fields if name.startswith(FIELD))
     if not named:
         return []
-    raw = fields.get("ack_timeout", b"")
-    own = {b"ack_timeout": raw} if raw.isdigit() else {}
-    timeout_ms = duration_ms(TopicOptions.from_hash(own).ack_timeout)
+    timeout_ms = _ack_timeout_ms(fields.get("ack_timeout"))
     found = []
     for group in named:
         try:
@@ -190,6 +188,15 @@ def _read(topic: str, stored: Mapping[bytes, bytes]) -> list[PushTarget]:
             )
         )  # fmt: skip
     return found
+
+
+def _ack_timeout_ms(raw: bytes | None) -> int:
+    try:
+        options = TopicOptions.from_hash({b"ack_timeout": raw} if raw else {})
+    except ConfigError:
+        options = TopicOptions()
+    # A lease is renewed in a third of it: shorter than may be set, that would never end.
+    return duration_ms(max(options.ack_timeout, MIN_ACK_TIMEOUT))
 
 
 def find(store: Store, topic: str, group: str) -> Flow[PushTarget | None]:

@@ -10,7 +10,7 @@ from lisa.admin.reading import ask_all
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Command, Flow
 from lisa.core.options import TopicOptions, encode
-from lisa.core.store import Store, chunks, pairs
+from lisa.core.store import Store, chunks, counters
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 
@@ -105,7 +105,7 @@ def _counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicCounts]]:
             TopicCounts(
                 topic=topic, waiting=waiting or 0, next_due_ms=min(dues, default=None),
                 paused=paused == b"1", groups=groups,
-                stats={text(k): int(v) for k, v in pairs(stats or []).items()},
+                stats=counters(stats or []),
             )
         )  # fmt: skip
     return found

@@ -41,11 +41,15 @@ def join(store: Store, topic: str, wanted: str) -> Flow[str | None]:
     return wanted or (yield from find_group(store, topic))
 
 
-def ask_for_group(store: Store, topic: str, name: str) -> Flow[None]:
-    """Stand as waiting for a group, and wake the managers, which answer by declaring one."""
+def ask_for_group(store: Store, topic: str, name: str) -> Flow[bool]:
+    """Stand as waiting for a group, and wake the managers, which answer by declaring one.
+
+    Whether this consumer had no record there.
+    """
     waiting = presence.ConsumerPresence(name=name, topic=topic, state="waiting")
-    yield from presence.announce_consumer(store, waiting)
+    is_new = yield from presence.announce_consumer(store, waiting)
     yield from store.command("PUBLISH", store.keys.wake, topic)
+    return is_new
 
 
 def is_emptied(store: Store, topic: str, name: str) -> Flow[bool]:

@@ -22,6 +22,7 @@ __all__ = [
     "check_group",
     "check_id",
     "check_topic",
+    "is_topic",
 ]
 
 DEFAULT_PREFIX = "lisa"
@@ -47,6 +48,11 @@ def check_topic(topic: str) -> str:
             f"topic {topic!r} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 _ . : -"
         )
     return topic
+
+
+def is_topic(name: str) -> bool:
+    """Whether a topic may be called so."""
+    return _NAME.match(name) is not None
 
 
 def check_group(group: str) -> str:

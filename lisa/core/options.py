@@ -70,7 +70,7 @@ class TopicOptions:
                 continue
             try:
                 values[name] = _CODECS[name].decode(text)
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise ConfigError(
                     f"the stored topic option {name} is unreadable: {text!r}; set it again"
                 ) from None

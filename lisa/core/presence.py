@@ -82,11 +82,15 @@ def unique_name(configured: str | None) -> str:
     return f"{base}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def announce_consumer(store: Store, presence: ConsumerPresence) -> Flow[None]:
-    """Write or renew a consumer's record; `seen_ms` becomes Redis's present time."""
+def announce_consumer(store: Store, presence: ConsumerPresence) -> Flow[bool]:
+    """Write or renew a consumer's record; `seen_ms` becomes Redis's present time.
+
+    Whether there was none.
+    """
     seen = msgspec.structs.replace(presence, seen_ms=(yield from store.server_time_us()) // 1000)
     keys = store.keys.topic(presence.topic)
-    yield from store.command("HSET", keys.consumers, presence.name, _encoder.encode(seen))
+    record = _encoder.encode(seen)
+    return bool((yield from store.command("HSET", keys.consumers, presence.name, record)))
 
 
 def leave_consumer(store: Store, topic: str, name: str) -> Flow[None]:

@@ -19,12 +19,12 @@ from lisa.core import failures, scripts
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError
 from lisa.core.flow import Command, Execute, ExecuteMany, Flow, Pause, adrive, drive
-from lisa.core.keys import Keys, TopicKeys
+from lisa.core.keys import Keys, TopicKeys, is_topic
 from lisa.core.options import PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.transitions.base import STEPS_PER_CALL, Transition, text
 from lisa.core.transitions.declare import Declare
 
-__all__ = ["SCHEMA_VERSION", "AsyncStore", "Store", "SyncStore", "chunks", "pairs"]
+__all__ = ["SCHEMA_VERSION", "AsyncStore", "Store", "SyncStore", "chunks", "counters", "pairs"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -48,6 +48,11 @@ def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:
     if isinstance(flat, dict):
         return flat
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def counters(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, int]:
+    """A topic's counters out of the reply; not what a foreign hand wrote among them."""
+    return {text(name): int(n) for name, n in pairs(flat).items() if n.isdigit()}
 
 
 class _Patience:
@@ -188,12 +193,12 @@ class Store:
     def stats(self, topic: str) -> Flow[dict[str, int]]:
         """A topic's counters by name (`sent`, `acked@<group>`, `late:<letter>@<group>`, ...)."""
         reply = yield from self.command("HGETALL", self.keys.topic(topic).stats)
-        return {text(name): int(value) for name, value in pairs(reply).items()}
+        return counters(reply)
 
     def topics(self) -> Flow[list[str]]:
-        """The topics that are registered, in order of name."""
+        """The topics that are registered, in order of name; not what a foreign hand wrote there."""
         reply = yield from self.command("ZRANGE", self.keys.topics, 0, -1)
-        return sorted(text(name) for name in reply)
+        return sorted(name for name in map(text, reply) if is_topic(name))
 
     def register(self, topics: Iterable[str]) -> Flow[None]:
         """Make topics known to all managers."""

@@ -15,16 +15,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
 from lisa.core.errors import ConfigError
 from lisa.core.settings import GatewayServerSettings
 
-__all__ = ["Access", "Forbidden", "Scope", "Token", "Unauthorized", "is_loopback"]
+__all__ = [
+    "Access",
+    "Forbidden",
+    "Scope",
+    "Token",
+    "Unauthorized",
+    "is_local_name",
+    "is_loopback",
+]
 
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9_.:*?-]{1,128}\Z")
 _SHORTEST = 16
@@ -100,6 +109,12 @@ class Access:
             tokens.append(Token.of("token", _strong(secret, "token"), list(Scope)))
         if settings.tokens_file is not None:
             tokens += read_tokens(settings.tokens_file)
+            if [token.name for token in tokens].count("token") > 1:
+                # A session of the page knows its token by name.
+                raise ConfigError(
+                    f"{settings.tokens_file}: gateway-server.token has the name 'token' already; "
+                    "give the one in the file another"
+                )
         if not is_loopback(settings.host):
             if not tokens:
                 raise ConfigError(
@@ -161,6 +176,19 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+@lru_cache(maxsize=1_024)
+def is_local_name(host: str) -> bool:
+    """Whether a Host header calls this machine by a name that no page from elsewhere can have.
+
+    Such a page can have its own name lead here (DNS rebinding). A browser always sends a header.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname if host else None
+    except ValueError:
+        return False
+    return name is None or is_loopback(name)
 
 
 def read_tokens(path: Path) -> list[Token]:

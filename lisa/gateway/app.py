@@ -18,7 +18,7 @@ from lisa.gateway import metrics, native, page, push
 from lisa.gateway.compat import camellia, delay_queue, mykit
 from lisa.gateway.doorman import Doorman
 from lisa.gateway.hub import Hub
-from lisa.gateway.problems import HANDLERS
+from lisa.gateway.problems import HANDLERS, problem_of
 
 __all__ = ["create_app"]
 
@@ -55,7 +55,7 @@ def _health(hub: Hub) -> Callable[[Request], Awaitable[Response]]:
         try:
             await hub.store.drive(hub.store.command("PING"))
         except LisaError as error:
-            content |= {"status": "failing", "fault": str(error)}
+            content |= {"status": "failing", "fault": problem_of(error).detail}
         body = msgspec.json.encode(content) + b"\n"
         status = 200 if content["status"] == "ok" else 503
         return Response(body, status, media_type="application/json")

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import lru_cache
 from urllib.parse import urlsplit
 
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lisa.gateway.access import is_loopback
+from lisa.gateway.access import Unauthorized, is_local_name
 from lisa.gateway.hub import Hub
-from lisa.gateway.meter import Answer, because
-from lisa.gateway.problems import RETRY_AFTER_S, Problem
+from lisa.gateway.meter import GONE, Answer, because
+from lisa.gateway.problems import RETRY_AFTER_S, Problem, problem_of
 
 __all__ = ["Doorman", "is_foreign"]
+
+MOST_ANONYMOUS_BYTES = 64 * 1024
+"""A request without a token, where tokens are asked for: the page's forms, which bring a cookie."""
 
 READING = frozenset(("GET", "HEAD", "OPTIONS"))
 SAFE_HEADERS = (
@@ -51,12 +54,13 @@ class Doorman:
             self._check(scope)
             body = await self._read(scope, receive)
             held = len(body)
-            hub.buffered += held
             await self._app(scope, _replaying(body, receive), guarded)
-        except Problem as problem:
-            await problem.response()(scope, receive, guarded)
         except _Gone:
             return
+        except Exception as error:
+            if answer.code != GONE:  # the head of an answer is out already
+                raise
+            await problem_of(error).response()(scope, receive, guarded)
         finally:
             hub.active -= 1
             hub.buffered -= held
@@ -69,16 +73,16 @@ class Doorman:
         if hub.buffered > self._bounds.max_buffered_bytes:
             raise _full("bytes", "too much is being sent and answered at once")
         host = headers.get(b"host", b"").decode("latin-1")
-        if hub.access.is_open and not _is_local(host):
-            # A page from elsewhere can have its own name lead here (DNS rebinding).
+        if hub.access.is_open and not is_local_name(host):
             raise Problem(403, "host", f"this gateway answers to localhost only, not to {host!r}")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if scope["method"] not in READING and is_foreign(origin, host, headers):
             raise Problem(403, "origin", f"a page of {origin or 'another site'} may not do this")
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises Problem."""
-        most = self._bounds.max_body_bytes
+        """The whole body; from now on its bytes count as buffered. Raises Problem."""
+        hub = self._hub
+        most = self._most(scope)
         if _length(scope["headers"]) > most:
             raise _too_large(most)
         chunks: list[bytes] = []
@@ -91,17 +95,30 @@ class Doorman:
                         raise _Gone
                     chunk: bytes = message.get("body", b"")
                     size += len(chunk)
+                    hub.buffered += len(chunk)
                     if size > most:
                         raise _too_large(most)
-                    if self._hub.buffered + size > self._bounds.max_buffered_bytes:
+                    if hub.buffered > self._bounds.max_buffered_bytes:
                         raise _full("bytes", "too much is being sent and answered at once")
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
-        except TimeoutError:
+        except BaseException as error:
+            hub.buffered -= size
+            if not isinstance(error, TimeoutError):
+                raise
             limit = self._bounds.request_timeout.total_seconds()
             raise Problem(408, "timeout", f"the request took more than {limit:g} s to arrive",
                           headers={"Connection": "close"}) from None  # fmt: skip
+
+    def _most(self, scope: Scope) -> int:
+        """How large a body may be: who shows no token is not to fill the memory."""
+        connection = HTTPConnection(scope)
+        try:
+            self._hub.token(connection, compat=True)
+        except Unauthorized:
+            return min(self._bounds.max_body_bytes, MOST_ANONYMOUS_BYTES)
+        return self._bounds.max_body_bytes
 
 
 class _Gone(Exception):
@@ -125,17 +142,14 @@ def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     return 0
 
 
-@lru_cache(maxsize=1_024)
-def _is_local(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname if host else None
-    return name is None or is_loopback(name)
-
-
 def is_foreign(origin: str, host: str, headers: dict[bytes, bytes]) -> bool:
     """Whether a browser says that another site's page sent this."""
     if headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
         return True
-    return bool(origin) and urlsplit(origin).netloc != host
+    try:
+        return bool(origin) and urlsplit(origin).netloc != host
+    except ValueError:
+        return True
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:

@@ -79,7 +79,7 @@ async def hold(
         deliveries = waiting.result()
     except BaseException:
         departure.cancel()
-        await _end(waiting)
+        hub.room.give_back(await _end(waiting))
         raise
     try:
         content = render(deliveries)
@@ -95,8 +95,9 @@ async def _departure(request: Request) -> None:
         pass
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
-    """End a pull; what it had been given goes back by itself."""
-    task.cancel()
+async def _end(pull: asyncio.Task[list[Delivery]]) -> list[Delivery]:
+    """End a pull: what it had been given goes back by itself, unless it had ended before."""
+    pull.cancel()
     with suppress(asyncio.CancelledError, Exception):
-        await task
+        return await pull
+    return []

@@ -22,7 +22,15 @@ from lisa.core.keys import Keys, check_topic
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import AsyncStore
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.gateway.access import EVERYTHING, Access, Forbidden, Scope, Token, is_loopback
+from lisa.gateway.access import (
+    EVERYTHING,
+    Access,
+    Forbidden,
+    Scope,
+    Token,
+    is_local_name,
+    is_loopback,
+)
 from lisa.gateway.meter import Meter
 from lisa.gateway.settling import Settler
 from lisa.gateway.waiting import BEAT_S, WaitingRoom
@@ -31,9 +39,12 @@ from lisa.producer.calls import Single, single, together
 from lisa.producer.plan import Plan
 from lisa.producer.report import SendOutcome, SendReport
 
-__all__ = ["SHARED_BYTES", "Hub", "Sender"]
+__all__ = ["ROLE", "SHARED_BYTES", "Hub", "Sender"]
 
 log = logging.getLogger("lisa.gateway")
+
+ROLE = "gateway"
+"""What the names of gateways begin with, also where they hold messages for clients."""
 
 SHARED_BYTES = 64
 """Memory that all workers of one gateway share; camellia's health takes the first 16."""
@@ -105,7 +116,7 @@ class Hub:
             settings.gateway_server.patience.total_seconds(),
             address or Address.from_settings(settings.redis),
         )
-        self.name = presence.unique_name("gateway")
+        self.name = presence.unique_name(ROLE)
         self.sender = Sender(
             self.address, prefix=settings.prefix, patience=settings.gateway_server.patience
         )
@@ -142,8 +153,8 @@ class Hub:
         `compat`: by an earlier system's path, which may be open to clients on this machine.
         """
         if compat and self.access.is_compat_open:
-            client = connection.client
-            if client is None or is_loopback(client.host):
+            client, host = connection.client, connection.headers.get("host", "")
+            if (client is None or is_loopback(client.host)) and is_local_name(host):
                 return EVERYTHING
         return self.access.identify(connection.headers.get("authorization"))
 

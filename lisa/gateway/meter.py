@@ -10,7 +10,7 @@ from starlette.types import Message, Scope
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Numbers, Spread, Tally, put
 
-__all__ = ["Answer", "Meter", "because", "waits"]
+__all__ = ["GONE", "Answer", "Meter", "because", "waits"]
 
 GONE = "499"
 """For a request that was not answered, since the client had left (nginx's code)."""

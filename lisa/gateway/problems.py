@@ -21,7 +21,7 @@ from lisa.core.errors import (
     ServerUnavailable,
     TopicFull,
 )
-from lisa.core.failures import ClientError
+from lisa.core.failures import ClientError, is_full
 from lisa.gateway.access import Forbidden, Unauthorized
 from lisa.gateway.waiting import Crowded
 
@@ -90,6 +90,9 @@ def problem_of(error: Exception) -> Problem:
         return error
     if isinstance(error, HTTPException):
         return Problem(error.status_code, "http", error.detail, headers=error.headers)
+    if is_full(error.__cause__):
+        return Problem(503, "server-full", "the queue's server is out of memory: it takes nothing "
+                       "new until it is drained", headers=_LATER)  # fmt: skip
     denied = isinstance(error, ConfigError) and isinstance(error.__cause__, ClientError)
     if denied or isinstance(error, ServerUnavailable):
         # Where the server is, and what is wrong there, is for the log.

@@ -17,12 +17,16 @@ from lisa.core.settings import GatewaySettings
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
 from lisa.gateway.hub import Hub
+from lisa.gateway.protocol import bounded
 
 __all__ = ["listen", "serve"]
 
 log = logging.getLogger("lisa.gateway")
 
 BACKLOG = 2048
+SPARE_CONNECTIONS = 2_000
+"""Connections that may be open while nothing is asked on them."""
+
 KEEP_ALIVE_S = 75
 """Longer than what clients keep connections for, so that none is closed under a request."""
 
@@ -82,11 +86,13 @@ async def _serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # this role tells of itself
     hub = Hub(settings, shared=shared, numbers=numbers)
     await hub.open()
+    bounds = settings.gateway_server
     config = uvicorn.Config(
-        create_app(hub), http="httptools", ws="none", lifespan="on", log_config=None,
-        access_log=False, server_header=False, proxy_headers=False,
+        create_app(hub), http=bounded(bounds.request_timeout.total_seconds()), ws="none",
+        lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S, backlog=BACKLOG,
-        timeout_graceful_shutdown=max(1, round(settings.gateway_server.grace.total_seconds())),
+        limit_concurrency=bounds.max_requests + bounds.max_polls + SPARE_CONNECTIONS,
+        timeout_graceful_shutdown=max(1, round(bounds.grace.total_seconds())),
     )  # fmt: skip
     log.info("gateway %s runs on %s", hub.name, hub.store.where)
     await _Server(config, hub).serve(sockets=[listening])

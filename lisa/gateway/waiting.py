@@ -19,7 +19,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -136,6 +135,8 @@ class WaitingRoom:
         self._joining: dict[tuple[str, str], asyncio.Task[str | None]] = {}
         self._lines: dict[tuple[str, str], _Line] = {}
         self._seen: dict[str, float] = {}
+        self._written: dict[str, float] = {}
+        self._emptied: dict[str, float] = {}
         self._behind: set[asyncio.Task[None]] = set()
         self._started_ms = time.time_ns() // 1_000_000
         self.waiting = 0
@@ -172,6 +173,7 @@ class WaitingRoom:
     ) -> list[Delivery]:
         ends = time.monotonic() + wait_s
         while True:
+            since = time.monotonic()
             try:
                 joined = await self._join(topic, group, ends)
                 if joined is None:
@@ -179,10 +181,29 @@ class WaitingRoom:
                 return await self._stand_in_line(topic, joined, most, ends, timeout_ms)
             except GroupRemoved:
                 self._forget(topic)
-                emptied = await self.store.drive(is_emptied(self.store, topic, self.name))
-                if group is not None and not emptied:
+                was_emptied = await self._is_emptied(topic, since, ends)
+                if group is not None and not was_emptied:
                     raise
                 self._seen.pop(topic, None)
+
+    async def _is_emptied(self, topic: str, since: float, ends: float) -> bool:
+        """Whether the server has lost all since then: nobody has removed the group."""
+        while self._emptied.get(topic, -math.inf) < since:
+            try:
+                if not await self.store.drive(is_emptied(self.store, topic, self.name)):
+                    break
+                self._mark_emptied(topic)
+            except ServerUnavailable:
+                if time.monotonic() >= ends or self.is_closing:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN_S)
+        return self._emptied.get(topic, -math.inf) >= since
+
+    def _mark_emptied(self, topic: str) -> None:
+        """For all who wait: whoever asks the server later finds what was written anew."""
+        if len(self._emptied) >= MOST_REMEMBERED:
+            self._emptied.clear()
+        self._emptied[topic] = time.monotonic()
 
     async def _stand_in_line(
         self, topic: str, group: str, most: int, ends: float, timeout_ms: int | None
@@ -235,14 +256,14 @@ class WaitingRoom:
 
     async def _join(self, topic: str, group: str | None, ends: float) -> str | None:
         """The group to pull for; None if the topic has none and the time is up."""
-        asked, pause = False, FIRST_PAUSE_S
+        asked, pause = -math.inf, FIRST_PAUSE_S
         while True:
             try:
                 found = await self._joined(topic, group or self._named.get(topic, ""))
-                if found is None and not asked:
-                    await self.store.drive(ask_for_group(self.store, topic, self.name))
-                    self._seen[topic] = -math.inf
-                    asked = True
+                if found is None and time.monotonic() - asked >= BEAT_S:
+                    flow = ask_for_group(self.store, topic, self.name)
+                    self._remember(topic, -math.inf, is_new=await self.store.drive(flow))
+                    asked = time.monotonic()
             except ServerUnavailable:
                 if time.monotonic() >= ends or self.is_closing:
                     raise
@@ -289,18 +310,29 @@ class WaitingRoom:
             name=self.name, topic=topic, group=group, host=socket.gethostname(), pid=os.getpid(),
             started_ms=self._started_ms,
         )  # fmt: skip
+        is_new = False
         try:
-            await self.store.drive(presence.announce_consumer(self.store, record))
+            is_new = await self.store.drive(presence.announce_consumer(self.store, record))
         except ServerUnavailable as error:
             # A full server takes no record; nothing depends on it, and pulls drain the server.
             if not is_full(error.__cause__):
                 raise
-        if len(self._seen) >= MOST_REMEMBERED:
-            self._forget_idle(now)
-        self._seen[topic] = now
+        self._remember(topic, now, is_new=is_new)
+
+    def _remember(self, topic: str, seen: float, *, is_new: bool) -> None:
+        before = self._written.get(topic, -math.inf)
+        if is_new and any(
+            key[0] == topic and line.began < before for key, line in self._lines.items()
+        ):
+            self._mark_emptied(topic)  # a line that goes on had renewed its record in time
+        if len(self._written) >= MOST_REMEMBERED:
+            self._forget_idle(time.monotonic())
+        self._seen[topic] = seen
+        self._written[topic] = time.monotonic()
 
     def _forget_idle(self, now: float) -> None:
-        self._seen = {topic: at for topic, at in self._seen.items() if now - at < JOIN_AGAIN_S}
+        self._seen = _lately(self._seen, now)
+        self._written = _lately(self._written, now)
         self._known = {key: one for key, one in self._known.items() if now - one[1] < JOIN_AGAIN_S}
 
     def leave_line(self, topic: str, group: str) -> None:
@@ -320,8 +352,12 @@ class WaitingRoom:
         if self._behind:
             await asyncio.wait(self._behind)
         for topic in list(self._seen):
-            with suppress(LisaError):
+            try:
                 await self.store.drive(presence.leave_consumer(self.store, topic, self.name))
+            except ServerUnavailable:
+                break  # for the others, too: managers forget the records of who is gone
+            except LisaError:
+                continue
         self._seen.clear()
 
 
@@ -333,6 +369,7 @@ class _Line:
         self._store = room.store
         self._topic = topic
         self._group = group
+        self.began = time.monotonic()
         self._waiters: dict[_Waiter, None] = {}  # in the order of their coming
         self._nudge = asyncio.Event()
         self._bell: asyncio.Task[None] | None = None
@@ -534,6 +571,10 @@ class _Line:
             if expired:
                 await self._store.call(Ack(self._topic, self._group, expired, "expired"))
         return found
+
+
+def _lately(times: dict[str, float], now: float) -> dict[str, float]:
+    return {topic: at for topic, at in times.items() if now - at < JOIN_AGAIN_S}
 
 
 def _heed(task: asyncio.Task[str | None]) -> None:

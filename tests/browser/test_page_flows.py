@@ -11,7 +11,7 @@ from lisa import Producer
 from lisa.admin import forecast, history, roles, story
 from lisa.admin.forecast import Due, Horizon
 from lisa.admin.history import Interval, Span
-from lisa.core.envelope import id_time_ms, new_id, new_ids
+from lisa.core.envelope import Envelope, id_time_ms, new_id, new_ids
 from lisa.gateway.page.bodies import shown
 from lisa.gateway.page.rendering import count, message_link, span
 from tests.browser.conftest import now_ms
@@ -58,6 +58,17 @@ def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -
     assert 1.5 < (found[-1].lateness_ms(0.5) or 0) <= 2
     assert history.best_pace(found, "lisa") == 1.0
     assert history.best_pace(found, "other") is None
+
+
+def test_what_a_sample_was_not_yet_taken_of_makes_no_pace(cast: Cast, client: redis.Redis) -> None:
+    begun = NOW // MINUTE * MINUTE
+    sample(client, begun - 2 * MINUTE, acked_at_lisa=0)
+    sample(client, begun - MINUTE, acked_at_lisa=60)
+    # The minute is half a second old, and no manager has taken its sample yet.
+    client.hset("lisa:{orders}:stats", mapping={"acked@lisa": 121})
+    found = cast.store.drive(history.history(cast.store, "orders", Span.HOUR, now_ms=begun + 500))
+    assert [one.seconds for one in found] == [60, 60.5]
+    assert history.best_pace(found, "lisa") == pytest.approx(1.0, abs=0.02)
 
 
 def test_history_before_the_first_sample_is_not_made_up(cast: Cast) -> None:
@@ -135,6 +146,22 @@ def test_a_backlog_that_is_never_worked_off_says_so() -> None:
 def test_the_best_pace_is_that_of_one_step() -> None:
     slow, fast = Interval(0, MINUTE, {"acked@g": 60}), Interval(0, MINUTE, {"acked@g": 600})
     assert history.best_pace([slow, fast, slow], "g") == 10.0
+
+
+def test_a_burst_of_a_moment_is_no_pace() -> None:
+    day, moment = Interval(0, 60 * MINUTE, {"acked@g": 3_600}), Interval(0, 5, {"acked@g": 50})
+    assert history.best_pace([day, moment], "g") == 1.0
+    assert history.best_pace([Interval(0, MINUTE, {"acked@g": 60})], "g") == 1.0
+    assert history.best_pace([], "g") is None
+
+
+@pytest.mark.parametrize("depth", [50, 100, 400, 2_000, 30_000])
+def test_json_that_is_nested_deeply_stays_readable_and_small(depth: int) -> None:
+    data = b"[" * depth + b",".join([b"1"] * 2_000) + b"]" * depth
+    one = shown(Envelope("token", "", "j", {}, data), most=64 * 1024)
+    assert one.kind == "JSON"
+    assert len(one.text) <= 4 * len(data)
+    assert one.text.replace("\n", "").replace(" ", "") == data[: 64 * 1024].decode()
 
 
 def journaled(client: redis.Redis, redis_url: str, n: int, body: object = 1) -> list[str]:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import html
 import re
 import time
+import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
+import msgspec
 import pytest
+import uuid_utils
 
+from lisa import Consumer
+from lisa.core.envelope import id_time_ms, new_id
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.access import Access, Scope, Token
 from lisa.gateway.page import sessions
+from lisa.gateway.page.rendering import link
 from tests.browser.conftest import Site, running_site
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
@@ -160,6 +168,68 @@ def test_bad_forms_are_told_apart_from_faults(site: Site) -> None:
         assert raw.status_code in (400, 403)
 
 
+def test_a_question_is_about_what_it_counted(site: Site) -> None:
+    topic = new_topic("asked")
+    act = f"/topics/{topic}/act"
+    site.kill(topic, "before", 1, "no")
+    with browser_of(site.url) as client:
+        key = key_in(client.get(f"/topics/{topic}/garbage").text)
+        none = client.post(act, data={"do": "purge", "key": key})
+        assert "Purge 0 for good" in none.text
+        assert "disabled" in none.text
+        asked = client.post(act, data={"do": "purge_all", "key": key}).text
+        assert "Purge all 1 for good" in asked
+        fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked))
+        site.kill(topic, "meanwhile", 1, "no")
+        done = client.post(act, data=fields)
+        assert done.headers["location"] == "/?did=purged&n=1"
+    assert site.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1) == [b"meanwhile"]
+
+
+def test_one_hostile_body_does_not_hide_the_rest(site: Site) -> None:
+    topic = new_topic("nested")
+    site.kill(topic, "plain", "easy to read", "no")
+    site.producer.send(topic, msgspec.Raw(b"[" * 1_900 + b"]" * 1_900), id="deep")
+    with Consumer(site.server.url) as consumer:  # which cannot read it
+        assert consumer.pull(topic, wait=timedelta(seconds=1)) == []
+    assert site.raw.zcard(f"lisa:{{{topic}}}:g:lisa:garbage") == 2
+    garbage = site.gateway.client.get(f"/topics/{topic}/garbage")
+    assert garbage.status_code == 200
+    assert "easy to read" in garbage.text
+    page = site.gateway.client.get(f"/topics/{topic}/messages/deep")
+    assert page.status_code == 200
+    assert "[" * 1_900 in page.text
+
+
+def test_a_filter_that_matches_little_looks_at_so_many_a_request(site: Site) -> None:
+    topic = new_topic("many")
+    site.kill(topic, "first", 1, "no")
+    head = f"lisa:{{{topic}}}:g:lisa:"
+    body: Any = site.raw.get(f"lisa:{{{topic}}}:body:first")
+    ids = [f"x{i:04}" for i in range(6_000)]
+    site.raw.zadd(head + "garbage", {one: 10**13 + i for i, one in enumerate(ids)})
+    site.raw.mset({f"lisa:{{{topic}}}:body:{one}": body for one in ids})
+    site.raw.hset(head + "reasons", ids[-1], "the one")
+    page = site.gateway.client.get(f"/topics/{topic}/garbage?reason=the+one").text
+    assert "there are more" in page
+    (address,) = re.findall(r'href="([^"]+)">Next', page)
+    assert ids[-1] in site.gateway.client.get(html.unescape(address)).text
+
+
+def test_what_a_foreign_hand_wrote_hides_no_page(site: Site) -> None:
+    topic = new_topic("broken")
+    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    try:
+        site.raw.hset(f"lisa:{{{topic}}}:stats", "foreign", "text")
+        site.raw.zadd("lisa:topics", {"not a {topic}": 1})
+        wait_until(lambda: topic in site.gateway.client.get("/").text)
+        for path in ("/", f"/topics/{topic}", "/consumers", "/managers"):
+            assert site.gateway.client.get(path).status_code == 200, path
+    finally:
+        site.raw.zrem("lisa:topics", "not a {topic}")
+        site.raw.hdel(f"lisa:{{{topic}}}:stats", "foreign")
+
+
 @pytest.mark.parametrize(
     "path",
     ["/topics/none-such", "/topics/none-such/garbage", "/topics/none-such/messages",
@@ -194,6 +264,7 @@ def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
         assert "SameSite=strict" in cookie
         assert "everything" not in cookie
         assert client.get("/").status_code == 200
+        assert "redis://" in client.get("/managers").text
         assert client.post("/logout").status_code == 303
         assert client.get("/").status_code == 303
 
@@ -202,6 +273,14 @@ def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
 def test_a_login_leads_nowhere_else(guarded: Gateway, path: str) -> None:
     with browser_of(guarded.url) as client:
         assert log_in(client, "everything-everything", path).headers["location"] == "/"
+
+
+def test_a_login_leads_back_to_any_id(guarded: Gateway) -> None:
+    path = link("topics", "t", "messages", "50%25 a?b#c")
+    with browser_of(guarded.url) as client:
+        asked = client.get(path).headers["location"]
+        back = parse_qs(urlsplit(asked).query)["next"][0]
+        assert log_in(client, "everything-everything", back).headers["location"] == path
 
 
 def test_a_cookie_cannot_be_made_up(guarded: Gateway) -> None:
@@ -248,6 +327,7 @@ def test_a_token_sees_and_touches_its_own_topics_only(guarded: Gateway, site: Si
         for path in ("", "/garbage", "/messages", f"/messages/in-{other}"):
             assert client.get(f"/topics/{other}{path}").status_code == 403
         assert client.get(f"/consumers?topic={other}&name=x").status_code == 403
+        assert "redis://" not in client.get("/managers").text
         assert f"in-{other}" not in client.get(f"/search?q=in-{mine}").text
         assert "No topic knows" in client.get(f"/search?q=in-{other}").text
         page = client.get(f"/topics/{mine}/messages/in-{mine}").text
@@ -350,6 +430,19 @@ def test_a_group_that_falls_behind_is_warned_of(site: Site) -> None:
     assert "not worked off within these 60 minutes" in page or "worked off at about" in page
     other = site.gateway.client.get(f"/topics/{topic}?ahead=minutes&group=fast").text
     assert "group fast" in other
+
+
+def test_an_id_from_the_future_hides_no_event(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = new_topic("future")
+    site.raw.hset(f"lisa:{{{topic}}}:options", "journal", "1")
+    born_ms = time.time_ns() // 1_000_000 + 3_600_000
+    made = uuid.UUID(int=(born_ms << 80) | (7 << 76) | (2 << 62) | 1)
+    monkeypatch.setattr(uuid_utils, "uuid7", lambda: made)
+    message_id = new_id()
+    assert id_time_ms(message_id) == born_ms
+    site.producer.send(topic, 1, id=message_id, delay=timedelta(hours=1))
+    page = site.gateway.client.get(f"/topics/{topic}/messages/{message_id}").text
+    assert 'class="state sent"' in page
 
 
 def test_more_than_one_topic_may_know_an_id(site: Site) -> None:

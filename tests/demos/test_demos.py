@@ -172,6 +172,25 @@ def test_a_consumer_in_javascript(redis_url: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_javascript_consumer_stops_in_time_while_all_its_places_are_taken(
+    redis_url: str,
+) -> None:
+    topic = new_topic("orders")
+    path = f"/v1/topics/{topic}/messages"
+    with (
+        Manager(redis_url),
+        Gateway(redis_url) as gateway,
+        Node(gateway.url, topic, CONCURRENCY="1", GRACE_MS="500") as node,
+    ):
+        body = {"order": 1, "takes_ms": 60_000}
+        sent = gateway.client.post(path, json={"body": body}).json()["id"]
+        wait_until(lambda: gateway.client.get(f"{path}/{sent}").json()["state"] == "in_flight")
+        assert node.stop()[-1] == "stopped"
+        found = gateway.client.get(f"{path}/{sent}").json()
+        assert (found["state"], found["attempts"]) == ("ready", 0)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_javascript_consumer_bears_a_gateway_that_goes_away(redis_url: str) -> None:
     topic = new_topic("orders")
     path = f"/v1/topics/{topic}/messages"

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import SecretStr
 from starlette.requests import HTTPConnection
 
 from lisa.core.errors import ConfigError, InvalidMessage
-from lisa.core.settings import GatewaySettings
+from lisa.core.settings import GatewayServerSettings, GatewaySettings
 from lisa.gateway.access import Access, Forbidden, Scope, Unauthorized, is_loopback, read_tokens
 from lisa.gateway.hub import Hub
 from tests.gateways import Gateway, new_topic
@@ -34,8 +35,11 @@ def tokens_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def asking(secret: str | None = None, client: str = "127.0.0.1") -> HTTPConnection:
+def asking(
+    secret: str | None = None, client: str = "127.0.0.1", host: str = "localhost"
+) -> HTTPConnection:
     headers = [] if secret is None else [(b"authorization", b"Bearer " + secret.encode())]
+    headers.append((b"host", host.encode()))
     return HTTPConnection({"type": "http", "headers": headers, "client": (client, 1)})
 
 
@@ -156,6 +160,14 @@ def test_a_bad_file_of_tokens_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
+def test_no_token_of_a_file_has_the_name_of_the_one_in_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yml"
+    path.write_text("tokens: [{name: token, token: 0123456789abcdef}]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="another"):
+        Access.of(GatewayServerSettings(token=SecretStr("fedcba9876543210"), tokens_file=path))
+    assert Access.of(GatewayServerSettings(tokens_file=path)).by_name("token")
+
+
 def test_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SHOP", "MAILER", "OPERATIONS"):
         monkeypatch.setenv(f"LISA_TOKEN_{name}", name * 8)
@@ -212,9 +224,22 @@ def test_the_command_refuses_an_open_address_in_one_line(
     assert "needs tokens" in line
 
 
+async def test_paths_that_ask_for_no_token_answer_to_local_names_only(tokens_file: Path) -> None:
+    """Where others ask for one, too: a page's own name may have been made to lead here."""
+    hub = await hub_of(tokens_file=tokens_file, compat_auth="none")
+    for host in ("localhost:8080", "127.0.0.1", "[::1]:8080"):
+        named = asking(host=host)
+        assert hub.require(named, Scope.CONSUME, "orders", compat=True).name == "everyone"
+    for host in ("evil.example:8080", "["):
+        with pytest.raises(Unauthorized):
+            hub.require(asking(host=host), Scope.CONSUME, "orders", compat=True)
+        named = asking(ROOT, host=host)
+        assert hub.require(named, Scope.CONSUME, "orders", compat=True).name == "root"
+
+
 def test_an_open_gateway_answers_to_local_names_only(gateway: Gateway) -> None:
     """A page whose own name was made to lead here (DNS rebinding) gets nothing."""
-    for host in ("evil.example", "127.0.0.1.evil.example", "192.0.2.1"):
+    for host in ("evil.example", "127.0.0.1.evil.example", "192.0.2.1", "[", "a]b", "[::1"):
         assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 403
     for host in ("localhost", "localhost:1234", "[::1]:80", "127.0.0.1"):
         assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 200
@@ -230,6 +255,7 @@ def test_a_page_from_elsewhere_may_not_write(gateway: Gateway) -> None:
     own = gateway.url
     assert status({"Origin": "http://evil.example"}) == 403
     assert status({"Origin": "null"}) == 403
+    assert status({"Origin": "http://["}) == 403
     assert status({"Sec-Fetch-Site": "cross-site"}) == 403
     assert status({"Sec-Fetch-Site": "same-site"}) == 403
     assert status({"Origin": own, "Sec-Fetch-Site": "same-origin"}) == 201

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -87,6 +88,80 @@ def test_a_request_that_takes_too_long_to_arrive_is_ended(narrow: Gateway) -> No
         connection.sendall(head(narrow, "Content-Length: 100") + b'{"body"')
         assert status_of(connection) == 408
         assert 0.5 <= time.monotonic() - begun < 0.5 + SLACK_S
+
+
+def test_who_shows_no_token_cannot_fill_the_memory(redis_url: str) -> None:
+    env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32}
+    with Gateway(redis_url, env=env) as gateway:
+        path, body = f"/v1/topics/{new_topic()}/messages", {"body": "x" * 100_000}
+        assert gateway.client.post(path, json=body).status_code == 413
+        assert gateway.client.post(path, json={"body": "x"}).status_code == 401
+        known = {"Authorization": f"Bearer {'t' * 32}"}
+        assert gateway.client.post(path, json=body, headers=known).status_code == 201
+
+
+def test_what_is_being_sent_counts_before_it_is_whole(redis_url: str, tmp_path: Path) -> None:
+    config = "lisa-delay-queue: {gateway-server: {max-buffered-bytes: 1048576}}"
+    with Gateway(redis_url, config=config, directory=tmp_path) as gateway, ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(raw(gateway))
+            connection.sendall(head(gateway, "Content-Length: 300001") + b"x" * 300_000)
+        wait_until(lambda: gateway.client.post(
+            f"/v1/topics/{new_topic()}/messages", json={"body": "x" * 300_000}
+        ).status_code == 503)  # fmt: skip
+
+
+def closed_within(connection: socket.socket) -> tuple[bytes, float]:
+    """What came until the gateway closed, and how long that took."""
+    begun, said = time.monotonic(), b""
+    while True:
+        try:
+            more = connection.recv(65_536)
+        except ConnectionResetError:
+            more = b""
+        if not more:
+            return said, time.monotonic() - begun
+        said += more
+
+
+def test_a_connection_that_says_nothing_is_closed(narrow: Gateway) -> None:
+    with raw(narrow) as connection:
+        said, seconds = closed_within(connection)
+    assert said == b""
+    assert 0.4 <= seconds < 0.5 + SLACK_S
+
+
+def test_a_head_that_comes_byte_by_byte_is_ended(narrow: Gateway) -> None:
+    """Also that of a second request on a connection that has been good so far."""
+    for first in (b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with raw(narrow) as connection:
+            if first:
+                connection.sendall(first)
+                answer = b""
+                while not answer.endswith(b"}\n"):
+                    answer += connection.recv(65_536)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+            begun = time.monotonic()
+            connection.sendall(b"GET /")
+            connection.settimeout(0.02)
+            said = b""
+            while time.monotonic() - begun < 0.5 + SLACK_S and not said:
+                connection.sendall(b"a")
+                with suppress(TimeoutError):
+                    said = connection.recv(65_536)
+            assert said.startswith(b"HTTP/1.1 408 ")
+            assert 0.4 <= time.monotonic() - begun < 0.5 + SLACK_S
+
+
+def test_a_head_without_end_is_ended(narrow: Gateway) -> None:
+    with raw(narrow) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        with suppress(OSError):
+            for _ in range(100):
+                connection.sendall(b"x" * 65_536)
+        said, seconds = closed_within(connection)
+    assert seconds < 0.5 + SLACK_S
+    assert not said or said.startswith(b"HTTP/1.1 431 ")  # a reset may swallow it
 
 
 def test_too_many_requests_are_told_to_come_again(narrow: Gateway) -> None:

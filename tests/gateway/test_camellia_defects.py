@@ -1,8 +1,8 @@
 """The known defects of camellia's delay queue, C1 to C20: none is left, each by its number.
 
-Two have no test here. C12 (recently used topics are swept, idle ones kept) and C14's cost (the
-whole ready list is read every 100 ms) are of its scheduler; Lisa's sweeper and expirer have their
-own tests. C17 is of its Java clients; what a server can do for them is tested by that number.
+C14's cost (the whole ready list is read every 100 ms) has no test here: it is of its scheduler,
+and Lisa's expirer has its own tests. C17 is of its Java clients; what a server can do for them is
+tested by that number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ import httpx
 import pytest
 
 from lisa import Manager, Producer
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
 from lisa.core.settings import GatewaySettings
+from lisa.core.store import SyncStore
 from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.embedded import EmbeddedServer
@@ -27,6 +31,9 @@ from lisa.gateway.compat.camellia import queue as camellia_queue
 from lisa.gateway.compat.camellia.metrics import exposition
 from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
 from lisa.gateway.compat.camellia.topics import bands_of
+from lisa.manager.announcer import Announcer
+from lisa.manager.expirer import Expirer
+from lisa.manager.sweeper import IDLE_AFTER_MS, Sweeper
 from lisa.producer.report import SendOutcome
 from tests.gateway.camellia_client import (
     HEALTH,
@@ -153,6 +160,17 @@ def test_c02_an_id_that_is_forgotten_meanwhile_is_sent() -> None:
     )
     assert (sent.msg_id, sent.msg, sent.status) == ("mine", "text", 2)
     assert not outcomes
+
+
+def test_c02_an_id_that_stands_nowhere_ends_in_an_answer(queue: Queue, redis_url: str) -> None:
+    """As that of a message does whose only group is being removed, until its page has come."""
+    queue.send(delay_ms=60_000, msgId="lone")
+    with connect(redis_url) as redis_:
+        redis_.zrem(f"lisa:{{{queue.topic}}}:waiting", "lone")
+        body = queue.post("sendMsg", msg="text", delayMillis=0, msgId="lone")
+        assert body == {"code": 500, "msg": None, "delayMsg": None}
+        redis_.delete(body_key(queue.topic, "lone"))
+    assert queue.send(msgId="lone")["status"] == 2
 
 
 def test_c03_nothing_brings_a_deleted_message_back(queue: Queue) -> None:
@@ -324,6 +342,29 @@ def test_c11_retries_can_have_pauses(redis_url: str, manager: Manager, tmp_path:
         assert queue.poll()
         assert queue.settle(one, ack=False) == 200
         assert queue.status(one) == 6
+
+
+def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: str) -> None:
+    """It was the other way round."""
+    queue.send()
+    (pulled,) = queue.pull()
+    assert queue.settle(pulled["msgId"], ack=True) == 200  # used just now, and empty
+    idle = Queue(queue.client, new_topic())
+    store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+
+    def listed() -> set[str]:
+        data = queue.client.get(f"{QUEUE}/getTopicInfoList").json()["data"]
+        return {one["topic"] for one in data} & {queue.topic, idle.topic}
+
+    with connect(redis_url) as redis_:
+        redis_.zadd("lisa:topics", {idle.topic: now_ms(redis_) - IDLE_AFTER_MS - 1_000})
+    assert listed() == {queue.topic, idle.topic}
+    sweeper = Sweeper(store, Expirer(store, Announcer(store)), lambda _: False)
+    assert [sweeper.step(one) for one in (queue.topic, idle.topic)] == [False, True]
+    assert listed() == {queue.topic}
+    idle.send()
+    assert listed() == {queue.topic, idle.topic}
+    store.close()
 
 
 def test_c13_metrics_name_and_escape_rightly() -> None:

@@ -292,6 +292,35 @@ def test_messages_of_others_are_never_taken_for_jobs(
     assert found.state == "waiting"
 
 
+@pytest.mark.parametrize("ttr", ["0", "999999999"])
+def test_a_lease_that_no_job_can_have_is_none(
+    client: httpx.Client, producer: Producer, redis_url: str, ttr: str
+) -> None:
+    """Whoever sends by another face may write any header."""
+    topic = new_topic()
+    message_id = producer.send(topic, "x", headers={"ttrTime": ttr})
+    assert popped(client, topic)["id"] == message_id
+    time.sleep(1.5)
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert (found.state, found.attempts) == ("in_flight", 1)
+    with connect(redis_url) as server:
+        assert not server.keys(f"lisa:{{{topic}}}:g:*:leases")
+
+
+def test_a_message_of_others_that_was_popped_is_finished(
+    client: httpx.Client, producer: Producer
+) -> None:
+    topic = new_topic()
+    message_id = producer.send(topic, "x")
+    assert popped(client, topic)["id"] == message_id
+    refusal(client.post("/delay-queue/delete", data={"id": message_id}).json(), "there is no job")
+    assert finish(client, message_id) == OK
+    found = producer.get(topic, message_id)
+    assert found is not None
+    assert found.state == "acked"
+
+
 def test_a_head_takes_no_job(client: httpx.Client) -> None:
     topic = new_topic()
     message_id = push(client, topic)

@@ -20,8 +20,10 @@ from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from lisa import Manager
+    from lisa.embedded import EmbeddedServer
 
 ACK_TIMEOUT_MS = 60_000
 """A message that would come back by this alone is far too late for these tests."""
@@ -134,6 +136,35 @@ def test_a_gateway_that_stops_answers_who_waits_and_gives_back_what_it_holds(
         sent = producer.send(topic, "x")
         found = next_one(other, topic)
         assert (found["id"], found["attempt"]) == (sent, 1)
+
+
+def test_a_gateway_stops_in_time_while_its_server_is_away(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Also one that serves many topics: it does not wait for each of them."""
+    patience_s, topics = 1.0, 15
+    config = f"lisa-delay-queue: {{gateway-server: {{patience: {patience_s}s}}}}"
+    with Gateway(own_server.url, config=config, directory=tmp_path) as ending:
+        for number in range(topics):
+            path = f"/v1/topics/t{number}/pull"
+            assert ending.client.post(path, json={"group": "g"}).status_code == 200
+        own_server.kill()
+        began = time.monotonic()
+        assert ending.stop() == 0
+        assert time.monotonic() - began < topics * patience_s / 2
+
+
+def test_health_says_that_the_server_is_away_but_not_where_it_is(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """It asks for no token."""
+    config = "lisa-delay-queue: {gateway-server: {patience: 500ms}}"
+    with Gateway(own_server.url, config=config, directory=tmp_path) as gateway:
+        own_server.kill()
+        answer = gateway.client.get("/healthz")
+    assert answer.status_code == 503
+    assert answer.json()["status"] == "failing"
+    assert "127.0.0.1" not in answer.text
 
 
 def test_a_gateway_that_is_killed_costs_its_messages_one_attempt_at_most(

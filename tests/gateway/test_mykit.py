@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa import Producer
+from lisa import Consumer, Producer
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
 
@@ -96,6 +96,8 @@ def test_the_least_that_a_job_needs_is_its_topic(client: httpx.Client) -> None:
     topic = new_topic()
     before = time.time_ns() // 1_000_000
     message_id = ok(client.post("/mykit/push", json={"topic": topic, "buckedName": "x", "new": 1}))
+    nulls = dict.fromkeys(("id", "delay", "ttl", "status", "createTime", "body"))
+    assert ok(client.post("/mykit/push", json={"topic": new_topic(), **nulls}))
     assert message_id.startswith(f"{topic}:")
     job = get(client, topic)
     assert (job["body"], job["bizKey"], job["subtopic"]) == (None, None, None)
@@ -150,6 +152,21 @@ def test_messages_of_others_are_handed_out_all_the_same(
     producer.send(topic, {"n": 1}, headers={"bizKey": "k"})
     job = get(client, topic)
     assert (job["body"], job["bizKey"], job["status"]) == ('{"n":1}', "k", 2)
+    assert ok(client.get("/mykit/finish", params={"jobId": job["id"]})) is None
+    assert state(producer, topic, job["id"]) == "acked"
+
+
+def test_what_another_role_holds_is_not_finished_here(
+    client: httpx.Client, producer: Producer, redis_url: str
+) -> None:
+    topic = new_topic()
+    with Consumer(redis_url) as consumer:
+        message_id = producer.send(topic, 1)
+        (held,) = consumer.pull(topic, wait=timedelta(seconds=10))
+        refused(client.get("/mykit/finish", params={"jobId": message_id}), "there is no job")
+        refusal = client.post("/delay-queue/finish", data={"id": message_id}).json()
+        assert "there is no job" in refusal["exception"]
+        held.ack()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -206,6 +207,47 @@ def test_a_target_that_asked_to_wait_is_begun_with_one_message(
     assert target.received[2].at - target.received[1].at >= 0.95
     assert all(int(one.headers["lisa-attempt"]) <= 2 for one in target.received
                if one.id in {each.id for each in sent})  # fmt: skip
+
+
+def test_ids_stay_apart_however_they_are_written(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    """A receiver drops what has an id that it knows."""
+    push(api, topic, target.url)
+    for one in ("a b", "a%20b", "100%"):
+        producer.send(topic, 1, id=one)
+    wait_until(lambda: len(target.ids) == 3)
+    assert {unquote(one) for one in target.ids} == {"a b", "a%20b", "100%"}
+
+
+@pytest.mark.parametrize(
+    "after", ["soon", "-5", "Mon, 01 Jan 99999999999999999999999 00:00:00 GMT", "0, " * 300]
+)
+def test_a_retry_after_that_cannot_be_read_is_none(
+    api: httpx.Client, producer: Producer, target: Target, topic: str, after: str
+) -> None:
+    target.replies.append(Reply(503, {"retry-after": after}))
+    push(api, topic, target.url)
+    sent = producer.send(topic, 1)
+    wait_until(lambda: len(target.received) == 2, timeout=timedelta(seconds=5))
+    wait_until(lambda: state(producer, topic, sent) == "acked")
+
+
+def test_what_a_former_url_answers_does_not_hold_up_the_new_one(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    go = threading.Event()
+    target.replies.append(Reply(503, {"retry-after": "600"}, wait=go))
+    push(api, topic, target.url)
+    producer.send(topic, 1)
+    wait_until(lambda: target.received)
+    with Target() as other:
+        push(api, topic, other.url)
+        go.set()
+        wait_until(lambda: target.at_once == 0)
+        time.sleep(0.2)  # its answer has arrived
+        sent = producer.send(topic, 2)
+        wait_until(lambda: sent in other.ids, timeout=timedelta(seconds=5))
 
 
 def test_a_slow_target_is_waited_for_beyond_the_ack_timeout(

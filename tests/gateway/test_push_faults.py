@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa import Manager, Producer
+from lisa.admin import push as admin
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
 from tests.gateway.push_targets import Received, Reply, Target
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
@@ -170,6 +175,32 @@ def test_a_target_that_keeps_failing_is_tried_with_growing_pauses(
         wait_until(lambda: all(state(producer, topic, each) == "acked" for each in sent))
         assert any("arrive again" in line for line in one.said)
         one.client.delete(f"/v1/topics/{topic}/push")
+
+
+@pytest.mark.parametrize("kind", ["no hash", "no timeout", "no time"])
+def test_a_topic_that_a_foreign_hand_damaged_hides_no_other_target(  # noqa: PLR0917  fixtures
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path, kind: str
+) -> None:
+    topic, damaged = new_push_topic(redis_url), new_topic("damaged")
+    store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
+    options = f"lisa:{{{damaged}}}:options"
+    with connect(redis_url) as client:
+        if kind == "no hash":
+            client.set(options, "x")
+        else:
+            store.drive(admin.place(store, damaged, target.url))
+            wrong = {"no timeout": "9" * 30, "no time": "0"}[kind]
+            client.hset(options, "ack_timeout", wrong)
+        client.zadd("lisa:topics", {damaged: time.time() * 1000})
+        try:
+            with Gateway(redis_url, config=CONFIG, directory=tmp_path):
+                store.drive(admin.place(store, topic, target.url))
+                sent = producer.send(topic, 1)
+                wait_until(lambda: state(producer, topic, sent) == "acked")
+        finally:
+            client.delete(options)
+            client.zrem("lisa:topics", damaged)
+            store.close()
 
 
 def test_a_connection_is_used_again(

@@ -275,3 +275,30 @@ def test_archives_hold_no_secrets(store: SyncStore, redis_url: str) -> None:
         assert keeper.topics([topic])[topic].options == {"ack_timeout": "5000"}
     finally:
         keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("timeout", "read_as"), [("9" * 30, 10_000), ("x", 10_000), ("0", 100), ("2500", 2_500)]
+)
+def test_leases_are_renewed_by_any_ack_timeout(
+    store: SyncStore, redis_url: str, timeout: str, read_as: int
+) -> None:
+    topic = new_topic("push")
+    store.drive(admin.place(store, topic, URL))
+    with connect(redis_url) as client:
+        client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", timeout)
+    assert [one.ack_timeout_ms for one in store.drive(admin.targets(store, topic))] == [read_as]
+
+
+@pytest.mark.parametrize("bound", [{"concurrency": -3}, {"concurrency": 10**9}, {"timeout_ms": -5}])
+def test_bounds_that_a_foreign_hand_wrote_are_no_target(
+    store: SyncStore, redis_url: str, bound: dict[str, int]
+) -> None:
+    topic = new_topic("push")
+    store.drive(admin.place(store, topic, URL))
+    field = admin.FIELD + admin.DEFAULT_GROUP
+    with connect(redis_url) as client:
+        key = f"lisa:{{{topic}}}:options"
+        stored = json.loads(client.hget(key, field) or b"")
+        client.hset(key, field, json.dumps({**stored, **bound}))
+    assert store.drive(admin.targets(store, topic)) == []

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.requests import Request
 
 from lisa import Manager
 from lisa.core.errors import GroupRemoved, ServerUnavailable
@@ -17,6 +18,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from lisa.gateway import waiting
+from lisa.gateway.holding import hold
 from lisa.gateway.hub import Hub
 from lisa.gateway.waiting import Crowded, Delivery
 from lisa.producer import Outgoing
@@ -237,6 +239,32 @@ async def test_a_task_that_is_ended_while_its_answer_is_on_the_way_gives_it_back
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
+async def test_a_request_that_is_ended_as_its_pull_ends_gives_back_what_came(
+    hub: Hub, topic: str
+) -> None:
+    """As a gateway ends what its grace time leaves over."""
+    asked = asyncio.Queue[dict[str, Any]]()
+    request = Request({"type": "http"}, asked.get)
+    sent = await hub.sender.offer(topic, Outgoing("x"))
+    (delivery,) = await hub.room.pull(topic)
+    came = asyncio.Event()
+
+    async def pull() -> list[Delivery]:
+        await came.wait()
+        return [delivery]
+
+    holding = asyncio.create_task(hold(hub, request, pull(), lambda _: b""))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    came.set()
+    await asyncio.sleep(0)  # the pull ends; its request does not know it yet
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    (found,) = await hub.room.pull(topic, wait_s=SOON_S)
+    assert (found.message.id, found.message.attempt) == (sent.id, 1)
+
+
 async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: Hub) -> None:
     topic = new_topic()
     with Manager(redis_url, topics={topic: BRIEF}):
@@ -316,6 +344,30 @@ async def test_pulls_outlive_the_server_and_resume(tmp_path: Path) -> None:
             sent = await hub.sender.offer(topic, Outgoing("x"))
             (found,) = await asyncio.wait_for(held, LONG_S)
             assert found.message.id == sent.id
+
+
+async def test_pulls_outlive_a_server_that_has_lost_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those of other groups, and after an outage so long that records are renewed first."""
+    monkeypatch.setattr(waiting, "BEAT_S", 0.3)
+    topic, groups = new_topic(), ["g", "h"]
+    with EmbeddedServer() as server, Manager(server.url):
+        async with hub_on(server.url, patience="200ms") as hub:
+            pulls = []
+            for group in groups:
+                asked = hub.room.pull(topic, group=group, wait_s=LONG_S)
+                pulls.append(begin(asked))
+                await standing(hub, len(pulls))
+            server.kill()
+            await asyncio.sleep(2 * waiting.BEAT_S)
+            server.restart()
+            await asyncio.sleep(4 * waiting.BEAT_S)
+            assert [one for one in pulls if one.done()] == []
+            await standing(hub, len(pulls))
+            await hub.sender.offer(topic, Outgoing("x"))
+            found = await asyncio.wait_for(asyncio.gather(*pulls), SOON_S)
+            assert [len(one) for one in found] == [1, 1]
 
 
 async def test_one_answer_holds_so_many_bytes_and_the_rest_goes_back(

@@ -177,6 +177,8 @@ def test_what_a_foreign_hand_broke_hides_nothing_else(cast: Cast, raw: redis.Red
     raw.set(own.ready, "a text")
     raw.set(broken.keys.waiting, "a text")
     raw.hset(broken.keys.consumers, "x", "no json")
+    raw.hset(broken.keys.stats, "sent", "text")
+    raw.hset(broken.keys.options, mapping={"capacity": "much", "max_ready": ""})
     page = read(cast)
     assert states(page, topic="orders")["ready"] == 1
     assert states(page, topic="broken")["ready"] == 0

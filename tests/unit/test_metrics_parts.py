@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
@@ -7,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+import types
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from lisa.core.metrics.families import FAMILIES
 from lisa.core.metrics.numbers import Numbers, Spread, Tally, add, lasting, merge, of_process, put
 from lisa.core.metrics.page import metrics_page
 from lisa.core.metrics.sharing import Shared, leave_numbers
+from lisa.gateway.doorman import Doorman
 from lisa.gateway.meter import Meter, because, face_of, waits
 from tests.exposition import Exposed
 from tests.servers import ROOT, wait_until
@@ -252,3 +256,33 @@ def test_put_replaces() -> None:
     put(numbers, BUSY, 1)
     put(numbers, BUSY, 2)
     assert numbers == {BUSY: {(): 2}}
+
+
+def test_a_fault_counts_as_500_and_not_as_a_client_that_left() -> None:
+    bounds = types.SimpleNamespace(
+        max_requests=9,
+        max_buffered_bytes=99,
+        max_body_bytes=9,
+        request_timeout=timedelta(seconds=9),
+    )
+    hub: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(gateway_server=bounds), meter=Meter(), active=0, held=0,
+        buffered=0, access=types.SimpleNamespace(is_open=False),
+    )  # fmt: skip
+    sent: list[Any] = []
+
+    async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise ZeroDivisionError
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/v1/topics", "headers": []}
+    asyncio.run(Doorman(broken, hub)(scope, receive, send))
+    assert sent[0]["status"] == 500
+    assert (b"x-frame-options", b"DENY") in sent[0]["headers"]
+    assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}
+    assert hub.active == hub.buffered == 0

@@ -77,6 +77,8 @@ def test_fields_of_other_versions_are_passed_over_and_damaged_ones_named() -> No
     assert TopicOptions.from_hash({"colour": "blue", "max_ready": "7"}).max_ready == 7
     with pytest.raises(ConfigError, match="max_ready is unreadable: 'many'"):
         TopicOptions.from_hash({"max_ready": "many"})
+    with pytest.raises(ConfigError, match="ack_timeout is unreadable"):
+        TopicOptions.from_hash({"ack_timeout": "9" * 30})
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from lisa.core import failures, presence
 from lisa.core.flow import Command, ExecuteMany, Flow
-from lisa.core.keys import check_topic
 from lisa.core.lateness import BOUNDS_MS, EARLY, LETTERS
 from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, add, put
 from lisa.core.options import TopicOptions
-from lisa.core.store import Store, chunks, pairs
+from lisa.core.store import Store, chunks, counters, pairs
 from lisa.core.transitions.base import text
 
 __all__ = ["NAMED_GROUPS", "NAMED_TOPICS", "read"]
@@ -88,7 +87,7 @@ def read(store: Store) -> Flow[Numbers]:
     _add_memory(numbers, info)
     records = presence.managers_in(managers or [])
     put(numbers, "lisa_managers_alive", _alive(records, now_ms))
-    topics = [topic for topic in (yield from store.topics()) if _is_topic(topic)]
+    topics = yield from store.topics()
     put(numbers, "lisa_topics", len(topics))
     for some in chunks(topics[:NAMED_TOPICS], TOPICS_PER_STEP):
         yield from _read_topics(store, some, now_ms, numbers, is_named=True)
@@ -96,14 +95,6 @@ def read(store: Store) -> Flow[Numbers]:
         yield from _read_topics(store, some, now_ms, numbers, is_named=False)
     put(numbers, "lisa_reading_seconds", time.monotonic() - began)
     return numbers
-
-
-def _is_topic(name: str) -> bool:
-    try:
-        check_topic(name)
-    except ValueError:  # a foreign hand wrote into the list of topics
-        return False
-    return True
 
 
 def _ask(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
@@ -247,13 +238,14 @@ class _Topic:
             put(numbers, "lisa_topic_next_due_timestamp_seconds", min(dues) / 1000, label)
         paused, capacity, max_ready = head.options or (None, None, None)
         put(numbers, "lisa_topic_paused", float(paused == b"1"), label)
-        if capacity:
+        if capacity and capacity.isdigit():
             put(numbers, "lisa_topic_capacity_messages", float(capacity), label)
-        put(numbers, "lisa_topic_max_ready_messages", float(max_ready or _MAX_READY), label)
+        unread = int(max_ready) if max_ready and max_ready.isdigit() else _MAX_READY
+        put(numbers, "lisa_topic_max_ready_messages", float(unread), label)
 
     def _put_counters(self) -> None:
         numbers, label = self._numbers, self._label
-        stats = {text(name): int(n) for name, n in pairs(self._head.stats or []).items()}
+        stats = counters(self._head.stats or [])
         for name, family in TOPIC_COUNTERS.items():
             put(numbers, family.name, stats.get(name, 0), label)
         for group in self._named:

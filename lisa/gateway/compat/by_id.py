@@ -2,7 +2,8 @@
 
 Two of the earlier systems know no topics when it comes to ids: one pool held all jobs. Lisa's ids
 are their topic's, and no index is kept for the sake of these paths; the topic is looked for. What
-did not come by the same face is never taken for its job, however alike the ids.
+did not come by the same face is never taken for its job, however alike the ids; but these systems'
+clients are handed out all of a topic's messages, and can say of each that it is done.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lisa.core.store import chunks
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.doorman import is_foreign
-from lisa.gateway.hub import Hub
+from lisa.gateway.hub import ROLE, Hub
 from lisa.gateway.problems import Problem
 
 __all__ = ["Job", "find_job", "headers_of", "refuse_foreign_pages", "searched"]
@@ -28,10 +29,14 @@ TOPICS_PER_STEP = 250
 
 
 class Job(NamedTuple):
-    """Where an id was found; `is_live` is False where only its tombstone is left."""
+    """Where an id was found; `is_live` is False where only its tombstone is left.
+
+    `is_own`: it came by this face.
+    """
 
     topic: str
     seen: Inspection
+    is_own: bool
 
     @property
     def is_live(self) -> bool:
@@ -56,28 +61,45 @@ _ORDER = ("in_flight", "ready", "retry", "garbage")
 
 
 async def find_job(
-    hub: Hub, message_id: str, mark: str, topics: Iterable[Iterable[str]]
+    hub: Hub,
+    message_id: str,
+    mark: str,
+    topics: Iterable[Iterable[str]],
+    *,
+    or_handed_out: bool = False,
 ) -> Job | None:
     """The job of an id: among `topics`, looked at set after set until one has it.
 
-    Live before settled. Raises ConfigError where it is live in several topics.
+    Live before settled; `or_handed_out` takes any message that a gateway's client holds, too, after
+    this face's own. Raises ConfigError where it is live in several topics.
     """
     check_id(message_id)
     settled: Job | None = None
+    others: list[Job] = []
     tried: set[str] = set()
     for some in topics:
         fresh = sorted(set(some) - tried)
         tried.update(fresh)
         jobs = [job for one in chunks(fresh, TOPICS_PER_STEP)
                 for job in await _jobs(hub, message_id, mark, one)]  # fmt: skip
-        live = [job for job in jobs if job.is_live]
-        if len(live) > 1:
-            names = ", ".join(job.topic for job in live)
-            raise ConfigError(f"id {message_id!r} is known in topics {names}: say which, topic=...")
-        if live:
-            return live[0]
-        settled = settled or (jobs[0] if jobs else None)
-    return settled
+        if live := _only([job for job in jobs if job.is_live and job.is_own], message_id):
+            return live
+        others += [job for job in jobs if not job.is_own and or_handed_out and _is_held(job.seen)]
+        settled = settled or next((job for job in jobs if not job.is_live), None)
+    return _only(others, message_id) or settled
+
+
+def _only(live: list[Job], message_id: str) -> Job | None:
+    if len(live) > 1:
+        names = ", ".join(job.topic for job in live)
+        raise ConfigError(f"id {message_id!r} is known in topics {names}: say which, topic=...")
+    return live[0] if live else None
+
+
+def _is_held(seen: Inspection) -> bool:
+    """Whether a gateway handed it out."""
+    return any(one.state == "in_flight" and (one.consumer or "").startswith(f"{ROLE}-")
+               for one in seen.places)  # fmt: skip
 
 
 async def _jobs(hub: Hub, message_id: str, mark: str, topics: Iterable[str]) -> list[Job]:
@@ -93,8 +115,10 @@ async def _jobs(hub: Hub, message_id: str, mark: str, topics: Iterable[str]) -> 
         if next(replies) + next(replies) == 0:
             continue
         seen = await hub.settler.look(topic, message_id)
-        if (seen.envelope and mark in headers_of(seen)) or (not seen.envelope and seen.tombstone):
-            found.append(Job(topic, seen))
+        if seen.envelope:
+            found.append(Job(topic, seen, is_own=mark in headers_of(seen)))
+        elif seen.tombstone:
+            found.append(Job(topic, seen, is_own=True))
     return found
 
 

@@ -162,13 +162,15 @@ class _Face:
         """One delivery, held for as long as its job says it takes: known once it is there."""
         deliveries = await self._hub.room.pull(topic, group=group)
         for one in deliveries:
-            ttr = one.message.headers.get(MARK, "")
-            if ttr.isascii() and ttr.isdigit():
-                try:
-                    await self._hub.settler.extend(topic, one.receipt, int(ttr[:9]) * 1000)
-                except BaseException:
-                    self._hub.room.give_back(deliveries)
-                    raise
+            try:
+                ttr_s = _ttr_s(one.message.headers.get(MARK, ""))
+            except InvalidMessage:
+                continue  # not of this face: the topic's own ack timeout counts
+            try:
+                await self._hub.settler.extend(topic, one.receipt, ttr_s * 1000)
+            except BaseException:
+                self._hub.room.give_back(deliveries)
+                raise
         return deliveries
 
     async def finish(self, request: Request) -> Response:
@@ -176,6 +178,8 @@ class _Face:
         message_id = _wanted(form, "id")
         job = await self._find(request, form, Scope.CONSUME)
         if job.is_live and await self._hub.settler.ack_by_id(job.topic, message_id) is None:
+            if not job.is_own:
+                raise Problem(409, "state", f"message {message_id} is held by nobody any more")
             # The original ends a job wherever it stands: one whose time was up, one not yet due.
             await self._cancel(job.topic, message_id)
         return _response()
@@ -201,7 +205,9 @@ class _Face:
             known = await self._hub.store.drive(self._hub.store.topics())
             likely = [one for one in known if may_be_of(one, message_id)]
             topics = searched(self._hub, request, scope, likely, known)
-        job = await find_job(self._hub, message_id, MARK, topics)
+        job = await find_job(
+            self._hub, message_id, MARK, topics, or_handed_out=scope is Scope.CONSUME
+        )
         if job is None:
             raise Problem(404, "unknown", f"there is no job {message_id}")
         return job

@@ -8,9 +8,7 @@ from typing import TypeAlias
 from starlette.responses import Response
 
 from lisa.admin import garbage
-from lisa.admin.garbage import Found, Selection, groups_of
-from lisa.admin.messages import Row, State, list_messages
-from lisa.admin.reading import PAGE
+from lisa.admin.garbage import Selection, groups_of
 from lisa.core.flow import Flow
 from lisa.core.keys import check_id
 from lisa.core.store import Store
@@ -40,24 +38,14 @@ async def list_(call: Call[GarbageQuery, None]) -> Response:
         topic=call.topic, group=query.group, died_before_ms=query.died_before_ms,
         reason=query.reason,
     )  # fmt: skip
-    found = await store.drive(_page(store, selection, read_cursor(query.cursor), query.limit))
+    found = await store.drive(
+        garbage.listed(
+            store, selection, cursor=read_cursor(query.cursor), limit=query.limit,
+            most=MOST_LOOKED_AT,
+        )
+    )  # fmt: skip
     rows = [listed(row) for row in found.rows]
     return answer(MessagesAnswer(messages=rows, cursor=written_cursor(found.cursor)))
-
-
-def _page(store: Store, selection: Selection, cursor: str | None, limit: int) -> Flow[Found]:
-    rows: list[Row] = []
-    looked_at = 0
-    while True:
-        step = min(PAGE, limit - len(rows))
-        page = yield from list_messages(
-            store, selection.topic, State.GARBAGE, group=selection.group, cursor=cursor,
-            due_before_ms=selection.died_before_ms, limit=step,
-        )  # fmt: skip
-        rows += [row for row in page.rows if selection.matches(row)]
-        cursor, looked_at = page.cursor, looked_at + step
-        if cursor is None or len(rows) >= limit or looked_at >= MOST_LOOKED_AT:
-            return Found(tuple(rows), cursor)
 
 
 async def requeue(call: Call[NoFields, GarbageRequest]) -> Response:

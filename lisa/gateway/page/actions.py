@@ -6,8 +6,9 @@ What cannot be taken back, or touches more than what was ticked, is asked about 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -25,6 +26,8 @@ from lisa.gateway.page.visits import Visit, read_form, safe_path
 from lisa.gateway.problems import Problem
 
 __all__ = ["act"]
+
+_INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 PATIENCE_S = 5.0
 """How long a browser waits for work on much garbage, which then goes on by itself."""
@@ -76,7 +79,11 @@ async def act(visit: Visit) -> Response:
     if not visit.token.allows(known.scope, topic):
         raise Forbidden(f"token {visit.token.name!r} does not allow scope {known.scope} on {topic}")
     if known.question and fields.get("sure") != "yes":
-        kept = [(name, value) for name, value in pairs if name != "key"]
+        # What dies while the visitor reads the question was not asked about.
+        until = str(await _now_ms(order) + 1)
+        order = replace(order, fields={**fields, "until": until})
+        kept = [(name, value) for name, value in pairs if name not in ("key", "until")]
+        kept.append(("until", until))
         count = await _how_many(order)
         return visit.page(
             "sure.html", topic=topic, question=known.question.format(n=f"{count:,}"), count=count,
@@ -104,15 +111,25 @@ def _picked(values: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+async def _now_ms(order: Order) -> int:
+    store = order.visit.hub.store
+    return await store.drive(store.server_time_us()) // 1000
+
+
 async def _selection(order: Order) -> garbage_flows.Selection:
-    scene = await order.visit.scene()
+    """What matches; of that only what was dead when the visitor was asked."""
     given = {name: order.fields.get(name, "") for name in ("group", "reason", "older")}
-    return selection_of(order.topic, **given, now_ms=scene.at_ms)
+    until = order.fields.get("until", "")
+    asked_ms = int(until) if _INSTANT.match(until) else await _now_ms(order) + 1
+    found = selection_of(order.topic, **given, now_ms=asked_ms)
+    return found if found.died_before_ms is not None else replace(found, died_before_ms=asked_ms)
 
 
 async def _how_many(order: Order) -> int:
+    if order.verb == "purge":
+        return len(order.picked)
     if not order.verb.endswith("_all"):
-        return len(order.picked) or 1
+        return 1
     store = order.visit.hub.store
     return await store.drive(garbage_flows.matching(store, await _selection(order)))
 

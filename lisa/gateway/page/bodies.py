@@ -12,6 +12,9 @@ from lisa.core.envelope import Envelope
 __all__ = ["Body", "shown"]
 
 DUMP_BYTES = 2_048
+MOST_GROWTH = 4
+"""Indented JSON that is so many times as long as the body is nested deeply: shown as it is."""
+
 KINDS = {"j": "JSON", "s": "text", "b": "bytes"}
 
 
@@ -31,9 +34,14 @@ def shown(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
     more = not whole or len(envelope.body) > most
     if kind == "JSON" and not more:
         try:
-            return Body(kind, msgspec.json.format(data, indent=2).decode(), None, more)
+            indented = msgspec.json.format(data, indent=2).decode()
         except (msgspec.DecodeError, UnicodeDecodeError):
             kind = "damaged JSON"
+        except RecursionError:
+            pass
+        else:
+            if len(indented) <= max(DUMP_BYTES, MOST_GROWTH * len(data)):
+                return Body(kind, indented, None, more)
     if kind == "bytes":
         dumped = data[:DUMP_BYTES]
         return Body(

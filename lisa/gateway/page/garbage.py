@@ -20,6 +20,8 @@ __all__ = ["selection_of", "show"]
 
 PER_PAGE = 25
 PREVIEW_BYTES = 4_096
+MOST_LOOKED = 5_000
+"""A filter that matches few looks at no more in one request; the next page goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ async def show(visit: Visit) -> Response:
     fields = {name: visit.query.get(name, "").strip() for name in ("group", "reason", "older")}
     selection = selection_of(topic, **fields, now_ms=scene.at_ms)
     found = await store.drive(
-        garbage_flows.listed(store, selection, cursor=visit.query.get("cursor"), limit=PER_PAGE)
+        garbage_flows.listed(
+            store, selection, cursor=visit.query.get("cursor"), limit=PER_PAGE, most=MOST_LOOKED
+        )
     )
     ids = [row.id for row in found.rows]
     previews = await store.drive(story.previews(store, topic, ids, PREVIEW_BYTES))

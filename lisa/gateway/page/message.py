@@ -118,7 +118,9 @@ async def _story(
     if not journal.events:
         return told
     born_ms = id_time_ms(message_id)
-    not_before = max(0, born_ms - SLACK_MS) if born_ms else 0
+    # An id from the future tells only of a clock that is wrong, or of a foreign maker.
+    is_told = born_ms is not None and born_ms <= now_ms + SLACK_MS
+    not_before = max(0, born_ms - SLACK_MS) if born_ms and is_told else 0
     try:
         read = await visit.sight.flow(
             ("story", topic, message_id, cursor), STORY_S,

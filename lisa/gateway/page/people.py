@@ -7,7 +7,7 @@ from starlette.responses import Response
 from lisa.admin import roles
 from lisa.core.keys import check_topic
 from lisa.core.presence import ConsumerPresence
-from lisa.gateway.access import Forbidden
+from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.page.visits import Visit
 
 __all__ = ["consumers", "managers"]
@@ -47,4 +47,5 @@ async def managers(visit: Visit) -> Response:
     return visit.page(
         "managers.html", people=scene.managers, alive=sum(one.alive for one in scene.managers),
         now_ms=scene.at_ms, server=scene.server,
+        is_operator=visit.token.allows(Scope.OPERATE, None),
     )  # fmt: skip

@@ -74,7 +74,7 @@ class Visit:
     def here(self) -> str:
         """This page's own address, without what was told once."""
         kept = [(k, v) for k, v in self.request.query_params.multi_items() if k not in TOLD]
-        path = self.request.scope["raw_path"].decode("ascii", "replace")
+        path = _raw_path(self.request)
         return f"{path}?{urlencode(kept)}" if kept else path
 
     def topic(self) -> str:
@@ -134,8 +134,13 @@ def _to_login(request: Request) -> Response:
         shown = request.headers.get("hx-current-url", "")
         path = "/" + shown.partition("://")[2].partition("/")[2] if shown else "/"
         return Response("log in again", 401, {"HX-Redirect": login_link(safe_path(path))})
-    asked = str(request.url.path) + (f"?{request.url.query}" if request.url.query else "")
+    asked = _raw_path(request) + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(login_link(safe_path(asked)), 303)
+
+
+def _raw_path(request: Request) -> str:
+    """The path as it was asked for: quoted, so that an id with a % in it stays the same."""
+    return str(request.scope["raw_path"].decode("ascii", "replace"))
 
 
 def safe_path(path: str) -> str:

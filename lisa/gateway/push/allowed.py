@@ -28,6 +28,8 @@ _Address = IPv4Address | IPv6Address
 _NAME = re.compile(r"[a-z0-9*?_-]+(\.[a-z0-9*?_-]+)*\Z")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _UNICAST = IPv6Network("2000::/3")
+_AZURE = IPv4Address("168.63.129.16")
+"""Azure's own services for its machines: reached from inside only, though the number is public."""
 
 
 class NotAllowed(Exception):
@@ -106,6 +108,8 @@ def _is_public(address: _Address) -> bool:
         return True  # what stands inside of it is judged by itself
     if isinstance(address, IPv6Address) and address not in _UNICAST:
         return False
-    return address.is_global and not (
-        address.is_multicast or address.is_reserved or address.is_unspecified
+    return (
+        address.is_global
+        and address != _AZURE
+        and not (address.is_multicast or address.is_reserved or address.is_unspecified)
     )

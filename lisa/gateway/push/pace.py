@@ -42,15 +42,16 @@ class Pace:
 
     def arrived(self) -> bool:
         """A push arrived. Answers whether that ends a bad time."""
-        ends = self.is_degraded or self._is_asked_to_wait
+        was_slowed = self.is_degraded or self._is_asked_to_wait
         self._failed_in_row, self._pause_s = 0, FIRST_PAUSE_S
-        self._is_asked_to_wait = False
-        return ends
+        if not self.left_s:  # one that was under way before says nothing of the time after
+            self._is_asked_to_wait = False
+        return was_slowed and not self._is_asked_to_wait
 
     def failed(self) -> bool:
         """One failed. Answers whether the target has just become degraded."""
         self._failed_in_row += 1
-        if self.is_degraded:
+        if self.is_degraded and not self.left_s:  # those that fail together cost one pause
             self._rest(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return self._failed_in_row == DEGRADED_AFTER

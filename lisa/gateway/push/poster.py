@@ -134,7 +134,7 @@ def _wait_s(response: httpcore.Response) -> float:
         return float(min(int(value[:12]), LONGEST_WAIT))
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     if moment.utcoffset() is None:
         moment = moment.replace(tzinfo=UTC)

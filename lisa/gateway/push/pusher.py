@@ -48,15 +48,10 @@ class Pusher:
     def _where(self) -> str:
         return f"topic {self.target.topic}, group {self.target.group}"
 
-    @property
-    def _host(self) -> str:
-        # Neither path nor query: those of a web hook are often its password.
-        return urlsplit(self.target.url).netloc
-
     def change(self, target: PushTarget) -> None:
         """Go on with another URL, secret or bound; what is under way finishes as it began."""
         if target.url != self.target.url or target.secret != self.target.secret:
-            log.info("%s: pushed to %s from now on", self._where, urlsplit(target.url).netloc)
+            log.info("%s: pushed to %s from now on", self._where, _host_of(target))
             self._pace = Pace()
         self.target = target
         self._changed.set()
@@ -78,13 +73,14 @@ class Pusher:
             await asyncio.wait(left)
 
     async def _run(self) -> None:
-        log.info("%s: pushed to %s", self._where, self._host)
+        log.info("%s: pushed to %s", self._where, _host_of(self.target))
         while not self._hub.room.is_closing:
             self._changed.clear()
+            left_s = self._pace.left_s  # looked at first: a rest that ends after this is over
             free = self._free()
             if free <= 0:
                 self._is_full = True
-                await self._until(self._pace.left_s or None)
+                await self._until(left_s or None)
                 self._is_full = False
                 continue
             try:
@@ -164,18 +160,18 @@ class Pusher:
             log.error("%s: a push failed", self._where, exc_info=error)
 
     async def _push(self, delivery: Delivery) -> None:
+        target, pace = self.target, self._pace  # whose answer it is, whatever they become meanwhile
         try:
-            answer = await self._post(delivery)
+            answer = await self._post(delivery, target)
             self._hub.meter.pushes.add(1, answer.verdict.value)
-            self._judge(delivery, answer)
+            self._judge(delivery, answer, pace, _host_of(target))
             await self._settle(delivery, answer)
         except asyncio.CancelledError:
             self._hub.room.give_back([delivery])
             raise
 
-    async def _post(self, delivery: Delivery) -> Answer:
+    async def _post(self, delivery: Delivery, target: PushTarget) -> Answer:
         """Post it, and keep it in flight for as long as that takes."""
-        target = self.target
         default = self._hub.settings.gateway_server.push_timeout.total_seconds()
         timeout_s = target.timeout_ms / 1000 if target.timeout_ms else default
         beat_s: float | None = target.ack_timeout_ms / 3000
@@ -198,21 +194,21 @@ class Pusher:
         except LisaError:
             return False
 
-    def _judge(self, delivery: Delivery, answer: Answer) -> None:
+    def _judge(self, delivery: Delivery, answer: Answer, pace: Pace, host: str) -> None:
         """What the answer says of the target, beside the message."""
         if answer.verdict is Verdict.DONE:
-            if self._pace.arrived():
-                log.info("%s: pushes to %s arrive again", self._where, self._host)
+            if pace.arrived():
+                log.info("%s: pushes to %s arrive again", self._where, host)
             return
         log.warning("%s: message %s, attempt %d, was not taken by %s: %s", self._where,
-                    delivery.message.id, delivery.message.attempt, self._host,
+                    delivery.message.id, delivery.message.attempt, host,
                     answer.reason)  # fmt: skip
         if answer.verdict is Verdict.LATER:
-            self._pace.asked_to_wait(answer.wait_s)
-        elif self._pace.failed():
+            pace.asked_to_wait(answer.wait_s)
+        elif pace.failed():
             log.warning("%s: degraded after %d failed pushes to %s in a row", self._where,
-                        DEGRADED_AFTER, self._host)  # fmt: skip
-        if self._pace.left_s > 0:
+                        DEGRADED_AFTER, host)  # fmt: skip
+        if pace.left_s > 0:
             self._changed.set()  # nothing is to be taken meanwhile
 
     async def _settle(self, delivery: Delivery, answer: Answer) -> None:
@@ -241,3 +237,8 @@ class Pusher:
                 log.warning("%s: message %s went with its group: %s", self._where,
                             delivery.message.id, error)  # fmt: skip
             return
+
+
+def _host_of(target: PushTarget) -> str:
+    # Neither path nor query: those of a web hook are often its password.
+    return urlsplit(target.url).netloc

@@ -23,7 +23,9 @@ __all__ = ["body_of", "headers_of", "sign"]
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
 _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z")
-_VISIBLE = re.compile(r"[\x21-\x7e]+\Z")
+_PLAIN = re.compile(r"[\x21-\x24\x26-\x7e]+\Z")
+"""Visible, and no percent sign: what is sent is never another id's percent-encoding."""
+
 MOST_HEADER_BYTES = 8 * 1024
 """Of a message's own headers: more than that most servers refuse."""
 
@@ -52,10 +54,11 @@ def headers_of(
 ) -> list[tuple[str, str]]:
     """All headers but those of the connection.
 
-    An id with characters that no header holds is percent-encoded, and signed as it is sent.
+    An id with a percent sign or characters that no header holds is percent-encoded, and signed as
+    it is sent.
     """
     written = message.id
-    if not _VISIBLE.match(written):
+    if not _PLAIN.match(written):
         written = quote(written, safe="")
     return [
         ("content-type", media_type),

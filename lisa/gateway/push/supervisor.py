@@ -7,7 +7,7 @@ import logging
 from contextlib import suppress
 
 from lisa.admin.push import PushTarget, targets_of_topics
-from lisa.core.errors import LisaError
+from lisa.core.errors import LisaError, ServerUnavailable
 from lisa.gateway.hub import Hub
 from lisa.gateway.push.allowed import Allowed
 from lisa.gateway.push.poster import Poster
@@ -53,8 +53,12 @@ class Supervisor:
                 self._asked.clear()
                 try:
                     await self._look(await self._topics())
-                except LisaError as error:
+                except ServerUnavailable as error:
                     log.debug("push targets are looked up later: %s", error)
+                except LisaError as error:
+                    log.warning("push targets cannot be looked up: %s", error)
+                except Exception:
+                    log.exception("push targets cannot be looked up")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._asked.wait()

@@ -15,6 +15,7 @@ import uuid_utils
 
 from lisa.core.clock import MAX_DUE_MS, duration_ms
 from lisa.core.envelope import fence_of
+from lisa.core.errors import DuplicateMessage
 from lisa.core.retry_policy import MAX_RETRIES, RetryPolicy
 from lisa.core.settings import CamelliaSettings
 from lisa.core.transitions.ack import Acked, Settlement
@@ -62,7 +63,7 @@ class Queue:
         """Send a message, or find the one that has its id already: it as it stands."""
         message_id = message_id or uuid_utils.uuid7().hex  # in order of their making
         retries = self._settings.max_retry if max_retry < 0 else min(max_retry, MAX_RETRIES)
-        while True:
+        for _ in range(TRIES):
             now_us = await self._clock.now_us()
             # Rounded so that it is never early, and that without a delay it is due at once.
             produce_ms = -(-now_us // 1000) if delay_ms > 0 else now_us // 1000
@@ -83,6 +84,10 @@ class Queue:
             if known is not None:
                 return known
             # Its tombstone has gone between the two calls: now the id is free.
+        raise DuplicateMessage(
+            f"id {message_id!r} of topic {topic!r} is taken by a message that stands nowhere: its "
+            "group is being removed, or `lisa fsck` tells more"
+        )
 
     async def get(self, topic: str, message_id: str) -> DelayMsg | None:
         """A message as it stands; None if it is unknown."""

@@ -105,8 +105,10 @@ class _Face:
             return _response(said())
         if await self._hub.settler.ack_by_id(job.topic, message_id) is None:
             # A consumer that was too slow: its job waits for the next attempt.
-            late = job.state in ("ready", "retry") and any(
-                one.failed_attempts for one in job.seen.places
+            late = (
+                job.is_own
+                and job.state in ("ready", "retry")
+                and any(one.failed_attempts for one in job.seen.places)
             )
             if not late or await self._hub.sender.cancel(job.topic, message_id) != "cancelled":
                 raise _conflict(f"job {message_id!r} is held by nobody: it is {job.state}")
@@ -173,7 +175,9 @@ class _Face:
             known = await self._hub.store.drive(self._hub.store.topics())
             first = set(topics_in(message_id)) & set(known)
             topics = searched(self._hub, request, scope, first, known)
-        job = await find_job(self._hub, message_id, MARK, topics)
+        job = await find_job(
+            self._hub, message_id, MARK, topics, or_handed_out=scope is Scope.CONSUME
+        )
         if job is None:
             raise Problem(404, "unknown", f"there is no job {message_id!r}")
         return job

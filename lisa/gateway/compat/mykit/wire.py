@@ -35,17 +35,17 @@ PUSHABLE = (0, 5)
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """A job as it is pushed; fields that it does not have are passed over."""
+    """A job as it is pushed; fields that it does not have are passed over, null is as none."""
 
     topic: str | None = None
     subtopic: str | None = None
     id: str | None = None
     bizKey: str | None = None  # noqa: N815  the name on the wire
-    delay: int = 0
-    ttl: int = 0
+    delay: int | None = None
+    ttl: int | None = None
     body: str | None = None
     createTime: int | None = None  # noqa: N815  as above
-    status: int = 0
+    status: int | None = None
 
 
 _decoder = msgspec.json.Decoder(Job, strict=False)
@@ -59,22 +59,23 @@ def read_job(data: bytes) -> Job:
         raise InvalidMessage(f"the request's body is no job: {error}") from None
     if not job.topic:
         raise InvalidMessage("参数topic错误: a job names its topic")
-    if job.status not in PUSHABLE:
+    if (job.status or 0) not in PUSHABLE:
         raise InvalidMessage(f"a job is pushed with status 0 or 5, not {job.status}")
-    if job.delay < 0:
-        raise InvalidMessage(f"a delay is 0 or more milliseconds, not {job.delay}")
-    if not 0 <= job.delay <= MAX_DUE_MS or not abs(job.createTime or 0) <= MAX_DUE_MS:
+    delay = job.delay or 0
+    if delay < 0:
+        raise InvalidMessage(f"a delay is 0 or more milliseconds, not {delay}")
+    if delay > MAX_DUE_MS or not abs(job.createTime or 0) <= MAX_DUE_MS:
         raise InvalidMessage("the job is due beyond the year 9999")
     return job
 
 
 def outgoing_of(job: Job, now_ms: int) -> tuple[str, Outgoing]:
     """Topic and message of a job. Without `createTime` its delay counts by the server's clock."""
-    topic = job.topic or ""
+    topic, delay = job.topic or "", job.delay or 0
     message_id = job.id or ":".join(filter(None, [topic, job.bizKey, new_id()]))
     headers = {
         MARK: str(now_ms if job.createTime is None else job.createTime),
-        _DELAY: str(job.delay),
+        _DELAY: str(delay),
     }
     if job.ttl:
         headers[_TTL] = str(job.ttl)
@@ -82,9 +83,9 @@ def outgoing_of(job: Job, now_ms: int) -> tuple[str, Outgoing]:
                 if (value := getattr(job, name)) is not None}  # fmt: skip
     if job.createTime is None:
         return topic, Outgoing(
-            job.body, id=message_id, delay=timedelta(milliseconds=job.delay), headers=headers
+            job.body, id=message_id, delay=timedelta(milliseconds=delay), headers=headers
         )
-    at_ms = job.createTime + job.delay
+    at_ms = job.createTime + delay
     return topic, Outgoing(job.body, id=message_id, at_ms=at_ms, headers=headers)
 
 
