@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -123,3 +127,40 @@ class Gateway:
         if self.process.stderr is not None:
             self._reader.join(5)
             self.process.stderr.close()
+
+
+ACK_TIMEOUT_MS = 60_000
+"""Of a `RawPull`: a message that came back by this alone would be far too late for a test."""
+
+
+class RawPull:
+    """A long poll over a plain socket, which can be left in more than one way."""
+
+    def __init__(self, gateway: Gateway, topic: str) -> None:
+        parts = urlsplit(gateway.url)
+        body = json.dumps(
+            {"wait_ms": 30_000, "ack_timeout_ms": ACK_TIMEOUT_MS, "group": "lisa"}
+        ).encode()
+        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0))
+        self._socket.sendall(
+            b"POST /v1/topics/%s/pull HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s"
+            % (topic.encode(), parts.netloc.encode(), len(body), body)
+        )
+
+    def answer(self) -> bytes:
+        """The whole answer: head and JSON."""
+        self._socket.settimeout(20)
+        found = b""
+        while not found.endswith(b"}"):
+            more = self._socket.recv(65_536)
+            assert more, f"cut short: {found!r}"
+            found += more
+        return found
+
+    def close(self, *, hard: bool) -> None:
+        """With FIN, or with RST."""
+        if hard:
+            linger = struct.pack("ii", 1, 0)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._socket.close()

@@ -164,13 +164,22 @@ class WaitingRoom:
             raise Crowded(f"{self.waiting} pulls wait already")
         self.waiting += 1
         try:
-            return await self._pull(topic, group, min(most, MOST), wait_s, ack_timeout_ms)
+            return await self.take(topic, group, min(most, MOST), wait_s, ack_timeout_ms)
         finally:
             self.waiting -= 1
 
-    async def _pull(
-        self, topic: str, group: str | None, most: int, wait_s: float, timeout_ms: int | None
+    async def take(
+        self,
+        topic: str,
+        group: str | None,
+        most: int,
+        wait_s: float,
+        timeout_ms: int | None = None,
     ) -> list[Delivery]:
+        """The same for the gateway's own work, which is no client's pull: it is bounded elsewhere.
+
+        Raises LisaError.
+        """
         ends = time.monotonic() + wait_s
         while True:
             since = time.monotonic()

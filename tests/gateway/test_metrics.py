@@ -14,7 +14,7 @@ from lisa import Manager
 from lisa.core.metrics.families import FAMILIES, SECTIONS
 from lisa.embedded import EmbeddedServer
 from tests.exposition import Exposed
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, RawPull, new_topic
 from tests.servers import Processes, wait_until
 
 if TYPE_CHECKING:
@@ -156,18 +156,11 @@ def test_a_pull_that_waits_is_shown_and_a_client_that_leaves_is_counted(gateway:
         return page_of(gateway.client).total(REQUESTS, face="native", code="499")
 
     before = gone()
-    with httpx.Client(base_url=gateway.url, timeout=0.5) as impatient:
-        thread = threading.Thread(target=_pull, args=(impatient, topic))
-        thread.start()
-        wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 1)
-        thread.join()
+    poll = RawPull(gateway, topic)
+    wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 1)
+    poll.close(hard=False)
     wait_until(lambda: page_of(gateway.client).value("lisa_gateway_pulls_waiting") == 0)
     wait_until(lambda: gone() == before + 1)
-
-
-def _pull(client: httpx.Client, topic: str) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 30_000})
 
 
 def test_openmetrics_is_spoken_to_those_who_ask(client: httpx.Client) -> None:
@@ -265,17 +258,11 @@ def test_without_the_server_its_own_numbers_remain() -> None:
 def test_a_crowded_gateway_says_why_it_refused(redis_url: str, manager: Manager) -> None:
     topic = new_topic()
     with Gateway(redis_url, env={"LISA_GATEWAY_SERVER__MAX_POLLS": "1"}) as gateway:
-        with httpx.Client(base_url=gateway.url, timeout=30) as first:
-            thread = threading.Thread(
-                target=first.post, args=(f"/v1/topics/{topic}/pull",),
-                kwargs={"json": {"wait_ms": 5_000}},
-            )  # fmt: skip
-            thread.start()
-            wait_until(lambda: fresh(gateway).value("lisa_gateway_pulls_waiting") == 1)
-            answer = gateway.client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000})
-            assert answer.status_code == 503
-            page = fresh(gateway)
-            send(gateway.client, topic)
-            thread.join()
+        poll = RawPull(gateway, topic)
+        wait_until(lambda: fresh(gateway).value("lisa_gateway_pulls_waiting") == 1)
+        answer = gateway.client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": 5_000})
+        assert answer.status_code == 503
+        page = fresh(gateway)
+        poll.close(hard=False)
         assert page.value("lisa_gateway_refused_total", reason="waiting") == 1
         assert page.value("lisa_gateway_refused_total", reason="server") == 0

@@ -125,9 +125,7 @@ class Pusher:
             self._ask_again()
             await self._until(LOOK_AGAIN_S)
             return []
-        pull = asyncio.create_task(
-            self._hub.room.pull(target.topic, group=target.group, most=most, wait_s=WAIT_S)
-        )
+        pull = asyncio.create_task(self._hub.room.take(target.topic, target.group, most, WAIT_S))
         change = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait({pull, change}, return_when=asyncio.FIRST_COMPLETED)
