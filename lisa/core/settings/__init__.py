@@ -5,6 +5,7 @@
 one `ConfigError`, in one line, for whatever cannot work.
 """
 
+from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
 from lisa.core.settings.roles import (
     ROLES,
     ConsumerSettings,
@@ -14,9 +15,7 @@ from lisa.core.settings.roles import (
     RoleSettings,
 )
 from lisa.core.settings.sections import (
-    CamelliaSettings,
     ConsumerServerSettings,
-    GatewayServerSettings,
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,

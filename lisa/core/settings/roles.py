@@ -25,12 +25,11 @@ from lisa.core.clock import parse_zone
 from lisa.core.errors import ConfigError
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_group
 from lisa.core.settings.explain import explain
+from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
 from lisa.core.settings.layers import Layers
 from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
-    CamelliaSettings,
     ConsumerServerSettings,
-    GatewayServerSettings,
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,

@@ -38,7 +38,7 @@ def shown(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
         except (msgspec.DecodeError, UnicodeDecodeError):
             kind = "damaged JSON"
         except RecursionError:
-            pass
+            pass  # nested too deep to be indented: shown as it stands
         else:
             if len(indented) <= max(DUMP_BYTES, MOST_GROWTH * len(data)):
                 return Body(kind, indented, None, more)

@@ -173,7 +173,7 @@ def opened(envelopes: Sequence[bytes | None]) -> dict[str, list[Any]]:
             try:
                 envelope = decode_envelope(data)
             except InvalidMessage:
-                pass
+                pass  # unknown: without a kind, its body the whole of it
             else:
                 kind, body = envelope.kind, envelope.body
                 names = list(envelope.headers.items())
