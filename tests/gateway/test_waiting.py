@@ -17,7 +17,7 @@ from lisa.core.settings import GatewaySettings
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
-from lisa.gateway import waiting
+from lisa.gateway import line, waiting
 from lisa.gateway.holding import hold
 from lisa.gateway.hub import Hub
 from lisa.gateway.waiting import Crowded, Delivery
@@ -168,11 +168,11 @@ async def test_each_message_goes_to_one_of_several_gateways(redis_url: str) -> N
 
 async def test_a_pull_that_does_not_wait_is_answered_at_once(hub: Hub, topic: str) -> None:
     assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
-    waiting = begin(hub.room.pull(topic, wait_s=LONG_S))
+    held = begin(hub.room.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
     assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
-    assert not waiting.done()
-    waiting.cancel()
+    assert not held.done()
+    held.cancel()
 
 
 async def test_a_pull_whose_time_is_up_is_answered_with_nothing(hub: Hub, topic: str) -> None:
@@ -195,7 +195,7 @@ async def test_what_was_taken_for_a_pull_that_ended_goes_to_the_next(
     hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends between the taking and the hand-out, and once more right after the hand-out."""
-    original = waiting._Line._open
+    original = line.Line._open
     taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def slow(self: Any, *given: Any) -> Any:
@@ -205,7 +205,7 @@ async def test_what_was_taken_for_a_pull_that_ended_goes_to_the_next(
             await asyncio.sleep(0.05)
         return found
 
-    monkeypatch.setattr(waiting._Line, "_open", slow)
+    monkeypatch.setattr(line.Line, "_open", slow)
     sent = await hub.sender.offer(topic, Outgoing("x"))
     first = begin(hub.room.pull(topic, wait_s=LONG_S))
     second = begin(hub.room.pull(topic, wait_s=LONG_S))
@@ -224,13 +224,13 @@ async def test_a_task_that_is_ended_while_its_answer_is_on_the_way_gives_it_back
 ) -> None:
     pull = begin(hub.room.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
-    original = waiting._Waiter.answer
+    original = line.Waiter.answer
 
     def answer_and_end(self: Any, found: list[Delivery]) -> None:
         original(self, found)
         pull.cancel()
 
-    monkeypatch.setattr(waiting._Waiter, "answer", answer_and_end)
+    monkeypatch.setattr(line.Waiter, "answer", answer_and_end)
     sent = await hub.sender.offer(topic, Outgoing("x"))
     await asyncio.wait([pull])
     assert pull.cancelled()
@@ -299,7 +299,7 @@ async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(hub: Hub, to
     await hub.store.call(Undeclare(topic, "other"))
     await hub.store.call(Declare(topic, "another"))  # an entry to wake nobody
     with pytest.raises(GroupRemoved):
-        await asyncio.wait_for(named, 2 * waiting.BEAT_S + SOON_S)
+        await asyncio.wait_for(named, 2 * line.BEAT_S + SOON_S)
 
 
 async def test_no_more_pulls_wait_than_may(redis_url: str) -> None:
@@ -350,7 +350,8 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also those of other groups, and after an outage so long that records are renewed first."""
-    monkeypatch.setattr(waiting, "BEAT_S", 0.3)
+    for module in (line, waiting):
+        monkeypatch.setattr(module, "BEAT_S", 0.3)
     topic, groups = new_topic(), ["g", "h"]
     with EmbeddedServer() as server, Manager(server.url):
         async with hub_on(server.url, patience="200ms") as hub:
@@ -360,9 +361,9 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
                 pulls.append(begin(asked))
                 await standing(hub, len(pulls))
             server.kill()
-            await asyncio.sleep(2 * waiting.BEAT_S)
+            await asyncio.sleep(2 * line.BEAT_S)
             server.restart()
-            await asyncio.sleep(4 * waiting.BEAT_S)
+            await asyncio.sleep(4 * line.BEAT_S)
             assert [one for one in pulls if one.done()] == []
             await standing(hub, len(pulls))
             await hub.sender.offer(topic, Outgoing("x"))
@@ -373,7 +374,7 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
 async def test_one_answer_holds_so_many_bytes_and_the_rest_goes_back(
     hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(line, "MOST_BYTES", 100_000)
     await hub.sender.send_many(topic, ["x" * 30_000] * 20)
     found = await hub.room.pull(topic, most=20, wait_s=SOON_S)
     assert len(found) == 3
