@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from lisa.admin import roles
+from lisa.admin.acl import every_command, rights_of
+from lisa.admin.probes import refused
 from lisa.admin.reading import info
 from lisa.core import scripts
 from lisa.core.clock import human
@@ -18,16 +20,8 @@ from lisa.core.transitions.inspect import Inspect
 
 __all__ = ["Check", "Verdict", "examine"]
 
-COMMANDS = (
-    "DEL", "EVALSHA", "EXISTS", "GET", "GETRANGE", "HDEL", "HEXISTS", "HGET", "HGETALL",
-    "HINCRBY", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSET", "HSETNX", "INFO", "MGET", "MSETNX",
-    "PUBLISH", "SCAN", "SCRIPT", "SET", "SETRANGE", "SUBSCRIBE", "TIME", "TYPE", "UNLINK", "XACK",
-    "XADD", "XCLAIM", "XDEL", "XGROUP", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREAD",
-    "XREADGROUP", "ZADD", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZSCAN",
-    "ZSCORE",
-)  # fmt: skip
-"""What Lisa's scripts and roles use."""
-
+ROLE = "operator"
+"""Whose rights the doctor, a command like others, is run with."""
 _WRITABLE = ("role", "cluster")
 CLOCK_OFFSET_MS = 1_000
 MEMORY_IN_USE = 0.9
@@ -193,14 +187,15 @@ def _clock(store: Store) -> Flow[Check]:
 
 
 def _commands(store: Store) -> Flow[Check]:
-    reply = yield from _try(store, ("COMMAND", "INFO", *COMMANDS))
+    names = every_command()
+    reply = yield from _try(store, ("COMMAND", "INFO", *names))
     if isinstance(reply, LisaError):
         return Check("commands", Verdict.WARN, "COMMAND INFO is not permitted", "allow +command")
-    missing = [name for name, one in zip(COMMANDS, reply, strict=True) if not one]
+    missing = [name for name, one in zip(names, reply, strict=True) if not one]
     if missing:
         return Check("commands", Verdict.FAIL, f"missing: {', '.join(missing)}",
                      "use Redis 6.2 or newer, or Valkey; look for rename-command")  # fmt: skip
-    return Check("commands", Verdict.OK, f"all {len(COMMANDS)} are there")
+    return Check("commands", Verdict.OK, f"all {len(names)} are there")
 
 
 def _ranges(store: Store) -> Flow[Check]:
@@ -214,33 +209,14 @@ def _ranges(store: Store) -> Flow[Check]:
 
 
 def _permissions(store: Store) -> Flow[Check]:
-    """Each write against a key of another type: refused rights answer before the type does."""
-    schema = store.keys.schema
-    yield from _try(store, ("SET", schema, SCHEMA_VERSION, "NX"))
-    probes: list[Command] = [
-        ("SET", schema, "", "NX"), ("HSET", schema, "f", "v"), ("HSETNX", schema, "f", "v"),
-        ("HINCRBY", schema, "f", 1), ("HDEL", schema, "f"), ("HGETALL", schema),
-        ("ZADD", schema, 1, "m"), ("ZREM", schema, "m"), ("ZRANGE", schema, 0, 0),
-        ("ZRANGEBYSCORE", schema, 0, 0), ("XADD", schema, "*", "f", "v"),
-        ("XGROUP", "CREATE", schema, "g", "0"), ("XACK", schema, "g", "0-1"),
-        ("XDEL", schema, "0-1"), ("XRANGE", schema, "-", "+", "COUNT", 1),
-        ("XPENDING", schema, "g"), ("XCLAIM", schema, "g", "c", 0, "0-1"),
-        ("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "STREAMS", schema, ">"),
-        ("XINFO", "GROUPS", schema), ("MSETNX", schema, ""), ("GETRANGE", schema, 0, 0),
-        ("SCAN", 0, "COUNT", 1), ("TYPE", schema), ("EXISTS", schema),
-        ("PUBLISH", store.keys.wake, ""),
-    ]  # fmt: skip
-    refused = []
-    for probe in probes:
-        reply = yield from _try(store, probe)
-        if isinstance(reply, ConfigError) or "unknown command" in str(reply):
-            refused.append(" ".join(map(str, probe[:2])) if probe[0] in ("XGROUP", "XINFO")
-                           else str(probe[0]))  # fmt: skip
-    if refused:
-        return Check("rights", Verdict.FAIL, f"refused: {', '.join(refused)}",
-                     f"grant them to this user on ~{store.keys.prefix}:* "
-                     f"and &{store.keys.prefix}:*")  # fmt: skip
-    return Check("rights", Verdict.OK, f"{len(probes)} probes passed")
+    """What the command line itself needs; `lisa acl` says what the other roles do."""
+    rights = rights_of([ROLE])
+    lacking = yield from refused(store, rights)
+    if lacking:
+        return Check("rights", Verdict.FAIL, f"refused: {', '.join(lacking)}",
+                     f"grant what `lisa acl {ROLE}` prints: {' '.join(f'+{x}' for x in lacking)}"
+                     f" on ~{store.keys.prefix}:* and &{store.keys.wake}")  # fmt: skip
+    return Check("rights", Verdict.OK, f"all {len(rights)} of the {ROLE}")
 
 
 def _keys(store: Store) -> Flow[Check]:
@@ -251,7 +227,7 @@ def _keys(store: Store) -> Flow[Check]:
         raise
     except LisaError as error:
         return Check("scripts", Verdict.FAIL, str(error),
-                     f"allow +evalsha +script|load, and keys ~{store.keys.prefix}:*")  # fmt: skip
+                     f"grant what `lisa acl {ROLE}` prints")  # fmt: skip
     return Check("scripts", Verdict.OK, "scripts run on a topic's keys")
 
 

@@ -79,6 +79,7 @@ def _run_one(
     settings: ConsumerSettings, group: str | None, leash: int | None, left: Path | None
 ) -> None:
     from lisa.cli.modules import import_handlers
+    from lisa.cli.rights import check_rights
     from lisa.consumer.loader import load
     from lisa.core.errors import ConfigError
     from lisa.core.metrics.numbers import of_process
@@ -94,6 +95,7 @@ def _run_one(
     consumer.configure(settings, only_given=True)
     if group is not None:
         consumer.group = group
+    check_rights("consumer", *consumer.server)
     _settle_in()
     with ExitStack() as stack:
         if leash is None:

@@ -74,6 +74,8 @@ def main(
 def _run(
     settings: GatewaySettings, leash: int | None, inherited: tuple[int, int, Path] | None
 ) -> int:
+    from lisa.cli.rights import check_rights
+    from lisa.core.address import Address
     from lisa.core.errors import ConfigError
 
     try:
@@ -92,6 +94,7 @@ def _run(
         number, memory, numbers = inherited
         serve(settings, socket.socket(fileno=number), mmap.mmap(memory, 0), numbers)
         return 0
+    check_rights("gateway", Address.from_settings(settings.redis), settings.prefix)
     listening = listen(settings)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

@@ -36,6 +36,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "managers": ("lisa.cli.roles", "Show which managers there are."),
         "top": ("lisa.cli.top", "Watch all topics live."),
         "fsck": ("lisa.cli.fsck", "Prove that every message stands where it should."),
+        "acl": ("lisa.cli.acl", "Print the rights that each role needs on the server."),
         "doctor": ("lisa.cli.doctor", "Check the server, and say what to change."),
         "pipeline": ("lisa.cli.pipeline", "Schedule, archive, report, search, restore with Spark."),
         "bench": ("lisa.cli.bench.command", "Measure how fast and how punctual it is here."),

@@ -44,7 +44,11 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
         logs.configure(settings.log_format, settings.log_level)
         import_handlers(settings.handlers)
 
+        from lisa.cli.rights import check_rights
+        from lisa.core.address import Address
         from lisa.manager import Manager
+
+        check_rights("manager", Address.from_settings(settings.redis), settings.prefix)
 
         Manager.from_config(path, **overrides).run()
     except LisaError as error:

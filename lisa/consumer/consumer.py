@@ -96,6 +96,11 @@ class Consumer:
         consumer.configure(settings)
         return consumer
 
+    @property
+    def server(self) -> tuple[Address, str]:
+        """The server's address and the prefix of its keys."""
+        return self._address, self._keys.prefix
+
     def configure(self, settings: ConsumerSettings, *, only_given: bool = False) -> None:
         """Take over settings before the start; `only_given`: leave alone what they do not name."""
         if self._crew is not None:

@@ -86,6 +86,7 @@ class Address:
         """redis-py's keyword arguments, credentials in the URL last."""
         given: dict[str, Any] = {
             "protocol": 2,
+            "driver_info": None,  # two commands on each connection, and a right for them
             "socket_timeout": self.socket_timeout_s,
             "socket_connect_timeout": min(self.socket_timeout_s, SOCKET_TIMEOUT_S),
             **self.options,

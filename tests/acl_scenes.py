@@ -1,0 +1,277 @@
+"""The real work of each role; what is in `stage.watched()` is done by the role alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import httpx
+from click.testing import CliRunner
+
+from lisa import AsyncProducer, Consumer, Manager, Outgoing, Producer
+from lisa.cli.main import main
+from lisa.core import presence
+from lisa.core.metrics import topics as topic_metrics
+from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.retry import Failure, Retry
+from lisa.manager import sweeper
+from lisa.manager.pruner import Pruner
+from tests.acl_gateway import serve
+from tests.acl_stage import KEYS
+from tests.roles import Cast, Services
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lisa import Message
+    from tests.acl_stage import Stage
+
+MINUTE = timedelta(minutes=1)
+NOW = timedelta(0)
+
+
+def produce(stage: Stage) -> None:
+    """Send in every manner, take back, look."""
+    g, h = stage.cast().declare(journal="1"), stage.cast(group="h").declare()
+    stage.cast("limited").declare(capacity="2")
+    with stage.watched(), Producer(stage.url) as producer:
+        producer.send("orders", "now", id="r", ttl=MINUTE)
+        producer.send("orders", "now", id="s")
+        producer.send("orders", "later", delay=MINUTE, id="w", ttl=MINUTE, retry="0,0,2m")
+        producer.send("orders", "again", id="w", delay=MINUTE, on_duplicate="replace")
+        producer.send_many("orders", [Outgoing(i, id=f"m{i}") for i in range(30)], delay=MINUTE)
+        assert found(producer, "r") == "ready"
+        assert producer.reschedule("orders", "w", delay=2 * MINUTE) == "rescheduled"
+        assert producer.fire_now("orders", "w") == "rescheduled"
+        assert producer.cancel("orders", "m1") == "cancelled"
+        producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
+        producer.send("limited", "x", delay=MINUTE)
+    for cast in (g, h):
+        entry = cast.take(1)[0]
+        failure = Failure(entry.id, entry.entry, "no", 0)
+        cast.store.call(Retry("orders", cast.group, [failure]))
+        cast.take(1)
+    with stage.watched(), Producer(stage.url) as producer:
+        assert found(producer, "r") == "retry"
+        assert found(producer, "s") == "in_flight"
+        assert producer.reschedule("orders", "r", delay=MINUTE) == "rescheduled"
+        assert producer.cancel("orders", "s") == "in_flight"
+        producer.send("orders", "again", id="s", delay=MINUTE, on_duplicate="replace")
+        assert producer.cancel("orders", "w") == "cancelled"
+    g.send(message_id="lost", delay_ms=60_000)
+    stage.admin.delete(g.own.ready)  # a foreign hand: the group is declared again
+    stage.admin.hset(g.own.entries, "lost", "1-1")
+    stage.admin.zrem(g.keys.waiting, "lost")
+    with stage.watched(), Producer(stage.url) as producer:
+        producer.cancel("orders", "lost")
+
+    async def gathered() -> None:
+        async with AsyncProducer(stage.url) as producer:
+            await asyncio.gather(*(producer.send("orders", i, delay=MINUTE) for i in range(5)))
+
+    with stage.watched():
+        asyncio.run(gathered())
+
+
+def found(producer: Producer, message_id: str) -> str | None:
+    """The state of one of `orders`."""
+    message = producer.get("orders", message_id)
+    return None if message is None else message.state
+
+
+def manage(stage: Stage) -> None:
+    """Every service, and a whole manager with its metrics and what it announces."""
+    casts = [stage.cast().declare(ack_timeout="1", retry_delays="0", journal="1", journal_max="1",
+                                  garbage_keep="1"), stage.cast(group="h").declare()]  # fmt: skip
+    cast = casts[0]
+    for message_id in ("dead", "held", "entry-lost", "ready"):
+        cast.send(message_id=message_id)
+    for one in casts:
+        one.discard(one.take(1)[0])
+        one.take(1)
+    (lost, *_) = cast.take(1)
+    stage.admin.xdel(cast.own.ready, lost.entry)
+    cast.send_due(ttl_ms=1, message_id="expired")
+    cast.send_due(message_id="due")
+    cast.send(message_id="later", delay_ms=60_000)
+    stage.admin.hset(cast.keys.consumers, "gone", "{}")
+    for number in range(200):
+        stage.admin.xadd(cast.keys.events, {"n": str(number)})
+    stage.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", "idle")
+    stage.admin.zadd(KEYS.topics, {"forgotten": 1})
+    time.sleep(0.05)
+    with stage.watched(), mock.patch.object(sweeper, "GONE_AFTER_MS", 0):
+        mine = Cast(stage.url)
+        mine.store.drive(mine.store.check_schema())
+        kit = Services(mine)
+        mine.store.drive(mine.store.groups("orders"))
+        mine.store.drive(mine.store.run_many([Reclaim("orders", "removed")]))
+        kit.reclaimer.step(["orders"])
+        kit.promoter.step(["orders", "forgotten"])
+        kit.trimmer.step("orders")
+        kit.sweeper.step("orders")
+        kit.sweeper.step("forgotten")
+        kit.sweeper.managers()
+        kit.sampler.step("orders", kit.clock.now_ms() // 3_600_000 * 3_600_000)
+        Pruner(mine.store).step("orders")
+        mine.store.close()
+    with stage.watched():
+        manager = Manager(
+            stage.url, topics={"configured": {"journal": True, "group": "g"}}, http="127.0.0.1:0",
+            sweep=timedelta(seconds=1), clean=timedelta(seconds=1),
+        )  # fmt: skip
+        with manager:
+            wait_until(lambda: manager.health()["status"] == "ok")
+            page = httpx.get(f"http://127.0.0.1:{manager.status_port}/metrics", timeout=30)
+            assert "lisa_" in page.text
+            time.sleep(2.2)
+
+
+def consume(stage: Stage) -> None:
+    """Handle, fail, batch, extend, release, pull."""
+    cast = stage.cast().declare(retry_delays="0", journal="1", ack_timeout="600")
+    pulled, joint = stage.cast("pulled").declare(journal="1"), stage.cast("pulled", "h").declare()
+    cast.configure(ack_timeout="600")
+    for number in range(12):
+        cast.send(number, message_id=f"m{number}", ttl_ms=60_000)
+    stage.admin.xadd(cast.own.ready, {"id": "nobody", "due": "1"})
+    handled: list[str] = []
+    with stage.watched():
+        consumer = Consumer(stage.url, group="g", poll_timeout=timedelta(seconds=30))
+
+        @consumer.on("orders")
+        def handle(message: Message) -> None:
+            handled.append(message.id)
+            if message.body == 3:
+                raise ValueError("no")
+            if message.body == 4:
+                time.sleep(0.7)  # its lease is extended meanwhile
+
+        with consumer:
+            wait_until(lambda: len(handled) >= 12)
+            time.sleep(0.3)
+    for number in range(12):
+        pulled.send(number, message_id=f"p{number}", ttl_ms=60_000)
+    with stage.watched(), Consumer(stage.url, group="g") as consumer:
+        found = consumer.pull("pulled", batch=6, ack_timeout=MINUTE)
+        assert found[0].extend()
+        assert found[0].ack() == "acked"
+        found[1].retry(delay=timedelta(0))
+        found[2].discard("no")
+        assert found[3].release()
+        assert consumer.pull("pulled", batch=9)
+        assert consumer.pull("orders", wait=timedelta(seconds=1)) == []
+    joint.store.close()
+    with stage.watched():  # a topic without a group: it stands as waiting, and asks for one
+        consumer = Consumer(stage.url)
+        consumer.subscribe("fresh", lambda _: None)
+        with consumer:
+            time.sleep(0.3)
+
+
+def look(stage: Stage) -> None:
+    """Look at everything, change nothing."""
+    cast = stage.cast().declare(journal="1")
+    for number in range(6):
+        cast.send({"n": number}, message_id=f"m{number}")
+    for entry in cast.take(2):
+        cast.discard(entry)
+    cast.take(1)
+    cast.send(delay_ms=60_000, message_id="later")
+    with stage.watched(is_new=False):
+        browse(lisa_of(stage))
+        mine = Cast(stage.url)
+        mine.store.drive(topic_metrics.read(mine.store))
+        mine.store.close()
+    with stage.watched(is_new=False):  # scripts were flushed
+        stage.ask("SCRIPT", "FLUSH")
+        lisa_of(stage)("get", "orders", "m1")
+
+
+def browse(lisa: Callable[..., str]) -> None:
+    """What an operator looks at."""
+    for one in ("m1", "m4", "later", "nowhere"):
+        lisa("get", "orders", one, ok=(0, 1))
+    for state in ("waiting", "ready", "in_flight", "retry", "garbage"):
+        found = json.loads(lisa("list", "orders", "--state", state, "--limit", "1", "--json"))
+        if found.get("cursor"):
+            lisa("list", "orders", "--state", state, "--cursor", found["cursor"])
+    lisa("topics")
+    lisa("topic", "show", "orders")
+    lisa("topic", "group", "list", "orders")
+    lisa("topic", "journal", "show", "orders")
+    lisa("consumers")
+    lisa("managers")
+    lisa("top", "--once", "--interval", "0.1")
+    lisa("garbage", "list", "orders", "--limit", "1")
+    lisa("garbage", "show", "orders", "m1", ok=(0, 1))
+
+
+def lisa_of(stage: Stage) -> Callable[..., str]:
+    """The command line as the stage's user; `ok` are the exit codes that are well."""
+
+    def lisa(*arguments: str, ok: tuple[int, ...] = (0,), stdin: str = "") -> str:
+        result = CliRunner(env={"LISA_REDIS_URL": stage.url}).invoke(main, arguments, input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code in ok, (arguments, result.output)
+        return result.stdout
+
+    return lisa
+
+
+def operate(stage: Stage) -> None:
+    """Every command of the command line."""
+    cast = stage.cast().declare(retry_delays="0", journal="1")
+    other = stage.cast(group="h").declare()
+    for number in range(8):
+        cast.send({"n": number}, message_id=f"m{number}", ttl_ms=60_000)
+    for one in (cast, other):
+        for entry in one.take(3):
+            one.discard(entry)
+        one.take(1)
+    cast.send(delay_ms=60_000, message_id="late")
+    stage.admin.hset(cast.own.entries, "foreign", "1-1")
+    stage.admin.zadd(cast.own.retry, {"foreign2": 1})
+    stage.admin.xadd(cast.own.ready, {"id": "nobody", "due": "1"})
+    stage.admin.hset("lisa:{lost}:g:x:entries", "foreign", "1-1")
+    stage.admin.zadd("lisa:{unknown}:waiting", {"x": 1})
+    stage.admin.zadd(other.own.retry, {"late": 1})
+    cast.store.drive(presence.announce_consumer(cast.store, presence.ConsumerPresence(
+        name="c1", topic="orders", group="g")))  # fmt: skip
+
+    lisa = lisa_of(stage)
+    with stage.watched():
+        lisa("send", "orders", "x", "--id", "x", "--delay", "1h")
+        lisa("send", "orders", "--file", "-", stdin='{"body": 1}\n{"body": 2}\n')
+        browse(lisa)
+        lisa("cancel", "orders", "m7")
+        lisa("send", "orders", "y", "--id", "m7", "--on-duplicate", "replace")
+        lisa("reschedule", "orders", "x", "--delay", "2h")
+        lisa("fire", "orders", "x")
+        lisa("cancel", "orders", "x", "late", ok=(0, 1))
+        lisa("topic", "set", "orders", "retention=5m")
+        lisa("topic", "pause", "orders")
+        lisa("topic", "resume", "orders")
+        lisa("topic", "journal", "show", "orders")
+        lisa("topic", "journal", "forget", "orders", "old", "--yes", ok=(0, 1, 2))
+        lisa("topic", "group", "add", "orders", "third")
+        lisa("topic", "group", "remove", "orders", "third", "--yes")
+        lisa("topic", "push", "orders", "https://shop.example/hook", "--group", "h", ok=(0, 1, 2))
+        lisa("garbage", "requeue", "orders", "--group", "g", "--all")
+        lisa("garbage", "purge", "orders", "--group", "h", "--all", "--yes")
+        lisa("fsck", ok=(0, 1))
+        lisa("fsck", "--repair", ok=(0, 1))
+        lisa("doctor", ok=(0, 1))
+        lisa("topic", "group", "remove", "orders", "h", "--yes")
+
+
+SCENES: dict[str, Callable[[Stage], None]] = {
+    "producer": produce, "manager": manage, "consumer": consume, "gateway": serve,
+    "operator": operate, "reader": look,
+}  # fmt: skip

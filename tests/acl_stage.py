@@ -1,0 +1,84 @@
+"""Roles at work, each as a user of its own: what they call is noted, what they are refused too."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from lisa.admin import acl
+from lisa.core.keys import Keys
+from tests.roles import Cast
+from tests.servers import connect, flush
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PASSWORD = "correct horse"
+DATABASE = 1  # not the first, so that it has to be selected
+KEYS = Keys()
+
+
+class Stage:
+    """A server that is empty, and one user with the rights of a role.
+
+    `url` is that user's, `plain` everybody's: who prepares and looks on.
+    """
+
+    def __init__(self, url: str, role: str) -> None:
+        flush(url)
+        parts = urlsplit(url)
+        self.server = url
+        self.role = role
+        self.user = f"lisa-{role}"
+        self.plain = f"redis://{parts.hostname}:{parts.port}/{DATABASE}"
+        self.url = f"redis://{self.user}:{PASSWORD}@{parts.hostname}:{parts.port}/{DATABASE}"
+        self.admin: Any = connect(self.plain)
+        self._store = Cast(self.plain).store
+        self.ask = self._store.ask
+        self.called: set[str] = set()
+        self.newer = [one for one in acl.NEWER if self.ask("COMMAND", "INFO", one)[0]]
+        self.rights = acl.rights_of([role], newer=self.newer)
+        self.give(self.rights)
+        self.ask("ACL", "LOG", "RESET")
+
+    def give(self, rights: Sequence[str]) -> None:
+        """Let the user have these rights and no others."""
+        line = acl.line(self.user, [self.role], rights, KEYS, password=PASSWORD, style="setuser")
+        self.ask(*line.split())
+
+    @contextmanager
+    def watched(self, *, is_new: bool = True) -> Iterator[None]:
+        """Note what is called meanwhile. Only the role may be at work then.
+
+        `is_new`: the server knows neither layout nor scripts.
+        """
+        if is_new:
+            self.admin.delete(KEYS.schema)
+        self.ask("SCRIPT", "FLUSH")
+        self.ask("CONFIG", "RESETSTAT")
+        yield
+        for row in self.ask("INFO", "commandstats").decode().splitlines():
+            name, _, figures = row.removeprefix("cmdstat_").partition(":")
+            if figures and not figures.startswith("calls=0,"):
+                self.called.add(name)
+        self.called -= {"config|resetstat", "auth"}
+
+    def refused(self) -> list[str]:
+        """What the server's log says was refused."""
+        found = []
+        for row in self.ask("ACL", "LOG"):
+            one = dict(zip(row[::2], row[1::2], strict=True))
+            found.append(
+                " ".join(one[name].decode() for name in (b"username", b"reason", b"object"))
+            )
+        return found
+
+    def cast(self, topic: str = "orders", group: str = "g") -> Cast:
+        """Surroundings: producer and consumer by bare transitions, with all rights."""
+        return Cast(self.plain, topic, group)
+
+    def close(self) -> None:
+        self.ask("ACL", "DELUSER", self.user)
+        self.admin.close()
+        self._store.close()

@@ -1,0 +1,184 @@
+"""Each role as a user of its own on real servers: all it does is allowed, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from lisa import Producer
+from lisa.admin import acl
+from lisa.admin.doctor import Verdict, examine
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.errors import ConfigError
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from tests.acl_scenes import SCENES
+from tests.acl_stage import KEYS, PASSWORD, Stage
+from tests.servers import ROOT, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.servers import Processes
+
+ON_EACH_SERVER = pytest.mark.parametrize("role", acl.ROLES)
+
+
+@pytest.fixture
+def stage_for(server: str) -> Iterator[Callable[[str], Stage]]:
+    """A stage for a role, on each kind of server."""
+    made: list[Stage] = []
+
+    def make(role: str) -> Stage:
+        made.append(Stage(server, role))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("role", SCENES)
+def test_a_role_does_all_its_work_with_its_rights_and_uses_each(
+    stage_for: Callable[[str], Stage], role: str
+) -> None:
+    stage = stage_for(role)
+    SCENES[role](stage)
+    assert stage.refused() == []
+    assert sorted(set(stage.rights) - stage.called) == []
+
+
+def every_command(stage: Stage) -> list[str]:
+    """All that the server knows, as rights name them: `get`, `xgroup|create`."""
+    found: list[str] = []
+    for row in stage.ask("COMMAND"):
+        subcommands = [sub[0].decode().lower() for sub in row[9]]
+        found += subcommands or [row[0].decode().lower()]
+        if row[0] == b"command":
+            found.append("command")
+    return found
+
+
+@ON_EACH_SERVER
+def test_every_other_command_is_refused(stage_for: Callable[[str], Stage], role: str) -> None:
+    stage = stage_for(role)
+    others = set(every_command(stage)) - set(stage.rights)
+    assert len(others) > 200
+    always = {"auth", "hello", "quit", "reset"}  # no user can be denied these
+    for name in sorted(others - always):
+        words = name.upper().split("|")
+        said = stage.ask("ACL", "DRYRUN", stage.user, *words, *padding(stage, name, len(words)))
+        assert b"has no permissions to run" in bytes(said), name
+
+
+def padding(stage: Stage, name: str, words: int) -> list[str]:
+    """Arguments enough: their number is looked at before the right is."""
+    (row,) = stage.ask("COMMAND", "INFO", name)
+    return ["1"] * max(0, abs(row[1]) - words)
+
+
+@ON_EACH_SERVER
+def test_other_keys_and_channels_are_refused(stage_for: Callable[[str], Stage], role: str) -> None:
+    stage = stage_for(role)
+    with connect(stage.url) as client:
+        for key in ("other", "lisa", "lisax:{orders}:waiting", "{lisa:}orders"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.zscore(key, "m")
+        assert client.zscore(KEYS.topic("orders").waiting, "m") is None
+        sees = "publish" in stage.rights
+        if sees:
+            client.publish(KEYS.wake, "")
+        for channel in ("other", "lisa:wakes", "lisa:*", *(() if sees else (KEYS.wake,))):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.publish(channel, "")
+
+
+def named(right: str, *scripts: str) -> str:
+    """How a refusal names a right: servers before Redis 7.2 say of scripts only which it was."""
+    return rf"lacks (the right \+{re.escape(right)}|a right .* the script '({'|'.join(scripts)})')"
+
+
+@pytest.mark.parametrize("right", ["zadd", "xpending", "evalsha", "script|load", "hmget", "set"])
+def test_a_producer_that_lacks_a_right_is_told_which(
+    stage_for: Callable[[str], Stage], right: str
+) -> None:
+    stage = stage_for("producer")
+    stage.cast().declare()
+    stage.ask("SCRIPT", "FLUSH")
+    stage.admin.delete(KEYS.schema)
+    stage.give([one for one in stage.rights if one != right])
+    said = named(right, "cancel", "enqueue") + ".*`lisa acl`"
+    with Producer(stage.url) as producer, pytest.raises(ConfigError, match=said):
+        producer.cancel("orders", producer.send("orders", "x"))
+
+
+DAEMONS = {
+    "manager": ["-m", "lisa.cli.manager"],
+    "consumer": ["-m", "lisa.cli.consumer", "shop"],
+    "gateway": ["-m", "lisa.cli.gateway", "--port", "0"],
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "right"),
+    [("manager", "xtrim"), ("manager", "subscribe"), ("consumer", "client|unblock"),
+     ("gateway", "zrank")],
+)  # fmt: skip
+def test_a_daemon_that_lacks_a_right_ends_at_once(
+    stage_for: Callable[[str], Stage], processes: Processes, tmp_path: Path, role: str, right: str
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from lisa import Consumer\nc = Consumer()\nc.subscribe('orders', print)\n"
+    )
+    stage = stage_for(role)
+    stage.give([one for one in stage.rights if one != right])
+    process = processes.start(*DAEMONS[role], "--redis", stage.url)
+    assert process.wait() == 2
+    [line] = process.output.strip().splitlines()
+    assert re.search(rf"\+{re.escape(right)}\b", line)
+    assert "`lisa acl" in line
+    assert PASSWORD.replace(" ", "%20") not in line
+    assert PASSWORD not in line
+
+
+def test_the_command_line_says_which_right_it_lacks(stage_for: Callable[[str], Stage]) -> None:
+    stage = stage_for("operator")
+    stage.give([one for one in stage.rights if one != "zscore"])
+    done = subprocess.run(
+        [sys.executable, "-m", "lisa.cli.main", "get", "orders", "x", "--redis", stage.url],
+        check=False, capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert re.search(named("zscore", "inspect") + ".*`lisa acl` prints", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_doctor_agrees(stage_for: Callable[[str], Stage]) -> None:
+    stage = stage_for("operator")
+    store = SyncStore(Connection(Address(stage.url)), Keys())
+    by_name = {one.name: one for one in store.drive(examine(store))}
+    assert by_name["rights"].verdict is Verdict.OK
+    assert by_name["commands"].verdict is Verdict.OK
+    for right in ("zrank", "hsetnx", "xgroup|create"):
+        stage.give([one for one in stage.rights if one != right])
+        (found,) = [one for one in store.drive(examine(store)) if one.name == "rights"]
+        assert (found.verdict, found.found) == (Verdict.FAIL, f"refused: {right}")
+        assert f"+{right} " in found.cure
+    store.close()
+
+
+def test_lines_of_a_file_mean_the_same(stage_for: Callable[[str], Stage]) -> None:
+    stage = stage_for("consumer")
+    line = acl.line("lisa-consumer", ["consumer"], stage.rights, KEYS, password=PASSWORD,
+                    style="file")  # fmt: skip
+    before = stage.ask("ACL", "LIST")
+    stage.ask("ACL", "DELUSER", stage.user)
+    stage.ask("ACL", "SETUSER", *line.split()[1:])
+    assert stage.ask("ACL", "LIST") == before

@@ -1,0 +1,225 @@
+"""The table of rights, against the sources that it is drawn from; and what `lisa acl` prints."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fakeredis._commands import SUPPORTED_COMMANDS
+
+from lisa.admin import acl
+from lisa.admin.probes import probe
+from lisa.cli.main import main
+from lisa.core import scripts
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = {
+    "producer": ["producer"], "manager": ["manager"], "consumer": ["consumer"],
+    "gateway": ["gateway"], "pipeline": ["pipeline"],
+    "operator": [f"cli/{name}.py" for name in (
+        "doctor", "fsck", "garbage", "messages", "push", "roles", "send", "top", "topics",
+    )],
+}  # fmt: skip
+NOT_CALLED = {"gateway": {"scan"}, "pipeline": {"hexists", "scan", "zrank"}}
+"""What functions of `admin` send that stand beside those a role calls."""
+SENDS = {
+    "command",
+    "commands",
+    "ask",
+    "ask_stream",
+    "ask_all",
+    "member_page",
+    "Execute",
+    "ExecuteMany",
+}
+CONTAINERS = {"XGROUP", "XINFO", "SCRIPT", "CLIENT", "CLUSTER", "COMMAND", "CONFIG"}
+NOT_COMMANDS = {"GET", "OPTIONS"}  # HTTP has words of that kind, too
+
+
+def lisa(*arguments: str, code: int = 0) -> str:
+    result = CliRunner(env={"LISA_REDIS_URL": "", "LISA_PREFIX": ""}).invoke(
+        main, ["acl", *arguments]
+    )
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def modules_of(package: str) -> set[Path]:
+    """Its modules, and those of `admin` that they import, also by way of others of `admin`."""
+    found: set[Path] = set()
+    left = [ROOT / "lisa" / package] if (ROOT / "lisa" / package).is_file() else []
+    left = left or sorted((ROOT / "lisa" / package).rglob("*.py"))
+    while left:
+        path = left.pop()
+        if path in found or path.name in {"acl.py", "probes.py"}:  # these name all there are
+            continue
+        found.add(path)
+        for module, names in re.findall(
+            r"from lisa\.(admin[\w.]*) import ([^\n]+)", path.read_text("utf-8")
+        ):
+            place = ROOT / "lisa" / module.replace(".", "/")
+            named = [place / f"{name.split(' ')[0]}" for name in names.split(", ")]
+            for one in (place, *named):
+                left += [one.with_suffix(".py")] if one.with_suffix(".py").is_file() else []
+                left += sorted(one.glob("*.py")) if one.is_dir() and one.name != "admin" else []
+    return found
+
+
+@cache
+def sent_by(package: str) -> frozenset[str]:
+    """Commands that a package's modules name first in a tuple or a call: `get`, `xinfo|groups`."""
+    found = set()
+    for path in sorted(modules_of(package)):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            words = []
+            if isinstance(node, ast.Tuple):
+                words = node.elts
+            elif isinstance(node, ast.Call) and name_of(node.func) in SENDS:
+                words = node.args
+            constants = (word.value for word in words if isinstance(word, ast.Constant))
+            texts = [value for value in constants if isinstance(value, str)]
+            for at, text in enumerate(texts):
+                if text in commands_known():
+                    follows = texts[at + 1] if len(texts) > at + 1 else ""
+                    found.add(f"{text}|{follows}".lower() if text in CONTAINERS else text.lower())
+                    break
+    return frozenset(found)
+
+
+def name_of(call: ast.expr) -> str:
+    return call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "")
+
+
+@cache
+def commands_known() -> frozenset[str]:
+    others = {name.upper() for name in SUPPORTED_COMMANDS if " " not in name}
+    return frozenset(others | set(acl.every_command())) - NOT_COMMANDS
+
+
+@pytest.mark.parametrize("role", PACKAGES)
+def test_what_a_role_s_modules_send_is_in_its_rights(role: str) -> None:
+    sent = frozenset().union(*map(sent_by, PACKAGES[role]))
+    rights = set(acl.rights_of([role], newer=acl.NEWER))
+    assert sent - rights == NOT_CALLED.get(role, set())
+
+
+@pytest.mark.parametrize("role", PACKAGES)
+def test_a_role_runs_the_scripts_that_it_imports(role: str) -> None:
+    """Beside these, what it does through `admin` and `producer` modules."""
+    imported = set()
+    for package in PACKAGES[role]:
+        for path in (ROOT / "lisa" / package).rglob("*.py"):
+            for module, names in re.findall(
+                r"from lisa\.core\.transitions\.(\w+) import ([^\n]+)", path.read_text("utf-8")
+            ):
+                kinds = {name.split(" as ")[0].strip() for name in names.strip("()").split(",")}
+                if module.capitalize() in kinds:
+                    imported.add(module)
+    assert imported - set(acl.ROLES[role].scripts) == set()
+
+
+def test_scripts_call_commands_by_name_only() -> None:
+    """What is read out of them is all that they call."""
+    for path in sorted((ROOT / "lua").glob("*.lua")):
+        code = re.sub(r"--[^\n]*", "", path.read_text("utf-8"))
+        assert len(re.findall(r"\bp?call\(", code)) == len(acl._CALL.findall(code)), path.name
+    assert acl.called_by("declare") >= {"xgroup|create", "hsetnx", "publish"}
+    assert "xgroup|create" not in acl.called_by("ack")
+
+
+def test_every_script_belongs_to_a_role_and_every_role_s_script_is_there() -> None:
+    used = {script for role in acl.ROLES.values() for script in role.scripts}
+    assert used == set(scripts.names())
+
+
+def test_a_role_that_uses_the_channel_is_given_it() -> None:
+    for name, role in acl.ROLES.items():
+        rights = acl.rights_of([name])
+        assert role.uses_channel == bool({"publish", "subscribe"} & set(rights)), name
+
+
+def test_every_right_is_probed_but_those_that_connecting_needs() -> None:
+    store = SyncStore(Connection(Address()), Keys())
+    rights = acl.rights_of(acl.ROLES)
+    unprobed = [right for right in rights if probe(store, right) is None]
+    assert unprobed == ["select", "subscribe"]
+
+
+def test_nothing_dangerous_is_given_to_anyone() -> None:
+    dangerous = {
+        "flushall", "flushdb", "keys", "config|set", "script|flush", "script|kill", "shutdown",
+        "acl|setuser", "debug", "eval", "client|kill", "replicaof", "save", "monitor", "migrate",
+    }  # fmt: skip
+    assert not dangerous & set(acl.rights_of(acl.ROLES, newer=acl.NEWER, cluster=True))
+
+
+def test_lines_for_all_roles() -> None:
+    lines = lisa().splitlines()
+    assert [line.split()[2] for line in lines] == [f"lisa-{role}" for role in acl.ROLES]
+    for line in lines:
+        assert line.startswith("ACL SETUSER lisa-")
+        assert " resetkeys ~lisa:* resetchannels " in line
+        assert "nopass" not in line
+        assert " on " not in line
+        assert "msetex" not in line
+
+
+def test_one_role_with_its_password(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("s3cret\n")
+    line = lisa("manager", "--password-file", str(file), "--prefix", "shop").strip()
+    digest = hashlib.sha256(b"s3cret").hexdigest()
+    assert line.startswith(
+        f"ACL SETUSER shop-manager on resetpass #{digest} resetkeys ~shop:* resetchannels "
+        "&shop:wake -@all +"
+    )
+    assert "s3cret" not in line
+
+
+def test_one_user_for_two_roles_in_a_file() -> None:
+    line = lisa("producer", "consumer", "--user", "shop", "--nopass", "--format", "file").strip()
+    assert line.startswith("user shop on resetpass nopass resetkeys ")
+    granted = {word[1:] for word in line.split() if word.startswith("+")}
+    assert granted == {*acl.rights_of(["producer"]), *acl.rights_of(["consumer"])}
+
+
+def test_the_reader_hears_nothing() -> None:
+    assert "&" not in lisa("reader")
+
+
+def test_a_cluster_s_client_asks_more() -> None:
+    assert {"+cluster|slots", "+command"} <= set(lisa("producer", "--cluster").split())
+    assert "+cluster|slots" not in lisa("producer")
+
+
+def test_a_document_for_programs() -> None:
+    told = json.loads(lisa("reader", "producer", "--json"))
+    assert told["prefix"] == "lisa"
+    assert [(one["user"], one["roles"]) for one in told["users"]] == [
+        ("lisa-reader", ["reader"]), ("lisa-producer", ["producer"])
+    ]  # fmt: skip
+    assert told["users"][0]["commands"] == acl.rights_of(["reader"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["boss"], "there is no role 'boss': use producer, manager"),
+        (["--nopass", "--password-file", "x"], "exclude each other"),
+        (["manager", "--password-file", "absent"], "absent cannot be read"),
+        (["manager", "--user", "a b"], "is no name of a user"),
+        (["--password-file", __file__], "one password is for one user"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
+    assert said in lisa(*arguments, code=2)
