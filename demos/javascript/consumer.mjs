@@ -31,10 +31,15 @@ export class Topic {
     if (token) this.headers.authorization = `Bearer ${token}`;
   }
 
+  /** `signal` gives the request up until its answer begins: that one is read to its end. */
   async post(path, content, signal) {
+    const waiting = new AbortController();
+    const giveUp = () => waiting.abort();
+    if (signal?.aborted) giveUp();
+    signal?.addEventListener("abort", giveUp);
     const answer = await fetch(this.base + path, {
-      method: "POST", headers: this.headers, body: JSON.stringify(content), signal,
-    });
+      method: "POST", headers: this.headers, body: JSON.stringify(content), signal: waiting.signal,
+    }).finally(() => signal?.removeEventListener("abort", giveUp));
     const text = await answer.text();
     if (answer.ok) return JSON.parse(text);
     const seconds = Number(answer.headers.get("retry-after"));
@@ -104,7 +109,10 @@ export class Consumer {
     }
   }
 
-  /** Take nothing more. A poll that waits is given up, which costs no message an attempt. */
+  /**
+   * Take nothing more. A poll that waits is given up, which costs no message an attempt. (One whose
+   * answer was on its way at that instant does: its messages come again after the ack timeout.)
+   */
   stop() {
     this.stopping.abort();
     this.wake();

@@ -6,6 +6,7 @@ import { Consumer } from "./consumer.mjs";
 
 async function cancelUnpaid({ id, body, attempt }) {
   const { order, takes_ms: takesMs = 0, fails = 0 } = body;
+  console.log(`order ${order}: is it paid?`);
   await sleep(takesMs);
   if (attempt <= fails) {
     throw Object.assign(new Error("the shop does not answer"), { delayMs: 100 });

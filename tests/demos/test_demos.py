@@ -161,7 +161,8 @@ def test_a_consumer_in_javascript(redis_url: str) -> None:
         wait_until(lambda: state(first) == state(fails) == "acked")
 
         quick, endless = send(order=3, takes_ms=500), send(order=4, takes_ms=60_000)
-        wait_until(lambda: state(quick) == state(endless) == "in_flight")
+        for order in (3, 4):
+            node.wait_for(f"order {order}: is it paid?")
         lines = node.stop()
         assert any("order 3: not paid" in line for line in lines)
         assert lines[-1] == "stopped"
@@ -184,7 +185,7 @@ def test_the_javascript_consumer_stops_in_time_while_all_its_places_are_taken(
     ):
         body = {"order": 1, "takes_ms": 60_000}
         sent = gateway.client.post(path, json={"body": body}).json()["id"]
-        wait_until(lambda: gateway.client.get(f"{path}/{sent}").json()["state"] == "in_flight")
+        node.wait_for("order 1: is it paid?")
         assert node.stop()[-1] == "stopped"
         found = gateway.client.get(f"{path}/{sent}").json()
         assert (found["state"], found["attempts"]) == ("ready", 0)

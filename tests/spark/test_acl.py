@@ -37,6 +37,7 @@ def stage(valkey_server: EmbeddedServer) -> Iterator[Stage]:
     stage.close()
 
 
+@pytest.mark.slow
 def test_all_jobs_run_with_the_pipeline_s_rights(
     stage: Stage, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -281,6 +281,7 @@ def run(processes: Processes, url: str, where: str, *more: str) -> Process:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_kill_at_random_while_events_come(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
 ) -> None:

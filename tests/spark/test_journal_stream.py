@@ -383,6 +383,7 @@ def kill_whole(driver: Process) -> None:
     wait_until(lambda: not driver.alive)
 
 
+@pytest.mark.slow
 def test_kill_between_offsets_and_commits_twice(
     journal: Journal, redis_url: str, tmp_path: Path, processes: Processes
 ) -> None:
