@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     import redis
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What pytest-xdist may run beside each other: files, and all of Spark's as one.
+
+    Half of the suite's time is Spark's, and a second session would not make it less.
+    """
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group("spark" if folder == "spark" else item.path.name))
+
+
 @pytest.fixture(autouse=True)
 def no_receiver_is_left() -> Iterator[None]:
     """Module-wide receivers end with their test, not when the garbage collector comes by."""

@@ -226,7 +226,7 @@ class EmbeddedServer:
 
 def free_port() -> int:
     """Find a port that nobody listens on, outside those lent to outgoing connections."""
-    for port in random.sample(PORTS, 100):
+    for port in random.SystemRandom().sample(PORTS, 100):  # no seed that two processes share
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
