@@ -67,7 +67,7 @@ def body_of(envelope: bytes) -> Any:
         (Data(42), {"order": 42}),
         (Model(order=42), {"order": 42}),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_bodies_come_back_as_they_went(body: Any, read: Any) -> None:
     (call,) = made([body, Outgoing(body)], headers={"k": "v"})

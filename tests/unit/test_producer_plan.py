@@ -172,7 +172,7 @@ def recursive() -> list[Any]:
 @pytest.mark.parametrize(
     "body",
     [math.nan, {"a": [math.inf]}, object(), {"a": object()}, recursive(), "\ud800", {1j: 2}],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_bad_bodies_are_refused_before_a_server_is_asked(body: Any) -> None:
     producer = Producer(NOWHERE)
