@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import redis
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at its marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What pytest-xdist may run beside each other: files, and all of Spark's as one.
 
