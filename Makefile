@@ -26,7 +26,7 @@ demo: $(VENV)/.base
 	$(BIN)/lisa demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import fakeredis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from lisa.core.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import redis
+    import xdist.remote
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at its marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What pytest-xdist may run beside each other: files, and all of Spark's as one.
+class FilesAndSpark(LoadScopeScheduling):
+    """What may run beside each other: files, and all of Spark's tests as one.
 
     Half of the suite's time is Spark's, and a second session would not make it less.
     """
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group("spark" if folder == "spark" else item.path.name))
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "spark" if path.startswith("tests/spark/") else path
+
+
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: xdist.remote.Producer
+) -> LoadScopeScheduling:
+    return FilesAndSpark(config, log)
 
 
 @pytest.fixture(autouse=True)
