@@ -7,18 +7,22 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test test-slow lint types wheel bench bench-quick bench-pipeline bench-gateway clean
+.PHONY: help demo test test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
+        bench-gateway clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
 	@echo "make test    lint, types and all tests"
 	@echo "make test-slow  more cases of the tests that kill whole JVMs"
+	@echo "make torture  three minutes of faults; ARGS='--minutes 60 --rate 1500 --gateway' for more"
+	@echo "make mutants  known defects put back, and the test that catches each: two minutes"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
 	@echo "make bench   how fast and how punctual, also against other queues: most of an hour"
 	@echo "make bench-quick  the same without them, in two minutes"
 	@echo "make bench-pipeline  how fast the Spark jobs are: some fifteen minutes"
 	@echo "make bench-gateway  how fast the HTTP gateway is: a minute"
+	@echo "make bench-safety  how long a script blocks a server with ten million messages: 4 GiB"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what these made"
 
@@ -30,6 +34,24 @@ test: lint types
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+# Begins with an earlier build and rolls to this one, where there is a history to build that from.
+EARLIER := 569b0c0
+OLD     := build/earlier/$(EARLIER)
+
+torture: $(VENV)/.dev
+	@if git cat-file -e $(EARLIER) 2>/dev/null; then $(MAKE) --no-print-directory $(OLD)/.built; \
+	  else echo "no commit $(EARLIER) here: this run leaves out 'roll', the rolling restart from it"; fi
+	$(BIN)/python -m tests.torture $$(ls $(OLD)/*.whl 2>/dev/null | sed 's/^/--earlier /') $(ARGS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants
+
+$(OLD)/.built: | $(VENV)/.dev
+	rm -rf $(OLD) && mkdir -p $(OLD)/source
+	git archive $(EARLIER) | tar -x -C $(OLD)/source
+	cd $(OLD)/source && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d ..
+	rm -rf $(OLD)/source && touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,6 +71,9 @@ bench-pipeline: $(VENV)/.dev
 
 bench-gateway: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.gateway --out benchmarks/report
+
+bench-safety: $(VENV)/.base
+	$(BIN)/python -m benchmarks.safety --out benchmarks/report
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lisa.consumer import Batch, Consumer
+    from lisa.core.durability import Replicas, replicas
     from lisa.core.errors import (
         ConfigError,
         DuplicateMessage,
         GroupRemoved,
         InvalidMessage,
         LisaError,
+        NotReplicated,
         ServerUnavailable,
         TopicFull,
     )
@@ -64,8 +66,10 @@ __all__ = [
     "LisaError",
     "Manager",
     "Message",
+    "NotReplicated",
     "Outgoing",
     "Producer",
+    "Replicas",
     "Retry",
     "RetryPolicy",
     "ServerUnavailable",
@@ -82,6 +86,7 @@ __all__ = [
     "message_expired",
     "message_received",
     "message_retrying",
+    "replicas",
     "reschedule",
     "send",
     "send_many",
@@ -94,11 +99,13 @@ _ERRORS = (
     "GroupRemoved",
     "InvalidMessage",
     "LisaError",
+    "NotReplicated",
     "ServerUnavailable",
     "TopicFull",
 )
 _HOMES = {
     "lisa.consumer": ("Batch", "Consumer"),
+    "lisa.core.durability": ("Replicas", "replicas"),
     "lisa.core.errors": _ERRORS,
     "lisa.core.message": ("Message",),
     "lisa.core.options": ("TopicOptions",),

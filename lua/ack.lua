@@ -31,8 +31,14 @@ local function settle_late(i)
   if string.sub(live, 1, 8) == token then
     if seen[id] then return 'r' end
     if state == 'acked' then
-      if take_out(group, id) then return 'l' end
-      if GROUP_COUNT == 1 and call('ZREM', WAITING, id) == 1 then return 'l' end
+      if owes(group, id) then
+        take_out(group, id)
+        return 'l'
+      end
+      if GROUP_COUNT == 1 and call('ZREM', WAITING, id) == 1 then
+        forget_failures(group, {id})
+        return 'l'
+      end
     end
     return is_partly_settled(live) and 'r' or 's'
   end

@@ -24,7 +24,7 @@ local function reclaims(id, entry, fields)
   if seen[id] then return end
   seen[id] = true
   ids[#ids + 1], entries[#entries + 1] = id, entry
-  delivered[#ids] = fields and string.match(field(fields, 'due') or '', '^%d+$') or ''
+  delivered[#ids] = fields and string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
 end
 
 local function ends_in(ms)

@@ -60,7 +60,7 @@ for i = 1, n do
       call('ZADD', WAITING, ARGV[at - 4], id)
       tell(id, i, '', 0, ARGV[at - 4], {})
     end
-    for number, kind, score, attempts in string.gmatch(places, '(%d+):(%a):(%d+):(%d+)') do
+    for number, kind, score, attempts in string.gmatch(places, '(%d+):(%a):(%-?%d+):(%d+)') do
       place(id, i, number, kind, score, attempts)
     end
     if ARGV[at - 3] ~= '' then call('ZADD', EXPIRY, ARGV[at - 3], id) end

@@ -10,6 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from lisa.core.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
+from tests.mutants.summary import print_table
 from tests.servers import Processes, connect, flush, redis_server
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def pytest_xdist_make_scheduler(
     config: pytest.Config, log: xdist.remote.Producer
 ) -> LoadScopeScheduling:
     return FilesAndSpark(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Here and not with the mutants: workers run those, and the session that prints loads this file.
+    print_table(terminalreporter)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,8 @@ from lisa.manager.trimmer import Trimmer
 from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lisa.core.transitions.inspect import Inspection
 
 
@@ -110,15 +112,22 @@ class Cast:
 
     def state(self, message_id: str) -> str:
         """waiting, the state in the one group that has it, that of the tombstone, or unknown."""
-        found = self.look(message_id)
-        if found.waiting_due_ms is not None:
-            return "waiting"
-        if found.places:
-            return found.places[0].state
-        return found.tombstone.state if found.tombstone else "unknown"
+        return self.states([message_id])[0]
+
+    def states(self, message_ids: Sequence[str]) -> list[str]:
+        """The same of several."""
+        return [_state(one) for one in self.store.call(Inspect(self.topic, message_ids))]
 
     def stats(self) -> dict[str, int]:
         return self.store.drive(self.store.stats(self.topic))
+
+
+def _state(found: Inspection) -> str:
+    if found.waiting_due_ms is not None:
+        return "waiting"
+    if found.places:
+        return found.places[0].state
+    return found.tombstone.state if found.tombstone else "unknown"
 
 
 class Services:

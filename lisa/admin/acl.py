@@ -24,12 +24,15 @@ __all__ = [
 _CALL = re.compile(r"\bp?call\('([A-Z]+)'(?:, '([A-Z]+)')?")
 _CONTAINERS = ("XGROUP", "XINFO", "SCRIPT", "CLIENT", "CLUSTER", "COMMAND", "CONFIG")
 
-NEWER = frozenset({"msetex"})
+NEWER = frozenset({"msetex", "waitaof"})
 """Commands that scripts do without where the server is older: its ACL does not know them."""
 
 _ALWAYS = ("EVALSHA", "SCRIPT|LOAD", "SELECT")
-_CLUSTER = ("CLUSTER|INFO", "CLUSTER|SLOTS", "COMMAND")
+_CLUSTER = ("ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS")
 """What redis-py's cluster client asks for itself, and `lisa doctor`."""
+_DURABILITY = ("WAIT", "WAITAOF")
+_DURABLE = ("producer", "gateway")
+"""Roles whose configuration may ask for replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,11 @@ def check_roles(names: Iterable[str]) -> list[str]:
 
 
 def rights_of(
-    names: Iterable[str], *, newer: Iterable[str] = (), cluster: bool = False
+    names: Iterable[str],
+    *,
+    newer: Iterable[str] = (),
+    cluster: bool = False,
+    durability: bool = False,
 ) -> list[str]:
     """The commands that some roles need together, sorted: `evalsha`, `xgroup|create`.
 
@@ -146,6 +153,8 @@ def rights_of(
         inside = frozenset[str]().union(*map(called_by, role.scripts))
         found |= inside - set(map(str.lower, role.never))
         found.update(map(str.lower, (*_ALWAYS, *role.commands, *(_CLUSTER if cluster else ()))))
+        if durability and name in _DURABLE:
+            found.update(map(str.lower, _DURABILITY))
     return sorted(found - (NEWER - set(newer)))
 
 

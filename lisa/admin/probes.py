@@ -13,7 +13,9 @@ from lisa.core.transitions.inspect import Inspect
 
 __all__ = ["check", "probe", "refused"]
 
-_NOT_PROBED = frozenset({"select", "subscribe", "command", "cluster|slots"})
+_NOT_PROBED = frozenset(
+    {"select", "subscribe", "command", "cluster|slots", "asking", "wait", "waitaof"}
+)
 """What a connection does for itself, and fails by at once, or what would change it."""
 
 _TOPIC = "lisa.doctor"

@@ -27,11 +27,14 @@ _USER = re.compile(r"[^\s\x00]{1,128}\Z")
     help="Commands for redis-cli (default), or lines of an ACL file.",
 )  # fmt: skip
 @click.option("--cluster", is_flag=True, help="Also what a client of a cluster asks for.")
+@click.option(
+    "--durability", is_flag=True, help="Also what a producer or gateway needs to wait for replicas."
+)
 @common
 @pass_chosen
 def acl(
     chosen: Chosen, roles: tuple[str, ...], user: str | None, password_file: Path | None,
-    style: str, *, nopass: bool, cluster: bool,
+    style: str, *, nopass: bool, cluster: bool, durability: bool,
 ) -> None:  # fmt: skip
     """Print the least rights on the server that each ROLE needs.
 
@@ -60,7 +63,7 @@ def acl(
     newer = _newer(chosen)
     found = []
     for name, some in users.items():
-        commands = rights.rights_of(some, newer=newer, cluster=cluster)
+        commands = rights.rights_of(some, newer=newer, cluster=cluster, durability=durability)
         text = rights.line(name, some, commands, keys, password=password, style=style)
         found.append({"user": name, "roles": some, "commands": commands, "line": text})
     if chosen.json:

@@ -21,7 +21,7 @@ from lisa.consumer.subscription import Subscription, Work
 from lisa.core import failures
 from lisa.core.address import Address
 from lisa.core.connection import Connection, telling_its_id
-from lisa.core.errors import ConfigError, GroupRemoved, LisaError
+from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.flow import Command
 from lisa.core.stream import Entry, parse_read, read_command
 from lisa.core.transitions.declare import Declare
@@ -35,6 +35,8 @@ LOOK_AGAIN_S = 1.0
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
+LONGEST_AWAY_S = 0.5
+"""So long at most while the server is away: it is to be found soon after it is back."""
 NEXT_LOOK_S = 0.005
 FIRST_DEGRADED_PAUSE_S = 0.25
 LONGEST_DEGRADED_PAUSE_S = 30.0
@@ -189,8 +191,10 @@ class Reader:
             log.warning("topic %s: trying again until it works: %s", self._sub.topic, error,
                         exc_info=unforeseen)  # fmt: skip
         self._trouble = True
-        self._pausing(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        away = isinstance(error, ServerUnavailable)
+        pause = min(self._pause_s, LONGEST_AWAY_S) if away else self._pause_s
+        self._pausing(pause)
+        self._pause_s = min(2 * pause, LONGEST_PAUSE_S)
 
     def _pausing(self, seconds: float) -> None:
         self._woken.clear()

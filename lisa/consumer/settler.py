@@ -17,7 +17,7 @@ from lisa.consumer.held import Held, Verdict
 from lisa.consumer.opening import settlements_of
 from lisa.consumer.signalling import Announcer
 from lisa.consumer.subscription import Subscription
-from lisa.core.errors import GroupRemoved, LisaError
+from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.flow import Command, Execute
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Failure, Retried
@@ -37,6 +37,8 @@ MOST_ALONG = 32
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+LONGEST_AWAY_S = 0.5
+"""So long at most while the server is away: it is to be found soon after it is back."""
 
 
 class Along(NamedTuple):
@@ -184,7 +186,8 @@ class Settler:
             unforeseen = None if isinstance(error, LisaError) else error
             log.warning("topic %s: cannot settle, trying again: %s", sub.topic, error,
                         exc_info=unforeseen)  # fmt: skip
-        pause = min(2 * last, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
+        longest = LONGEST_AWAY_S if isinstance(error, ServerUnavailable) else LONGEST_PAUSE_S
+        pause = min(2 * last, longest) if last else FIRST_PAUSE_S
         self._pauses[sub] = (time.monotonic() + pause, pause)
 
     def _give_up(self, sub: Subscription, error: GroupRemoved) -> None:

@@ -1,7 +1,8 @@
 """Where the server is.
 
 `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://host:port,host:port/service/db`,
-`redis+cluster://host:port,host:port`; the last two also as `rediss+...`.
+`redis+cluster://host:port,host:port`; the last two also as `rediss+...`. Sentinels are spoken to by
+TLS where the servers are; their own user stands in `?sentinel_username=...&sentinel_password=...`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["DEFAULT_URL", "Address"]
 
 DEFAULT_URL = "redis://localhost:6379/0"
 SOCKET_TIMEOUT_S = 5.0
+SENTINEL_TIMEOUT_S = 1.0
+_SENTINELS_OWN = ("username", "password")
 _SCHEMES = ("redis", "rediss", "unix")
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 
@@ -32,6 +35,8 @@ class Address:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     socket_timeout_s: float = SOCKET_TIMEOUT_S
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +68,9 @@ class Address:
         return cls(
             settings.url, settings.username,
             settings.password.get_secret_value() if settings.password else None,
-            timeout.total_seconds() if timeout else SOCKET_TIMEOUT_S, options,
+            timeout.total_seconds() if timeout else SOCKET_TIMEOUT_S, settings.sentinel_username,
+            settings.sentinel_password.get_secret_value() if settings.sentinel_password else None,
+            options,
         )  # fmt: skip
 
     @property
@@ -120,8 +127,23 @@ class Address:
     def service(self) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
         """Sentinels, the service's name and keyword arguments, its database among them."""
         hosts, path, keywords = self.hosts()
+        for name in _SENTINELS_OWN:
+            keywords.pop(f"sentinel_{name}", None)
         if not path:
             raise ConfigError(f"{self.shown!r} names no service: end it with /NAME, e.g. /mymaster")
         if len(path) > 1:
             keywords["db"] = int(path[1])
         return hosts, path[0], keywords
+
+    def sentinel_keywords(self) -> dict[str, Any]:
+        """redis-py's keyword arguments for the sentinels themselves."""
+        _, _, keywords = self.hosts()
+        own = {
+            name: keywords.get(f"sentinel_{name}") or getattr(self, f"sentinel_{name}")
+            for name in _SENTINELS_OWN
+        }
+        return {
+            "protocol": 2, "driver_info": None, "socket_timeout": SENTINEL_TIMEOUT_S,
+            **{name: value for name, value in keywords.items() if name.startswith("ssl")},
+            **{name: value for name, value in own.items() if value},
+        }  # fmt: skip

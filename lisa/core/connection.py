@@ -17,15 +17,16 @@ import hiredis
 import redis
 import redis.asyncio as aredis
 from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
-from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
+from redis.cluster import ClusterNode
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from lisa.core.address import Address
+from lisa.core.address import SENTINEL_TIMEOUT_S, Address
+from lisa.core.cluster import AsyncRawCluster, RawCluster
+from lisa.core.failover import Ask, Place, watched, watched_async
 from lisa.core.flow import Command
 
 __all__ = [
@@ -36,24 +37,6 @@ __all__ = [
     "wrap",
     "wrap_async",
 ]
-
-
-_SHAPED = ("CLUSTER", "COMMAND")
-"""What a cluster's client asks for itself, to find the node that a key belongs to."""
-
-
-class _RawCluster(RedisCluster):
-    """Replies of a cluster's nodes, raw but for what the client itself lives on."""
-
-    def get_redis_connection(self, node: ClusterNode) -> redis.Redis:
-        client: redis.Redis = super().get_redis_connection(node)
-        _unshape(client.response_callbacks)
-        return client
-
-
-def _unshape(callbacks: Any) -> None:
-    for name in [one for one in callbacks if not one.upper().startswith(_SHAPED)]:
-        del callbacks[name]
 
 
 def _for_cluster(command: Command) -> Command:
@@ -93,16 +76,60 @@ def _packing(kind: type) -> type:
     return type(kind.__name__, (kind,), {"pack_command": staticmethod(_Packer.pack)})
 
 
+_ONCE = Retry(NoBackoff(), 0)
+
+
+def _asking_sentinels(address: Address) -> Ask:
+    hosts, service, _ = address.service()
+    own = {**address.sentinel_keywords(), "retry": _ONCE}
+    sentinel = Sentinel(hosts, sentinel_kwargs=own)
+    return lambda: {sentinel.discover_master(service)}
+
+
+def _asking_nodes(address: Address) -> Ask:
+    hosts, _, keywords = address.hosts()
+    keywords |= {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
+    keywords.pop("redis_connect_func", None)
+    known = list(hosts)
+
+    def ask() -> set[Place]:
+        failed: Exception = redis.ConnectionError("no node is known")
+        for asked in list(known):
+            try:
+                with redis.Redis(host=asked[0], port=asked[1], retry=_ONCE, **keywords) as client:
+                    client.response_callbacks.clear()
+                    slots = client.execute_command("CLUSTER", "SLOTS")
+            except (redis.RedisError, OSError) as error:
+                failed = error
+                known.remove(asked)
+                known.append(asked)  # whoever answers stands before who does not
+                continue
+            rows = [
+                [(one[0].decode() or asked[0], int(one[1])) for one in row[2:]] for row in slots
+            ]
+            known.extend(place for row in rows for place in row if place not in known)
+            return {row[0] for row in rows}
+        raise failed
+
+    return ask
+
+
 def _client(address: Address) -> Any:
-    once = Retry(NoBackoff(), 0)
+    once = _ONCE
     if address.kind == "cluster":
         hosts, _, keywords = address.hosts()
+        before = keywords.get("redis_connect_func")
+        keywords["redis_connect_func"] = watched(address, _asking_nodes(address), before)
         nodes = [ClusterNode(host, port) for host, port in hosts]
-        return _RawCluster(startup_nodes=nodes, retry=once, **keywords)
+        return RawCluster(startup_nodes=nodes, retry=once, **keywords)
     given: dict[str, Any] = {"retry": once, "command_packer": _Packer()}
     if address.kind == "sentinel":
         hosts, service, keywords = address.service()
-        sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": 1.0}, **given, **keywords)
+        before = keywords.get("redis_connect_func")
+        keywords["redis_connect_func"] = watched(address, _asking_sentinels(address), before)
+        # A sentinel that is gone is not waited for: the next one knows as much.
+        own = {**address.sentinel_keywords(), "retry": once}
+        sentinel = Sentinel(hosts, sentinel_kwargs=own, **given, **keywords)
         return sentinel.master_for(service)
     return redis.Redis.from_url(address.url, **given, **address.keywords())
 
@@ -112,15 +139,15 @@ def _async_client(address: Address) -> Any:
     if address.kind == "cluster":
         hosts, _, keywords = address.hosts()
         nodes = [AsyncClusterNode(host, port) for host, port in hosts]
-        cluster = AsyncRedisCluster(startup_nodes=nodes, retry=once, **keywords)
-        _unshape(cluster.response_callbacks)
-        return cluster
+        keywords["redis_connect_func"] = watched_async(address, _asking_nodes(address))
+        return AsyncRawCluster(startup_nodes=nodes, retry=once, **keywords)
     if address.kind == "sentinel":
         hosts, service, keywords = address.service()
-        sentinel = AsyncSentinel(
-            hosts, sentinel_kwargs={"socket_timeout": 1.0}, retry=once, **keywords
+        keywords["redis_connect_func"] = watched_async(address, _asking_sentinels(address))
+        own = {**address.sentinel_keywords(), "retry": once}
+        client = AsyncSentinel(hosts, sentinel_kwargs=own, retry=once, **keywords).master_for(
+            service
         )
-        client = sentinel.master_for(service)
     else:
         client = aredis.Redis.from_url(address.url, retry=once, **address.keywords())
     pool = client.connection_pool
@@ -184,7 +211,7 @@ class Connection:
     def _on_cluster(self, command: Command) -> Any:
         if command[0] == "SCAN":
             return self._scan_cluster(int(command[1]), command[2:])
-        return _one_reply(self._redis.execute_command(*_for_cluster(command)))
+        return _one_reply(self._redis.send(_for_cluster(command)))
 
     def _scan_cluster(self, cursor: int, rest: Command) -> list[Any]:
         # The callers' cursor holds a node's own one and the node's number among the primaries.
@@ -231,6 +258,13 @@ class Connection:
     def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands together; errors stand among the replies."""
         return list(self.begin(commands))
+
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        """The same on one connection, to the node that has a key."""
+        if self.address.kind == "cluster":
+            replies: list[Any] = self._redis.chain(key, commands)
+            return replies
+        return self.execute_many(commands) if len(commands) > 1 else [self._one(commands[0])]
 
     def _one(self, command: Command) -> Any:
         try:
@@ -298,7 +332,7 @@ class AsyncConnection:
     async def execute(self, command: Command) -> Any:
         """Send one command; raises the client's errors."""
         if self.address.kind == "cluster":
-            return _one_reply(await self._redis.execute_command(*_for_cluster(command)))
+            return _one_reply(await self._redis.send(_for_cluster(command)))
         pool = self._redis.connection_pool
         connection = await pool.get_connection()
         try:
@@ -315,6 +349,30 @@ class AsyncConnection:
         for command in commands:
             pipeline.execute_command(*command)
         replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        return replies
+
+    async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        """The same on one connection, to the node that has a key."""
+        if self.address.kind == "cluster":
+            found: list[Any] = await self._redis.chain(key, commands)
+            return found
+        if len(commands) == 1:
+            return [await self._one(commands[0])]
+        replies: list[Any] = []
+        pool = self._redis.connection_pool
+        connection = await pool.get_connection()
+        try:
+            packed = [part for command in commands for part in _Packer.pack(*command)]
+            await connection.send_packed_command([b"".join(packed)])
+            while len(replies) < len(commands):
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+        finally:
+            if len(replies) < len(commands):
+                await connection.disconnect(nowait=True)
+            await pool.release(connection)
         return replies
 
     async def _one(self, command: Command) -> Any:

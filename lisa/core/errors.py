@@ -6,6 +6,7 @@
     +-- TopicFull                           the topic's capacity is used up
     +-- GroupRemoved                        the group was taken away by an operator
     +-- ServerUnavailable                   the server did not answer, or refused, in time
+    |   +-- NotReplicated                   written, but too few replicas had it in time
     +-- ConfigError                         a setting, a right or a password is wrong
 
 Errors of the Redis client never reach the user raw.
@@ -13,12 +14,15 @@ Errors of the Redis client never reach the user raw.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "ConfigError",
     "DuplicateMessage",
     "GroupRemoved",
     "InvalidMessage",
     "LisaError",
+    "NotReplicated",
     "ServerUnavailable",
     "TopicFull",
 ]
@@ -55,6 +59,16 @@ class GroupRemoved(LisaError):
 
 class ServerUnavailable(LisaError):
     """No usable answer from the server within the time allowed."""
+
+
+class NotReplicated(ServerUnavailable):
+    """Written, but not confirmed by as many replicas as `durability` asks for.
+
+    The call may be repeated: sent again with the same id, a message is not added twice. `ids` are
+    the messages of the call that failed.
+    """
+
+    ids: Sequence[str] = ()
 
 
 class ConfigError(LisaError):

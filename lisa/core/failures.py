@@ -26,7 +26,7 @@ _PASSING = (
     client.ConnectionError,
     client.TimeoutError,
     client.BusyLoadingError,
-    client.ClusterDownError,
+    client.ClusterError,  # CLUSTERDOWN, and redirected too often: a slot that moves
     client.TryAgainError,
     client.AskError,
     client.MovedError,
@@ -46,7 +46,8 @@ _NEVER = (
 _UNKNOWN_USER = (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError)
 _REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
 """How servers begin a refusal; 6.2 words those inside of scripts like the last one."""
-_PASSING_WORDS = ("UNBLOCKED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+_PASSING_WORDS = ("UNBLOCKED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ",
+                  "NOREPLICAS", "ERR WAIT cannot be used with replica")  # fmt: skip
 
 
 def passes(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias,
 __all__ = [
     "AsyncLink",
     "Await",
+    "Chain",
     "Command",
     "Execute",
     "ExecuteMany",
@@ -50,6 +51,16 @@ class ExecuteMany(NamedTuple):
     commands: Sequence[Command]
 
 
+class Chain(NamedTuple):
+    """Send commands together, on one connection, to the node that has a key.
+
+    The flow is sent a list of replies, errors among them as values.
+    """
+
+    key: str
+    commands: Sequence[Command]
+
+
 class Pause(NamedTuple):
     """Wait."""
 
@@ -62,7 +73,7 @@ class Await(NamedTuple):
     awaitable: Awaitable[Any]
 
 
-Step: TypeAlias = Execute | ExecuteMany | Pause | Await
+Step: TypeAlias = Execute | ExecuteMany | Chain | Pause | Await
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -74,6 +85,9 @@ class Link(Protocol):
 
     def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands together; errors stand among the replies."""
+
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        """The same on one connection, to the node that has a key."""
 
     def close(self) -> None:
         """Close all sockets."""
@@ -87,6 +101,9 @@ class AsyncLink(Protocol):
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """As `Link.execute_many`."""
+
+    async def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        """As `Link.execute_chain`."""
 
     async def close(self) -> None:
         """As `Link.close`."""
@@ -103,6 +120,8 @@ def drive(flow: Flow[T], link: Link) -> T:
                     result = link.execute(step.command)
                 elif isinstance(step, ExecuteMany):
                     result = link.execute_many(step.commands)
+                elif isinstance(step, Chain):
+                    result = link.execute_chain(step.key, step.commands)
                 elif isinstance(step, Pause):
                     time.sleep(step.seconds)
                 else:
@@ -126,6 +145,8 @@ async def adrive(flow: Flow[T], link: AsyncLink) -> T:
                     result = await link.execute(step.command)
                 elif isinstance(step, ExecuteMany):
                     result = await link.execute_many(step.commands)
+                elif isinstance(step, Chain):
+                    result = await link.execute_chain(step.key, step.commands)
                 elif isinstance(step, Pause):
                     await asyncio.sleep(step.seconds)
                 else:

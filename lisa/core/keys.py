@@ -101,6 +101,7 @@ class TopicKeys:
         "_done",
         "_groups",
         "archived",
+        "confirm",
         "consumers",
         "events",
         "expiry",
@@ -133,6 +134,7 @@ class TopicKeys:
         ) = self.shared
         self.history = self.root + "history"
         self.archived = self.root + "archived"
+        self.confirm = self.root + "confirm"
         self._body = self.root + "body:"
         self._done = self.root + "done:"
         self._groups: dict[str, GroupKeys] = {}

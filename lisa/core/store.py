@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 from lisa.core import failures, scripts
 from lisa.core.connection import AsyncConnection, Connection
-from lisa.core.errors import ConfigError, GroupRemoved, LisaError
-from lisa.core.flow import Command, Execute, ExecuteMany, Flow, Pause, adrive, drive
+from lisa.core.durability import Replicas, TooFew, confirmed, lacks_command
+from lisa.core.errors import ConfigError, GroupRemoved, LisaError, NotReplicated
+from lisa.core.flow import Chain, Command, Execute, ExecuteMany, Flow, Pause, adrive, drive
 from lisa.core.keys import Keys, TopicKeys, is_topic
 from lisa.core.options import PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.transitions.base import STEPS_PER_CALL, Transition, text
@@ -35,6 +36,8 @@ SCHEMA_VERSION = 1
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 MOST_MENDS = 20
+WAIT_SHARE = 0.8
+SHORTEST_WAIT_S = 0.1
 
 
 def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
@@ -72,6 +75,11 @@ class _Patience:
         if self._mends > MOST_MENDS:
             raise failures.translated(error, where)
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, none of them negative."""
+        return max(0.0, self._ends - time.monotonic())
+
     def next_pause(self) -> float | None:
         left = self._ends - time.monotonic()
         if left <= 0:
@@ -87,6 +95,8 @@ class Store:
     `who` (producer, manager, ...) is named in the journal, with this machine and process.
     """
 
+    connection: Connection | AsyncConnection
+
     def __init__(
         self, keys: Keys, where: str, patience: timedelta = PRODUCER_RETRY_TIME, who: str = "lisa"
     ) -> None:
@@ -96,11 +106,19 @@ class Store:
         self._patience_s = patience.total_seconds()
         self._groups: dict[str, tuple[str, ...]] = {}
 
-    def run(self, transition: Transition[T]) -> Flow[T]:
-        """Run one transition. Raises what `transition.refuse` raises, and LisaError."""
-        return self._run(transition, _Patience(self._patience_s))
+    def run(self, transition: Transition[T], durability: Replicas | None = None) -> Flow[T]:
+        """Run one transition. Raises what `transition.refuse` raises, and LisaError.
 
-    def _run(self, transition: Transition[T], patience: _Patience) -> Flow[T]:
+        With `durability` it is done once so many replicas have it; else raises NotReplicated.
+        """
+        return self._run(transition, _Patience(self._patience_s), durability)
+
+    def _run(
+        self,
+        transition: Transition[T],
+        patience: _Patience,
+        durability: Replicas | None = None,
+    ) -> Flow[T]:
         keys = self.keys.topic(transition.topic)
         while True:
             groups = transition.fixed_groups
@@ -108,7 +126,13 @@ class Store:
                 groups = yield from self._groups_for(transition, keys, patience)
             command = _call(transition, keys, groups, self.actor)
             try:
-                reply = yield Execute(command)
+                if durability is None:
+                    reply = yield Execute(command)
+                else:
+                    reply = yield from self._durably(command, keys, durability, patience)
+            except TooFew as few:
+                yield from self._wait_for_replicas(few.count, durability, patience)
+                continue
             except failures.ClientError as error:
                 yield from self._recover(error, transition.script, keys, groups, patience)
                 continue
@@ -248,6 +272,34 @@ class Store:
             raise GroupRemoved(f"group {own!r} is not declared on topic {keys.topic!r}")
         return found
 
+    def _durably(
+        self, command: Command, keys: TopicKeys, wanted: Replicas, patience: _Patience
+    ) -> Flow[Any]:
+        # Well within the time that a reply may take; what is left of the patience, if that is less.
+        slice_s = self.connection.address.socket_timeout_s * WAIT_SHARE
+        within_s = min(slice_s, max(patience.left_s, SHORTEST_WAIT_S))
+        try:
+            return (yield from confirmed(command, keys.confirm, wanted, within_s))
+        except failures.ClientError as error:
+            if lacks_command(error):
+                raise ConfigError(
+                    f"{self.where} has no WAITAOF: fsync=True needs Redis 7.2 or Valkey"
+                ) from error
+            raise
+
+    def _wait_for_replicas(
+        self, count: int, wanted: Replicas | None, patience: _Patience
+    ) -> Flow[None]:
+        """Let a call be repeated: it writes nothing twice. Raises NotReplicated at the end."""
+        pause = patience.next_pause()
+        if pause is None:
+            raise NotReplicated(
+                f"written by {self.where}, but {count} replicas confirmed it within "
+                f"{self._patience_s:g} s where {wanted} is asked for; the same call, with the "
+                "same id, may be repeated and adds nothing"
+            )
+        yield Pause(pause)
+
     def _recover(
         self,
         error: BaseException,
@@ -260,11 +312,11 @@ class Store:
         try:
             if failures.is_missing_script(error):
                 patience.mend(error, self.where)
-                yield Execute(("SCRIPT", "LOAD", scripts.load(name).source))
+                yield from _load(name, keys)
             elif failures.is_missing_group(error) and groups:
                 patience.mend(error, self.where)
                 for group in groups:
-                    yield Execute(("SCRIPT", "LOAD", scripts.load(Declare.script).source))
+                    yield from _load(Declare.script, keys)
                     yield Execute(_call(Declare(keys.topic, group), keys, (group,), self.actor))
             else:
                 yield from self._wait(error, patience)
@@ -279,6 +331,13 @@ class Store:
         yield Pause(pause)
 
 
+def _load(script: str, keys: TopicKeys) -> Flow[None]:
+    """Give a script to the node that lacks it; others, which may be gone, are none the worse."""
+    (reply,) = yield Chain(keys.waiting, [("SCRIPT", "LOAD", scripts.load(script).source)])
+    if isinstance(reply, Exception):
+        raise reply
+
+
 def _call(
     transition: Transition[Any], keys: TopicKeys, groups: tuple[str, ...], actor: str
 ) -> Command:
@@ -289,6 +348,8 @@ def _call(
 
 class SyncStore(Store):
     """The same, run at once, blocking; safe to share between threads."""
+
+    connection: Connection
 
     def __init__(
         self,
@@ -319,6 +380,8 @@ class SyncStore(Store):
 
 class AsyncStore(Store):
     """The same for asyncio."""
+
+    connection: AsyncConnection
 
     def __init__(
         self,

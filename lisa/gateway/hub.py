@@ -118,8 +118,9 @@ class Hub:
         )
         self.name = presence.unique_name(ROLE)
         self.sender = Sender(
-            self.address, prefix=settings.prefix, patience=settings.gateway_server.patience
-        )
+            self.address, prefix=settings.prefix, patience=settings.gateway_server.patience,
+            durability=settings.gateway_server.durability,
+        )  # fmt: skip
         self.store = self.sender.store
         self.settler = Settler(self.store)
         watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))

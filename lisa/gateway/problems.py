@@ -18,6 +18,7 @@ from lisa.core.errors import (
     GroupRemoved,
     InvalidMessage,
     LisaError,
+    NotReplicated,
     ServerUnavailable,
     TopicFull,
 )
@@ -93,6 +94,11 @@ def problem_of(error: Exception) -> Problem:
     if is_full(error.__cause__):
         return Problem(503, "server-full", "the queue's server is out of memory: it takes nothing "
                        "new until it is drained", headers=_LATER)  # fmt: skip
+    if isinstance(error, NotReplicated):
+        log.warning("a request was not confirmed: %s", error)
+        return Problem(503, "not-replicated", "written, but not confirmed by as many replicas as "
+                       "are asked for: the same request, with the same id, adds nothing",
+                       headers=_LATER, ids=list(error.ids))  # fmt: skip
     denied = isinstance(error, ConfigError) and isinstance(error.__cause__, ClientError)
     if denied or isinstance(error, ServerUnavailable):
         # Where the server is, and what is wrong there, is for the log.

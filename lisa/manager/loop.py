@@ -24,6 +24,8 @@ __all__ = ["Loop", "Outcome", "Service"]
 Outcome = float | LisaError | None
 """When to look again (an instant of `time.monotonic`), never unless hurried, or what went wrong."""
 
+LONGEST_AWAY_S = 0.5
+"""So long at most while a topic's node is away: it is to be found soon after it is back."""
 LEAVE_S = 6.0  # a little above the socket time-out: a call that hangs ends by then
 
 log = logging.getLogger(__name__)
@@ -117,4 +119,5 @@ class Loop:
         if away:
             self._suspect()
         quietly = away and not self._reachable.is_set()
-        return time.monotonic() + self.troubles.failed(topic, outcome, quietly=quietly)
+        pause = self.troubles.failed(topic, outcome, quietly=quietly)
+        return time.monotonic() + (min(pause, LONGEST_AWAY_S) if away else pause)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from lisa.core.clock import parse_zone
-from lisa.core.errors import ConfigError, DuplicateMessage, InvalidMessage, LisaError
+from lisa.core.durability import Replicas
+from lisa.core.errors import (
+    ConfigError,
+    DuplicateMessage,
+    InvalidMessage,
+    LisaError,
+    NotReplicated,
+)
 from lisa.core.flow import Flow
 from lisa.core.keys import check_id, check_topic
 from lisa.core.options import PRODUCER_RETRY_TIME
 from lisa.core.store import Store
+from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspect
@@ -33,6 +41,8 @@ from lisa.producer.report import SendOutcome, SendReport
 
 __all__ = ["Flows", "Sending"]
 
+T = TypeVar("T")
+
 REGISTER_EVERY_S = 20.0
 """A sending producer makes its topics known again within 30 s: some time is left for the call."""
 
@@ -40,12 +50,28 @@ REGISTER_EVERY_S = 20.0
 class Sending:
     """The steps that a producer's methods share."""
 
-    def __init__(self, store: Store, *, zone: tzinfo | str | None, patience: timedelta) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        zone: tzinfo | str | None,
+        patience: timedelta,
+        durability: Replicas | None = None,
+    ) -> None:
         self._store = store
+        self._durability = durability
         self._zone = None if zone is None else parse_zone(zone)
         self._patience = patience
         self._is_layout_known = False
         self._registered: dict[str, float] = {}
+
+    def _write(self, call: Transition[T], ids: Sequence[str]) -> Flow[T]:
+        """Run a transition, done once as many replicas have it as this producer asks for."""
+        try:
+            return (yield from self._store.run(call, self._durability))
+        except NotReplicated as error:
+            error.ids = tuple(ids)
+            raise
 
     def _open(self) -> Flow[None]:
         """Look, before all else, whether this build can read what the server holds."""
@@ -87,7 +113,7 @@ class Sending:
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic)
         for call in calls(topic, on_duplicate, messages, size):
-            report.add(call.ids, (yield from self._store.run(call)))
+            report.add(call.ids, (yield from self._write(call, call.ids)))
 
     def _send_many(
         self, topic: str, plan: Plan, bodies: Sequence[Any], report: SendReport
@@ -106,13 +132,13 @@ class Sending:
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
         call = lone(topic, on_duplicate, message)
-        (outcome,) = yield from self._store.run(call)
+        (outcome,) = yield from self._write(call, call.ids)
         return SendOutcome(call.ids[0], outcome)
 
     def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
         """Take back what one script call may name."""
         yield from self._open()
-        return (yield from self._store.run(Cancel(topic, ids)))
+        return (yield from self._write(Cancel(topic, ids), ids))
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         return (yield from self._cancel(topic, [message_id]))[0]
@@ -126,7 +152,7 @@ class Sending:
     def _reschedule(self, topic: str, message_id: str, due: str) -> Flow[Rescheduled]:
         call = Reschedule(check_topic(topic), [(check_id(message_id), due)])
         yield from self._open()
-        return (yield from self._store.run(call))[0]
+        return (yield from self._write(call, [message_id]))[0]
 
 
 class Flows(Sending):
@@ -160,7 +186,8 @@ class Flows(Sending):
         on_duplicate: where the id is known, "keep" the earlier message, "replace" it, or "reject".
 
         Raises InvalidMessage before anything is sent; DuplicateMessage for "reject"; TopicFull;
-        ServerUnavailable after `patience`; ConfigError for a password or right that is missing.
+        ServerUnavailable after `patience` (NotReplicated: written, but not confirmed by as many
+        replicas as `durability` asks for); ConfigError for a password or right that is missing.
         """
         options = SendOptions(
             delay=delay, at=at, at_ms=at_ms, tz=tz, ttl=ttl, retry=retry, headers=headers,

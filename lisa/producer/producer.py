@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.durability import Replicas
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Await, Flow, awaiting, blocking
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_topic
@@ -38,6 +39,8 @@ class _Configured(Sending, ABC):
     zone: of datetimes that name none, an IANA name or an offset; without it they are refused.
     patience: how long a call is repeated while the server does not answer. Longer than 10 s it
         needs topics with a retention of at least twice as much, which is checked.
+    durability: `replicas(n)`: a call that writes returns once so many replicas have it, or raises
+        NotReplicated after `patience`. Without it the primary alone decides.
     """
 
     def __init__(
@@ -47,11 +50,14 @@ class _Configured(Sending, ABC):
         prefix: str = DEFAULT_PREFIX,
         zone: tzinfo | str | None = None,
         patience: timedelta = PRODUCER_RETRY_TIME,
+        durability: Replicas | None = None,
     ) -> None:
+        if durability is not None and not isinstance(durability, Replicas):
+            raise ConfigError(f"durability is None or made by replicas(n), not {durability!r}")
         if not isinstance(patience, timedelta) or patience < timedelta(0):
             raise ConfigError(f"patience is a timedelta of at least 0, not {patience!r}")
         store = self._store_on(Address.of(server), Keys(prefix), patience)
-        super().__init__(store, zone=zone, patience=patience)
+        super().__init__(store, zone=zone, patience=patience, durability=durability)
 
     @staticmethod
     @abstractmethod
@@ -71,7 +77,9 @@ class _Configured(Sending, ABC):
         settings = ProducerSettings.load(path, **overrides)
         settings.require_enabled()
         address = Address.from_settings(settings.redis)
-        return cls(address, prefix=settings.prefix, zone=settings.zone)
+        return cls(
+            address, prefix=settings.prefix, zone=settings.zone, durability=settings.durability
+        )
 
 
 class Producer(_Configured):

@@ -104,9 +104,13 @@ def test_a_late_success_settles_wherever_the_message_stands(
         {"done": {"a": ("A-", "cancelled", D, 0, D)}, "lisa": G()},
         {"lisa": G()},
         {"body": {"a": "A-"}, "lisa": G(), "audit": G(retry={"a": FAR})},
+        {
+            "waiting": {"a": FAR}, "body": {"a": "A-"},
+            "lisa": G(attempts={"a": 1}, reasons={"a": "no"}), "audit": G(),
+        },
     ],
     ids=["other life in retry", "other life in flight", "replaced", "other life settled",
-         "cancelled", "unknown", "only another group owed it"],
+         "cancelled", "unknown", "only another group owed it", "waiting again for both"],
 )  # fmt: skip
 def test_a_stale_receipt_changes_nothing(bench: Bench, state: dict[str, Any]) -> None:
     bench.put(**state)

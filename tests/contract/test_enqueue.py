@@ -38,6 +38,15 @@ def test_a_delay_is_rounded_up_and_none_is_due_at_once(bench: Bench) -> None:
     assert waiting["a"] - waiting["b"] in {1, 2}
 
 
+def test_a_delay_ends_no_sooner_than_that_long_after_the_call(bench: Bench) -> None:
+    """To the microsecond: the instant of the send is rounded up, too."""
+    for n in range(50):
+        seconds, micros = bench.store.ask("TIME")
+        bench.send(item(f"m{n}", "+60000"))
+        due_ms = bench.store.ask("ZSCORE", bench.keys.waiting, f"m{n}")
+        assert 1000 * int(due_ms) >= 1_000_000 * int(seconds) + int(micros) + 60_000_000
+
+
 def test_what_is_due_waits_while_no_group_is_declared(bench: Bench) -> None:
     bench.send(item("a", str(PAST)))
     bench.check(waiting={"a": PAST}, body={"a": "A-"}, stats={"sent": 1})

@@ -449,6 +449,15 @@ def test_what_is_restored_stands_where_it_stood(bench: Bench) -> None:
     )  # fmt: skip
 
 
+def test_what_was_due_before_1970_is_restored_to_its_place(bench: Bench) -> None:
+    """A full group has it in retry at its due time."""
+    bench.put(lisa=G(), audit=G())
+    places = (Place("lisa", "retry", -5), Place("audit", "retry", -5))
+    bench.call(Restore(TOPIC, [RestoreItem("a", envelope("A-one"), -5, places=places)]))
+    bench.check(body={"a": "A-one"}, stats={"restored": 1}, lisa=G(retry={"a": -5}),
+                audit=G(retry={"a": -5}))  # fmt: skip
+
+
 def test_a_group_that_is_not_declared_is_refused_before_anything_is_written(bench: Bench) -> None:
     bench.put(lisa=G())
     items = [

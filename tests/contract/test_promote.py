@@ -37,7 +37,15 @@ def test_what_is_due_is_merged_by_due_and_the_rest_stays(bench: Bench) -> None:
     )  # fmt: skip
 
 
+def test_what_was_due_before_1970_moves_like_any_other(bench: Bench) -> None:
+    bench.put(waiting={"w1": -5, "w2": 0}, body=BODIES, lisa=G(retry={"r1": -3}))
+    assert bench.call(Promote(TOPIC)).moved == 3
+    rows = [Row("w1", -5), Row("r1", -3), Row("w2", 0)]
+    bench.check(body=BODIES, stats={"promoted": 2}, lisa=G(ready=rows))
+
+
 def test_it_is_never_early(bench: Bench) -> None:
+    bench.call(Promote(TOPIC))  # the server knows the script from here on
     due = bench.clock() + 60
     bench.put(waiting={"a": due}, body={"a": "A-"}, lisa=G())
     while not (said := bench.call(Promote(TOPIC))).moved:
@@ -45,6 +53,16 @@ def test_it_is_never_early(bench: Bench) -> None:
         assert said.next_due_ms == due
     assert said.now_ms >= due
     assert bench.clock() >= due
+
+
+def test_it_is_never_early_by_less_than_a_millisecond_either(bench: Bench) -> None:
+    bench.put(lisa=G())
+    for n in range(25):
+        due = bench.clock() + 3
+        bench.store.ask("ZADD", bench.keys.waiting, due, f"m{n}")
+        while not bench.call(Promote(TOPIC)).moved:
+            pass
+        assert bench.clock() >= due
 
 
 def test_the_limit_cuts_and_the_next_call_goes_on(bench: Bench) -> None:

@@ -54,6 +54,11 @@ def test_the_topics_ack_timeout_decides(bench: Bench) -> None:
     assert said.next_end_ms <= 30_000
 
 
+def test_a_due_time_before_1970_is_told_as_any_other(bench: Bench) -> None:
+    bench.put(body=BODIES, lisa=G(ready=[Row("a", -5, 1, "c1", LONG)]))
+    assert [one.due_ms for one in bench.call(Reclaim(TOPIC, "lisa")).moved] == [-5]
+
+
 def test_a_lease_of_its_own_is_kept_to(bench: Bench) -> None:
     bench.put(
         body=BODIES,

@@ -400,6 +400,14 @@ async def test_what_is_past_its_ttl_or_cannot_be_read_is_not_handed_out(
     assert (await hub.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
 
 
+async def test_a_pull_goes_on_past_entries_whose_messages_are_gone(hub: Hub, topic: str) -> None:
+    sent = [(await hub.sender.offer(topic, Outgoing("x"))).id for _ in range(5)]
+    body = hub.store.keys.topic(topic).body
+    await hub.store.drive(hub.store.command("DEL", *[body(one) for one in sent[:4]]))
+    found = await hub.room.pull(topic, most=2)
+    assert [one.message.id for one in found] == [sent[4]]
+
+
 async def test_the_gateway_is_seen_as_a_consumer_as_long_as_somebody_pulls(
     redis_url: str, topic: str, hub: Hub
 ) -> None:

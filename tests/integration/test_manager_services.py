@@ -268,10 +268,10 @@ class TestReclaimer:
     ) -> None:
         cast.configure(ack_timeout="300", retry_delays="60000")
         sent = cast.send({"n": 1})
+        before = time.monotonic()
         (entry,) = cast.take()
-        began = time.monotonic()
         at = instant(kit.reclaimer.step(["orders"]))
-        assert at == pytest.approx(began + 0.3, abs=0.05)
+        assert before + 0.299 <= at <= time.monotonic() + 0.301
         assert cast.state(sent) == "in_flight"
         time.sleep(max(0.0, at - time.monotonic()))
         before_ms = cast.now_ms()
@@ -381,7 +381,7 @@ class TestReclaimer:
         before = calls(raw, "evalsha")
         began = time.monotonic()
         at = instant(kit.reclaimer.step(["orders"]))
-        assert at == pytest.approx(began + 5, abs=0.1)
+        assert began + 5 <= at <= time.monotonic() + 5
         assert instant(kit.reclaimer.step(["orders"])) == at  # hurried for nothing
         assert calls(raw, "evalsha") == before
 

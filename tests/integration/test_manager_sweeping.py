@@ -35,6 +35,18 @@ class TestSweeper:
             "in_flight", "expired", "ready",
         ]  # fmt: skip
 
+    def test_goes_through_all_pages_of_what_is_past_its_ttl(
+        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lisa.manager.sweeper.PAGE", 2)
+        flying = cast.send(ttl_ms=1)
+        cast.take()
+        sent = [cast.send(ttl_ms=2) for _ in range(6)]
+        time.sleep(0.05)
+        kit.sweeper.step("orders")
+        assert [cast.state(one) for one in sent] == ["expired"] * 6
+        assert cast.state(flying) == "in_flight"
+
     def test_forgets_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -312,6 +312,16 @@ def test_the_topic_is_registered_while_sending(
     assert registered_at() is not None
 
 
+def test_a_topic_is_known_before_its_first_message_is_there(
+    producer: Either, topic: Topic
+) -> None:
+    """Else a sender that dies between would leave a message that no manager sees."""
+    topic.store.ask("HSET", topic.keys.options, "max_body_bytes", "1")
+    with pytest.raises(InvalidMessage, match="at most 1"):
+        producer.send("orders", "too long", delay=HOUR)
+    assert topic.store.ask("ZSCORE", topic.store.keys.topics, "orders") is not None
+
+
 def test_what_only_reads_registers_nothing(producer: Either, topic: Topic) -> None:
     producer.ask("get", "orders", "a")
     producer.ask("cancel", "orders", "a")

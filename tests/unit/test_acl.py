@@ -198,8 +198,18 @@ def test_the_reader_hears_nothing() -> None:
 
 
 def test_a_cluster_s_client_asks_more() -> None:
-    assert {"+cluster|slots", "+command"} <= set(lisa("producer", "--cluster").split())
+    assert {"+cluster|slots", "+asking"} <= set(lisa("producer", "--cluster").split())
     assert "+cluster|slots" not in lisa("producer")
+
+
+@pytest.mark.parametrize("role", acl.ROLES)
+def test_who_waits_for_replicas_needs_a_right_for_it(role: str) -> None:
+    waits = role in ("producer", "gateway")
+    assert "+wait" not in lisa(role).split()
+    assert ("+wait" in lisa(role, "--durability").split()) == waits
+    assert "waitaof" not in lisa(role, "--durability")  # not known whether the server has it
+    newest = acl.rights_of([role], newer=["waitaof"], durability=True)
+    assert ("waitaof" in newest) == waits
 
 
 def test_a_document_for_programs() -> None:

@@ -14,7 +14,7 @@ from lisa.consumer.batches import Collector
 from lisa.consumer.handlers import Plan, Receiver
 from lisa.consumer.held import Held, Verdict, heavier, reason_of, verdict_of
 from lisa.consumer.pace import MOST, Pace
-from lisa.consumer.running import NOBODY, arun, on_batch, on_message, run
+from lisa.consumer.running import NOBODY, arun, on_batch, on_message, on_message_here, run
 from lisa.consumer.slots import Slots, Turn
 from lisa.core.envelope import encode_envelope
 from lisa.core.errors import InvalidMessage
@@ -211,6 +211,23 @@ def test_sys_exit_in_a_handler_is_a_failure() -> None:
     verdict = run(on_message(of(leaves), held()), no_wait)
     assert verdict is not None
     assert verdict.reason == "SystemExit: 3"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("boom"), SystemExit(3), Discard("no")])
+@pytest.mark.parametrize("value", [None, False, 0])
+def test_a_single_receiver_takes_a_shorter_way_to_the_same_verdict(
+    error: BaseException | None, value: object
+) -> None:
+    def handle(message: Message) -> object:
+        if error is not None:
+            raise error
+        return value
+
+    plan = of(handle)
+    here, there = on_message_here(plan, held(), no_wait), run(on_message(plan, held()), no_wait)
+    assert (here is None) == (there is None) == (error is None and value is not False)
+    if here is not None and there is not None:
+        assert (here.reason, here.delay) == (there.reason, there.delay)
 
 
 def test_an_error_of_lisas_own_in_a_handler_is_retried_not_discarded() -> None:

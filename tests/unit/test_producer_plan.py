@@ -11,6 +11,7 @@ import pytest
 
 from lisa.core.clock import MAX_DUE_MS
 from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.keys import check_group, check_topic
 from lisa.core.retry_policy import RetryPolicy
 from lisa.producer import OnDuplicate, Outgoing, Producer
 from lisa.producer.plan import Plan, SendOptions
@@ -131,6 +132,13 @@ def test_outgoing_inherits_what_it_leaves_open() -> None:
     )
     assert (own.due, own.ttl_ms, own.policy, own.headers) == ("7", 1_000, "", b"0000")
     assert own.on_duplicate is OnDuplicate.KEEP
+
+
+@pytest.mark.parametrize("name", ["a|b", "a}b", "{a", "a\nb"])
+def test_names_hold_nothing_that_keys_are_made_of(name: str) -> None:
+    for check in (check_topic, check_group):
+        with pytest.raises(InvalidMessage, match="is not allowed"):
+            check(name)
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "t{1}", "x" * 129, "é", None, 7, ["orders"]])

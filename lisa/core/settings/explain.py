@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from lisa.core.settings.layers import Layers
 
-_SECRET = ("url", "password", "username")
+_SECRET = ("url", "password", "username", "sentinel_password", "sentinel_username")
 
 
 def explain(error: "ValidationError", layers: "Layers") -> ConfigError:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, ValidationIn
 from lisa.core.clock import parse_zone
 from lisa.core.options import PRODUCER_RETRY_TIME, check_option
 from lisa.core.retry_policy import MAX_RETRIES
-from lisa.core.settings.sections import Duration, Policy, Section, listed
+from lisa.core.settings.sections import DurabilityField, Duration, Policy, Section, listed
 
 
 class GatewayServerSettings(Section):
@@ -62,6 +62,10 @@ class GatewayServerSettings(Section):
         ge=timedelta(0),
         le=PRODUCER_RETRY_TIME,
         description="How long a request waits for a server that does not answer, before its 503.",
+    )
+    durability: DurabilityField = Field(
+        default=None,
+        description="When a message counts as sent, or cancelled: as a producer's `durability`.",
     )
     grace: Duration = Field(
         default=timedelta(seconds=10),

@@ -18,7 +18,7 @@ from lisa.core.settings.environment import read_environment
 from lisa.core.settings.file import read_file
 
 Tree = dict[str, Any]
-_CREDENTIALS = ("username", "password")
+_CREDENTIALS = ("username", "password", "sentinel_username", "sentinel_password")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from lisa.core.settings.layers import Layers
 from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
+    DurabilityField,
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,
@@ -220,6 +221,11 @@ class ProducerSettings(RoleSettings):
         default=None,
         description="Zone of datetimes that name none: `Asia/Shanghai`, `+08:00`. "
         "Unset: they are refused.",
+    )
+    durability: DurabilityField = Field(
+        default=None,
+        description="When a write counts as done: `replicas(1)` once one replica has it, "
+        "`replicas(1, fsync)` once its disk has it. Unset: once the primary has it.",
     )
 
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from lisa.core.clock import parse_duration
 from lisa.core.cron import read_schedule
+from lisa.core.durability import Replicas, parse_durability
 from lisa.core.errors import ConfigError
 from lisa.core.keys import check_group, check_topic
 from lisa.core.options import check_option
@@ -32,6 +33,16 @@ LARGEST_BATCH = 500
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Millis = Annotated[timedelta, BeforeValidator(partial(parse_duration, bare_ms=True))]
 Policy = Annotated[InstanceOf[RetryPolicy], BeforeValidator(RetryPolicy.parse)]
+
+
+def _durability(value: object) -> Replicas | None:
+    try:
+        return parse_durability(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+DurabilityField = Annotated[InstanceOf[Replicas] | None, BeforeValidator(_durability)]
 Batch = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_BATCH))]
 
 
@@ -77,11 +88,18 @@ class RedisSettings(Section):
     url: str = Field(
         default="redis://localhost:6379/0",
         repr=False,
-        description="The server: `redis://HOST:PORT/DB`, or `rediss://` for TLS.",
+        description="The server: `redis://HOST:PORT/DB`, or `rediss://` for TLS. Also "
+        "`redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and `redis+cluster://HOST:PORT,HOST:PORT`.",
     )
     username: str | None = Field(default=None, description="User name, where the URL holds none.")
     password: SecretStr | None = Field(
         default=None, description="Password, where the URL holds none."
+    )
+    sentinel_username: str | None = Field(
+        default=None, description="User name at the sentinels, where they ask for one."
+    )
+    sentinel_password: SecretStr | None = Field(
+        default=None, description="Password at the sentinels, where they ask for one."
     )
     socket_timeout: Duration | None = Field(
         default=None,

@@ -1,0 +1,157 @@
+"""Every script that moves messages, at its largest batch, over and over.
+
+What a call meets is as unfavourable as can be: ids that lie anywhere among the waiting millions, a
+stream and an index with hundreds of thousands of entries.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from benchmarks.safety.fill import BATCH, BODY, GROUP, TOPIC, due_text, waiting_id
+from lisa.core.envelope import encode_envelope
+from lisa.core.store import chunks
+from lisa.core.stream import Entry
+from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.base import Transition
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
+from lisa.core.transitions.expire import Expire
+from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.mend import Mend
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.prune import Prune
+from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.purge import Purge
+from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.release import Release
+from lisa.core.transitions.requeue import Requeue
+from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.restore import Place, Restore, RestoreItem
+from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.trim import Trim
+
+__all__ = ["Round"]
+
+TOKEN = "T" * 8
+CONSUMER = "measured"
+Calls: TypeAlias = Generator[Transition[Any], Any, Any]
+"""Yields transitions, and is sent their replies."""
+
+
+class Round:
+    """One round: `calls` yields each transition and is sent its reply.
+
+    Afterwards as many messages wait as before.
+    """
+
+    def __init__(self, number: int, waiting: int) -> None:
+        self._number = number
+        self._waiting = waiting
+        self._random = random.Random(number)
+        self._now_ms = time.time_ns() // 1_000_000
+
+    def calls(self) -> Calls:
+        """All of them, each after what it needs."""
+        yield from self._through_every_place()
+        yield from self._among_the_waiting()
+        yield from self._ends()
+
+    def _ids(self, stem: str) -> list[str]:
+        return [f"{stem}-{self._number}-{i:03}" for i in range(BATCH)]
+
+    def _send(self, ids: Sequence[str], due: str, ttl_ms: int | None = None) -> Enqueue:
+        data = [encode_envelope(TOKEN, BODY)] * len(ids)
+        ttls = [ttl_ms] * len(ids)
+        return Enqueue(TOPIC, TOKEN, ids, [due], data, ttls, (), OnDuplicate.KEEP)
+
+    def _take(self, timeout_ms: int | None = None) -> Calls:
+        pulled = yield Pull(TOPIC, GROUP, CONSUMER, BATCH, timeout_ms)
+        _check(len(pulled.entries) == BATCH, pulled)
+        return pulled.entries
+
+    def _fail_all(self, delay: int | Literal["discard"]) -> Calls:
+        entries: list[Entry] = yield from self._take()
+        for some in chunks(entries, BATCH // Retry.steps):
+            yield Retry(TOPIC, GROUP, [Failure(one.id, one.entry, "no", delay) for one in some])
+
+    def _through_every_place(self) -> Calls:
+        ids = self._ids("moved")
+        yield self._send(ids, "+0")
+        entries: list[Entry] = yield from self._take()
+        yield Open(TOPIC, GROUP, entries, 60_000)
+        receipts = [(one.id, one.entry) for one in entries]
+        for pairs in chunks(receipts, BATCH // Extend.steps):
+            yield Extend(TOPIC, GROUP, CONSUMER, pairs, 60_000)
+        for pairs in chunks(receipts, BATCH // Release.steps):
+            yield Release(TOPIC, GROUP, pairs)
+        yield from self._fail_all(0)
+        promoted = yield Promote(TOPIC)
+        _check(promoted.moved == BATCH, promoted)
+        yield from self._take(1)
+        time.sleep(0.003)
+        for _ in range(2):
+            yield Reclaim(TOPIC, GROUP, window=BATCH)
+        for names in chunks(ids, BATCH // Reschedule.steps):
+            yield Reschedule(TOPIC, [(one, "+0") for one in names])
+        yield Promote(TOPIC)
+        yield from self._fail_all("discard")
+        yield Requeue(TOPIC, GROUP, ids)
+        yield Promote(TOPIC)
+        yield Trim(TOPIC, GROUP, window=BATCH)
+        entries = yield from self._take()
+        acked = yield Ack(TOPIC, GROUP, [
+            Settlement(one.id, one.entry, f"{TOKEN}-", one.due_ms, 1, "c") for one in entries
+        ])  # fmt: skip
+        _check(set(acked) == {"acked"}, acked)
+
+    def _among_the_waiting(self) -> Calls:
+        """Ids from anywhere: looked at, put elsewhere, taken away, and sent anew."""
+        numbers = self._random.sample(range(self._waiting), min(BATCH, self._waiting))
+        ids = [waiting_id(number) for number in numbers]
+        for names in chunks(ids, BATCH // Inspect.steps):
+            yield Inspect(TOPIC, names)
+        for names in chunks(ids, BATCH // Mend.steps):
+            yield Mend(TOPIC, names)
+        for some in chunks(numbers, BATCH // Reschedule.steps):
+            moves = [(waiting_id(n), due_text(n + self._number, self._now_ms)) for n in some]
+            yield Reschedule(TOPIC, moves)
+        for names in chunks(ids, BATCH // Cancel.steps):
+            yield Cancel(TOPIC, names)
+        dues = [due_text(number, self._now_ms) for number in numbers]
+        data = [encode_envelope(TOKEN, BODY)] * len(ids)
+        yield Enqueue(TOPIC, TOKEN, ids, dues, data, (), (), OnDuplicate.REPLACE)
+
+    def _ends(self) -> Calls:
+        """Full batches that expire, are purged, and come back from an archive."""
+        ids = self._ids("late")
+        yield self._send(ids, "1", ttl_ms=1)
+        for names in chunks(ids, BATCH // Expire.steps):
+            yield Expire(TOPIC, names)
+        ids = self._ids("dead")
+        yield self._send(ids, "+0")
+        yield from self._fail_all("discard")
+        for names in chunks(ids, BATCH // Purge.steps):
+            yield Purge(TOPIC, GROUP, names)
+        ids, dead = self._ids("restored"), (Place(GROUP, "garbage", 5, 2),)
+        data = encode_envelope(TOKEN, BODY)
+        for names in chunks(ids, BATCH // Restore.steps):
+            yield Restore(TOPIC, [
+                RestoreItem(one, data, 4_000_000_000_000, None, "0,5", dead[i % 2 :])
+                for i, one in enumerate(names)
+            ])  # fmt: skip
+        for names in chunks(ids, BATCH // Purge.steps):
+            yield Purge(TOPIC, GROUP, names)
+        for names in chunks(ids, BATCH // Cancel.steps):
+            yield Cancel(TOPIC, names)
+        yield Prune(TOPIC)
+
+
+def _check(as_foreseen: object, reply: object) -> None:
+    if not as_foreseen:
+        raise SystemExit(f"a batch was not whole, so its time says nothing: {str(reply)[:200]}")

@@ -1,0 +1,131 @@
+"""How long calls hold the server up: by its own clock, and as another client sees it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import redis
+
+from lisa.core.store import SyncStore
+from lisa.core.transitions.base import Transition
+
+__all__ = ["BOUND_MS", "Call", "Observer", "Stopwatch", "quantile", "summary"]
+
+BOUND_MS = 5.0
+PING_EVERY_S = 0.001
+IDLE = "local n = 0 for i = 1, tonumber(ARGV[1]) do n = n + i end return n"
+"""Takes time and does nothing."""
+
+
+class Call(NamedTuple):
+    """One call: how long it took by the server's clock, and how long its thread had a core.
+
+    The difference is what other processes took. `core_ms` holds the reading of the request and a
+    question for the clocks as well, some 0.1 ms.
+    """
+
+    took_ms: float
+    core_ms: float
+
+
+class Stopwatch:
+    """Runs transitions, and notes each call by the name of its script."""
+
+    def __init__(self, store: SyncStore, pid: int) -> None:
+        self._store = store
+        self._schedule = Path(f"/proc/{pid}/schedstat")
+        self.calls: dict[str, list[Call]] = defaultdict(list)
+
+    def run(self, transition: Transition[Any]) -> Any:
+        """One transition, timed."""
+        before = self._clocks("evalsha")
+        reply = self._store.call(transition)
+        self._note(transition.script, before, self._clocks("evalsha"))
+        return reply
+
+    def idle(self, name: str, loops: int) -> float:
+        """A script that does nothing but count, timed; its milliseconds."""
+        before = self._clocks("eval")
+        self._store.ask("EVAL", IDLE, 0, loops)
+        self._note(name, before, self._clocks("eval"))
+        return self.calls[name][-1].took_ms
+
+    def ping(self, name: str) -> None:
+        """PING, timed."""
+        before = self._clocks("ping")
+        self._store.ask("PING")
+        self._note(name, before, self._clocks("ping"))
+
+    def _note(self, name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
+        took, core = after[0] - before[0], after[1] - before[1]
+        self.calls[name].append(Call(took / 1e3, core / 1e6))
+
+    def _clocks(self, command: str) -> tuple[int, int]:
+        """Microseconds that the command has taken so far, nanoseconds that the thread has run.
+
+        The server waits for us when it is asked: the system's count of the latter is up to date.
+        """
+        stats = self._store.ask("INFO", "commandstats").decode()
+        found = re.search(rf"cmdstat_{command}:calls=\d+,usec=(\d+)", stats)
+        return int(found[1]) if found else 0, int(self._schedule.read_text("ascii").split()[0])
+
+
+class Observer:
+    """Another client, in a process of its own, that pings a thousand times a second."""
+
+    def __init__(self, url: str) -> None:
+        spawning = multiprocessing.get_context("spawn")
+        self._stop = spawning.Event()
+        self._ours, theirs = spawning.Pipe(duplex=False)
+        self._process = spawning.Process(target=_observe, args=(url, self._stop, theirs))
+        self.seen_ms: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self._ours.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.seen_ms = self._ours.recv()
+        self._process.join()
+
+
+def _observe(url: str, stop: Event, theirs: Any) -> None:
+    seen: list[float] = []
+    with redis.Redis.from_url(url) as client:
+        client.ping()
+        theirs.send(None)
+        while not stop.is_set():
+            began = time.perf_counter()
+            client.ping()
+            seen.append((time.perf_counter() - began) * 1e3)
+            time.sleep(PING_EVERY_S)
+    theirs.send(seen)
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value that so large a part of them does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
+
+
+def summary(calls: Sequence[Call]) -> dict[str, float]:
+    """What is told of one script's calls."""
+    found: dict[str, float] = {"calls": len(calls)}
+    for name, values in (("took", [one.took_ms for one in calls]),
+                         ("core", [one.core_ms for one in calls])):  # fmt: skip
+        found |= {
+            f"{name}_least_ms": round(min(values), 3),
+            f"{name}_median_ms": round(quantile(values, 0.5), 3),
+            f"{name}_p99_9_ms": round(quantile(values, 0.999), 3),
+            f"{name}_max_ms": round(max(values), 3),
+            f"{name}_over": sum(one >= BOUND_MS for one in values),
+        }
+    return found

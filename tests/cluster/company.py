@@ -1,0 +1,230 @@
+"""All roles at work on one topology, as processes, and what they wrote down outside of Redis."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from lisa import Producer
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from tests.servers import Process, Processes
+
+PAUSE_S, DELAY_S = 0.006, 0.3
+WATCHED_S = 2.0
+SETTLED_WITHIN_S = 2.0
+"""After a failover lateness is normal again by then."""
+BUSY = 4.0
+"""A load of each core above which the machine has more to do than tests of its own."""
+
+ACK_TIMEOUT_S = 2
+RETRIES = ", ".join(["0s"] * 3 + ["1s"] * 10)
+REDELIVERED_WITHIN = timedelta(seconds=30)
+"""The last are handled by then, also those whose first delivery a failover swallowed."""
+
+SHOP = """
+import os, time
+from lisa import Consumer
+file = os.open({ledger!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+consumer = Consumer(concurrency=4)
+def handle(message):
+    os.write(file, f"{{message.topic}} {{message.id}} {{message.due_ms}} "
+                   f"{{time.time()}} {{message.attempt}}\\n".encode())
+for topic in {topics!r}:
+    consumer.subscribe(topic, handle)
+"""
+
+
+class Handled(NamedTuple):
+    """One delivery to a handler, by the machine's clock."""
+
+    topic: str
+    id: str
+    due: float
+    at: float
+    attempt: int
+
+    @property
+    def late_s(self) -> float:
+        """Seconds after due."""
+        return self.at - self.due
+
+
+@dataclass
+class Sent:
+    """What senders wrote."""
+
+    tried: dict[str, float]
+    confirmed: dict[str, float]
+    refused: list[str]
+
+
+class Company:
+    """Two managers, a consumer and a sender, on topics that a manager declares."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        directory: Path,
+        topics: Sequence[str],
+        urls: Mapping[str, str],
+        *,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        """`urls`: by role (manager, consumer, producer), or one for all under ''."""
+        self.topics = list(topics)
+        self._sent, self._handled = directory / "sent", directory / "handled"
+        shop = directory / "shop.py"
+        shop.write_text(SHOP.format(ledger=str(self._handled), topics=self.topics))
+        settings = directory / "manager.yml"
+        settings.write_text(
+            "lisa-delay-queue:\n  groups:\n"
+            + "".join(
+                f"    - {{topic: {name}, group: g, ack-timeout: {ACK_TIMEOUT_S}s, "
+                f"retry-delays: [{RETRIES}]}}\n"
+                for name in topics
+            )
+        )
+
+        def url(role: str) -> str:
+            return urls.get(role) or urls[""]
+
+        self._url = url("producer")
+        self.managers = [
+            processes.start("-m", "lisa.cli.manager", "--config", str(settings), "--redis",
+                            url("manager"))
+            for _ in range(2)
+        ]  # fmt: skip
+        self.consumer = processes.start("-m", "lisa.cli.consumer", "shop", "--redis",
+                                        url("consumer"))  # fmt: skip
+        self.sender = processes.start(
+            "-m", "tests.cluster.sender", url("producer"), str(self._sent), str(pause_s),
+            str(DELAY_S), *topics,
+        )  # fmt: skip
+
+    @property
+    def roles(self) -> list[Process]:
+        """All processes."""
+        return [*self.managers, self.consumer, self.sender]
+
+    def handled(self) -> list[Handled]:
+        """All deliveries so far, in their order."""
+        if not self._handled.exists():
+            return []
+        rows = [line.split() for line in self._handled.read_text().splitlines()]
+        return [
+            Handled(row[0], row[1], int(row[2]) / 1000, float(row[3]), int(row[4]))
+            for row in rows
+            if len(row) == 5
+        ]
+
+    def sent(self) -> Sent:
+        """What was tried and confirmed so far: by `topic id`, and when."""
+        found = Sent({}, {}, [])
+        if not self._sent.exists():
+            return found
+        for line in self._sent.read_text().splitlines():
+            what, topic, name, at, *rest = line.split(maxsplit=4)
+            if what == "try":
+                found.tried[f"{topic} {name}"] = float(at)
+            elif what == "sent":
+                found.confirmed[f"{topic} {name}"] = float(at)
+            else:
+                found.refused.append(f"{name}: {rest}")
+        return found
+
+    def wait_until_at_work(self) -> None:
+        """Until every topic's messages arrive."""
+        wait_until(
+            lambda: {one.topic for one in self.handled()} == set(self.topics),
+            timeout=timedelta(seconds=30),
+        )
+
+    def watch(self) -> float:
+        """Watch lateness for a while, from now on, and tell it."""
+        began = time.time()
+        time.sleep(WATCHED_S)
+        return self.late_s(began)
+
+    def late_s(
+        self, since: float, until: float = math.inf, topics: Sequence[str] | None = None
+    ) -> float:
+        """How late messages due between two instants were, first attempts: the 95th percentile."""
+        found = sorted(
+            one.late_s
+            for one in self.handled()
+            if since <= one.due < until and one.attempt == 1 and (not topics or one.topic in topics)
+        )
+        assert len(found) > 20, f"nearly nothing was handled: {len(found)}\n{self.said()}"
+        return found[len(found) * 95 // 100]
+
+    def is_soon_normal(
+        self, before: float, recovered: float, topics: Sequence[str] | None = None
+    ) -> str:
+        """Watch until it is certain that lateness is normal within two seconds; in words.
+
+        Normal is what it was before, or is from then on: who shares this machine may be busier now.
+        Where each core has several times its work to do, it may take so much longer.
+        """
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        back = recovered + SETTLED_WITHIN_S * max(1.0, load / BUSY)
+        end = back + 2 * WATCHED_S
+        time.sleep(max(0.0, end + DELAY_S - time.time()))
+        seen = self.late_s(back, back + WATCHED_S, topics)
+        normal = max(before, self.late_s(back + WATCHED_S, end, topics))
+        said = (f"late by {seen * 1000:.0f} ms {back - recovered:.1f} s after, "
+                f"normal {normal * 1000:.0f} ms")  # fmt: skip
+        assert seen < 2 * normal + 0.1, f"{said}\n{self.said()}"
+        return said
+
+    def close(self, *, may_refuse: bool = False) -> str:
+        """End the sender, and prove that what a replica confirmed was handled; in words.
+
+        may_refuse: a topic that paused for longer than a producer's patience lost nothing.
+        """
+        assert self.sender.stop() == 0, self.sender.output
+        sent = self.sent()
+        sure = [name for name in sent.confirmed if " p-" not in name]
+        plain = [name for name in sent.confirmed if " p-" in name]
+        assert len(sure) > 100
+        assert may_refuse or sent.refused == [], self.said()
+        absent = self.missing(sure, REDELIVERED_WITHIN)
+        assert absent == [], f"{self._found(absent)}\n{self.said()}"
+        lost = self.missing(plain, timedelta(seconds=1))
+        assert all(role.alive for role in [*self.managers, self.consumer]), self.said()
+        early = [one for one in self.handled() if one.late_s < 0]
+        assert early == []
+        again = len(self.handled()) - len({(one.topic, one.id) for one in self.handled()})
+        return (
+            f"{len(sure)} confirmed by a replica, 0 lost; {len(plain)} confirmed by the primary "
+            f"alone, {len(lost)} lost{': ' if lost else ''}{' '.join(lost)}; {again} handled again"
+        )
+
+    def _found(self, names: Sequence[str]) -> str:
+        """What the server knows of some `topic id`s."""
+        with Producer(self._url) as producer:
+            rows = [(name, producer.get(*name.split(" ", 1))) for name in names[:20]]
+        return f"{len(names)} missing:\n" + "\n".join(f"{name}: {row}" for name, row in rows)
+
+    def missing(self, wanted: Sequence[str], within: timedelta) -> list[str]:
+        """Of `topic id`s, those that no handler has seen after so long."""
+
+        def absent() -> list[str]:
+            seen = {f"{one.topic} {one.id}" for one in self.handled()}
+            return [name for name in wanted if name not in seen]
+
+        ends = time.monotonic() + within.total_seconds()
+        while (left := absent()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        return left
+
+    def said(self) -> str:
+        """What the roles logged."""
+        return "\n".join(f"--- {role.pid}\n{role.output}" for role in self.roles)

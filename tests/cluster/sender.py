@@ -1,0 +1,98 @@
+"""A program that sends to some topics until it is told to end: python -m tests.cluster.sender.
+
+URL LEDGER PAUSE_S DELAY_S TOPIC...
+
+At the same time: sends that count once a replica has them, ids s-1, s-2, ...; sends that do not ask
+for that, p-1, ...; and, as the first, by several tasks of an event loop, a-1, ... The ledger says
+what was tried, and what was confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import NamedTuple
+
+from lisa import AsyncProducer, LisaError, Producer, replicas
+
+
+def line(ledger: int, what: str, topic: str, name: str, said: object = "") -> None:
+    """Append to the ledger, which several threads share."""
+    os.write(ledger, f"{what} {topic} {name} {time.time()} {said}\n".encode())
+
+
+class Order(NamedTuple):
+    """What to do: see above."""
+
+    url: str
+    ledger: int
+    pause_s: float
+    delay: timedelta
+    topics: list[str]
+    ended: threading.Event
+
+
+def send(order: Order, producer: Producer, kind: str, topic: str) -> None:
+    """One topic's share, by a thread: a topic that pauses is not to hold up the others."""
+    for number in itertools.count(1):
+        if order.ended.wait(order.pause_s * len(order.topics)):
+            return
+        name = f"{kind}-{number}"
+        line(order.ledger, "try", topic, name)
+        try:
+            producer.send(topic, name, id=name, delay=order.delay)
+        except LisaError as error:
+            line(order.ledger, "not", topic, name, repr(error))
+        else:
+            line(order.ledger, "sent", topic, name)
+
+
+async def send_too(order: Order, producer: AsyncProducer, topic: str) -> None:
+    """The same by a task."""
+    for number in itertools.count(1):
+        await asyncio.sleep(order.pause_s * len(order.topics))
+        if order.ended.is_set():
+            return
+        name = f"a-{number}"
+        line(order.ledger, "try", topic, name)
+        try:
+            await producer.send(topic, name, id=name, delay=order.delay)
+        except LisaError as error:
+            line(order.ledger, "not", topic, name, repr(error))
+        else:
+            line(order.ledger, "sent", topic, name)
+
+
+async def tasks(order: Order) -> None:
+    """All topics, with an `AsyncProducer`."""
+    async with AsyncProducer(order.url, durability=replicas(1)) as producer:
+        await asyncio.gather(*(send_too(order, producer, topic) for topic in order.topics))
+
+
+def main() -> None:
+    url, place, pause_s, delay_s, *topics = sys.argv[1:]
+    ledger = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    ended = threading.Event()
+    order = Order(url, ledger, float(pause_s), timedelta(seconds=float(delay_s)), topics, ended)
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with Producer(url, durability=replicas(1)) as sure, Producer(url) as plain:
+        threads = [
+            threading.Thread(target=send, args=(order, producer, kind, topic))
+            for producer, kind in ((sure, "s"), (plain, "p"))
+            for topic in topics
+        ]
+        for thread in threads:
+            thread.start()
+        asyncio.run(tasks(order))
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""A call with `durability=replicas(n)` returns once so many replicas have what it wrote."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import ConfigError, NotReplicated, Producer, ServerUnavailable, replicas
+from lisa.core.keys import Keys
+from tests import topologies
+from tests.gateways import Gateway
+from tests.producers import Either, LossyProxy
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.topologies import Node
+
+KEYS = Keys().topic("orders")
+HOUR = timedelta(hours=1)
+BRIEF = timedelta(seconds=0.25)
+"""A patience that a test waits out."""
+
+
+@pytest.fixture(scope="module")
+def pair_of(kind: str) -> Iterator[tuple[Node, Node]]:
+    with topologies.replicated(kind) as (primary, (replica,)):
+        yield primary, replica
+
+
+@pytest.fixture
+def pair(pair_of: tuple[Node, Node]) -> Iterator[tuple[Node, Node]]:
+    """A primary and its replica, both empty."""
+    primary, replica = pair_of
+    primary.ask("FLUSHALL")
+    primary.ask("WAIT", 1, 5_000)
+    yield primary, replica
+    replica.go_on()
+    wait_until(lambda: primary.ask("INFO").count(b"state=online") == 1)
+
+
+@pytest.fixture(params=["sync", "async"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Either]]:
+    """Either producer."""
+    made: list[Either] = []
+
+    def one(url: str, **options: Any) -> Either:
+        made.append(Either(request.param, url, durability=replicas(1), **options))
+        return made[-1]
+
+    yield one
+    for producer in made:
+        producer.close()
+
+
+def opened(producer: Either) -> Either:
+    """What is asked once, at the first call, is behind us."""
+    producer.send("orders", "first", id="first", delay=HOUR)
+    return producer
+
+
+def test_a_send_returns_once_the_replica_has_it(
+    pair: tuple[Node, Node], make: Callable[..., Either]
+) -> None:
+    primary, replica = pair
+    producer = opened(make(primary.server.url))
+    replica.stop_for_a_while()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(producer.send, "orders", "x", id="x", delay=HOUR)
+        wait_until(lambda: primary.ask("EXISTS", KEYS.body("x")))
+        time.sleep(0.3)
+        assert not sending.done()
+        replica.go_on()
+        assert sending.result(10) == "x"
+    assert replica.ask("EXISTS", KEYS.body("x")) == 1
+
+
+CALLS: dict[str, Callable[[Either], object]] = {
+    "send": lambda one: one.send("orders", "x", id="x", delay=HOUR),
+    "send_many": lambda one: one.send_many("orders", ["x", "y"], delay=HOUR),
+    "stream": lambda one: one.stream("orders", ["x", "y"], 2),
+    "cancel": lambda one: one.ask("cancel", "orders", "first"),
+    "cancel_many": lambda one: one.ask("cancel_many", "orders", ["first"]),
+    "reschedule": lambda one: one.ask("reschedule", "orders", "first", delay=2 * HOUR),
+    "fire_now": lambda one: one.ask("fire_now", "orders", "first"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_call_that_writes_returns_unconfirmed(
+    pair: tuple[Node, Node], make: Callable[..., Either], call: str
+) -> None:
+    primary, replica = pair
+    producer = opened(make(primary.server.url, patience=BRIEF))
+    replica.stop_for_a_while()
+    began = time.monotonic()
+    with pytest.raises(NotReplicated) as raised:
+        CALLS[call](producer)
+    assert isinstance(raised.value, ServerUnavailable)
+    assert BRIEF.total_seconds() <= time.monotonic() - began < BRIEF.total_seconds() + 2
+    assert re.search(r"written by \S+, but 0 replicas confirmed it within 0.25 s where "
+                     r"replicas\(1\) is asked for", str(raised.value))  # fmt: skip
+    assert raised.value.ids
+    replica.go_on()
+    producer.ask("get", "orders", "first")  # reading asks for no replica
+
+
+def test_what_was_not_confirmed_can_be_sent_again(
+    pair: tuple[Node, Node], make: Callable[..., Either]
+) -> None:
+    primary, replica = pair
+    producer = opened(make(primary.server.url, patience=BRIEF))
+    replica.stop_for_a_while()
+    with pytest.raises(NotReplicated) as raised:
+        producer.send("orders", "x", delay=HOUR)
+    (message_id,) = raised.value.ids
+    replica.go_on()
+    assert producer.send("orders", "x", id=message_id, delay=HOUR) == message_id
+    assert replica.ask("ZCARD", KEYS.waiting) == 2
+    assert primary.ask("ZCARD", KEYS.waiting) == 2
+
+
+@pytest.mark.parametrize("again", ["send", "cancel", "reschedule"])
+def test_who_writes_nothing_waits_for_what_was_written_before(
+    pair: tuple[Node, Node], make: Callable[..., Either], again: str
+) -> None:
+    """The danger of WAIT: on another connection, that wrote nothing, it confirms at once."""
+    primary, replica = pair
+    at_ms = int(time.time() * 1000) + 3_600_000
+    calls: dict[str, Callable[[Either], object]] = {
+        "send": lambda one: one.send("orders", "x", id="x", delay=HOUR),
+        "cancel": lambda one: one.ask("cancel", "orders", "first"),
+        "reschedule": lambda one: one.ask("reschedule", "orders", "first", at_ms=at_ms),
+    }
+    first, second = (opened(make(primary.server.url, patience=BRIEF)) for _ in range(2))
+    replica.stop_for_a_while()
+    for producer in (first, second):
+        with pytest.raises(NotReplicated):
+            calls[again](producer)
+    replica.go_on()
+    calls[again](second)
+    if again == "send":
+        assert replica.ask("EXISTS", KEYS.body("x")) == 1
+    elif again == "cancel":
+        assert replica.ask("EXISTS", KEYS.body("first")) == 0
+    else:
+        assert int(replica.ask("ZSCORE", KEYS.waiting, "first")) == at_ms
+
+
+def test_a_lost_reply_confirms_nothing(
+    pair: tuple[Node, Node], make: Callable[..., Either]
+) -> None:
+    primary, replica = pair
+    proxy = LossyProxy(primary.server.url)
+    producer = opened(make(proxy.url, patience=2 * BRIEF))
+    replica.stop_for_a_while()
+    proxy.lose(1)
+    with pytest.raises(NotReplicated):
+        producer.send("orders", "x", id="x", delay=HOUR)
+    assert proxy.lost == 1
+    replica.go_on()
+    proxy.lose(1)
+    assert producer.send("orders", "y", id="y", delay=HOUR) == "y"
+    assert proxy.lost == 2
+    assert replica.ask("ZCARD", KEYS.waiting) == 3
+    proxy.close()
+
+
+def test_nothing_is_asked_where_nothing_was_said(pair: tuple[Node, Node]) -> None:
+    primary, replica = pair
+    replica.stop_for_a_while()
+    primary.ask("CONFIG", "RESETSTAT")
+    with Producer(primary.server.url) as producer:
+        producer.cancel("orders", producer.send("orders", "x"))
+    said = primary.ask("INFO", "commandstats").decode()
+    assert "cmdstat_evalsha" in said
+    assert "cmdstat_wait" not in said
+
+
+def test_script_and_wait_share_a_connection(pair: tuple[Node, Node]) -> None:
+    """Many threads, one producer, and connections that are killed all the time."""
+    primary, _ = pair
+    watcher = Monitor(primary)
+    with (
+        Producer(primary.server.url, durability=replicas(1)) as producer,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        sending = [
+            pool.submit(producer.send, "orders", n, id=f"m{n}", delay=HOUR) for n in range(200)
+        ]
+        for _ in range(20):
+            watcher.kill_others()
+            time.sleep(0.005)
+        assert {one.result(20) for one in sending} == {f"m{n}" for n in range(200)}
+    by_connection = watcher.close()
+    waits = 0
+    for commands in by_connection.values():
+        for number, name in enumerate(commands):
+            if name == "wait":
+                waits += 1
+                assert commands[number - 2 : number] == ["evalsha", "set"], commands
+    assert waits >= 200
+
+
+class Monitor:
+    """What a server is told, connection by connection."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._socket = socket.create_connection(("127.0.0.1", node.server.port))
+        self._socket.sendall(b"MONITOR\r\n")
+        self._said = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        wait_until(lambda: b"+OK" in self._said)
+
+    def _read(self) -> None:
+        while data := self._socket.recv(1 << 16):
+            self._said += data
+
+    def kill_others(self) -> None:
+        """Cut every client's connection; neither this one nor the replica's."""
+        for line in self._node.ask("CLIENT", "LIST").decode().splitlines():
+            said = dict(one.partition("=")[::2] for one in line.split(" "))
+            if said["flags"] in ("N", "b") and said["cmd"] != "client|list":
+                self._node.ask("CLIENT", "KILL", "ID", said["id"])
+
+    def close(self) -> dict[str, list[str]]:
+        time.sleep(0.1)
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
+        self._socket.close()
+        found: dict[str, list[str]] = {}
+        for where, name in re.findall(r'\[0 ([\d.]+:\d+)\] "(\w+)"', self._said.decode("latin1")):
+            found.setdefault(where, []).append(name.lower())
+        return found
+
+
+def test_a_primary_that_wants_replicas_is_waited_for(pair: tuple[Node, Node]) -> None:
+    primary, replica = pair
+    with Producer(primary.server.url, patience=timedelta(seconds=15)) as producer:
+        producer.send("orders", "first")
+        try:
+            for name, value in (("to-write", 1), ("max-lag", 1)):
+                primary.ask("CONFIG", "SET", f"min-replicas-{name}", value)
+            replica.stop_for_a_while()
+            wait_until(lambda: primary.info("min_slaves_good_slaves") == "0")
+            with ThreadPoolExecutor(1) as pool:
+                sending = pool.submit(producer.send, "orders", "x", id="x", delay=HOUR)
+                time.sleep(0.3)
+                assert not sending.done()
+                replica.go_on()
+                assert sending.result(15) == "x"
+        finally:
+            primary.ask("CONFIG", "SET", "min-replicas-to-write", 0)
+
+
+def test_fsync_counts_disks(kind: str, pair: tuple[Node, Node]) -> None:
+    primary, replica = pair
+    url = primary.server.url
+    with Producer(url, durability=replicas(1, fsync=True), patience=BRIEF) as producer:
+        if kind == "redis" and primary.info("redis_version").startswith(("6.", "7.0")):
+            with pytest.raises(ConfigError, match=r"has no WAITAOF: fsync=True needs Redis 7\.2"):
+                producer.send("orders", "x")
+            return
+        with pytest.raises(NotReplicated, match="fsync=True"):  # it keeps no append-only file
+            producer.send("orders", "x", id="x", delay=HOUR)
+    replica.ask("CONFIG", "SET", "appendonly", "yes")
+    wait_until(lambda: replica.info("aof_rewrite_in_progress") == "0")
+    with Producer(url, durability=replicas(1, fsync=True)) as producer:  # a disk's turn is 1 s
+        assert producer.send("orders", "x", id="x", delay=HOUR) == "x"
+    replica.ask("CONFIG", "SET", "appendonly", "no")
+
+
+def test_a_file_says_it(pair: tuple[Node, Node], tmp_path: Path) -> None:
+    primary, replica = pair
+    file = tmp_path / "producer.yml"
+    file.write_text(
+        f"lisa-delay-queue:\n  redis: {{url: '{primary.server.url}'}}\n  durability: replicas(1)\n"
+    )
+    with Producer.from_config(file) as producer:
+        producer.send("orders", "x", id="x", delay=HOUR)
+        assert replica.ask("EXISTS", KEYS.body("x")) == 1
+        with connect(primary.server.url) as client:
+            assert client.info("commandstats")["cmdstat_wait"]["calls"] >= 1
+
+
+def test_the_gateway_can_ask_for_it(pair: tuple[Node, Node], tmp_path: Path) -> None:
+    primary, replica = pair
+    settings = "lisa-delay-queue: {gateway-server: {durability: replicas(1), patience: 500ms}}"
+    message = {"id": "x", "body": "x", "delay_ms": 3_600_000}
+    with Gateway(primary.server.url, config=settings, directory=tmp_path) as gateway:
+        first = gateway.client.post("/v1/topics/orders/messages", json={**message, "id": "first"})
+        assert first.status_code == 201
+        replica.stop_for_a_while()
+        unsure = gateway.client.post("/v1/topics/orders/messages", json=message)
+        assert unsure.status_code == 503
+        said = unsure.json()
+        assert (said["type"], said["ids"]) == ("urn:lisa:problem:not-replicated", ["x"])
+        replica.go_on()
+        assert gateway.client.post("/v1/topics/orders/messages", json=message).status_code == 200
+        assert replica.ask("EXISTS", KEYS.body("x")) == 1
+
+
+@pytest.mark.parametrize("said", ["replicas(0)", "some", "{replicas: x}", "{replicas: 1, of: 2}"])
+def test_a_file_that_says_it_wrongly_is_refused(tmp_path: Path, said: str) -> None:
+    file = tmp_path / "producer.yml"
+    file.write_text(f"lisa-delay-queue:\n  durability: {said}\n")
+    with pytest.raises(ConfigError, match=rf"{file}: durability: .*replicas"):
+        Producer.from_config(file)

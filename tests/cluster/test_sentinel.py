@@ -1,0 +1,93 @@
+"""A failover under load: what a replica confirmed is there, and everybody finds the new primary."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import topologies
+from tests.cluster.company import Company
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.servers import Processes
+    from tests.topologies import Node, Sentinels
+
+STAYS_AWAY, COMES_BACK = "away", "back"
+
+
+@pytest.fixture
+def watched(kind: str, tmp_path: Path) -> Iterator[Sentinels]:
+    with topologies.sentinels(kind, tmp_path) as made:
+        yield made
+
+
+def kill(watched: Sentinels, primary: Node) -> None:
+    """And the first sentinel: they often share a machine."""
+    watched.kill_sentinel(0)
+    primary.server.kill()
+
+
+def ask_sentinels(watched: Sentinels, primary: Node) -> None:
+    assert watched.ask(0, "SENTINEL", "FAILOVER", topologies.SERVICE) == b"OK"
+
+
+def hang(watched: Sentinels, primary: Node) -> None:
+    """Connections to it stay open, and nobody answers: so does a machine that lost its power."""
+    primary.stop_for_a_while()
+
+
+@pytest.mark.parametrize(
+    ("how", "afterwards"),
+    [
+        pytest.param(hang, STAYS_AWAY, id="hang"),
+        pytest.param(ask_sentinels, STAYS_AWAY, id="ask"),
+        # Killed by default where there is TLS. One that comes back is let alone for ten seconds.
+        pytest.param(kill, COMES_BACK, id="kill-and-back", marks=pytest.mark.slow),
+        pytest.param(hang, COMES_BACK, id="hang-and-back", marks=pytest.mark.slow),
+        pytest.param(ask_sentinels, COMES_BACK, id="ask-and-back", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failover_under_load(  # noqa: PLR0917  fixtures, and what is to happen
+    watched: Sentinels,
+    processes: Processes,
+    tmp_path: Path,
+    how: Callable[..., None],
+    afterwards: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    company = Company(processes, tmp_path, ["orders", "mails"], {"": watched.url})
+    company.wait_until_at_work()
+    before = company.watch()
+    old = watched.primary
+    how(watched, old)
+    elected = watched.wait_for_another(old)
+    late = company.is_soon_normal(before, elected)
+    if afterwards == COMES_BACK:
+        if how is kill:
+            old.server.restart()
+        elif how is hang:
+            old.go_on()
+        watched.wait_until_whole()
+        assert old.info("role") == "slave"
+        wait_until(partial(nobody_is_at, old))
+    report = company.close()
+    record_property("failover", f"{report}; {late}")
+
+
+def nobody_is_at(node: Node) -> bool:
+    """Whether no role holds a connection to it: only sentinels, the primary, and who asks."""
+    clients = [
+        dict(one.partition("=")[::2] for one in line.split(" "))
+        for line in node.ask("CLIENT", "LIST").decode().splitlines()
+    ]
+    return not [
+        one for one in clients
+        if not one["name"].startswith("sentinel-") and one["cmd"] != "client|list"
+        and not set(one["flags"]) & set("MS")
+    ]  # fmt: skip

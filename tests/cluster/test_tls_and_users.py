@@ -1,0 +1,115 @@
+"""Sentinel and Cluster by TLS, each role a user with no right too many."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from lisa.admin import acl
+from lisa.core.keys import Keys
+from tests import certificates, topologies
+from tests.cluster.company import Company
+from tests.servers import ROOT, redis_server, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.certificates import Certificates
+    from tests.servers import Processes
+    from tests.topologies import Node
+
+pytestmark = pytest.mark.skipif(
+    redis_server() is None,
+    reason="the embedded Valkey has no TLS, and redis-server is not on PATH",
+)
+ADMIN, SENTINEL_ADMIN, PASSWORD = "admin", "sentinel-admin", "s3cret"
+ROLES = ("manager", "consumer", "producer")
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Certificates:
+    return certificates.make(tmp_path / "tls")
+
+
+def page_lines(beginning: str) -> list[list[str]]:
+    """Lines of the page on high availability that begin so, word by word."""
+    page = (ROOT / "docs" / "how-to" / "high-availability.md").read_text()
+    blocks = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    found = [line.split() for line in lines if line.startswith(beginning)]
+    assert found, beginning
+    return found
+
+
+def users(*, cluster: bool) -> list[list[str]]:
+    """The commands that `lisa acl` prints for the roles."""
+    return [
+        acl.line(
+            f"lisa-{role}", [role], acl.rights_of([role], cluster=cluster, durability=True),
+            Keys(), password=PASSWORD, style="setuser",
+        ).split()
+        for role in ROLES
+    ]  # fmt: skip
+
+
+def urls(url: str, tls: Certificates, query: str = "") -> dict[str, str]:
+    """An address for each role."""
+    scheme, _, rest = url.partition("://")
+    asked = f"ssl_ca_certs={quote(str(tls.authority))}{query}"
+    return {role: f"{scheme}://lisa-{role}:{PASSWORD}@{rest}?{asked}" for role in ROLES}
+
+
+def refused(nodes: Sequence[Node]) -> list[str]:
+    """What the servers' logs say was refused, to whom."""
+    found = []
+    for node in nodes:
+        for row in node.ask("ACL", "LOG"):
+            one = dict(zip(row[::2], row[1::2], strict=True))
+            found.append(f"{one[b'username'].decode()}: {one[b'object'].decode()}")
+    return found
+
+
+def test_sentinel(tls: Certificates, processes: Processes, tmp_path: Path) -> None:
+    commands = [*page_lines("ACL SETUSER"), *users(cluster=False)]
+    with topologies.sentinels(
+        "redis", tmp_path, tls=tls, password=ADMIN, sentinel_password=SENTINEL_ADMIN,
+        extra=["--masteruser", "replica"], masterauth="replica-password", commands=commands,
+        sentinel_lines=[" ".join(line) for begin in ("sentinel auth-", "user lisa")
+                        for line in page_lines(begin)],
+    ) as watched:  # fmt: skip
+        own = "&sentinel_username=lisa&sentinel_password=lisa-password"
+        company = Company(processes, tmp_path, ["orders"], urls(watched.url, tls, own))
+        company.wait_until_at_work()
+        before = company.watch()
+        old = watched.primary
+        old.server.kill()
+        company.is_soon_normal(before, watched.wait_for_another(old))
+        company.close()
+        assert refused([node for node in watched.nodes if node is not old]) == []
+
+
+def test_cluster(tls: Certificates, processes: Processes, tmp_path: Path) -> None:
+    with topologies.cluster("redis", replicas=1, spares=1, tls=tls, password=ADMIN) as made:
+        for node in made.nodes:
+            for command in users(cluster=True):
+                node.ask(*command)
+            node.ask("ACL", "LOG", "RESET")
+        topics = [names[0] for names in topologies.topics_on(made, 1)]
+        company = Company(processes, tmp_path, topics, urls(made.url, tls))
+        company.wait_until_at_work()
+        before = company.watch()
+        slot = topologies.slot_of(f"{{{topics[1]}}}")
+        topologies.migrate(made, slot, made.primaries[1], made.primaries[2], batch=20, pause_s=0.01)
+        old = made.primaries[0]
+        heirs = made.replicas_of(old)
+        old.server.kill()
+        wait_until(lambda: any(one.is_primary() for one in heirs), timeout=timedelta(seconds=30))
+        company.is_soon_normal(before, time.time())
+        company.close()
+        assert refused([node for node in made.nodes if node is not old]) == []

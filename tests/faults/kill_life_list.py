@@ -1,0 +1,265 @@
+"""The lives of the roles that send, handle and move messages."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Any
+
+import msgspec
+
+from lisa.core.presence import ConsumerPresence, ManagerPresence
+from lisa.core.transitions.reschedule import Reschedule
+from tests.faults.kill_lives import RETRY_DELAYS, Life
+from tests.faults.kill_web_life import GatewayLife
+
+__all__ = ["LIVES"]
+
+MINUTE_MS = 60_000
+
+
+class ProducerLife(Life):
+    """Works through its list and leaves; promoting and consuming are others' work."""
+
+    role = "producer"
+
+    def prepare(self) -> None:
+        self.ends(["soon", *[f"many-{n}" for n in range(5)], "moved", "fired", "replaced",
+                   *[f"stream-{n}" for n in range(3)]], "acked")  # fmt: skip
+        self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1"], "cancelled")
+
+    def live(self) -> None:
+        self.until(self.replace)
+        self.until(self.are_all_at_an_end)
+
+    def turn(self) -> None:
+        self.promote()
+        self.consume()
+
+    def check(self) -> None:
+        super().check()
+        confirmed = (self.directory / "confirmed").read_text().splitlines()
+        sent = {one for line in confirmed for one in json.loads(line).get("sent", ())}
+        counts = {one: [seen["id"] for seen in self.handled].count(one) for one in sent}
+        missing = sent - set(self.ends_as) - {one["id"] for one in self.handled}
+        assert missing == set()  # the one with a generated id among them
+        # A second life, by `replace`, may begin when the first was handled already.
+        twice = {one for one, count in counts.items() if count > 1}
+        assert twice <= {"replaced"}
+
+
+class AsyncProducerLife(ProducerLife):
+    role = "asyncio producer"
+
+
+class ManagerLife(Life):
+    """Meets a topic with something to do for each service."""
+
+    role = "manager"
+    said = " runs on "
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.put_off = ""
+        self.others = [self.cast.on(name) for name in ("narrow", "unlisted")]
+
+    def order(self) -> dict[str, Any]:
+        config = self.directory / "manager.yml"
+        topic = f"group: g, ack-timeout: 400ms, retry-delays: '{RETRY_DELAYS}'"
+        config.write_text(f"""
+lisa-delay-queue:
+  manager-server:
+    crontab-clean-stream: '0/1 * * * * ?'
+    crontab-process-pending-message: '0/1 * * * * ?'
+    crontab-sweep: '0/1 * * * * ?'
+  groups:
+    - {{topic: orders, {topic}, journal: true, journal-max: 5}}
+    - {{topic: declared, {topic}}}
+""")
+        return {"config": str(config)}
+
+    def prepare(self) -> None:
+        cast = self.cast
+        cast.configure(journal="1", journal_max="5")
+        self.ends([cast.send(ttl_ms=1)], "expired")  # ready
+        self._in_hands_of_the_dead()
+        self._foreign_hands()
+        self._of_long_ago()
+        self.ends([cast.send_due(ttl_ms=1) for _ in range(2)], "expired")  # waiting
+        self.ends([cast.send_due() for _ in range(5)], "acked")
+        self.ends([cast.send(delay_ms=500) for _ in range(3)], "acked")
+        self._in_other_topics()
+
+    def _in_hands_of_the_dead(self) -> None:
+        """Deliveries that nobody will settle: retried, or their attempts are used up."""
+        cast = self.cast
+        self.ends([cast.send() for _ in range(3)], "acked")
+        self.ends([cast.send(policy="")], "garbage")
+        self.put_off = cast.send(policy="600000")
+        self.ends([self.put_off], "acked")
+        entries = cast.take(consumer="dead")
+        assert len(entries) == 5 + 1  # the one past its ttl, too: it is not for us to judge it
+
+    def _foreign_hands(self) -> None:
+        """An entry that is nobody's, and a message whose entry is gone."""
+        cast, ask = self.cast, self.cast.store.ask
+        foreign = ask("XADD", cast.own.ready, "*", "what", "junk")
+        assert cast.read(consumer="dead")
+        ask("XACK", cast.own.ready, cast.group, foreign)
+        lost = cast.send()
+        ask("XDEL", cast.own.ready, ask("HGET", cast.own.entries, lost))
+        self.ends([lost], "acked")
+
+    def _of_long_ago(self) -> None:
+        """Names and records of the dead, garbage of last year, a topic that nobody uses."""
+        cast, ask = self.cast, self.cast.store.ask
+        old = cast.send()
+        cast.discard(cast.take(1)[0])
+        ask("ZADD", cast.own.garbage, "XX", 1_000, old)
+        self.ends([old], "purged")
+        ask("XGROUP", "CREATECONSUMER", cast.own.ready, cast.group, "gone")
+        self._record(ConsumerPresence(name="gone", topic="orders", group="g", seen_ms=1))
+        self._record(ConsumerPresence(name="groupless", topic="orders", seen_ms=1))
+        manager = ManagerPresence(name="gone", seen_ms=1)
+        ask("HSET", cast.store.keys.managers, "gone", msgspec.json.encode(manager))
+        ask("ZADD", cast.store.keys.topics, 1, "idle")
+
+    def _record(self, one: ConsumerPresence) -> None:
+        store = self.cast.store
+        store.ask("HSET", store.keys.topic(one.topic).consumers, one.name, msgspec.json.encode(one))
+
+    def _in_other_topics(self) -> None:
+        """One that is full, one that nobody knows of, one whose consumer waits for a group."""
+        narrow, unlisted = self.others
+        narrow.declare(max_ready="1")
+        unlisted.declare()
+        for cast in self.others:
+            for _ in range(3):
+                cast.send_due()
+        ask, keys = self.cast.store.ask, self.cast.store.keys
+        ask("ZREM", keys.topics, "unlisted")
+        ask("ZADD", keys.topics, self.cast.now_ms(), "asking")
+        soon = self.cast.now_ms() + MINUTE_MS
+        self._record(ConsumerPresence(name="c", topic="asking", seen_ms=soon, state="waiting"))
+
+    def turn(self) -> None:
+        self.consume()
+        narrow, unlisted = self.others
+        self.consume(unlisted)
+        if self.has_come_by("after", "XLEN ready"):  # what is asked where a topic is full
+            self.consume(narrow)
+        if self.has_come_by("after", "ZRANGE retry"):  # what is asked where anything failed
+            self.cast.store.call(Reschedule(self.cast.topic, [(self.put_off, "+0")]))
+
+    def live(self) -> None:
+        self.until(self.are_all_at_an_end)
+        self.until(self._is_all_done)
+
+    def _is_all_done(self) -> bool:
+        ask, keys, cast = self.cast.store.ask, self.cast.store.keys, self.cast
+        own = keys.topic
+        return all((
+            ask("HEXISTS", own("declared").groups, "g"),
+            ask("HEXISTS", own("asking").groups, "lisa"),
+            all(one.stats().get("acked@g") == 3 for one in self.others),
+            ask("ZSCORE", keys.topics, "unlisted") is not None,
+            ask("ZSCORE", keys.topics, "idle") is None,
+            not ask("HEXISTS", keys.managers, "gone"),
+            not ask("HEXISTS", cast.keys.consumers, "gone"),
+            not ask("HEXISTS", cast.keys.consumers, "groupless"),
+            "b'gone'" not in repr(ask("XINFO", "CONSUMERS", cast.own.ready, "g")),
+            ask("XLEN", cast.keys.history), ask("EXISTS", cast.keys.archived),
+        ))  # fmt: skip
+
+    def close(self) -> None:
+        for cast in self.others:
+            cast.store.close()
+        super().close()
+
+
+class ConsumerLife(Life):
+    """Handles what is there; then it is stopped with a handler at work and more in its hands."""
+
+    role = "consumer"
+    said = "reading for group"
+    nap_ms = 300
+    naps = 1
+
+    def prepare(self) -> None:
+        cast = self.cast
+        self.ends([cast.send("fine", ttl_ms=1, message_id="late")], "expired")
+        time.sleep(0.003)
+        self.ends([cast.send(body) for body in (300, "fails", "again")], "acked")
+        self.ends([cast.send("given-up")], "garbage")
+        self.ends([cast.send("fine") for _ in range(60)], "acked")
+
+    def live(self) -> None:
+        self.until(self.are_all_at_an_end)
+        self.finish()
+
+    def finish(self) -> None:
+        """Stop one in the middle, and let another see to what it gave back."""
+        while not self._has_its_hands_full():
+            pass  # it read them one by one: it goes by the pace of its handlers
+        self._stop_one()
+        self.start()
+        self.until(self.are_all_at_an_end)
+        self.until(self.is_one_waiting)  # the other way to be found: it has to be interrupted
+
+    def is_one_waiting(self) -> bool:
+        """Whether the role's read is blocked at the server."""
+        return b"blocked_clients:1" in self.cast.store.ask("INFO", "clients")
+
+    def _has_its_hands_full(self) -> bool:
+        """Whether, of messages that fall due together, more are in its hands than it works on."""
+        bodies = [self.nap_ms] * self.naps + ["fine"] * 6
+        ids = [self.cast.send(body, delay_ms=100) for body in bodies]
+        self.ends(ids, "acked")
+        first: list[str] = []
+
+        def are_taken() -> bool:
+            first[:] = self.cast.states(ids[: self.naps + 1])
+            return set(first) <= {"in_flight", "acked"}
+
+        self.until(are_taken)
+        return set(first) == {"in_flight"}
+
+    def _stop_one(self) -> None:
+        child = self._child
+        assert child is not None
+        child.signal(signal.SIGTERM)
+        assert child.wait() in (0, -signal.SIGKILL), self.output
+
+    def turn(self) -> None:
+        self.promote()
+
+
+class ThreadsLife(ConsumerLife):
+    role = "consumer on threads"
+    naps = 3
+
+
+class AsyncConsumerLife(ThreadsLife):
+    role = "asyncio consumer"
+
+
+class PullLife(ConsumerLife):
+    """A loop of one's own: extends, retries, discards, gives back, acks."""
+
+    role = "consumer.pull"
+    said = "pulling"
+
+    def finish(self) -> None:
+        """Send to one that waits for it."""
+        while not self.has_come_by("after", "XREAD ready"):
+            self.until(self.is_one_waiting)
+            self.ends([self.cast.send("fine")], "acked")
+            self.until(self.are_all_at_an_end)
+
+
+LIVES: dict[str, type[Life]] = {
+    one.role: one
+    for one in (ProducerLife, AsyncProducerLife, ManagerLife, ConsumerLife, ThreadsLife,
+                AsyncConsumerLife, PullLife, GatewayLife)
+}  # fmt: skip

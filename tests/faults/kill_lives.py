@@ -1,0 +1,247 @@
+"""The life of each role, in which it is killed at a point and another takes its place.
+
+A life is one small world on a server of its own: what stands there before the role starts, what
+everybody else does meanwhile, and what must be true in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lisa.admin.fsck import check as fsck
+from lisa.core import scripts
+from lisa.core.transitions.expire import Expire
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.reclaim import FIRST, Reclaim
+from tests.faults.kill_points import Point, read_log
+from tests.roles import Cast
+from tests.servers import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from tests.faults.kill_nursery import Child, Nursery
+
+__all__ = ["RETRY_DELAYS", "Life", "Visit"]
+
+STEP_S = 0.04
+RETRY_DELAYS = ",".join("0" * 30)
+"""An attempt is lost whenever a process does not get a core for as long as its lease."""
+LONG_S = 3 * PATIENCE.total_seconds()
+"""A wait here is for a dozen things, in a process that shares the machine with many others."""
+ALLOWED = {"done", "options", "groups", "stats", "consumers", "history", "events", "archived"}
+"""What may be left of a topic when all its messages are settled, beside an empty stream."""
+
+
+class Visit(NamedTuple):
+    """Where a life's process number `start` is killed; without a point none is.
+
+    `fresh`: the server knows no script and no layout before the role starts.
+    """
+
+    point: Point | None
+    start: int = 0
+    fresh: bool = False
+
+
+class Life(ABC):
+    """One role's life on one server, with one visit of death or with none."""
+
+    role = ""
+    said = ""
+    """What each process says once it heeds signals."""
+
+    def __init__(self, nursery: Nursery, url: str, directory: Path, visit: Visit) -> None:
+        self.url = url
+        self.directory = directory
+        self.cast = Cast(url)
+        self.ends_as: dict[str, set[str]] = {}
+        self.handled: list[dict[str, Any]] = []
+        self._nursery = nursery
+        self._visit = visit
+        self._starts = 0
+        self._child: Child | None = None
+
+    def run(self) -> list[list[Point]]:
+        """Live it to its end, and check all; the points that each of its processes came by."""
+        try:
+            self.directory.mkdir(parents=True)
+            self._prepare()
+            self.start()
+            self.live()
+            self.stop()
+            found = [read_log(log) for log in sorted(self.directory.glob("points-*"))]
+            died = [point for _, point in found if point is not None]
+            wanted = [self._visit.point] if self._visit.point else []
+            assert died == wanted, f"not killed there: {self.output}"
+            self.check()
+            return [points for points, _ in found]
+        finally:
+            self._kill()
+            self.close()
+
+    def _prepare(self) -> None:
+        ask = self.cast.store.ask
+        ask("FLUSHALL")
+        self.cast.declare(ack_timeout="400", retry_delays=RETRY_DELAYS)
+        self.prepare()
+        if self._visit.fresh:
+            ask("DEL", self.cast.store.keys.schema)
+            ask("SCRIPT", "FLUSH")
+        else:
+            for name in scripts.names():
+                ask("SCRIPT", "LOAD", scripts.load(name).source)
+
+    def _kill(self) -> None:
+        if self._child is not None and self._child.alive:
+            self._child.signal(signal.SIGKILL)
+            self._child.wait()
+
+    def close(self) -> None:
+        """Close what this life has opened."""
+        self.cast.store.close()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What stands there before the role starts."""
+
+    @abstractmethod
+    def live(self) -> None:
+        """All that happens until the role is stopped; `until` waits."""
+
+    def turn(self) -> None:  # noqa: B027  most lives have others, not all
+        """What the others do, again and again."""
+
+    def order(self) -> dict[str, Any]:
+        """More of what the role is told at its start."""
+        return {}
+
+    @property
+    def output(self) -> str:
+        """All that the role's processes have said."""
+        return "".join(one.read_text() for one in sorted(self.directory.glob("output-*")))
+
+    def start(self) -> None:
+        """Start the role; only the first process is to be killed."""
+        order = {
+            "role": self.role, "url": self.url,
+            "output": str(self.directory / f"output-{self._starts:02}"),
+            "points": str(self.directory / f"points-{self._starts:02}"),
+            "kill_at": str(self._visit.point or "") if self._starts == self._visit.start else "",
+        }  # fmt: skip
+        self._starts += 1
+        self._child = self._nursery.start(order | self.order())
+
+    def replace(self) -> bool:
+        """Start another one if this one was killed; whether this one had ended otherwise."""
+        child = self._child
+        assert child is not None
+        if child.alive:
+            return False
+        if child.status == -signal.SIGKILL and self._is_the_one():
+            self.start()
+            return False
+        assert child.status == 0, f"ended as {child.status}: {self.output}"
+        return True
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Go on with the world, and with replacing the role, until something holds."""
+        ends = time.monotonic() + LONG_S
+        while not condition():
+            assert time.monotonic() < ends, f"never: {condition}\n{self.told()}\n{self.output}"
+            self.replace()
+            self.turn()
+            time.sleep(STEP_S)
+
+    def stop(self) -> None:
+        """Stop the role in order; one that is killed while it stops needs no successor."""
+        if self.said:
+            self.until(lambda: self.replace() or self.said in self._last_words())
+        child = self._child
+        assert child is not None
+        child.signal(signal.SIGTERM)
+        assert child.wait() in {0, -signal.SIGKILL if self._is_the_one() else 0}, self.output
+
+    def _is_the_one(self) -> bool:
+        """Whether the process that was started last is the one to be killed."""
+        return self._visit.point is not None and self._starts - 1 == self._visit.start
+
+    def _last_words(self) -> str:
+        output = self.directory / f"output-{self._starts - 1:02}"
+        return output.read_text() if output.exists() else ""
+
+    def has_come_by(self, phase: str, name: str) -> bool:
+        """Whether any of its processes has come by a point."""
+        logs = [read_log(log)[0] for log in self.directory.glob("points-*")]
+        return any(Point(phase, name) in points for points in logs)
+
+    def promote(self, topic: str = "orders") -> None:
+        """One round of a manager, by bare transitions."""
+        if past := self.cast.store.call(Promote(topic)).expired:
+            self.cast.store.call(Expire(topic, past))
+        start: str | None = FIRST
+        while start is not None:
+            start = self.cast.store.call(Reclaim(topic, self.cast.group, start)).cursor
+
+    def consume(self, cast: Cast | None = None) -> None:
+        """Take what is ready, note it, ack it."""
+        cast = cast or self.cast
+        for entry in cast.take():
+            self.note_delivery(entry.id, entry.attempt, entry.due_ms)
+            cast.ack(entry)
+
+    def note_delivery(self, message_id: str, attempt: int, due_ms: int) -> None:
+        """Note what was handed over to the others, and when."""
+        self.handled.append({"id": message_id, "attempt": attempt, "due_ms": due_ms,
+                             "at_ms": time.time_ns() // 1_000_000})  # fmt: skip
+
+    def ends(self, ids: Iterable[str], *states: str) -> None:
+        """Ids that have to end so."""
+        self.ends_as |= {message_id: set(states) for message_id in ids}
+
+    def are_all_at_an_end(self) -> bool:
+        return not self.told()
+
+    def told(self) -> dict[str, tuple[str, set[str]]]:
+        """What has not come to its end: how it stands, and how it should."""
+        states = zip(self.ends_as.items(), self.cast.states(list(self.ends_as)), strict=True)
+        return {one: (is_, wanted) for (one, wanted), is_ in states if is_ not in wanted}
+
+    def check(self) -> None:
+        """Nothing lost, nothing early, nothing handled that was not to be, nothing left."""
+        ledger = self.directory / "handled"
+        if ledger.exists():
+            self.handled += [json.loads(line) for line in ledger.read_text().splitlines()]
+        assert self.told() == {}, self.output
+        early = [one for one in self.handled if one["at_ms"] < one["due_ms"]]
+        assert early == []
+        handled = {one["id"] for one in self.handled}
+        for message_id, states in self.ends_as.items():
+            assert (message_id in handled) or not states <= {"acked"}, f"never handled {message_id}"
+            never = states <= {"cancelled", "expired"}
+            assert not (never and message_id in handled), f"handled {message_id}, {states}"
+        report = self.cast.store.drive(fsck(self.cast.store))
+        assert report.findings == []
+        assert self.left() == set()
+
+    def left(self) -> set[str]:
+        """Keys that should have gone with their messages."""
+        dead = {one for one in self.ends_as if self.cast.state(one) == "garbage"}
+        found: set[str] = set()
+        for key in map(bytes.decode, self.cast.store.ask("KEYS", "lisa:{*")):
+            topic, _, rest = key.partition("}:")
+            kind = rest.rpartition(":")[2] if rest.startswith("g:") else rest.partition(":")[0]
+            of_garbage = kind in ("garbage", "attempts", "reasons", "policy") or (
+                kind == "body" and rest.partition(":")[2] in dead
+            )
+            if kind in ALLOWED or (dead and of_garbage):
+                continue
+            if kind == "ready" and self.cast.store.ask("XLEN", key) == 0:
+                continue
+            found.add(f"{topic}}}:{rest}")
+        return found

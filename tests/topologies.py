@@ -1,0 +1,462 @@
+"""Sentinel and Cluster on loopback: real servers, ended by process id with whoever started them.
+
+Servers speak plainly to their caretakers and, where certificates are given, by TLS to everybody
+else: to clients, replicas, each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import redis
+
+from lisa.embedded import EmbeddedServer
+from lisa.embedded.server import HOST, binary, free_port
+from tests.servers import redis_server, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.certificates import Certificates
+
+SLOTS = 16_384
+SERVICE = "mymaster"
+DOWN_AFTER = timedelta(milliseconds=800)
+"""How long a server may be silent before sentinels, or the other nodes, think it is gone."""
+
+
+def program(name: str) -> Path | None:
+    """The server of that kind: valkey or redis; None where the latter is not installed."""
+    return binary() if name == "valkey" else redis_server()
+
+
+@dataclass
+class Node:
+    """One server of a topology. `port` is where clients go, by TLS if there are certificates."""
+
+    server: EmbeddedServer
+    port: int
+    bus: int = 0
+    password: str | None = None
+
+    @property
+    def admin(self) -> redis.Redis:
+        """A plain client, with all rights."""
+        return redis.Redis(
+            host=HOST, port=self.server.port, password=self.password, protocol=2,
+            socket_timeout=2.0,
+        )  # fmt: skip
+
+    def ask(self, *command: Any) -> Any:
+        """One command on a connection of its own; the raw reply."""
+        with self.admin as client:
+            client.response_callbacks.clear()
+            return client.execute_command(*command)
+
+    def is_primary(self) -> bool:
+        """Whether it answers, and says that it is the primary."""
+        try:
+            return bool(self.ask("ROLE")[0] == b"master")
+        except (redis.RedisError, OSError):
+            return False
+
+    def info_text(self, section: str = "default") -> str:
+        """A section of INFO as it comes; empty where there is no server."""
+        try:
+            return str(self.ask("INFO", section).decode())
+        except (redis.RedisError, OSError):
+            return ""
+
+    def info(self, name: str) -> str:
+        """One field of INFO; empty where there is none, or no server."""
+        for line in self.info_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return str(line.partition(":")[2])
+        return ""
+
+    def stop_for_a_while(self) -> None:
+        """SIGSTOP: what is sent to it arrives, and nothing comes back."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        with suppress(ProcessLookupError):
+            os.kill(self.server.pid, signal.SIGCONT)
+
+
+class _Options(NamedTuple):
+    """What all servers of a topology have in common."""
+
+    name: str
+    extra: Sequence[str] = ()
+    tls: Certificates | None = None
+    password: str | None = None
+    masterauth: str | None = None
+
+
+def _node(stack: ExitStack, given: _Options, *more: str, bus: int = 0) -> Node:
+    options = ["--repl-diskless-sync-delay", "0"]  # 5 s by default, to gather replicas
+    options += [*given.extra, *more]
+    port, password = 0, given.password
+    if given.tls is not None:
+        port = free_port()
+        options += ["--tls-port", str(port), *given.tls.server_options()]
+    if password:
+        options += ["--requirepass", password, "--masterauth", given.masterauth or password]
+    server = stack.enter_context(EmbeddedServer(binary=program(given.name), extra=options))
+    node = Node(server, port or server.port, bus, password)
+    stack.callback(node.go_on)  # nobody who is stopped is left so
+    return node
+
+
+@dataclass
+class Sentinels:
+    """A primary, its replicas, and the sentinels that watch them."""
+
+    nodes: list[Node]
+    ports: list[int]
+    tls: Certificates | None = None
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    password: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients go."""
+        scheme = "rediss" if self.tls else "redis"
+        places = ",".join(f"{HOST}:{port}" for port in self.ports)
+        return f"{scheme}+sentinel://{places}/{SERVICE}/0"
+
+    @property
+    def primary(self) -> Node:
+        """The present primary, by its own word. Of two, the one that sentinels name."""
+        found = [node for node in self.nodes if node.is_primary()]
+        if len(found) == 1:
+            return found[0]
+        port = self.named_port()
+        return next(node for node in self.nodes if node.port == port)
+
+    @property
+    def replicas(self) -> list[Node]:
+        """All others."""
+        primary = self.primary
+        return [node for node in self.nodes if node is not primary]
+
+    def ask(self, index: int, *command: Any) -> Any:
+        """One command to a sentinel; the raw reply."""
+        keywords = self.tls.client_options() if self.tls else {}
+        with redis.Redis(
+            host=HOST, port=self.ports[index], password=self.password, protocol=2,
+            socket_timeout=2.0, **keywords,
+        ) as client:  # fmt: skip
+            client.response_callbacks.clear()
+            return client.execute_command(*command)
+
+    def kill_sentinel(self, index: int) -> None:
+        """End one for good."""
+        _let_go(self.processes.pop(index))
+        self.ports.pop(index)
+
+    def named_port(self) -> int:
+        """The port of the primary that the first sentinel names; 0 if none answers."""
+        try:
+            return int(self.ask(0, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+        except (redis.RedisError, OSError):
+            return 0
+
+    def wait_for_another(self, old: Node, timeout: timedelta = timedelta(seconds=30)) -> float:
+        """Wait until a node other than `old` says that it is primary; that instant, by Unix time.
+
+        Whoever has an instant by the server's clock may compare: all run on one machine.
+        """
+        others = [node for node in self.nodes if node is not old]
+        wait_until(lambda: any(node.is_primary() for node in others), timeout=timeout)
+        return time.time()
+
+    def wait_until_whole(self, replicas: int | None = None) -> None:
+        """Until every replica follows the primary, and every sentinel knows them and its peers."""
+        wanted = len(self.nodes) - 1 if replicas is None else replicas
+        wait_until(lambda: self._is_whole(wanted), timeout=timedelta(seconds=30))
+
+    def _is_whole(self, replicas: int) -> bool:
+        try:
+            online = str(self.primary.ask("INFO", "replication")).count("state=online")
+            if online < replicas:
+                return False
+            for index in range(len(self.ports)):
+                flat = self.ask(index, "SENTINEL", "MASTER", SERVICE)
+                said = dict(zip(flat[::2], flat[1::2], strict=True))
+                if (
+                    int(said[b"num-slaves"]) < replicas
+                    or int(said[b"num-other-sentinels"]) < len(self.ports) - 1
+                    or said[b"flags"] != b"master"
+                ):
+                    return False
+        except (redis.RedisError, OSError, StopIteration):
+            return False
+        return True
+
+
+@contextmanager
+def replicated(
+    name: str, *, replicas: int = 1, extra: Sequence[str] = ()
+) -> Iterator[tuple[Node, list[Node]]]:
+    """A primary and replicas that nobody watches; they end with the block."""
+    with ExitStack() as stack:
+        nodes = [_node(stack, _Options(name, extra)) for _ in range(1 + replicas)]
+        for node in nodes[1:]:
+            node.ask("REPLICAOF", HOST, nodes[0].port)
+        wait_until(lambda: nodes[0].ask("INFO").count(b"state=online") == replicas)
+        yield nodes[0], nodes[1:]
+
+
+@contextmanager
+def sentinels(
+    name: str,
+    directory: Path,
+    *,
+    replicas: int = 2,
+    count: int = 3,
+    tls: Certificates | None = None,
+    password: str | None = None,
+    masterauth: str | None = None,
+    extra: Sequence[str] = (),
+    commands: Sequence[Sequence[str]] = (),
+    sentinel_lines: Sequence[str] = (),
+    sentinel_password: str | None = None,
+    down_after: timedelta = DOWN_AFTER,
+) -> Iterator[Sentinels]:
+    """Start them all; they end with the block.
+
+    `sentinel_lines` go into each sentinel's file; `password` is that of every server's default
+    user, `sentinel_password` that of the sentinels'; `commands` are given to each server first.
+    """
+    with ExitStack() as stack:
+        given = _Options(name, extra, tls, password, masterauth)
+        nodes = [_node(stack, given) for _ in range(1 + replicas)]
+        for node in nodes:
+            for command in commands:
+                node.ask(*command)
+        for node in nodes[1:]:
+            node.ask("REPLICAOF", HOST, nodes[0].port)
+        made = Sentinels(
+            nodes, [free_port() for _ in range(count)], tls, password=sentinel_password
+        )
+        for port in made.ports:
+            settings = directory / f"sentinel-{port}" / "sentinel.conf"
+            settings.parent.mkdir()
+            lines = _sentinel_lines(made, port, settings.parent, down_after, password)
+            settings.write_text("\n".join([*lines, *sentinel_lines, ""]), encoding="utf-8")
+            made.processes.append(_sentinel(stack, name, settings))
+        made.wait_until_whole()
+        yield made
+
+
+def _sentinel_lines(
+    made: Sentinels, port: int, here: Path, down_after: timedelta, password: str | None
+) -> list[str]:
+    lines = [f"bind {HOST}", f"dir {here}"]
+    if made.tls is None:
+        lines.append(f"port {port}")
+    else:
+        lines += ["port 0", f"tls-port {port}", *made.tls.config_lines()]
+    quorum = len(made.ports) // 2 + 1
+    silence = round(down_after.total_seconds() * 1000)
+    lines += [
+        f"sentinel monitor {SERVICE} {HOST} {made.nodes[0].port} {quorum}",
+        f"sentinel down-after-milliseconds {SERVICE} {silence}",
+        f"sentinel failover-timeout {SERVICE} {max(2_000, 4 * silence)}",
+    ]
+    if password:  # further lines may name another user
+        lines.append(f"sentinel auth-pass {SERVICE} {password}")
+    if made.password:
+        lines.append(f"requirepass {made.password}")
+    return lines
+
+
+def _sentinel(stack: ExitStack, name: str, settings: Path) -> subprocess.Popen[bytes]:
+    command = [str(program(name)), str(settings), "--sentinel"]
+    with (settings.parent / "log").open("wb") as log:
+        # On a leash: they end with this process, however it ends.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lisa.embedded.leash", "5", *command],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    stack.callback(_let_go, process)
+    return process
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    process.wait(20)
+
+
+@dataclass
+class Cluster:
+    """Primaries, each with its slots, and replicas of them."""
+
+    primaries: list[Node]
+    replicas: list[Node]
+    tls: Certificates | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All of them."""
+        return [*self.primaries, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        """Where clients go."""
+        scheme = "rediss" if self.tls else "redis"
+        return f"{scheme}+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+
+    def owner(self, key: str) -> Node:
+        """The node that answers for a key."""
+        slot = slot_of(key)
+        for node in self.nodes:
+            with suppress(redis.RedisError, OSError):
+                for first, last, where, *_ in node.ask("CLUSTER", "SLOTS"):
+                    if first <= slot <= last:
+                        return next(one for one in self.nodes if one.server.port == where[1])
+        raise AssertionError(f"nobody owns slot {slot}")
+
+    def replicas_of(self, primary: Node) -> list[Node]:
+        """The replicas that were given to a primary."""
+        return self.replicas[self.primaries.index(primary) :: len(self.primaries)]
+
+    def wait_until_whole(self, nodes: Sequence[Node] | None = None) -> None:
+        """Until every node says that all is well."""
+        for node in nodes or self.nodes:
+            wait_until(partial(_is_ok, node, len(self.nodes)), timeout=timedelta(seconds=30))
+        for node in self.replicas:
+            if nodes is None or node in nodes:
+                wait_until(partial(_is_following, node), timeout=timedelta(seconds=30))
+
+
+def _is_ok(node: Node, known: int) -> bool:
+    try:
+        said = str(node.ask("CLUSTER", "INFO"))
+        slots = node.ask("CLUSTER", "SLOTS")
+    except (redis.RedisError, OSError):
+        return False
+    whole = sum(last - first + 1 for first, last, *_ in slots) == SLOTS
+    return whole and "cluster_state:ok" in said and f"cluster_known_nodes:{known}" in said
+
+
+def _is_following(node: Node) -> bool:
+    return node.is_primary() or node.info("master_link_status") == "up"
+
+
+@contextmanager
+def cluster(
+    name: str,
+    *,
+    primaries: int = 3,
+    replicas: int = 0,
+    spares: int = 0,
+    tls: Certificates | None = None,
+    password: str | None = None,
+    extra: Sequence[str] = (),
+    node_timeout: timedelta = DOWN_AFTER,
+) -> Iterator[Cluster]:
+    """Start one; `replicas` is how many each primary has (0 or 1). It ends with the block.
+
+    `spares` are further replicas, of the first primaries.
+    """
+    with ExitStack() as stack:
+        silence = str(round(node_timeout.total_seconds() * 1000))
+        own = ("--cluster-enabled", "yes", "--cluster-node-timeout", silence)
+        given = _Options(name, [*own, *extra], tls, password)
+
+        def node() -> Node:
+            bus = free_port()
+            return _node(stack, given, "--cluster-port", str(bus), bus=bus)
+
+        made = Cluster(
+            [node() for _ in range(primaries)],
+            [node() for _ in range(primaries * replicas + spares)],
+            tls,
+        )
+        _meet(made)
+        yield made
+
+
+def _meet(made: Cluster) -> None:
+    first, count = made.nodes[0], len(made.primaries)
+    for number, node in enumerate(made.nodes):
+        node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        if node is not first:
+            where = node.port if made.tls else node.server.port
+            first.ask("CLUSTER", "MEET", HOST, where, node.bus)
+    for number, node in enumerate(made.primaries):
+        begin, end = SLOTS * number // count, SLOTS * (number + 1) // count - 1
+        node.ask("CLUSTER", "ADDSLOTSRANGE", begin, end)
+    if made.replicas:
+        for node in made.replicas:
+            wait_until(partial(_knows, node, len(made.nodes)))
+        for number, node in enumerate(made.replicas):
+            node.ask("CLUSTER", "REPLICATE", id_of(made.primaries[number % count]))
+    made.wait_until_whole()
+
+
+def _knows(node: Node, nodes: int) -> bool:
+    said = node.ask("CLUSTER", "NODES").decode()
+    return f"cluster_known_nodes:{nodes}" in node.ask("CLUSTER", "INFO").decode() and (
+        "handshake" not in said
+    )
+
+
+def id_of(node: Node) -> str:
+    """A node's own name in its cluster."""
+    return str(node.ask("CLUSTER", "MYID").decode())
+
+
+def slot_of(key: str) -> int:
+    """The slot of a key, as every server computes it."""
+    from redis.crc import key_slot
+
+    return int(key_slot(key.encode()))
+
+
+def topics_on(made: Cluster, count: int, stem: str = "t") -> list[list[str]]:
+    """For each primary, the names of so many topics whose keys it holds."""
+    found: list[list[str]] = [[] for _ in made.primaries]
+    number = 0
+    while any(len(names) < count for names in found):
+        name = f"{stem}{number}"
+        number += 1
+        where = slot_of(f"{{{name}}}") * len(made.primaries) // SLOTS
+        if len(found[where]) < count:
+            found[where].append(name)
+    return found
+
+
+def migrate(
+    made: Cluster, slot: int, source: Node, target: Node, *, batch: int = 5, pause_s: float = 0.0
+) -> int:
+    """Move a slot with all its keys while it is used, as redis-cli does; how many keys moved."""
+    source_id, target_id = id_of(source), id_of(target)
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+    auth = ("AUTH", source.password) if source.password else ()
+    moved = 0
+    while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, batch):
+        source.ask("MIGRATE", HOST, target.port, "", 0, 5_000, *auth, "KEYS", *keys)
+        moved += len(keys)
+        time.sleep(pause_s)
+    # The target first: were it the source, nobody would own the slot for a moment.
+    for node in (target, source, *made.nodes):
+        with suppress(redis.ResponseError):  # replicas take no such order, and need none
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+    return moved

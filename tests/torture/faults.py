@@ -1,0 +1,188 @@
+"""How each kind of fault is made: a generator that yields how long to wait until its next step.
+
+What a fault touched is noted when it begins and when it is over: `numbers` are processes, `places`
+groups of topics, `messages` those that it concerned by name.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from lisa.core.errors import LisaError, ServerUnavailable
+from tests.torture import foreign
+from tests.torture.proxy import Trouble
+from tests.torture.stage import now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.torture.plan import Fault
+    from tests.torture.stage import Stage
+
+__all__ = ["begin"]
+
+CUT_AGAIN_S = 0.2
+ROLL_PAUSE_S = 0.5
+STARTS, START_AGAIN_S = 10, 0.5
+
+
+def begin(stage: Stage, fault: Fault) -> Iterator[float]:
+    """The steps of a fault, noted from beginning to end; what cannot be done now is skipped."""
+    makers: dict[str, Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]] = {
+        "server-kill": _kill_server, "server-stop": _stop_server, "script-flush": _flush,
+        "out-of-memory": _fill, "cut": _cut, "clock": _clock, "roll": _roll,
+        "trim": _foreign(foreign.trim), "delete-bodies": _foreign(foreign.delete_bodies),
+        "delete-consumer": _foreign(foreign.delete_consumer),
+        "destroy-group": _foreign(foreign.destroy_group),
+    }  # fmt: skip
+    verb = fault.kind.partition("-")[0]
+    by_verb = {"kill": _kill, "stop": _stop, "freeze": _stop}
+    make = makers.get(fault.kind) or by_verb.get(verb) or _trouble
+    touched: dict[str, Any] = {"kind": fault.kind, "target": fault.target, "since": now_us()}
+    try:
+        yield from make(stage, fault, touched)
+    except (redis.RedisError, LisaError, OSError) as error:
+        touched["skipped"] = f"{type(error).__name__}: {error}"
+    touched["until"] = now_us()
+    stage.note("fault", **touched)
+
+
+def _kill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    role = stage.roles[fault.target]
+    one = role.now
+    if one is None or one.poll() is not None:
+        touched["skipped"] = "it does not run"
+        return
+    touched["numbers"] = [one.number]
+    one.kill()
+    touched["killed"] = now_us()
+    role.is_wanted = False
+    stage.ended(one, "killed")
+    yield fault.seconds
+    role.is_wanted = True
+    if not role.is_alive:
+        stage.start(role)
+
+
+def _stop(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    one = stage.roles[fault.target].now
+    if one is None or one.poll() is not None:
+        touched["skipped"] = "it does not run"
+        return
+    touched["numbers"] = [one.number]
+    one.signal(signal.SIGSTOP)
+    yield fault.seconds
+    one.signal(signal.SIGCONT)
+
+
+def _clock(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    """A process with a clock that is an hour off takes the place of one whose clock is right."""
+    role = stage.roles[fault.target]
+    role.shift_s = fault.amount
+    yield from _replace(stage, fault.target)
+    touched["shift"] = fault.amount
+    yield fault.seconds
+    role.shift_s = 0
+    yield from _replace(stage, fault.target)
+
+
+def _replace(stage: Stage, name: str) -> Iterator[float]:
+    role = stage.roles[name]
+    one = role.now
+    if one is None or one.poll() is not None or not role.is_wanted:
+        return
+    role.is_wanted = False
+    one.signal(signal.SIGCONT)
+    one.signal(signal.SIGTERM)
+    while one.poll() is None:
+        yield 0.1
+    stage.ended(one, "told to")
+    role.is_wanted = True
+    if not role.is_alive:
+        stage.start(role)
+
+
+def _roll(stage: Stage, _fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    """Restart every role, which ran an earlier build so far, on this one."""
+    touched["rolled"] = []
+    for name, role in stage.roles.items():
+        role.build = role.build._replace(path=None)
+        yield from _replace(stage, name)
+        touched["rolled"].append(name)
+        yield ROLL_PAUSE_S
+
+
+def _kill_server(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    stage.kill_server()
+    yield fault.seconds
+    for attempt in range(1, STARTS + 1):
+        touched["starts"] = attempt
+        try:
+            stage.restart_server()
+            return
+        except ServerUnavailable:  # a machine that is too busy for it
+            if attempt == STARTS:
+                raise
+        yield START_AGAIN_S
+
+
+def _stop_server(stage: Stage, fault: Fault, _touched: dict[str, Any]) -> Iterator[float]:
+    stage.stop_server(resume=False)
+    yield fault.seconds
+    stage.stop_server(resume=True)
+
+
+def _flush(stage: Stage, _fault: Fault, _touched: dict[str, Any]) -> Iterator[float]:
+    stage.client.script_flush()
+    yield 0
+
+
+def _fill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    """Less memory than is used already."""
+    used = int(stage.client.info("memory")["used_memory"])
+    stage.client.config_set("maxmemory", used // 2)
+    touched["maxmemory"] = used // 2
+    yield fault.seconds
+    stage.client.config_set("maxmemory", 0)
+
+
+def _cut(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+    """Once, or again and again."""
+    left_s = fault.seconds
+    touched["cuts"] = 0
+    while True:
+        stage.proxy.cut(fault.target)
+        touched["cuts"] += 1
+        left_s -= CUT_AGAIN_S
+        if left_s <= 0:
+            break
+        yield CUT_AGAIN_S
+
+
+def _trouble(stage: Stage, fault: Fault, _touched: dict[str, Any]) -> Iterator[float]:
+    trouble = Trouble("lose" if fault.kind == "lose-replies" else fault.kind)
+    stage.proxy.make(trouble, fault.target, delay_s=fault.amount / 1000)
+    yield fault.seconds
+    stage.proxy.make(Trouble.NONE, fault.target)
+
+
+def _foreign(
+    work: Callable[[Stage, Fault], dict[str, Any]],
+) -> Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]:
+    """Something that a foreign hand does; some time later an operator has fsck repair it."""
+
+    def make(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
+        touched |= work(stage, fault)
+        yield fault.seconds
+        topic = fault.target.partition("/")[0]
+        for _ in range(50):  # another fault may be at work: the server away, or its memory full
+            with suppress(LisaError, redis.RedisError):
+                touched["repaired"] = foreign.repair(stage, topic)
+                return
+            yield 0.2
+
+    return make

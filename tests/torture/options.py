@@ -1,0 +1,98 @@
+"""What a run may be asked for."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.torture.plan import Cast, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Options", "parse"]
+
+PERSISTENCE = ("always", "everysec", "snapshot")
+
+
+class Options(NamedTuple):
+    """One run. With the same seed and the same options it has the same faults."""
+
+    minutes: float = 3.0
+    seed: int = 0
+    persistence: str = "always"
+    kinds: Sequence[str] = ()
+    every_s: float = 5.0
+    rate: float = 500.0
+    managers: int = 2
+    consumers: int = 4
+    producers: int = 2
+    gateway: bool = False
+    restore: bool = False
+    earlier: Path | None = None
+    program: str = "valkey"
+    out: Path = Path("torture")
+
+    @property
+    def seconds(self) -> float:
+        """How long messages are sent."""
+        return self.minutes * 60
+
+    @property
+    def cast(self) -> Cast:
+        """The names of all roles. Consumers and producers are of two kinds, by turns."""
+        return Cast(
+            _names("manager", self.managers), _names("consumer", self.consumers),
+            [*_names("producer", self.producers), *["producer-http"] * self.gateway],
+            ["gateway-1"] * self.gateway, ["puller-1"] * self.gateway,
+        )  # fmt: skip
+
+
+def _names(kind: str, n: int) -> list[str]:
+    return [f"{kind}-{number}" for number in range(1, n + 1)]
+
+
+def _every_s(seconds: float, kinds: int) -> float:
+    """Short runs have every kind once, long ones have calm between the faults."""
+    return min(20.0, max(1.3, (seconds - 12) / (2 * max(kinds, 1))))
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; ends the process with code 2 if it makes no sense."""
+    parser = argparse.ArgumentParser("python -m tests.torture", description=__doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=3.0, help="how long messages are sent (3)")
+    add("--seed", type=int, help="replays the plan of faults that another run printed")
+    add("--persistence", choices=PERSISTENCE, default="always")
+    add("--faults", default="all", metavar="all|none|LIST", help="kinds, such as 'kill-*,cut'")
+    add("--every", type=float, metavar="SECONDS", help="between faults, on average")
+    add("--rate", type=float, default=500.0, help="messages sent in a second (500)")
+    add("--managers", type=int, choices=(2, 3, 4), help="by default the seed says how many")
+    add("--consumers", type=int, default=4, help="at least 2 (4)")
+    add("--producers", type=int, default=2, help="at least 2 (2)")
+    add("--gateway", action="store_true", help="also send and pull over HTTP")
+    add("--restore", action="store_true", help="archive the topic bulk; restore it at the end")
+    add("--earlier", type=Path, metavar="DIR_OR_WHEEL", help="begin with this build of Lisa")
+    add("--program", choices=("valkey", "redis"), default="valkey")
+    add("--out", type=Path, help="where ledgers and report go, by default into build/torture")
+    given = parser.parse_args(arguments)
+    if given.consumers < 2 or given.producers < 2:
+        parser.error("two consumers and two producers are the least: they are of two kinds")
+    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
+    out = given.out or Path("build", "torture", f"{given.persistence}-{seed}")
+    if out.exists() and any(out.iterdir()) and not (out / "stage.jsonl").exists():
+        parser.error(f"{out} holds something else than an earlier run, which this one would delete")
+    try:
+        kinds = choose(given.faults, earlier=given.earlier is not None, gateway=given.gateway)
+    except ValueError as error:
+        parser.error(str(error))
+    return Options(
+        given.minutes, seed, given.persistence, kinds,
+        given.every or _every_s(given.minutes * 60, len(kinds)), given.rate,
+        given.managers or random.Random(seed).randint(2, 4), given.consumers, given.producers,
+        given.gateway, given.restore, given.earlier, given.program,
+        out,
+    )  # fmt: skip

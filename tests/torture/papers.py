@@ -1,0 +1,152 @@
+"""Ledgers written by hand, for tests of those who read them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.torture.checker import Verdicts, check
+from tests.torture.reading import Run, load
+from tests.torture.restoring import ARCHIVED
+from tests.torture.world import TOPICS, Do, Verdict, number_of, place_number, topic_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Papers", "us"]
+
+BEGAN_US = 1_700_000_000_000_000
+SENDER = 1
+HANDLER = 2
+
+
+def us(seconds: float) -> int:
+    """An instant of the story, in microseconds."""
+    return BEGAN_US + round(seconds * 1e6)
+
+
+class Papers:
+    """What a run would leave behind. Instants are seconds from its beginning."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.sent: list[str] = []
+        self.handled: dict[int, list[str]] = {HANDLER: []}
+        self.stalls: dict[int, list[str]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.live: list[dict[str, Any]] = []
+        self.findings: list[dict[str, Any]] = []
+        self.stats: dict[str, Any] = {topic.name: {} for topic in TOPICS}
+        self.bodies: int | None = None
+        self.archived: list[int] = []
+        self._count = self._calls = 0
+        self.begin(SENDER, "producer-1")
+        self.begin(HANDLER, "consumer-1")
+
+    def begin(self, process: int, role: str) -> None:
+        self._event("start", 0, role=role, number=process)
+        if not role.startswith("producer"):
+            self.handled.setdefault(process, [])
+
+    def _event(self, event: str, at_s: float, **fields: Any) -> None:
+        self.events.append({"event": event, "at": us(at_s), **fields})
+
+    def fault(self, kind: str, target: str, since_s: float, until_s: float, **more: Any) -> None:
+        self._event("fault", until_s, kind=kind, target=target, since=us(since_s),
+                    until=us(until_s), **more)  # fmt: skip
+
+    def kill(self, process: int, at_s: float, role: str = "consumer-1") -> None:
+        self.fault("kill-consumer", role, at_s, at_s + 1, numbers=[process], killed=us(at_s))
+
+    def loss(self, since_s: float, until_s: float) -> None:
+        self._event("loss", until_s, since=us(since_s), until=us(until_s))
+
+    def end(self, role: str, how: str, code: int, age_s: float = 60.0) -> None:
+        self._event("end", 1, role=role, number=9, how=how, code=code, age_s=age_s)
+
+    # What a sender writes
+
+    def send(
+        self, topic: str = "fickle", *, at_s: float = 0.0, due: str = "+1000", do: Do = Do.OK,
+        ttl_ms: int = 0, confirmed: bool = True,
+    ) -> int:  # fmt: skip
+        number = number_of(SENDER, self._count)
+        self._count += 1
+        self._call("S", at_s, topic_number(topic), number, 1, int(do), due, ttl_ms)
+        self._answer(at_s, "a" if confirmed else None)
+        return number
+
+    def cancel(self, number: int, at_s: float, answer: str | None = "c") -> None:
+        self._call("X", at_s, number)
+        self._answer(at_s, answer)
+
+    def move(self, number: int, at_s: float, due: str, answer: str | None = "r") -> None:
+        self._call("R", at_s, number, due)
+        self._answer(at_s, answer)
+
+    def again(self, number: int, at_s: float, due: str) -> None:
+        self._call("D", at_s, number, due)
+        self._answer(at_s, "d")
+
+    def replace(self, number: int, at_s: float, due: str) -> int:
+        new = number_of(SENDER, self._count)
+        self._count += 1
+        self._call("P", at_s, topic_number("fickle"), new, number, due)
+        self._answer(at_s, "r")
+        return new
+
+    def _call(self, kind: str, at_s: float, *fields: object) -> None:
+        self._calls += 1
+        self.sent.append("\t".join(map(str, (kind, self._calls, us(at_s), *fields))))
+
+    def _answer(self, at_s: float, letters: str | None) -> None:
+        if letters is None:
+            self.sent.append(f"E\t{self._calls}\t{us(at_s + 4)}\t0\tServerUnavailable")
+        else:
+            self.sent.append(f"C\t{self._calls}\t{us(at_s + 0.01)}\t{letters}")
+
+    # What a handler writes
+
+    def handle(
+        self, number: int, at_s: float, *, took_s: float | None = 0.001, topic: str = "fickle",
+        group: str = "lisa", verdict: Verdict = Verdict.OK, attempt: int = 1,
+        due_s: float | None = None, asked: bool = True, process: int = HANDLER,
+    ) -> None:  # fmt: skip
+        due_ms = us(at_s if due_s is None else due_s) // 1000
+        end = 0 if took_s is None else us(at_s + took_s)
+        self.handled.setdefault(process, []).append("\t".join(map(str, (
+            number, place_number(topic, group), attempt, due_ms, us(at_s), end,
+            int(Verdict.BEGUN if took_s is None else verdict), int(asked), 0,
+        ))))  # fmt: skip
+
+    def stay(self, number: int, state: str, topic: str = "fickle", group: str | None = "lisa",
+             reason: str = "") -> None:  # fmt: skip
+        self.live.append({"number": number, "topic": topic, "group": group, "state": state,
+                          "id": "x", "attempts": 1, "reason": reason})  # fmt: skip
+
+    def run(self) -> Run:
+        """Write all of it, and read it as a checker does."""
+        self.write()
+        return load(self.out)
+
+    def write(self) -> None:
+        ledgers = self.out / "ledgers"
+        ledgers.mkdir()
+        _write(ledgers / f"sent-{SENDER}.tsv", self.sent)
+        for process, lines in self.handled.items():
+            _write(ledgers / f"handled-{process}.tsv", lines)
+        for process, lines in self.stalls.items():
+            _write(ledgers / f"handled-{process}.stalls", lines)
+        _write(self.out / "stage.jsonl", [json.dumps(event) for event in self.events])
+        bodies = len({row["number"] for row in self.live}) if self.bodies is None else self.bodies
+        final = {"live": self.live, "bodies": bodies, "stats": self.stats,
+                 "findings": self.findings}  # fmt: skip
+        (self.out / ARCHIVED).write_text(json.dumps(self.archived), encoding="utf-8")
+        (self.out / "final.json").write_text(json.dumps(final), encoding="utf-8")
+
+    def verdicts(self) -> Verdicts:
+        return check(self.run())
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,223 @@
+"""A TCP proxy that cuts, delays, refuses and hangs connections, and loses replies.
+
+Each kind of role has a door of its own, so that trouble can be made for one of them or for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
+
+import uvloop
+
+from lisa.embedded.server import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["Proxy", "Trouble"]
+
+LOSES = 0.3
+"""Of the replies that could be lost, so many are: what is repeated comes through in the end."""
+
+
+class Trouble(Enum):
+    """What a door does to its connections."""
+
+    NONE = "none"
+    DELAY = "delay"  # everything passes, later
+    HANG = "hang"  # nothing passes, until it is over: then all of it
+    LOSE = "lose"  # requests pass; replies are swallowed, and the connection is cut
+    REFUSE = "refuse"  # no new connection, and none of the old ones
+
+
+class _Pipe(asyncio.Protocol):
+    """One end of a connection; `peer` is the other."""
+
+    def __init__(self, door: _Door, link: _Link, *, is_client: bool) -> None:
+        self._door = door
+        self._link = link
+        self._is_client = is_client
+        self.transport: asyncio.Transport | None = None
+        self._held: deque[bytes] = deque()
+        self._has_left = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's is of no class of asyncio's.
+        self.transport = cast("asyncio.Transport", transport)
+        if self._is_client:
+            self._link.opened()
+
+    def data_received(self, data: bytes) -> None:
+        trouble = self._door.trouble
+        if trouble is Trouble.LOSE and not self._is_client and self._door.loses():
+            self._door.lost += 1
+            self._link.cut()
+        elif trouble is Trouble.HANG:
+            self._held.append(data)
+        elif trouble is Trouble.DELAY or self._held:
+            # Each timer passes on the oldest that is held: whatever the delays, order is kept.
+            self._held.append(data)
+            asyncio.get_running_loop().call_later(self._door.delay_s, self._pass_on_oldest)
+        else:
+            self._link.write(data, to_server=self._is_client)
+
+    def release(self) -> None:
+        """Pass on all that is held."""
+        while self._held:
+            self._pass_on_oldest()
+
+    def _pass_on_oldest(self) -> None:
+        if not self._held or self._door.trouble is Trouble.HANG:
+            return
+        self._link.write(self._held.popleft(), to_server=self._is_client)
+        if self._has_left and not self._held:
+            self._link.finish()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        # What a client sent before it gave up still arrives, late: the worst that a network does.
+        self._has_left = True
+        if not (self._is_client and self._held):
+            self._link.cut()
+
+
+class _Link:
+    """A client's connection and the one to the server that belongs to it."""
+
+    def __init__(self, door: _Door, server_port: int) -> None:
+        self._door = door
+        self._server_port = server_port
+        self._early: list[bytes] = []
+        self._is_cut = False
+        self.client = _Pipe(door, self, is_client=True)
+        self.server = _Pipe(door, self, is_client=False)
+
+    def opened(self) -> None:
+        self._door.links.add(self)
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: self.server, "127.0.0.1", self._server_port)
+        except OSError:
+            self.cut()
+            return
+        if self._is_cut:
+            self.cut()
+        early, self._early = self._early, []
+        for data in early:
+            self.write(data, to_server=True)
+
+    def write(self, data: bytes, *, to_server: bool) -> None:
+        transport = (self.server if to_server else self.client).transport
+        if transport is None:
+            self._early.append(data)
+        elif not transport.is_closing():
+            transport.write(data)
+
+    def finish(self) -> None:
+        """The client has left: end as soon as the server was given everything."""
+        self._door.links.discard(self)
+        if self.server.transport is not None:
+            self.server.transport.close()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._door.links.discard(self)
+        for pipe in (self.client, self.server):
+            if pipe.transport is not None:
+                pipe.transport.abort()
+
+
+class _Door:
+    """Where one kind of role connects."""
+
+    def __init__(self, server_port: int) -> None:
+        self.port = free_port()
+        self.trouble = Trouble.NONE
+        self.delay_s = 0.0
+        self.lost = 0
+        self.links: set[_Link] = set()
+        self._server_port = server_port
+        self._listener: asyncio.Server | None = None
+        self._chance = random.Random()
+
+    def loses(self) -> bool:
+        return self._chance.random() < LOSES
+
+    async def open(self) -> None:
+        if self._listener is None:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: _Link(self, self._server_port).client, "127.0.0.1", self.port
+            )
+
+    async def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for link in list(self.links):
+            link.cut()
+
+    async def make(self, trouble: Trouble, delay_s: float) -> None:
+        self.trouble, self.delay_s = trouble, delay_s
+        if trouble is Trouble.REFUSE:
+            await self.close()
+            return
+        await self.open()
+        if trouble is not Trouble.HANG:
+            for link in list(self.links):
+                link.client.release()
+                link.server.release()
+
+
+class Proxy:
+    """Doors to one server, served by a thread; every method may be called from any other."""
+
+    def __init__(self, server_port: int, doors: Iterable[str]) -> None:
+        self._doors = {name: _Door(server_port) for name in doors}
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        for door in self._doors.values():
+            self._run(door.open)
+
+    def url(self, door: str) -> str:
+        """Where a role connects."""
+        return f"redis://127.0.0.1:{self._doors[door].port}/0"
+
+    def make(self, trouble: Trouble, door: str = "*", *, delay_s: float = 0.0) -> None:
+        """Begin (or, with Trouble.NONE, end) trouble at one door, or at all."""
+        for one in self._named(door):
+            self._run(one.make, trouble, delay_s)
+
+    def cut(self, door: str = "*") -> None:
+        """Cut all connections."""
+        for one in self._named(door):
+            self._loop.call_soon_threadsafe(one.cut)
+
+    @property
+    def lost(self) -> int:
+        """Replies that were swallowed."""
+        return sum(door.lost for door in self._doors.values())
+
+    def close(self) -> None:
+        """End it."""
+        for door in self._doors.values():
+            self._run(door.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def _named(self, door: str) -> list[_Door]:
+        return list(self._doors.values()) if door == "*" else [self._doors[door]]
+
+    def _run(self, work: Callable[..., Any], *args: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work(*args), self._loop).result(10)

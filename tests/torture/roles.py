@@ -1,0 +1,128 @@
+"""The processes of a run: each can be started, killed, stopped, set off in time, and watched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.servers import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Build", "Incarnation", "Role"]
+
+LEAVES_WITHIN_S = 30.0
+
+
+def _leash() -> list[str]:
+    """What makes a process end with this one, also when this one is killed, where there is such."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "KILL"] if found else []
+
+
+class Incarnation:
+    """One life of a role: a process with a number that no other of the run has."""
+
+    def __init__(self, role: Role, number: int, popen: subprocess.Popen[bytes]) -> None:
+        self.role = role
+        self.number = number
+        self.began = time.monotonic()
+        self._popen = popen
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._popen.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; one that has ended does not hear it."""
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.signal(signal.SIGKILL)
+        self._popen.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and wait; SIGKILL for one that does not leave. Its exit code."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(LEAVES_WITHIN_S)
+        self.kill()
+        return -signal.SIGKILL
+
+
+class Build(NamedTuple):
+    """Where a build of Lisa is imported from; None: this checkout."""
+
+    path: Path | None = None
+
+
+class Role:
+    """A named place in the run, taken by one process after the other.
+
+    command: what follows `python`.
+    env: more of the environment, given the number of the incarnation.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Callable[[int], Mapping[str, str]],
+        numbers: Callable[[], int],
+        directory: Path,
+    ) -> None:
+        self.name = name
+        self.kind = name.partition("-")[0]
+        self.build = Build()
+        self.shift_s = 0
+        self.now: Incarnation | None = None
+        self.is_wanted = True
+        self._command = command
+        self._env = env
+        self._numbers = numbers
+        self._directory = directory
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process runs for it."""
+        return self.now is not None and self.now.poll() is None
+
+    def start(self) -> Incarnation:
+        """A new process; what it writes goes to the role's log."""
+        number = self._numbers()
+        path = [str(self.build.path)] if self.build.path else []
+        env = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+        env |= {
+            "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]), "PYTHONUNBUFFERED": "1",
+            "TORTURE_PROCESS": str(number), "TORTURE_CLOCK_SHIFT_S": str(self.shift_s),
+            **self._env(number),
+        }  # fmt: skip
+        with (self._directory / f"{self.name}.log").open("ab") as log:
+            popen = subprocess.Popen(
+                [*_leash(), sys.executable, *self._command], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, env=env, cwd=self._directory, start_new_session=True,
+            )  # fmt: skip
+        self.now = Incarnation(self, number, popen)
+        return self.now
+
+    def end(self) -> None:
+        """Whatever happened: leave no process behind."""
+        self.is_wanted = False
+        if self.now is not None and self.now.poll() is None:
+            self.now.signal(signal.SIGCONT)
+            self.now.kill()

@@ -1,0 +1,110 @@
+"""Memory of the server and of each role, and lengths, every few seconds; and how flat they stay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tests.torture.ledger import Ledger
+from tests.torture.stage import now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.torture.stage import Stage
+
+__all__ = ["Flatness", "Sampler", "flatness", "read_samples"]
+
+KB = 1024
+EVERY_S = 5.0
+
+
+class Sampler:
+    """Writes `samples.jsonl`."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._ledger = Ledger(stage.out / "samples.jsonl")
+
+    def step(self) -> None:
+        """One look. Raises redis.RedisError."""
+        stage = self._stage
+        memory = stage.client.info("memory")
+        found: dict[str, float] = {
+            "server used MB": int(memory["used_memory"]) / KB**2,
+            "server rss MB": int(memory["used_memory_rss"]) / KB**2,
+        }
+        for name, role in stage.roles.items():
+            if role.now is not None and role.now.poll() is None:
+                found[f"{name} rss MB"] = _rss_kb(role.now.pid) / KB
+        found |= self._lengths()
+        self._ledger.write([json.dumps({"at": now_us(), "found": found})])
+
+    def _lengths(self) -> dict[str, float]:
+        stage = self._stage
+        standing = stage.standing()
+        pipe, names = stage.client.pipeline(transaction=False), []
+        for place in _places(stage):
+            pipe.xlen(place)
+            names.append(place)
+        streams = sum(int(n) for n in pipe.execute())
+        return {
+            "ready streams": streams, "waiting": standing["waiting"],
+            "retry": standing["retry"], "garbage": standing["garbage"],
+            "keys": int(stage.client.dbsize()),
+        }  # fmt: skip
+
+
+def _places(stage: Stage) -> Iterable[str]:
+    from tests.torture.world import TOPICS
+
+    for topic in TOPICS:
+        for group in topic.groups:
+            yield stage.store.keys.topic(topic.name).group(group).ready
+
+
+def _rss_kb(pid: int) -> float:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) for line in status.splitlines()
+                 if line.startswith("VmRSS:")), 0.0)  # fmt: skip
+
+
+class Flatness(NamedTuple):
+    """One series over the second half of a run. `growth` is by which share of its mean the line
+    through it rises from beginning to end."""
+
+    least: float
+    mean: float
+    most: float
+    growth: float
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """All looks, in order."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def flatness(samples: list[dict[str, Any]]) -> dict[str, Flatness]:
+    """The second half of each series."""
+    half = samples[len(samples) // 2 :]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for sample in half:
+        for name, value in sample["found"].items():
+            series.setdefault(name, []).append((sample["at"] / 1e6, value))
+    found = {}
+    for name, points in series.items():
+        at, values = np.array(points).T
+        mean = float(values.mean())
+        rises = 0.0
+        if len(points) > 2 and mean:
+            slope = float(np.polyfit(at - at[0], values, 1)[0])
+            rises = slope * float(at[-1] - at[0]) / mean
+        found[name] = Flatness(float(values.min()), mean, float(values.max()), rises)
+    return found

@@ -1,0 +1,276 @@
+"""A producer process: sends, sends again, replaces, cancels and moves messages.
+
+    python -m tests.torture.sender
+
+What it is to do is in its environment (`book.Orders`), what it did in its ledger (`book.Book`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from tests.torture.ledger import shift_clock
+
+shift_clock()
+
+from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer  # noqa: E402 - clock first
+from lisa.producer import Outgoing  # noqa: E402
+from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E402
+from tests.torture.world import Do, own_id, topic_number  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator, Mapping, Sequence
+
+__all__: list[str] = []
+
+T = TypeVar("T")
+
+BULK_TICK_S = 0.15
+FICKLE_TICK_S = 0.1
+MOST_SINGLY = 20
+TRIES_FOR = timedelta(seconds=4)  # a call; then it is an error, and the process goes on
+
+
+Way = Callable[[str, list[int], list[Do]], None]
+
+
+class Bulk:
+    """Sends many at once, in every way that the blocking producer has."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._book = Book(orders)
+        self._chance = random.Random(orders.seed)
+        self._producer = Producer(orders.redis, patience=TRIES_FOR)
+        self._ways = [(self._alike, 45), (self._each, 35), (self._stream, 10), (self._singly, 10)]
+
+    def run(self, rate: float) -> None:
+        told, pace = leaving(), Pace(rate, max(1, int(rate)))
+        while not told:
+            n = pace.take()
+            if n:
+                self._tick(n)
+            time.sleep(BULK_TICK_S)
+        self._book.commit()
+        self._producer.close()
+
+    def _tick(self, n: int) -> None:
+        (topic,) = self._chance.choices(("bulk", "two", "batch"), (80, 8, 12))
+        ways, weights = zip(*self._ways, strict=True)
+        (way,) = self._chance.choices(ways, weights)
+        singly = min(n, MOST_SINGLY) if way == self._singly else 0
+        if singly:
+            self._by(way, topic, singly)
+        if n > singly:
+            self._by(self._alike if singly else way, topic, n - singly)
+
+    def _by(self, way: Way, topic: str, n: int) -> None:
+        does = [Do.OK] * n
+        if topic == "batch":
+            does = self._chance.choices((Do.OK, Do.RAISE), (99, 1), k=n)
+        self._book.clock.ask()
+        way(topic, self._book.numbers(n), does)
+
+    def _alike(self, topic: str, numbers: list[int], does: list[Do]) -> None:
+        """One due time for all, ids left to Lisa: the quick way."""
+        delay = delay_ms(self._chance)
+        call = self._book.send(topic, numbers, does, [f"+{delay}"])
+        self._book.commit()
+        bodies = [[number, do] for number, do in zip(numbers, does, strict=True)]
+        self._many(call, topic, bodies, delay=timedelta(milliseconds=delay))
+
+    def _each(self, topic: str, numbers: list[int], does: list[Do]) -> None:
+        """Ids of our own, and each its own due time."""
+        dues = [f"+{delay_ms(self._chance)}" for _ in numbers]
+        if self._chance.random() < 0.3:
+            now_ms = self._book.clock.now().high // 1000
+            dues = [str(now_ms + int(due)) for due in dues]
+        call = self._book.send(topic, numbers, does, dues)
+        self._book.commit()
+        self._many(call, topic, list(_outgoing(numbers, does, dues)))
+
+    def _many(self, call: int, topic: str, bodies: Sequence[object], **options: Any) -> None:
+        try:
+            report = self._producer.send_many(topic, bodies, **options)
+        except LisaError as error:
+            self._book.fail(call, error)
+        else:
+            self._book.confirm(call, _alike_letters([one.outcome[0] for one in report]))
+
+    def _stream(self, topic: str, numbers: list[int], does: list[Do]) -> None:
+        """A stream of sends; what was answered before an error is confirmed."""
+        dues = [f"+{delay_ms(self._chance)}" for _ in numbers]
+        call = self._book.send(topic, numbers, does, dues)
+        self._book.commit()
+        letters: list[str] = []
+        try:
+            for outcome in self._producer.send_stream(topic, _outgoing(numbers, does, dues)):
+                letters.append(outcome.outcome[0])  # noqa: PERF401 - what came before an error counts
+        except LisaError as error:
+            error.sent = len(letters)
+            self._book.fail(call, error)
+        else:
+            self._book.confirm(call, _alike_letters(letters))
+
+    def _singly(self, topic: str, numbers: list[int], does: list[Do]) -> None:
+        """One call each, committed together."""
+        calls = []
+        for number, do in zip(numbers, does, strict=True):
+            delay = delay_ms(self._chance)
+            calls.append((self._book.send(topic, [number], [do], [f"+{delay}"]), number, do, delay))
+        self._book.commit()
+        for call, number, do, delay in calls:
+            try:
+                self._producer.send(topic, [number, do], delay=timedelta(milliseconds=delay))
+            except LisaError as error:
+                self._book.fail(call, error)
+            else:
+                self._book.confirm(call, "a")
+
+
+def _outgoing(
+    numbers: Sequence[int], does: Sequence[Do], dues: Sequence[str]
+) -> Iterator[Outgoing]:
+    for number, do, due in zip(numbers, does, dues, strict=True):
+        body = [number, do]
+        if due.startswith("+"):
+            yield Outgoing(body, id=own_id(number), delay=timedelta(milliseconds=int(due)))
+        else:
+            yield Outgoing(body, id=own_id(number), at_ms=int(due))
+
+
+def _alike_letters(letters: Sequence[str]) -> str:
+    return letters[0] if len(set(letters)) == 1 else "".join(letters)
+
+
+class Fickle:
+    """Sends one by one on an event loop, and changes its mind: stories of one or two calls."""
+
+    TOPICS: ClassVar = {"async": 25, "hard": 20, "hang": 3, "fickle": 52}
+    STORIES: ClassVar = {
+        "plain": 20, "again": 15, "reject": 8, "replace": 15, "cancel": 22, "move": 12, "fire": 5,
+        "ttl": 3,
+    }  # fmt: skip
+    HARD: ClassVar = {
+        Do.OK: 600, Do.RAISE: 100, Do.RETRY: 100, Do.FALSE: 50, Do.SLOW: 100, Do.SLOWER: 50,
+        Do.DISCARD: 6, Do.POISON: 2,
+    }  # fmt: skip
+
+    def __init__(self, orders: Orders) -> None:
+        self._book = Book(orders)
+        self._chance = random.Random(orders.seed)
+        self._producer = AsyncProducer(orders.redis, patience=TRIES_FOR)
+        self._later: list[tuple[float, int, str, int, str]] = []
+        self._calls: list[Awaitable[None]] = []
+
+    async def run(self, rate: float) -> None:
+        told, pace = leaving(), Pace(rate, max(1, int(rate)))
+        while not told or self._later:
+            self._book.clock.ask()
+            for _ in range(0 if told else pace.take()):
+                self._begin()
+            while self._later and self._later[0][0] <= time.monotonic():
+                _, _, story, number, topic = heapq.heappop(self._later)
+                self._go_on(story, number, topic)
+            calls, self._calls = self._calls, []
+            if calls:
+                self._book.commit()
+                await asyncio.gather(*calls)
+            await asyncio.sleep(FICKLE_TICK_S)
+        self._book.commit()
+        await self._producer.close()
+
+    def _begin(self) -> None:
+        topic = self._drawn(self.TOPICS)
+        [number] = self._book.numbers(1)
+        if topic == "fickle":
+            self._begin_story(self._drawn(self.STORIES), number)
+            return
+        do = Do.HANG if topic == "hang" and self._chance.random() < 0.2 else Do.OK
+        if topic == "hard":
+            do = self._drawn(self.HARD)
+        retry = "100ms,100ms" if do is Do.POISON else None
+        self._send(topic, number, do, delay_ms(self._chance), retry=retry)
+
+    def _drawn(self, weights: Mapping[T, int]) -> T:
+        [one] = self._chance.choices(list(weights), list(weights.values()))
+        return one
+
+    def _begin_story(self, story: str, number: int) -> None:
+        delay = delay_ms(self._chance) if story == "plain" else self._chance.randint(300, 3_000)
+        ttl_ms = self._chance.randint(500, 3_000) if story == "ttl" else 0
+        self._send("fickle", number, Do.OK, delay, ttl_ms=ttl_ms)
+        if story not in ("plain", "ttl"):
+            # Around its due time, too: what is ready or in flight is the harder case.
+            at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
+            heapq.heappush(self._later, (at, number, story, number, "fickle"))
+
+    def _send(
+        self, topic: str, number: int, do: Do, delay: int, *, ttl_ms: int = 0,
+        retry: str | None = None,
+    ) -> None:  # fmt: skip
+        call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl_ms)
+        ttl = timedelta(milliseconds=ttl_ms) if ttl_ms else None
+        send = self._producer.send(
+            topic, [number, do], id=own_id(number), delay=timedelta(milliseconds=delay), ttl=ttl,
+            retry=retry,
+        )  # fmt: skip
+        self._calls.append(self._note(call, send, "a"))
+
+    def _go_on(self, story: str, number: int, topic: str) -> None:
+        message_id, delay = own_id(number), self._chance.randint(200, 3_000)
+        later = timedelta(milliseconds=delay)
+        if story == "cancel":
+            call = self._book.attempt("X", number)
+            self._calls.append(self._note(call, self._producer.cancel(topic, message_id)))
+        elif story == "move":
+            call = self._book.attempt("R", number, f"+{delay}")
+            moved = self._producer.reschedule(topic, message_id, delay=later)
+            self._calls.append(self._note(call, moved))
+        elif story == "fire":
+            call = self._book.attempt("R", number, "+0")
+            self._calls.append(self._note(call, self._producer.fire_now(topic, message_id)))
+        elif story == "replace":
+            [new] = self._book.numbers(1)
+            call = self._book.attempt("P", topic_number(topic), new, number, f"+{delay}")
+            send = self._producer.send(
+                topic, [new, Do.OK], id=message_id, delay=later, on_duplicate="replace"
+            )
+            self._calls.append(self._note(call, send, "r"))
+        else:
+            call = self._book.attempt("D", number, f"+{delay}")
+            mode = "keep" if story == "again" else "reject"
+            send = self._producer.send(
+                topic, [number, Do.OK], id=message_id, delay=later, on_duplicate=mode
+            )
+            self._calls.append(self._note(call, send, "d"))
+
+    async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> None:
+        try:
+            said = await work
+        except DuplicateMessage:
+            self._book.confirm(call, "x")
+        except LisaError as error:
+            self._book.fail(call, error)
+        else:
+            self._book.confirm(call, letter or said[0])
+
+
+def main() -> None:
+    orders = Orders.read()
+    with suppress(KeyboardInterrupt):
+        if os.environ["TORTURE_KIND"] == "bulk":
+            Bulk(orders).run(orders.rate)
+        else:
+            asyncio.run(Fickle(orders).run(orders.rate))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What a killed server forgets, by its persistence setting, and since when at the latest.
+
+A kill alone loses little: what was written to a file survives its process. So under `everysec` a
+kill is made a power cut: of the append-only file, what the last second had added is cut off, which
+is what the setting allows to be lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import redis
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lisa.embedded import EmbeddedServer
+
+__all__ = ["Tail", "tail_for"]
+
+FSYNC_S = 1.0
+PUT_OFF_S = 2.0  # by so much the server may put off a write while an fsync is under way
+LOOK_S = 0.1
+SAVE_EVERY_S = 5.0
+
+
+class Tail:
+    """Under `always`: nothing that was confirmed is ever lost."""
+
+    def step(self) -> None:
+        """To be called several times a second while the server runs. Raises redis.RedisError."""
+
+    def before_kill(self) -> int | None:
+        """Since when (us) confirmations may be lost by a kill right now; None: none at all."""
+        return None
+
+    def after_kill(self) -> None:
+        """Make the loss as great as it may be."""
+
+
+class PowerCut(Tail):
+    """Under `everysec`."""
+
+    def __init__(self, directory: Path, loses_s: float) -> None:
+        self._directory = directory / "appendonlydir"
+        self._loses_s = loses_s
+        self._sizes: deque[tuple[float, Path, int]] = deque()
+
+    def step(self) -> None:
+        now = time.monotonic()
+        with suppress(FileNotFoundError):  # it is rewritten just now
+            if newest := self._newest():
+                self._sizes.append((now, newest, newest.stat().st_size))
+        while len(self._sizes) > 1 and self._sizes[1][0] < now - self._loses_s:
+            self._sizes.popleft()
+
+    def before_kill(self) -> int | None:
+        most_s = self._loses_s + PUT_OFF_S
+        while self._sizes and self._sizes[0][0] < time.monotonic() - most_s:
+            self._sizes.popleft()  # nobody had the time to look since: that would be too much
+        return int((time.time() - most_s) * 1e6)
+
+    def after_kill(self) -> None:
+        if not self._sizes:
+            return
+        _, file, size = self._sizes[0]
+        if self._newest() == file and file.stat().st_size > size:
+            with file.open("r+b") as log:
+                log.truncate(size)
+        self._sizes.clear()
+
+    def _newest(self) -> Path | None:
+        files = self._directory.glob("*.incr.aof")
+        return max(files, key=lambda one: one.stat().st_mtime, default=None)
+
+
+class Snapshots(Tail):
+    """With snapshots only: one is begun every few seconds."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._began: int | None = None
+        self._last_save = 0
+        self._held = int(time.time() * 1e6)
+        self._next = 0.0
+
+    def step(self) -> None:
+        info = self._client.info("persistence")
+        if self._began is not None and not info["rdb_bgsave_in_progress"]:
+            if info["rdb_last_bgsave_status"] == "ok" and info["rdb_last_save_time"]:
+                self._held = self._began
+            self._began = None
+        if self._began is None and time.monotonic() >= self._next:
+            began = int(time.time() * 1e6)
+            self._next = time.monotonic() + SAVE_EVERY_S
+            self._client.bgsave()
+            self._began = began
+
+    def before_kill(self) -> int | None:
+        self.step()
+        return self._held
+
+    def after_kill(self) -> None:
+        self._began = None
+        self._next = 0.0
+
+
+def tail_for(
+    persistence: str, server: EmbeddedServer, client: redis.Redis, *, loses_s: float = FSYNC_S
+) -> Tail:
+    """What is to be expected of a persistence setting; `everysec` may be made to lose more."""
+    if persistence == "everysec":
+        return PowerCut(server.directory, loses_s)
+    if persistence == "snapshot":
+        return Snapshots(client)
+    return Tail()

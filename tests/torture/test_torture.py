@@ -1,0 +1,37 @@
+"""The torture run itself, short; `make torture` runs it for as long as one likes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.torture.__main__ import torture
+from tests.torture.options import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.torture.checker import Verdicts
+
+
+def run(out: Path, *options: str) -> Verdicts:
+    said: list[str] = []
+    verdicts = torture(parse([*options, "--out", str(out)]), said.append)
+    assert verdicts.is_clean, said[-1]
+    return verdicts
+
+
+def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
+    verdicts = run(tmp_path, "--minutes", "0.75", "--rate", "300", "--seed", "1", "--gateway")
+    assert verdicts.counts["confirmed"] > 0.5 * 45 * 300
+    assert verdicts.counts["handlings: ok"] > 0.5 * 45 * 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("persistence", "seed"), [
+    ("always", "2"), ("everysec", "3"), ("snapshot", "4"),
+])  # fmt: skip
+def test_three_minutes(tmp_path: Path, persistence: str, seed: str) -> None:
+    run(tmp_path, "--minutes", "3", "--rate", "500", "--seed", seed, "--gateway",
+        "--persistence", persistence)  # fmt: skip

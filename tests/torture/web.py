@@ -1,0 +1,108 @@
+"""A producer and a consumer that know nothing but the gateway's HTTP.
+
+    python -m tests.torture.web
+
+TORTURE_KIND says which of the two; the ledgers are those of `book` and `handlers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import Any
+
+import httpx
+
+from tests.torture.book import Book, Orders, Pace, delay_ms, leaving
+from tests.torture.ledger import shift_clock
+from tests.torture.world import Do, Verdict, own_id, place_number
+
+__all__: list[str] = []
+
+TICK_S = 0.1
+PULL = {"max": 20, "wait_ms": 1_000, "group": "lisa"}
+PAUSE_S = 0.2
+ACK_TRIES = 5
+
+
+class Unanswered(Exception):
+    """The gateway gave no answer that counts; in the ledger it is one error like others."""
+
+
+async def _post(client: httpx.AsyncClient, path: str, body: object) -> Any:
+    try:
+        answer = await client.post(f"/v1/topics/http/{path}", json=body)
+    except httpx.HTTPError as error:
+        raise Unanswered from error
+    if answer.status_code >= 300:
+        raise Unanswered(answer.text)
+    return answer.json()
+
+
+async def _send(client: httpx.AsyncClient, orders: Orders) -> None:
+    book, chance = Book(orders), random.Random(orders.seed)
+    told, pace = leaving(), Pace(orders.rate, max(1, int(orders.rate)))
+
+    async def one(call: int, number: int, delay: int) -> None:
+        body = {"body": [number, Do.OK], "id": own_id(number), "delay_ms": delay}
+        try:
+            await _post(client, "messages", body)
+        except Unanswered as error:
+            book.fail(call, error)
+        else:
+            book.confirm(call, "a")
+
+    while not told:
+        book.clock.ask()
+        calls = []
+        for _ in range(pace.take()):
+            [number], delay = book.numbers(1), delay_ms(chance)
+            call = book.send("http", [number], [Do.OK], [f"+{delay}"])
+            calls.append(one(call, number, delay))
+        if calls:
+            book.commit()
+            await asyncio.gather(*calls)
+        await asyncio.sleep(TICK_S)
+    book.commit()
+
+
+async def _pull(client: httpx.AsyncClient) -> None:
+    from tests.torture.handlers import diary
+
+    told, place = leaving(), place_number("http", "lisa")
+
+    async def settle(message_id: str, receipt: str) -> None:
+        for _ in range(ACK_TRIES):
+            try:
+                await _post(client, f"messages/{message_id}/ack", {"receipt": receipt})
+                return
+            except Unanswered:
+                await asyncio.sleep(PAUSE_S)
+
+    while not told:
+        try:
+            deliveries = (await _post(client, "pull", PULL))["deliveries"]
+        except Unanswered:
+            await asyncio.sleep(PAUSE_S)
+            continue
+        acks = []
+        for one in deliveries:
+            number, do = one["body"]
+            diary.note(diary.take(number, do, place, one["attempt"], one["due_ms"]),
+                       verdict=Verdict.OK)  # fmt: skip
+            acks.append(settle(one["id"], one["receipt"]))
+        await asyncio.gather(*acks)
+
+
+async def _run() -> None:
+    async with httpx.AsyncClient(base_url=os.environ["TORTURE_GATEWAY"], timeout=5.0) as client:
+        if os.environ["TORTURE_KIND"] == "pull":
+            await _pull(client)
+        else:
+            await _send(client, Orders.read())
+
+
+if __name__ == "__main__":
+    shift_clock()
+    asyncio.run(_run())

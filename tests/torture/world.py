@@ -1,0 +1,109 @@
+"""The little world of a torture run: its topics, what messages are to do, how numbers read."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import IntEnum
+from typing import NamedTuple
+
+__all__ = [
+    "ACK_S", "HANG_TIMEOUT_S", "LONGEST_DELAY_S", "RETENTION_S", "TOPICS", "Do", "Topic",
+    "Verdict", "manager_yaml", "number_of", "own_id", "place_number", "topic_number",
+]  # fmt: skip
+
+ACK_S = 3.0
+"""The ack timeout of every topic; all bounds of a run are said in terms of it."""
+
+HANG_TIMEOUT_S = 2.0
+LONGEST_DELAY_S = 8.0
+RETENTION_S = 60.0
+RETRY_DELAY_MS = 200
+RETRIES = 200  # the faults alone must never use up a message's attempts
+MOST_GROUPS = 4
+
+
+class Topic(NamedTuple):
+    """One topic and its groups."""
+
+    name: str
+    groups: tuple[str, ...] = ("lisa",)
+
+
+TOPICS = (
+    Topic("bulk"), Topic("two", ("east", "west")), Topic("batch"), Topic("async"), Topic("hard"),
+    Topic("hang"), Topic("fickle"), Topic("http"),
+)  # fmt: skip
+"""In the ledgers a topic is its number here."""
+
+
+class Do(IntEnum):
+    """What a handler is to do with a message; its body says so."""
+
+    OK = 0
+    RAISE = 1  # on the first two attempts
+    RETRY = 2  # once, with a delay of its own
+    FALSE = 3  # once
+    DISCARD = 4
+    POISON = 5  # raises until its two retries are used up
+    SLOW = 6
+    SLOWER = 7  # than the ack timeout
+    HANG = 8  # for longer than the handler's timeout, on the first attempt
+
+
+class Verdict(IntEnum):
+    """How a handling ended. BEGUN: it is not known to have ended."""
+
+    BEGUN = 0
+    OK = 1
+    FAILED = 2
+    DISCARDED = 3
+
+
+def topic_number(name: str) -> int:
+    """A topic's number in the ledgers."""
+    return next(number for number, topic in enumerate(TOPICS) if topic.name == name)
+
+
+def place_number(topic: str, group: str) -> int:
+    """The number of a topic's group: a message is to be handled once in each."""
+    number = topic_number(topic)
+    return number * MOST_GROUPS + TOPICS[number].groups.index(group)
+
+
+def number_of(sender: int, count: int) -> int:
+    """A message's number: who sent it, and the how-manieth it is."""
+    return (sender << 32) + count
+
+
+def own_id(number: int) -> str:
+    """The id of a message that does not leave its id to Lisa."""
+    return f"{number >> 32}-{number & 0xFFFFFFFF}"
+
+
+def manager_yaml(*journaled: str) -> str:
+    """The configuration of all managers: it declares the topics. Some may keep a journal."""
+    ack = timedelta(seconds=ACK_S) // timedelta(milliseconds=1)
+    lines = [
+        "lisa-delay-queue:",
+        "  manager-server:",
+        f"    timeout: {ack}ms",
+        f"    retry: {{fixed: {{delay: {RETRY_DELAY_MS}ms, count: {RETRIES}}}}}",
+        "  groups:",
+    ]
+    for topic in TOPICS:
+        for group in topic.groups:
+            lines += [f"    - topic: {topic.name}", f"      group: {group}",
+                      f"      retention: {RETENTION_S:g}s"]  # fmt: skip
+            if topic.name in journaled:
+                lines.append("      journal: true")
+    return "\n".join(lines) + "\n"
+
+
+def consumer_yaml(topics: tuple[str, ...]) -> str:
+    """The configuration of a consumer: every group of its topics."""
+    lines = ["lisa-delay-queue:", "  consumer-server:", "    grace: 10s", "  groups:"]
+    for topic in TOPICS:
+        if topic.name in topics:
+            for group in topic.groups:
+                lines += [f"    - topic: {topic.name}", f"      group: {group}"]
+    return "\n".join(lines) + "\n"
