@@ -77,6 +77,8 @@ def _packing(kind: type) -> type:
 
 
 _ONCE = Retry(NoBackoff(), 0)
+_NODES_OWN = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""Of commands to several nodes, what one of them did not do: the others' replies count."""
 
 
 def _asking_sentinels(address: Address) -> Ask:
@@ -271,6 +273,10 @@ class Connection:
             return self.execute(command)
         except redis.ResponseError as error:
             return error
+        except _NODES_OWN as error:
+            if self.address.kind != "cluster":
+                raise
+            return error
 
     def subscribe(self, channel: str) -> Subscription:
         """Listen on a channel, on a connection of its own."""
@@ -379,6 +385,10 @@ class AsyncConnection:
         try:
             return await self.execute(command)
         except redis.ResponseError as error:
+            return error
+        except _NODES_OWN as error:
+            if self.address.kind != "cluster":
+                raise
             return error
 
     async def close(self) -> None:

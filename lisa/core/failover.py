@@ -81,6 +81,9 @@ class _Watch:
         except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
             log.debug("%s: nobody says who is primary: %s", self._shown, error)
             return True
+        except Exception:  # an answer of no known shape must not end the watch
+            log.exception("%s: it cannot be told who is primary", self._shown)
+            return True
         self._seen |= primaries
         left = [one for one in connections if self._is_left(one, primaries)]
         for one in left:

@@ -76,9 +76,12 @@ class Company:
         topics: Sequence[str],
         urls: Mapping[str, str],
         *,
-        pause_s: float = PAUSE_S,
+        replicas: int = 1,
     ) -> None:
-        """`urls`: by role (manager, consumer, producer), or one for all under ''."""
+        """`urls`: by role (manager, consumer, producer), or one for all under ''.
+
+        replicas: how many have to have what counts as surely sent.
+        """
         self.topics = list(topics)
         self._sent, self._handled = directory / "sent", directory / "handled"
         shop = directory / "shop.py"
@@ -105,8 +108,8 @@ class Company:
         self.consumer = processes.start("-m", "lisa.cli.consumer", "shop", "--redis",
                                         url("consumer"))  # fmt: skip
         self.sender = processes.start(
-            "-m", "tests.cluster.sender", url("producer"), str(self._sent), str(pause_s),
-            str(DELAY_S), *topics,
+            "-m", "tests.cluster.sender", url("producer"), str(self._sent), str(PAUSE_S),
+            str(DELAY_S), str(replicas), *topics,
         )  # fmt: skip
 
     @property
@@ -203,7 +206,7 @@ class Company:
         assert early == []
         again = len(self.handled()) - len({(one.topic, one.id) for one in self.handled()})
         return (
-            f"{len(sure)} confirmed by a replica, 0 lost; {len(plain)} confirmed by the primary "
+            f"{len(sure)} confirmed by replicas, 0 lost; {len(plain)} confirmed by the primary "
             f"alone, {len(lost)} lost{': ' if lost else ''}{' '.join(lost)}; {again} handled again"
         )
 

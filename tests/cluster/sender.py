@@ -1,9 +1,9 @@
 """A program that sends to some topics until it is told to end: python -m tests.cluster.sender.
 
-URL LEDGER PAUSE_S DELAY_S TOPIC...
+URL LEDGER PAUSE_S DELAY_S REPLICAS TOPIC...
 
-At the same time: sends that count once a replica has them, ids s-1, s-2, ...; sends that do not ask
-for that, p-1, ...; and, as the first, by several tasks of an event loop, a-1, ... The ledger says
+At the same time: sends that count once so many replicas have them, ids s-1, s-2, ...; sends that do
+not ask for that, p-1, ...; and, as the first, by tasks of an event loop, a-1, ... The ledger says
 what was tried, and what was confirmed.
 """
 
@@ -34,6 +34,7 @@ class Order(NamedTuple):
     ledger: int
     pause_s: float
     delay: timedelta
+    replicas: int
     topics: list[str]
     ended: threading.Event
 
@@ -71,17 +72,18 @@ async def send_too(order: Order, producer: AsyncProducer, topic: str) -> None:
 
 async def tasks(order: Order) -> None:
     """All topics, with an `AsyncProducer`."""
-    async with AsyncProducer(order.url, durability=replicas(1)) as producer:
+    async with AsyncProducer(order.url, durability=replicas(order.replicas)) as producer:
         await asyncio.gather(*(send_too(order, producer, topic) for topic in order.topics))
 
 
 def main() -> None:
-    url, place, pause_s, delay_s, *topics = sys.argv[1:]
+    url, place, pause_s, delay_s, count, *topics = sys.argv[1:]
     ledger = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     ended = threading.Event()
-    order = Order(url, ledger, float(pause_s), timedelta(seconds=float(delay_s)), topics, ended)
+    delay = timedelta(seconds=float(delay_s))
+    order = Order(url, ledger, float(pause_s), delay, int(count), topics, ended)
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with Producer(url, durability=replicas(1)) as sure, Producer(url) as plain:
+    with Producer(url, durability=replicas(order.replicas)) as sure, Producer(url) as plain:
         threads = [
             threading.Thread(target=send, args=(order, producer, kind, topic))
             for producer, kind in ((sure, "s"), (plain, "p"))

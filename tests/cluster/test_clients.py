@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from lisa.core.address import Address
 from lisa.core.connection import AsyncConnection, Connection
@@ -78,6 +79,19 @@ def test_a_dead_node_fails_only_its_own_topics(
         ready = store.keys.topic(topic).group("g").ready
         assert drive(store.command(*read_command(ready, "g", "c", 1, 1))) in (None, [], {})
     assert time.monotonic() - began < 5
+
+
+def test_of_several_commands_only_those_of_a_dead_node_fail(
+    partial_cluster: tuple[Cluster, list[str]],
+) -> None:
+    made, living = partial_cluster
+    names = [names[0] for names in topologies.topics_on(made, 1)]
+    connection = Connection(Address(made.url))
+    keys = [Keys().topic(name).waiting for name in names]
+    replies = connection.execute_many([("ZCARD", key) for key in keys])
+    connection.close()
+    assert {name for name, reply in zip(names, replies, strict=True) if reply == 0} == set(living)
+    assert isinstance(replies[0], redis.ConnectionError)
 
 
 def test_a_read_that_waits_asks_nobody_where_its_keys_are(

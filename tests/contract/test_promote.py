@@ -65,6 +65,14 @@ def test_it_is_never_early_by_less_than_a_millisecond_either(bench: Bench) -> No
         assert bench.clock() >= due
 
 
+def test_its_now_is_not_ahead_of_the_servers_clock(bench: Bench) -> None:
+    """By which it judges what is due: rounded up, it would be by part of a millisecond."""
+    for _ in range(100):
+        now_ms = bench.call(Promote(TOPIC)).now_ms
+        seconds, micros = bench.store.ask("TIME")
+        assert 1000 * now_ms <= 1_000_000 * int(seconds) + int(micros)
+
+
 def test_the_limit_cuts_and_the_next_call_goes_on(bench: Bench) -> None:
     bench.put(waiting={"w1": 10, "w2": 30}, body=BODIES, lisa=G(retry={"r1": 20, "r2": 40}))
     said = bench.call(Promote(TOPIC, limit=3))

@@ -312,9 +312,7 @@ def test_the_topic_is_registered_while_sending(
     assert registered_at() is not None
 
 
-def test_a_topic_is_known_before_its_first_message_is_there(
-    producer: Either, topic: Topic
-) -> None:
+def test_a_topic_is_known_before_its_first_message_is_there(producer: Either, topic: Topic) -> None:
     """Else a sender that dies between would leave a message that no manager sees."""
     topic.store.ask("HSET", topic.keys.options, "max_body_bytes", "1")
     with pytest.raises(InvalidMessage, match="at most 1"):

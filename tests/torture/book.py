@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.torture.ledger import Ledger, RedisClock
-from tests.torture.world import LONGEST_DELAY_S, Do, number_of, topic_number
+from tests.torture.world import Do, number_of, topic_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,7 @@ class Orders(NamedTuple):
     redis: str
     clock_port: int
     ledger: Path
+    longest_s: float
 
     @classmethod
     def read(cls) -> Orders:
@@ -50,6 +51,7 @@ class Orders(NamedTuple):
         return cls(
             int(env["TORTURE_PROCESS"]), int(env["TORTURE_SEED"]), float(env["TORTURE_RATE"]),
             env["TORTURE_REDIS"], int(env["TORTURE_CLOCK_PORT"]), Path(env["TORTURE_LEDGER"]),
+            float(env["TORTURE_LONGEST_S"]),
         )  # fmt: skip
 
 
@@ -135,9 +137,9 @@ def leaving() -> list[bool]:
     return told
 
 
-def delay_ms(chance: random.Random) -> int:
+def delay_ms(chance: random.Random, longest_s: float) -> int:
     """Some are due at once, most soon, a few late."""
     draw = chance.random()
     if draw < 0.1:
         return 0
-    return int(chance.uniform(50, 5_000 if draw < 0.9 else LONGEST_DELAY_S * 1000))
+    return int(chance.uniform(50, 5_000 if draw < 0.9 else longest_s * 1000))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "parse"]
 
+LONGEST_S, LONGEST_ARCHIVED_S = 8.0, 60.0
 PERSISTENCE = ("always", "everysec", "snapshot")
 
 
@@ -40,6 +41,11 @@ class Options(NamedTuple):
     def seconds(self) -> float:
         """How long messages are sent."""
         return self.minutes * 60
+
+    @property
+    def longest_s(self) -> float:
+        """The longest delay: what an archive is to bring back must not have been due before."""
+        return LONGEST_ARCHIVED_S if self.restore else LONGEST_S
 
     @property
     def cast(self) -> Cast:

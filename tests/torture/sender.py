@@ -48,8 +48,12 @@ class Bulk:
     def __init__(self, orders: Orders) -> None:
         self._book = Book(orders)
         self._chance = random.Random(orders.seed)
+        self._longest_s = orders.longest_s
         self._producer = Producer(orders.redis, patience=TRIES_FOR)
         self._ways = [(self._alike, 45), (self._each, 35), (self._stream, 10), (self._singly, 10)]
+
+    def _delay_ms(self) -> int:
+        return delay_ms(self._chance, self._longest_s)
 
     def run(self, rate: float) -> None:
         told, pace = leaving(), Pace(rate, max(1, int(rate)))
@@ -80,7 +84,7 @@ class Bulk:
 
     def _alike(self, topic: str, numbers: list[int], does: list[Do]) -> None:
         """One due time for all, ids left to Lisa: the quick way."""
-        delay = delay_ms(self._chance)
+        delay = self._delay_ms()
         call = self._book.send(topic, numbers, does, [f"+{delay}"])
         self._book.commit()
         bodies = [[number, do] for number, do in zip(numbers, does, strict=True)]
@@ -88,7 +92,7 @@ class Bulk:
 
     def _each(self, topic: str, numbers: list[int], does: list[Do]) -> None:
         """Ids of our own, and each its own due time."""
-        dues = [f"+{delay_ms(self._chance)}" for _ in numbers]
+        dues = [f"+{self._delay_ms()}" for _ in numbers]
         if self._chance.random() < 0.3:
             now_ms = self._book.clock.now().high // 1000
             dues = [str(now_ms + int(due)) for due in dues]
@@ -106,7 +110,7 @@ class Bulk:
 
     def _stream(self, topic: str, numbers: list[int], does: list[Do]) -> None:
         """A stream of sends; what was answered before an error is confirmed."""
-        dues = [f"+{delay_ms(self._chance)}" for _ in numbers]
+        dues = [f"+{self._delay_ms()}" for _ in numbers]
         call = self._book.send(topic, numbers, does, dues)
         self._book.commit()
         letters: list[str] = []
@@ -123,7 +127,7 @@ class Bulk:
         """One call each, committed together."""
         calls = []
         for number, do in zip(numbers, does, strict=True):
-            delay = delay_ms(self._chance)
+            delay = self._delay_ms()
             calls.append((self._book.send(topic, [number], [do], [f"+{delay}"]), number, do, delay))
         self._book.commit()
         for call, number, do, delay in calls:
@@ -166,9 +170,13 @@ class Fickle:
     def __init__(self, orders: Orders) -> None:
         self._book = Book(orders)
         self._chance = random.Random(orders.seed)
+        self._longest_s = orders.longest_s
         self._producer = AsyncProducer(orders.redis, patience=TRIES_FOR)
         self._later: list[tuple[float, int, str, int, str]] = []
         self._calls: list[Awaitable[None]] = []
+
+    def _delay_ms(self) -> int:
+        return delay_ms(self._chance, self._longest_s)
 
     async def run(self, rate: float) -> None:
         told, pace = leaving(), Pace(rate, max(1, int(rate)))
@@ -197,14 +205,14 @@ class Fickle:
         if topic == "hard":
             do = self._drawn(self.HARD)
         retry = "100ms,100ms" if do is Do.POISON else None
-        self._send(topic, number, do, delay_ms(self._chance), retry=retry)
+        self._send(topic, number, do, self._delay_ms(), retry=retry)
 
     def _drawn(self, weights: Mapping[T, int]) -> T:
         [one] = self._chance.choices(list(weights), list(weights.values()))
         return one
 
     def _begin_story(self, story: str, number: int) -> None:
-        delay = delay_ms(self._chance) if story == "plain" else self._chance.randint(300, 3_000)
+        delay = self._delay_ms() if story == "plain" else self._chance.randint(300, 3_000)
         ttl_ms = self._chance.randint(500, 3_000) if story == "ttl" else 0
         self._send("fickle", number, Do.OK, delay, ttl_ms=ttl_ms)
         if story not in ("plain", "ttl"):

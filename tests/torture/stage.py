@@ -162,6 +162,7 @@ class Stage:
                 "TORTURE_REDIS": self.proxy.url("producer"),
                 "TORTURE_SEED": str(self.options.seed * 1_000_003 + number),
                 "TORTURE_RATE": str(self._rate(which)),
+                "TORTURE_LONGEST_S": str(self.options.longest_s),
                 "TORTURE_KIND": self._sender(which),
             }
         return env

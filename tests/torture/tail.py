@@ -7,6 +7,7 @@ is what the setting allows to be lost.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from contextlib import suppress
@@ -29,6 +30,9 @@ SAVE_EVERY_S = 5.0
 
 class Tail:
     """Under `always`: nothing that was confirmed is ever lost."""
+
+    def begin(self) -> None:
+        """All topics are declared: that is to last."""
 
     def step(self) -> None:
         """To be called several times a second while the server runs. Raises redis.RedisError."""
@@ -83,9 +87,13 @@ class Snapshots(Tail):
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._began: int | None = None
-        self._last_save = 0
         self._held = int(time.time() * 1e6)
-        self._next = 0.0
+        self._next = math.inf
+
+    def begin(self) -> None:
+        began = int(time.time() * 1e6)
+        self._client.save()
+        self._held, self._next = began, 0.0
 
     def step(self) -> None:
         info = self._client.info("persistence")

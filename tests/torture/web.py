@@ -57,7 +57,7 @@ async def _send(client: httpx.AsyncClient, orders: Orders) -> None:
         book.clock.ask()
         calls = []
         for _ in range(pace.take()):
-            [number], delay = book.numbers(1), delay_ms(chance)
+            [number], delay = book.numbers(1), delay_ms(chance, orders.longest_s)
             call = book.send("http", [number], [Do.OK], [f"+{delay}"])
             calls.append(one(call, number, delay))
         if calls:

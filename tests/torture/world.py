@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 __all__ = [
-    "ACK_S", "HANG_TIMEOUT_S", "LONGEST_DELAY_S", "RETENTION_S", "TOPICS", "Do", "Topic",
+    "ACK_S", "HANG_TIMEOUT_S", "RETENTION_S", "TOPICS", "Do", "Topic",
     "Verdict", "manager_yaml", "number_of", "own_id", "place_number", "topic_number",
 ]  # fmt: skip
 
@@ -15,7 +15,6 @@ ACK_S = 3.0
 """The ack timeout of every topic; all bounds of a run are said in terms of it."""
 
 HANG_TIMEOUT_S = 2.0
-LONGEST_DELAY_S = 8.0
 RETENTION_S = 60.0
 RETRY_DELAY_MS = 200
 RETRIES = 200  # the faults alone must never use up a message's attempts

@@ -1,0 +1,32 @@
+"""`python -m tests.mutants [NUMBER ...]`: tries the mutants out and prints the table."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.mutants.mutant import escape
+from tests.mutants.runner import CONTROL, Runner
+from tests.mutants.summary import line
+from tests.mutants.table import MUTANTS
+
+
+def main(numbers: list[str]) -> int:
+    """How many were not caught."""
+    wanted = [one for one in MUTANTS if one.number in numbers] if numbers else MUTANTS
+    escaped = 0
+    with Runner(wanted) as runner:
+        control = runner.outcome(CONTROL)
+        if control.get("broken") or control["failures"]:
+            print(f"without any defect: {control}")  # noqa: T201  a command prints
+            return 1
+        for mutant in wanted:
+            outcome = runner.outcome(mutant.number)
+            complaint = escape(mutant, outcome)
+            escaped += complaint is not None
+            caught = complaint or outcome["failures"][0]["test"]
+            print(line(mutant.number, mutant.what, caught), flush=True)  # noqa: T201
+    print(f"{len(wanted)} mutants, {escaped} not caught")  # noqa: T201
+    return escaped
+
+
+sys.exit(min(main(sys.argv[1:]), 1))

@@ -1,0 +1,77 @@
+"""Has mutants tried out, and tells what became of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.servers import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from tests.mutants.mutant import Mutant
+
+__all__ = ["CONTROL", "Runner"]
+
+CONTROL = "unpatched"
+"""The name of the run in which all tests have to pass: else their failing shows nothing."""
+
+
+class Runner:
+    """The process that tries mutants out, as long as the context lasts."""
+
+    def __init__(self, mutants: Sequence[Mutant]) -> None:
+        every = sorted({test for mutant in mutants for test in mutant.tests})
+        self._jobs: list[dict[str, Any]] = [{"name": CONTROL, "patches": [], "tests": every}]
+        self._jobs += [
+            {"name": one.number, "patches": one.patches, "tests": one.tests} for one in mutants
+        ]
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> Self:
+        self._scratch = tempfile.mkdtemp(prefix="lisa-mutants-")
+        # What the session that asks was told is not for the sessions in there.
+        clean = {name: value for name, value in os.environ.items()
+                 if not name.startswith(("LISA_", "PYTEST_", "PYTHON"))}  # fmt: skip
+        nursery = Path(__file__).with_name("nursery.py")
+        self._process = subprocess.Popen(
+            [sys.executable, nursery, ROOT, self._scratch], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env=clean, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        json.dump(self._jobs, self._process.stdin)
+        self._process.stdin.close()
+        return self
+
+    def outcome(self, name: str) -> dict[str, Any]:
+        """What became of a mutant's tests, or of all tests without any; waits for it."""
+        assert self._process.stdout is not None
+        while name not in self._found:
+            line = self._process.stdout.readline()
+            assert line, f"the process that tries mutants out has ended before {name}"
+            outcome = json.loads(line)
+            self._found[outcome["name"]] = outcome
+        return self._found[name]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,0 +1,26 @@
+"""The table, as a session of tests prints it at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["line", "print_table"]
+
+
+def line(number: str, what: str, caught: str) -> str:
+    """One row."""
+    return f"{number:5} {what}\n      {caught}"
+
+
+def print_table(reporter: pytest.TerminalReporter) -> None:
+    """Which mutant was caught by which test, if this session tried any out."""
+    reports: list[Any] = reporter.getreports("passed")
+    rows = [value for report in reports for name, value in report.user_properties
+            if name == "mutant"]  # fmt: skip
+    if rows:
+        reporter.section(f"{len(rows)} mutants, each caught by the test below it")
+    for row in rows:
+        reporter.write_line(line(*row))

@@ -1,0 +1,24 @@
+"""All mutants, as the files beside this one describe them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from tests.mutants.mutant import Mutant, Patch
+
+__all__ = ["MUTANTS", "NUMBERS"]
+
+NUMBERS = [f"L{n}" for n in range(1, 25)] + [f"C{n}" for n in range(1, 16)]
+"""The known defects of the original and of camellia's queue: each has a mutant at least."""
+
+
+def _read(name: str) -> list[Mutant]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return [
+        Mutant(patches=[Patch(**patch) for patch in one.pop("patch")], **one)
+        for one in tomllib.loads(text)["mutant"]
+    ]
+
+
+MUTANTS = [*_read("original.toml"), *_read("camellia.toml"), *_read("sceptic.toml")]

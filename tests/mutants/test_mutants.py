@@ -1,0 +1,65 @@
+"""Each known defect, put back by a few lines, is caught by a test that is there already.
+
+`make mutants` prints the table alone; `pytest tests/mutants -k L3` tries a single one out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mutants.mutant import Mutant, Patch, escape
+from tests.mutants.runner import CONTROL, Runner
+from tests.mutants.table import MUTANTS, NUMBERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+QUICK = ["tests/contract/test_trim.py::test_it_is_never_by_length[fake]"]
+NO_CATCH = [
+    (Mutant("rotten", "", [Patch("lua/trim.lua", "no such text", "")], QUICK), "has 0 times"),
+    (Mutant("idle", "", [Patch("lua/trim.lua", "-- trim: ", "-- ")], QUICK), "survived"),
+    (Mutant("broken", "", [Patch("lua/trim.lua", "foreign = {}", "foreign = {")], QUICK),
+     "for another reason: .*error loading code"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """Tries out those mutants that this session asks for."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    asked = [spec.params["mutant"] for spec in specs if spec and "mutant" in spec.params]
+    with Runner(asked or MUTANTS) as running:
+        yield running
+
+
+def test_every_number_has_a_mutant() -> None:
+    numbers = [mutant.number for mutant in MUTANTS]
+    assert len(set(numbers)) == len(numbers)
+    assert {re.sub("[a-z]$", "", number) for number in numbers} >= set(NUMBERS)
+
+
+def test_without_a_defect_all_the_tests_pass(runner: Runner) -> None:
+    outcome = runner.outcome(CONTROL)
+    assert not outcome.get("broken"), outcome["broken"]
+    assert not outcome["failures"]
+    assert outcome["passed"]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.number)
+def test_it_is_caught(
+    mutant: Mutant, runner: Runner, record_property: Callable[[str, object], None]
+) -> None:
+    outcome = runner.outcome(mutant.number)
+    complaint = escape(mutant, outcome)
+    assert complaint is None, f"{mutant.number}, {mutant.what}: {complaint}"
+    record_property("mutant", [mutant.number, mutant.what, outcome["failures"][0]["test"]])
+
+
+@pytest.mark.parametrize(("mutant", "said"), NO_CATCH, ids=lambda one: getattr(one, "number", ""))
+def test_what_shows_nothing_is_no_catch(mutant: Mutant, said: str, runner: Runner) -> None:
+    complaint = escape(mutant, runner.outcome(mutant.number))
+    assert complaint is not None
+    assert re.search(said, complaint)
