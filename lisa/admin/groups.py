@@ -14,6 +14,7 @@ from lisa.admin import push
 from lisa.admin.reading import START, member_page, readable
 from lisa.core.flow import Command, Flow
 from lisa.core.keys import GroupKeys, check_group
+from lisa.core.spread import spread
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -74,7 +75,9 @@ def add(store: Store, topic: str, group: str) -> Flow[bool]:
     check_group(group)
     yield from store.register([topic])
     yield from store.run(Configure(topic, {_mark(group): None}))
-    return (yield from store.run(Declare(topic, group)))
+    is_new = yield from store.run(Declare(topic, group))
+    yield from spread(store, topic)
+    return is_new
 
 
 def remove(

@@ -10,6 +10,7 @@ from lisa.admin.reading import ask_all
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Command, Flow
 from lisa.core.options import TopicOptions, encode
+from lisa.core.spread import spread
 from lisa.core.store import Store, chunks, counters
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -151,7 +152,7 @@ def set_options(store: Store, topic: str, options: Mapping[str, object]) -> Flow
     """
     encoded = encode(options)
     yield from store.register([topic])
-    return (yield from store.run(Configure(topic, encoded)))
+    return (yield from _configure(store, topic, encoded))
 
 
 def unset_options(store: Store, topic: str, names: Iterable[str]) -> Flow[int]:
@@ -163,16 +164,23 @@ def unset_options(store: Store, topic: str, names: Iterable[str]) -> Flow[int]:
         if name not in known:
             raise ConfigError(f"there is no topic option {given!r}; there are {', '.join(known)}")
         values[name] = None
-    return (yield from store.run(Configure(topic, values)))
+    return (yield from _configure(store, topic, values))
+
+
+def _configure(store: Store, topic: str, values: Mapping[str, str | None]) -> Flow[int]:
+    """Write options, in every place of the topic; how many changed."""
+    changed = yield from store.run(Configure(topic, values))
+    yield from spread(store, topic)
+    return changed
 
 
 def pause(store: Store, topic: str) -> Flow[bool]:
     """Stop promoting, reading and pulling; answers whether it ran before."""
-    return (yield from store.run(Configure(topic, {"paused": "1"}))) > 0
+    return (yield from _configure(store, topic, {"paused": "1"})) > 0
 
 
 def resume(store: Store, topic: str) -> Flow[bool]:
     """Go on; answers whether it was paused before."""
     before = yield from store.command("HGET", store.keys.topic(topic).options, "paused")
-    yield from store.run(Configure(topic, {"paused": "0"}))
+    yield from _configure(store, topic, {"paused": "0"})
     return bool(before == b"1")

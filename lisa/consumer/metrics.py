@@ -19,7 +19,7 @@ def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> N
         troubled |= is_in_trouble
         _add_one(numbers, sub)
         group = sub.group or sub.wanted
-        add(numbers, "lisa_consumer_unreachable", float(is_in_trouble), sub.topic, group)
+        add(numbers, "lisa_consumer_unreachable", float(is_in_trouble), sub.whole, group)
     put(numbers, "lisa_up", float(not troubled))
     put(numbers, "lisa_consumer_concurrency", slots.size)
     put(numbers, "lisa_consumer_busy", slots.size - slots.free)
@@ -27,7 +27,7 @@ def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> N
 
 
 def _add_one(numbers: Numbers, sub: Subscription) -> None:
-    labels = (sub.topic, sub.group or sub.wanted)
+    labels = (sub.whole, sub.group or sub.wanted)
     add(numbers, "lisa_consumer_running", sub.running(), *labels)
     add(numbers, "lisa_consumer_held", len(sub.held), *labels)
     add(numbers, "lisa_consumer_degraded", float(sub.is_degraded), *labels)

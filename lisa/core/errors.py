@@ -6,6 +6,7 @@
     +-- TopicFull                           the topic's capacity is used up
     +-- GroupRemoved                        the group was taken away by an operator
     +-- ServerUnavailable                   the server did not answer, or refused, in time
+    |   +-- Misplaced                       the topic is just being split over other shards
     +-- ConfigError                         a setting, a right or a password is wrong
 
 Errors of the Redis client never reach the user raw.
@@ -13,12 +14,16 @@ Errors of the Redis client never reach the user raw.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 __all__ = [
     "ConfigError",
     "DuplicateMessage",
     "GroupRemoved",
     "InvalidMessage",
     "LisaError",
+    "Misplaced",
     "ServerUnavailable",
     "TopicFull",
 ]
@@ -29,9 +34,12 @@ class LisaError(Exception):
 
     `sent`: where a `send_many` ends in an error, how many of its messages, from the first on, were
     settled before (accepted, duplicate, ...): what remains is `bodies[error.sent:]`.
+    `outcomes`: where a topic is split over shards and only some refused a call, what became of its
+    messages, None for those that were refused.
     """
 
     sent: int = 0
+    outcomes: Sequence[Any] = ()
 
 
 class InvalidMessage(LisaError, ValueError):
@@ -55,6 +63,10 @@ class GroupRemoved(LisaError):
 
 class ServerUnavailable(LisaError):
     """No usable answer from the server within the time allowed."""
+
+
+class Misplaced(ServerUnavailable):
+    """A topic's shards are being changed; whoever calls finds the new ones by itself."""
 
 
 class ConfigError(LisaError):

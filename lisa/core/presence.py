@@ -82,13 +82,15 @@ def unique_name(configured: str | None) -> str:
     return f"{base}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def announce_consumer(store: Store, presence: ConsumerPresence) -> Flow[bool]:
+def announce_consumer(
+    store: Store, presence: ConsumerPresence, place: str | None = None
+) -> Flow[bool]:
     """Write or renew a consumer's record; `seen_ms` becomes Redis's present time.
 
-    Whether there was none.
+    `place`: which one of the topic's it reads, where that is split. Whether there was no record.
     """
     seen = msgspec.structs.replace(presence, seen_ms=(yield from store.server_time_us()) // 1000)
-    keys = store.keys.topic(presence.topic)
+    keys = store.keys.topic(place or presence.topic)
     record = _encoder.encode(seen)
     return bool((yield from store.command("HSET", keys.consumers, presence.name, record)))
 

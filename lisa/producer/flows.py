@@ -87,7 +87,7 @@ class Sending:
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic)
         for call in calls(topic, on_duplicate, messages, size):
-            report.add(call.ids, (yield from self._store.run(call)))
+            report.add(call.ids, (yield from self._store.run_by_id(call)))
 
     def _send_many(
         self, topic: str, plan: Plan, bodies: Sequence[Any], report: SendReport
@@ -106,13 +106,13 @@ class Sending:
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
         call = lone(topic, on_duplicate, message)
-        (outcome,) = yield from self._store.run(call)
+        (outcome,) = yield from self._store.run_by_id(call)
         return SendOutcome(call.ids[0], outcome)
 
     def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
         """Take back what one script call may name."""
         yield from self._open()
-        return (yield from self._store.run(Cancel(topic, ids)))
+        return (yield from self._store.run_by_id(Cancel(topic, ids)))
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         return (yield from self._cancel(topic, [message_id]))[0]
@@ -126,7 +126,7 @@ class Sending:
     def _reschedule(self, topic: str, message_id: str, due: str) -> Flow[Rescheduled]:
         call = Reschedule(check_topic(topic), [(check_id(message_id), due)])
         yield from self._open()
-        return (yield from self._store.run(call))[0]
+        return (yield from self._store.run_by_id(call))[0]
 
 
 class Flows(Sending):
@@ -246,4 +246,4 @@ class Flows(Sending):
         """
         call = Inspect(check_topic(topic), [check_id(message_id)])
         yield from self._open()
-        return found(topic, message_id, (yield from self._store.run(call))[0])
+        return found(topic, message_id, (yield from self._store.run_by_id(call))[0])
