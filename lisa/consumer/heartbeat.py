@@ -20,7 +20,7 @@ from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.forget import Forget
 
-__all__ = ["START_WITHIN_S", "Heartbeat"]
+__all__ = ["FOLLOW_S", "START_WITHIN_S", "Heartbeat"]
 
 log = logging.getLogger("lisa.consumer")
 
@@ -29,6 +29,7 @@ START_WITHIN_S = 1.0
 
 LONGEST_TICK_S = 0.5
 FOLLOW_S = 1.0
+"""How often it is asked whether topics were split anew."""
 SHORTEST_TICK_S = 0.02
 
 

@@ -1,0 +1,249 @@
+"""Topics that are split, as producers, managers and consumers live with them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Consumer, Manager, Producer, message_acked
+from lisa.core.shards import base
+from lisa.producer import Outgoing
+from tests import clusters
+from tests.integration.test_shards import Split
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lisa.core.message import Message
+
+HOUR = timedelta(hours=1)
+SOON = timedelta(milliseconds=200)
+OFTEN = timedelta(milliseconds=100)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[list[str]]:
+    with clusters.two_nodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(params=["one server", "cluster"])
+def split(request: pytest.FixtureRequest) -> Iterator[Split]:
+    if request.param == "cluster":
+        url = clusters.address(request.getfixturevalue("two_nodes"))
+    else:
+        url = request.getfixturevalue("redis_url")
+    made = Split(url)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def split_here(redis_url: str) -> Iterator[Split]:
+    made = Split(redis_url)
+    yield made
+    made.store.close()
+
+
+class Handled:
+    """What a consumer's handler saw."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.topics: set[str] = set()
+        self.most_at_once = 0
+        self._running = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        with self._lock:
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+            self.counts[message.id] += 1
+            self.topics.add(message.topic)
+        time.sleep(0.001)
+        with self._lock:
+            self._running -= 1
+
+
+def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
+    handled, acked = Handled(), set[str]()
+
+    def hear(topic: str, *, message: Message) -> None:
+        assert topic == message.topic
+        acked.add(topic)
+
+    message_acked.connect(hear, sender="orders")
+    consumer = Consumer(split.url, concurrency=3)
+    consumer.on("orders", handled)
+    with Manager(split.url, topics={"orders": {"shards": 4}}), consumer, Producer(split.url) as one:
+        wait_until(lambda: len(split.layout.current("orders")) == 4)
+        report = one.send_many("orders", range(300), delay=SOON)
+        wait_until(lambda: len(handled.counts) == 300)
+        assert set(handled.counts) == {out.id for out in report}
+        assert set(handled.counts.values()) == {1}
+        assert handled.topics == acked == {"orders"}
+        assert handled.most_at_once <= 3
+        assert list(consumer.health()["topics"]) == ["orders/lisa"]
+        wait_until(lambda: one.get("orders", report_id(report)).state == "acked")
+
+
+def report_id(report: object) -> str:
+    return str(next(iter(report)).id)  # type: ignore[call-overload]  # a SendReport
+
+
+def test_a_pull_takes_from_all_shards(split: Split) -> None:
+    split.into(4)
+    with Manager(split.url, groups={"orders": ["lisa"]}), Producer(split.url) as producer:
+        sent = [one.id for one in producer.send_many("orders", range(40), delay=SOON)]
+        consumer, taken = Consumer(split.url, group="lisa"), list[str]()
+        deadline = time.monotonic() + 20
+        while len(taken) < 40 and time.monotonic() < deadline:
+            for delivery in consumer.pull("orders", batch=7, wait=timedelta(seconds=5)):
+                assert delivery.topic == "orders"
+                assert delivery.extend()
+                assert delivery.ack() == "acked"
+                assert delivery.ack() == "repeated"
+                taken.append(delivery.id)
+        assert sorted(taken) == sorted(sent)
+        consumer.stop()
+
+
+class Load:
+    """Sends with ids of its own, twice each, and cancels some, for as long as the block runs."""
+
+    def __init__(self, url: str) -> None:
+        self.accepted: list[str] = []
+        self.cancelled: set[str] = set()
+        self.faults: list[object] = []
+        self._url = url
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(work,))
+            for work in (self._send, self._cancel, self._make_ids)
+        ]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, work: object) -> None:
+        try:
+            with Producer(self._url) as producer:
+                n = 0
+                while not self._ended.is_set():
+                    work(producer, n)  # type: ignore[operator]  # one of the three below
+                    n += 1
+        except Exception as error:  # noqa: BLE001  the test shows it
+            self.faults.append(error)
+
+    def _send(self, producer: Producer, n: int) -> None:
+        """A batch of new ids; then, shuffled among others, ids that are known."""
+        new = [f"{n}-{i}" for i in range(20)]
+        delay = timedelta(milliseconds=50 * (n % 10))
+        for expected in ("accepted", "duplicate"):
+            batch = [*new, *self.accepted[-200::10]]
+            report = producer.send_many(
+                "orders", [Outgoing(1, id=one) for one in batch], delay=delay
+            )
+            outcomes = [one.outcome for one in report]
+            known = len(batch) - len(new)
+            if outcomes != [expected] * len(new) + ["duplicate"] * known:
+                self.faults.append((n, expected, outcomes))
+        self.accepted += new
+
+    def _cancel(self, producer: Producer, n: int) -> None:
+        """What waits for an hour is found, wherever it went meanwhile."""
+        held = [producer.send("orders", "later", id=f"c{n}-{i}", delay=HOUR) for i in range(5)]
+        time.sleep(0.05)
+        for one in held:
+            found = producer.get("orders", one)
+            if found is None or found.state != "waiting" or found.topic != "orders":
+                self.faults.append((one, found))
+        answers = producer.cancel_many("orders", held)
+        if answers != ["cancelled"] * 5:
+            self.faults.append((held, answers))
+        self.cancelled.update(held)
+
+    def _make_ids(self, producer: Producer, _n: int) -> None:
+        self.accepted.append(producer.send("orders", "made"))
+
+
+def change(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
+    for shards in numbers:
+        time.sleep(pause_s)
+        split.into(shards)
+    time.sleep(pause_s)
+
+
+def check_under_load(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
+    """Each accepted id is handled once, duplicates stay duplicates, cancel finds what waits."""
+    handled = Handled()
+    consumers = [Consumer(split.url, concurrency=4) for _ in range(2)]
+    for consumer in consumers:
+        consumer.on("orders", handled)
+    managers = [
+        Manager(split.url, groups={"orders": ["lisa"]}, sweep=timedelta(seconds=1))
+        for _ in range(2)
+    ]
+    split.store.drive(split.store.register(["orders"]))
+    with managers[0], managers[1], consumers[0], consumers[1]:
+        with Load(split.url) as load:
+            change(split, numbers, pause_s)
+        assert not load.faults, load.faults[:5]
+        wait_until(lambda: len(handled.counts) >= len(load.accepted))
+    assert set(handled.counts) == set(load.accepted)
+    assert max(handled.counts.values()) == 1, "nobody was slow, and nobody died"
+    assert not load.cancelled & set(handled.counts)
+    assert len(load.accepted) > 20 * len(numbers)
+
+
+def test_the_number_changes_under_load(split: Split) -> None:
+    check_under_load(split, (4, 8, 2, 1), 1.0)
+
+
+@pytest.mark.slow
+def test_the_number_changes_under_load_for_longer(split: Split) -> None:
+    check_under_load(split, (4, 8, 2, 1, 3, 5, 4, 1, 64, 1), 3.0)
+
+
+def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split: Split) -> None:
+    handled = Handled()
+    consumer = Consumer(split.url, concurrency=2)
+    consumer.on("orders", handled)
+    manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
+    with manager, consumer, Producer(split.url) as producer:
+        for shards, number in ((2, 1), (3, 2), (1, 3)):
+            before = split.layout.places("orders")
+            late = [producer.send("orders", 1, delay=timedelta(seconds=2)) for _ in range(8)]
+            split.into(shards)
+            assert split.layout.number == number
+            assert set(before) <= set(split.layout.places("orders"))
+            new = [producer.send("orders", 1, delay=SOON) for _ in range(8)]
+            wait_until(lambda new=new: set(new) <= set(handled.counts))
+            assert split.layout.older, "it holds what is due later"
+            wait_until(lambda late=late: set(late) <= set(handled.counts))
+            wait_until(lambda: not split.layout.older)
+            # A consumer lets go of them within a second or two.
+            left = set(before) - set(split.layout.places("orders"))
+            wait_until(lambda left=left: not left & reads(consumer))
+    assert set(handled.counts.values()) == {1}
+
+
+def reads(consumer: Consumer) -> set[str]:
+    """The places that it reads now."""
+    crew = consumer._crew
+    assert crew is not None
+    return {sub.topic for sub in crew._readers if base(sub.topic) == "orders"}
