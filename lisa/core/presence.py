@@ -31,6 +31,7 @@ __all__ = [
     "managers",
     "managers_in",
     "unique_name",
+    "whole",
 ]
 
 BEAT = timedelta(seconds=5)
@@ -109,6 +110,18 @@ def consumers(store: Store, topic: str) -> Flow[list[ConsumerPresence]]:
 def consumers_in(reply: Sequence[bytes] | dict[bytes, bytes]) -> list[ConsumerPresence]:
     """The same, out of the reply to an HGETALL."""
     return _decoded(_consumer_decoder, pairs(reply))
+
+
+def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
+    """One consumer's records at several places of a topic as one."""
+    if len(parts) == 1:
+        return parts[0]
+    latest = max(parts, key=lambda one: one.seen_ms)
+    states = [one.state for one in parts if one.state != "running"]
+    return msgspec.structs.replace(
+        latest, running=sum(one.running for one in parts), held=sum(one.held for one in parts),
+        handled=sum(one.handled for one in parts), state=states[0] if states else latest.state,
+    )  # fmt: skip
 
 
 def announce_manager(store: Store, presence: ManagerPresence) -> Flow[None]:

@@ -6,49 +6,25 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from lisa import Consumer, Manager, Producer, message_acked
-from lisa.core.shards import base
 from lisa.producer import Outgoing
-from tests import clusters
-from tests.integration.test_shards import Split
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from lisa.core.message import Message
+    from tests.shards import Split
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(milliseconds=200)
 OFTEN = timedelta(milliseconds=100)
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[list[str]]:
-    with clusters.two_nodes() as nodes:
-        yield nodes
-
-
-@pytest.fixture(params=["one server", "cluster"])
-def split(request: pytest.FixtureRequest) -> Iterator[Split]:
-    if request.param == "cluster":
-        url = clusters.address(request.getfixturevalue("two_nodes"))
-    else:
-        url = request.getfixturevalue("redis_url")
-    made = Split(url)
-    yield made
-    made.store.close()
-
-
-@pytest.fixture
-def split_here(redis_url: str) -> Iterator[Split]:
-    made = Split(redis_url)
-    yield made
-    made.store.close()
 
 
 class Handled:
@@ -84,18 +60,19 @@ def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
     consumer.on("orders", handled)
     with Manager(split.url, topics={"orders": {"shards": 4}}), consumer, Producer(split.url) as one:
         wait_until(lambda: len(split.layout.current("orders")) == 4)
-        report = one.send_many("orders", range(300), delay=SOON)
+        sent = [out.id for out in one.send_many("orders", range(300), delay=SOON)]
         wait_until(lambda: len(handled.counts) == 300)
-        assert set(handled.counts) == {out.id for out in report}
+        assert set(handled.counts) == set(sent)
         assert set(handled.counts.values()) == {1}
         assert handled.topics == acked == {"orders"}
         assert handled.most_at_once <= 3
         assert list(consumer.health()["topics"]) == ["orders/lisa"]
-        wait_until(lambda: one.get("orders", report_id(report)).state == "acked")
+        wait_until(lambda: state_of(one, sent[0]) == "acked")
 
 
-def report_id(report: object) -> str:
-    return str(next(iter(report)).id)  # type: ignore[call-overload]  # a SendReport
+def state_of(producer: Producer, message_id: str) -> str | None:
+    found = producer.get("orders", message_id)
+    return None if found is None else found.state
 
 
 def test_a_pull_takes_from_all_shards(split: Split) -> None:
@@ -129,7 +106,7 @@ class Load:
             for work in (self._send, self._cancel, self._make_ids)
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -139,12 +116,12 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def _work(self, work: object) -> None:
+    def _work(self, work: Callable[[Producer, int], None]) -> None:
         try:
             with Producer(self._url) as producer:
                 n = 0
                 while not self._ended.is_set():
-                    work(producer, n)  # type: ignore[operator]  # one of the three below
+                    work(producer, n)
                     n += 1
         except Exception as error:  # noqa: BLE001  the test shows it
             self.faults.append(error)
@@ -219,31 +196,29 @@ def test_the_number_changes_under_load_for_longer(split: Split) -> None:
     check_under_load(split, (4, 8, 2, 1, 3, 5, 4, 1, 64, 1), 3.0)
 
 
-def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split: Split) -> None:
-    handled = Handled()
+def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) -> None:
+    split, handled = split_here, Handled()
     consumer = Consumer(split.url, concurrency=2)
     consumer.on("orders", handled)
     manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
     with manager, consumer, Producer(split.url) as producer:
-        for shards, number in ((2, 1), (3, 2), (1, 3)):
+        for number, shards in enumerate((2, 3, 1), 1):
             before = split.layout.places("orders")
-            late = [producer.send("orders", 1, delay=timedelta(seconds=2)) for _ in range(8)]
+            late = {producer.send("orders", 1, delay=timedelta(seconds=1)) for _ in range(8)}
             split.into(shards)
             assert split.layout.number == number
             assert set(before) <= set(split.layout.places("orders"))
-            new = [producer.send("orders", 1, delay=SOON) for _ in range(8)]
-            wait_until(lambda new=new: set(new) <= set(handled.counts))
+            new = {producer.send("orders", 1, delay=SOON) for _ in range(8)}
+            wait_until(partial(new.issubset, handled.counts))
             assert split.layout.older, "it holds what is due later"
-            wait_until(lambda late=late: set(late) <= set(handled.counts))
+            wait_until(partial(late.issubset, handled.counts))
             wait_until(lambda: not split.layout.older)
             # A consumer lets go of them within a second or two.
-            left = set(before) - set(split.layout.places("orders"))
-            wait_until(lambda left=left: not left & reads(consumer))
+            wait_until(partial(reads_only, consumer, set(split.layout.places("orders"))))
     assert set(handled.counts.values()) == {1}
 
 
-def reads(consumer: Consumer) -> set[str]:
-    """The places that it reads now."""
+def reads_only(consumer: Consumer, places: AbstractSet[str]) -> bool:
     crew = consumer._crew
     assert crew is not None
-    return {sub.topic for sub in crew._readers if base(sub.topic) == "orders"}
+    return {sub.topic for sub in crew._readers} == places
