@@ -12,7 +12,18 @@ from collections.abc import Iterable
 from typing import NamedTuple, Self
 from zlib import crc32
 
-__all__ = ["CHANGED", "MARK", "MOST_SHARDS", "PLAIN", "Layout", "base", "bases", "name", "share"]
+__all__ = [
+    "CHANGED",
+    "MARK",
+    "MOST_SHARDS",
+    "PLAIN",
+    "Layout",
+    "base",
+    "bases",
+    "is_of_layout",
+    "name",
+    "share",
+]
 
 MARK = "~"
 """Stands in the name of a place that is not a whole topic; no topic may hold it."""
@@ -36,6 +47,11 @@ def bases(places: Iterable[str]) -> list[str]:
 def name(topic: str, number: int, count: int) -> str:
     """The place of one shard out of `count`."""
     return topic if count == 1 else f"{topic}{MARK}{number}of{count}"
+
+
+def is_of_layout(field: str) -> bool:
+    """Whether a field of the options hash tells how this very server holds the topic."""
+    return field in ("layout", "accepts", "lasting") or field.startswith("emptied:")
 
 
 def share(total: int, count: int) -> int:
