@@ -39,7 +39,12 @@ def join(store: Store, topic: str, wanted: str) -> Flow[str | None]:
             raise
         if wanted and wanted not in (yield from store.groups(topic)):
             raise
-    return wanted or (yield from find_group(store, topic))
+    if wanted:
+        return wanted
+    found = yield from find_group(store, base(topic))
+    # A shard that is new may not have been told of all groups yet.
+    is_there = base(topic) == topic or found in (yield from store.groups(topic))
+    return found if is_there else None
 
 
 def ask_for_group(store: Store, topic: str, name: str) -> Flow[bool]:

@@ -18,11 +18,12 @@ from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import Keys
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.shards import CHANGED, base, bases
-from lisa.core.store import SyncStore
+from lisa.core.store import SyncStore, chunks
 from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
 from lisa.manager.greeter import Greeter
 from lisa.manager.jobs import Jobs
+from lisa.manager.lookout import PAGE
 from lisa.manager.loop import Loop, Service
 from lisa.manager.metrics import own_numbers
 from lisa.manager.plan import Plan, Schedules
@@ -87,10 +88,9 @@ class Engine:
         self._reclaiming = self._loop("reclaimer", self._reclaimer, RECLAIMERS, together[1])
         self._greeting = self._loop("greeter", self._greeter, 1, 1)
         self._loops = (self._promoting, self._reclaiming, self._greeting)
-        self._waker = Waker(
-            store.connection, store.keys.wake, self._woken, self._promoting.agenda.hurry_all
-        )
+        self._waker = Waker(store.connection, store.keys.wake, self._woken, self._was_deaf)
         self._split_anew: SimpleQueue[str] = SimpleQueue()
+        self._may_be_split = threading.Event()
         self._jobs = self._schedule(plan.schedules)
 
     def _loop(self, name: str, service: Service, workers: int, batch: int) -> Loop:
@@ -251,6 +251,7 @@ class Engine:
         else:
             self._reclaimer.hold(now - signs.uptime_s if signs.first else now)
         self._registry.declare_again()
+        self._may_be_split.set()
         for work in (self._registry.step, self._beat):
             try:
                 work()
@@ -285,6 +286,11 @@ class Engine:
         if not self.store.known_groups(topic):
             self._greeting.agenda.hurry(topic)
 
+    def _was_deaf(self) -> None:
+        """Nobody says again what was announced meanwhile."""
+        self._promoting.agenda.hurry_all()
+        self._may_be_split.set()
+
     def _glance(self) -> None:
         agenda = self._promoting.agenda
         agenda.bring_forward(self._promoter.glance(self._registry.topics))
@@ -297,8 +303,17 @@ class Engine:
         for topic in self._greeter.glance(topics):
             self._greeting.agenda.hurry(topic)
         self._registry.step()
+        if self._may_be_split.is_set():
+            self._may_be_split.clear()
+            self._finish_splits()
         while not self._split_anew.empty():
             self._sharder.step(self._split_anew.get())
+
+    def _finish_splits(self) -> None:
+        """Whoever changed a number of shards may have died half-way before we came."""
+        for page in chunks(self._registry.topics, PAGE):
+            for topic in self._sharder.pick(page):
+                self._sharder.step(topic)
 
     def _reclaim_all(self) -> None:
         self._reclaimer.look_at_all()

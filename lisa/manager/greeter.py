@@ -68,7 +68,8 @@ class Greeter:
         if not waiting:
             return
         whole = base(topic)
-        for group in self._registry.plan.groups_for(whole):
+        known = () if whole == topic else self._store.drive(self._store.groups(whole))
+        for group in known or self._registry.plan.groups_for(whole):
             self._store.call(Declare(whole, group))
             log.info("topic %s: group %s declared for %s", topic, group, ", ".join(waiting),
                      extra={"topic": topic, "group": group})  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -12,6 +13,12 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from lisa import Consumer, Manager, Producer, message_acked
+from lisa.admin import groups, topics
+from lisa.consumer.joining import ask_for_group, join
+from lisa.core.errors import ConfigError
+from lisa.core.flow import Execute, ExecuteMany
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.undeclare import Undeclare
 from lisa.producer import Outgoing
 from tests.servers import wait_until
 
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
+    from lisa.core.flow import Flow
     from lisa.core.message import Message
     from tests.shards import Split
 
@@ -222,3 +230,86 @@ def reads_only(consumer: Consumer, places: AbstractSet[str]) -> bool:
     crew = consumer._crew
     assert crew is not None
     return {sub.topic for sub in crew._readers} == places
+
+
+ALWAYS = {(True, 1), (True, 11), (False, 1), (False, 7), (False, 9)}
+SCRIPTS = 13
+"""That put a change from 2 to 3 shards through: the layout, options and groups for each of three
+places, three places to close (the unsplit one, too), three to open."""
+
+CUT_SHORT = [
+    pytest.param(hears, done, marks=[] if (hears, done) in ALWAYS else [pytest.mark.slow])
+    for hears in (True, False) for done in range(SCRIPTS + 1)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hears", "done"), CUT_SHORT)
+def test_a_manager_finishes_a_change_that_was_cut_short(
+    split_here: Split, *, hears: bool, done: int
+) -> None:
+    split = split_here
+    split.store.drive(groups.add(split.store, "orders", "lisa"))
+    split.into(2)
+    manager = Manager(split.url)
+    if hears:
+        manager.start()
+    change = topics.set_options(split.store, "orders", {"shards": 3})
+    try:
+        assert run_steps(change, split, done) == (done == SCRIPTS)
+        if not hears:
+            manager.start()
+        with Producer(split.url) as producer:
+            sent = [producer.send("orders", 1, delay=HOUR) for _ in range(9)]
+            assert producer.cancel_many("orders", sent) == ["cancelled"] * 9
+        if split.layout.shards == 3:
+            wait_until(
+                lambda: all(split.accepts(one) == 2 for one in split.layout.current("orders"))
+            )
+            assert all(split.accepts(one) == -2 for one in split.layout.draining("orders"))
+    finally:
+        manager.stop()
+
+
+def run_steps(flow: Flow[int], split: Split, count: int) -> bool:
+    """Send so many of a flow's script calls to the server, then leave it; whether it was done."""
+    sent, reply = 0, None
+    with suppress(StopIteration):
+        while True:
+            step = flow.send(reply)
+            assert isinstance(step, (Execute, ExecuteMany))
+            commands = [step.command] if isinstance(step, Execute) else list(step.commands)
+            replies = []
+            for command in commands:
+                if sent == count and command[0] == "EVALSHA":
+                    return False
+                replies += split.store.connection.execute_many([command])
+                sent += command[0] == "EVALSHA"
+            reply = replies if isinstance(step, ExecuteMany) else replies[0]
+    return True
+
+
+def test_a_shard_that_was_not_told_of_a_group_yet_is_not_joined_for_another(
+    split_here: Split,
+) -> None:
+    split, store = split_here, split_here.store
+    store.drive(groups.add(store, "orders", "billing"))
+    split.into(2)
+    new = split.layout.current("orders")[0]
+    store.call(Undeclare(new, "billing", drop=True))
+    assert store.drive(join(store, new, "")) is None
+    store.call(Declare("orders", "stock"))
+    store.call(Declare(new, "billing"))
+    with pytest.raises(ConfigError, match="several groups"):
+        store.drive(join(store, new, ""))
+
+
+def test_who_waits_at_a_shard_is_answered_with_the_topic_s_group(split_here: Split) -> None:
+    split, store = split_here, split_here.store
+    store.drive(groups.add(store, "orders", "billing"))
+    split.into(2)
+    new = split.layout.current("orders")[0]
+    store.call(Undeclare(new, "billing", drop=True))
+    with Manager(split.url):
+        store.drive(ask_for_group(store, new, "c1"))
+        wait_until(lambda: store.drive(store.groups(new)) == ("billing",))
+    assert store.drive(store.groups("orders")) == ("billing",)
