@@ -2,7 +2,8 @@
 -- Guarantee: the same conditions over several groups as cancel; failed attempts stay counted. A
 -- ttl moves with the due time.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  the layout's number ('' for no matter which); n; n times id, due ('+ms' is a delay, else epoch ms)
+-- ARGV  the layout's number ('' for no matter which);
+--       n; n times id, due ('+ms' is a delay, else epoch ms)
 -- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'SHARDS'};
 --       {'GROUPS', ...}
 local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()

@@ -2,7 +2,8 @@
 -- Guarantee: only ids of which nothing is known here, neither live nor settled: safe to repeat, and
 -- beside traffic. Nothing is refused for the topic's capacity: what was accepted stays accepted.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  the layout's number ('' for no matter which); n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its places as
+-- ARGV  the layout's number ('' for no matter which);
+--       n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its places as
 --       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts' with a
 --       blank between, the kind r for retry or g for garbage), why it last failed
 -- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a place names

@@ -95,8 +95,8 @@ class Elsewhere(StrEnum):
 class ById(Transition[list[T]]):
     """A transition of single messages, which in a topic that is split lie in several places.
 
-    `columns` names the fields that hold something for each message, in one order, and `ids` the
-    first of what each of them holds. One item of the result belongs to each message.
+    `columns` names the fields that hold something for each message, in one order; one item of the
+    result belongs to each.
     """
 
     __slots__ = ()
