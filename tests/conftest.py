@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import fakeredis
 import pytest
+from tests.mutants.summary import print_table
 from xdist.scheduler import LoadScopeScheduling
 
 from lisa.core.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
-from tests.mutants.summary import print_table
 from tests.servers import Processes, connect, flush, redis_server
 
 if TYPE_CHECKING:
