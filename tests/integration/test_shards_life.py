@@ -212,13 +212,15 @@ def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) 
     with manager, consumer, Producer(split.url) as producer:
         for number, shards in enumerate((2, 3, 1), 1):
             before = split.layout.places("orders")
-            late = {producer.send("orders", 1, delay=timedelta(seconds=1)) for _ in range(8)}
+            late = {producer.send("orders", 1, delay=HOUR) for _ in range(8)}
             split.into(shards)
             assert split.layout.number == number
             assert set(before) <= set(split.layout.places("orders"))
             new = {producer.send("orders", 1, delay=SOON) for _ in range(8)}
             wait_until(partial(new.issubset, handled.counts))
             assert split.layout.older, "it holds what is due later"
+            for one in late:
+                assert producer.fire_now("orders", one) == "rescheduled"
             wait_until(partial(late.issubset, handled.counts))
             wait_until(lambda: not split.layout.older)
             # A consumer lets go of them within a second or two.
