@@ -2,12 +2,13 @@
 -- Guarantee: truthful. 'cancelled' only if no group has the message in flight or is through with
 -- it; else nothing is changed. A repeated call finds its own tombstone and answers the same.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  n; n times id
--- Returns {'OK', letters}: c cancelled, f in flight, d done, u unknown; {'GROUPS', ...}
-local changed = changed_groups()
+-- ARGV  the layout's number ('' for no matter which); n; n times id
+-- Returns {'OK', letters}: c cancelled, f in flight, d done, u unknown; {'SHARDS'};
+--       {'GROUPS', ...}
+local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
-local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
+local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now = clock()
 local letters, ended = {}, {}
 local ids, bodies, dones, stones = {}, {}, {}, {}

@@ -1,6 +1,8 @@
 -- configure: writes a topic's options.
 -- Guarantee: 'declare' (a manager's YAML) changes only what a declaration last wrote, so that what
 -- an operator set lasts; `paused` is never declared. Whoever resumes a topic wakes the managers.
+-- Another number of `shards` makes another layout in the same step; what follows from it is done
+-- by core.spread, place by place.
 -- KEYS  the prelude's
 -- ARGV  'declare' or 'set'; n; n times option, 1 to write it or 0 to take it away, value
 -- Returns {'OK', options changed}
@@ -10,6 +12,25 @@ local changes = 0
 
 local function write(name, value)
   if value then call('HSET', OPTIONS, name, value) else call('HDEL', OPTIONS, name) end
+end
+
+-- The layout 'number:count:older counts:those that are empty' (see core.shards).
+local function split_anew(wanted)
+  local number, count, older, gone =
+    string.match(call('HGET', OPTIONS, 'layout') or '', '^(%d+):(%d+):([%d,]*):([%d,]*)$')
+  if not number then number, count, older, gone = '0', '1', '', '' end
+  if count == wanted then return end
+  local draining, left = {count}, {}
+  for one in string.gmatch(older, '%d+') do
+    if one ~= wanted then draining[#draining + 1] = one end
+  end
+  for one in string.gmatch(gone, '%d+') do
+    if one ~= wanted then left[#left + 1] = one end
+  end
+  write('layout', int(number + 1) .. ':' .. wanted .. ':' .. table.concat(draining, ',') .. ':'
+    .. table.concat(left, ','))
+  call('HDEL', OPTIONS, 'emptied:' .. wanted, 'emptied:' .. count)
+  call('PUBLISH', WAKE, TOPIC .. '~')
 end
 
 begin_freeing()
@@ -24,5 +45,6 @@ for i = 1, n do
     if is ~= value then changes = changes + 1 end
   end
   if written and name == 'paused' then wake() end
+  if written and name == 'shards' then split_anew(value or '1') end
 end
 return {'OK', changes}

@@ -3,20 +3,29 @@
 -- answered as the first time; a batch that exceeds the capacity writes nothing.
 -- KEYS  the prelude's, then by columns for each message: body, done (where the ids were made for
 --       this call, only the first message's)
--- ARGV  send token; on_duplicate (keep, replace, reject); what is known of the ids (new: made for
---       this call, distinct, or any); n; the number of dues (n, or 1 for all);
+-- ARGV  the layout's number, as the caller knows it ('' for no matter which); send token;
+--       on_duplicate (keep, replace, reject); what is known of the ids (new: made for this call,
+--       distinct, any; known: only those known here are meant, in a place that takes no new
+--       messages); n; the number of dues (n, or 1 for all);
 --       n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
 --       the number of own retry policies, then pairs of message number and policy
 -- Returns {'OK', outcomes}, one letter a message: a accepted, d duplicate, r replaced, x rejected;
---       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'GROUPS', ...}
-local token, mode, kind = ARGV[ARGS + 1], ARGV[ARGS + 2], ARGV[ARGS + 3]
-local n, due_count = tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])
-local DUES = ARGS + 5
+--       of known: u unknown here, s settled here and to be replaced in its new place;
+--       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the layout
+--       is another; {'GROUPS', ...}
+local token, mode, kind = ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
+local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
+local DUES = ARGS + 6
 local ENVELOPES = DUES + due_count
 local EXTRAS = ENVELOPES + n
 local DONES = ID_KEYS + n
-local settings = call('HMGET', OPTIONS, 'capacity', 'max_body_bytes', 'paused', 'max_ready', 'journal')
+local settings = call('HMGET', OPTIONS, 'capacity', 'max_body_bytes', 'paused', 'max_ready',
+  'journal', 'accepts')
+local believed, accepts = ARGV[ARGS + 1], settings[6] or '0'
+if believed ~= '' and believed ~= accepts or kind == 'known' and string.byte(accepts) ~= 45 then
+  return {'SHARDS'}
+end
 local _, now, now_up = clock()
 local function due_of(spec)
   local at = tonumber(spec)
@@ -46,7 +55,7 @@ for i = 1, n do
 end
 
 local capacity = tonumber(settings[1] or '')
-if capacity then
+if capacity and kind ~= 'known' then
   -- How many ids this call would bring to life: an id counts once, and one that was settled lately
   -- only if it is to be replaced, and not by a replay. Of ids made for this call all are new, or
   -- the call is a replay.
@@ -75,7 +84,7 @@ end
 
 -- Most batches are all new: one command tells and writes. (MSETNX takes the last of equal keys.)
 local placed, outcomes = nil, string.rep('a', n) -- nil for all of them
-if kind == 'any' or call('EXISTS', unpack(KEYS, DONES + 1)) > 0
+if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) > 0
   or call('MSETNX', unpack(both)) == 0 then
   if kind == 'new' then return {'OK', outcomes} end
 
@@ -89,6 +98,7 @@ if kind == 'any' or call('EXISTS', unpack(KEYS, DONES + 1)) > 0
     local known = live
     if live == '' then known = call('GETRANGE', done, 0, 8) end
     if known == '' then
+      if kind == 'known' then return 'u', false end
       call('SET', body, envelope)
       return 'a', true
     end
@@ -99,6 +109,7 @@ if kind == 'any' or call('EXISTS', unpack(KEYS, DONES + 1)) > 0
     end
     if mode == 'keep' then return 'd', false end
     if mode == 'reject' then return 'x', false end
+    if live == '' and kind == 'known' then return 's', false end
     if replayed[id] then return 'r', false end
     if not same then mark = 'r' end
     call('SET', body, sub(envelope, 1, 9) .. mark .. sub(envelope, 11))

@@ -1,15 +1,16 @@
 -- inspect: where an id stands, in every group.
 -- Guarantee: changes nothing; all groups are seen at one instant.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  1 if bodies are wanted, else 0 (then only the envelope's head comes); n; n times id
+-- ARGV  the layout's number ('' for no matter which);
+--       1 if bodies are wanted, else 0 (then only the envelope's head comes); n; n times id
 -- Returns {'OK', now in ms, for each id {envelope or '', tombstone or '', due in waiting or '',
 --       end of its ttl or '', {group, place, due, failed attempts, consumer, idle in ms, reason,
 --       entry}, ...}}; place is ready, in_flight, retry or garbage, and for garbage due is the
---       time of death; {'GROUPS', ...}
-local changed = changed_groups()
+--       time of death; {'SHARDS'}; {'GROUPS', ...}
+local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
-local wanted, n, first = ARGV[ARGS + 1] == '1', tonumber(ARGV[ARGS + 2]), ARGS + 2
+local wanted, n, first = ARGV[ARGS + 2] == '1', tonumber(ARGV[ARGS + 3]), ARGS + 3
 local _, now = clock()
 
 local function place_of(group, id)

@@ -37,6 +37,14 @@ local function changed_groups()
   return {'GROUPS', unpack(declared)}
 end
 
+-- A topic may be split over several places. Each place takes new messages only from callers who
+-- know the layout by its number, `accepts`, and its negative means that they belong elsewhere by
+-- now. Who asks every place, one after the other, gives ''.
+local function misplaced(believed)
+  if believed == '' or (call('HGET', OPTIONS, 'accepts') or '0') == believed then return nil end
+  return {'SHARDS'}
+end
+
 -- Microseconds, and milliseconds rounded down (for comparing) and up (for adding delays).
 local function clock()
   local t = call('TIME')
@@ -232,6 +240,7 @@ local function keep_tombstones(dones, tombstones)
   if #lasting > 0 then
     local span = math.max(retention, tonumber(settings[2] or DEFAULT.dedupe_for))
     set_all(lasting_keys, lasting, int(now + span))
+    call('HSET', OPTIONS, 'lasting', int(now + span)) -- a place that drains is kept until then
   end
 end
 

@@ -2,12 +2,14 @@
 -- Guarantee: the same conditions over several groups as cancel; failed attempts stay counted. A
 -- ttl moves with the due time.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  n; n times id, due ('+ms' is a delay, else epoch ms)
--- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'GROUPS', ...}
-local changed = changed_groups()
+-- ARGV  the layout's number ('' for no matter which);
+--       n; n times id, due ('+ms' is a delay, else epoch ms)
+-- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'SHARDS'};
+--       {'GROUPS', ...}
+local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
-local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
+local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local _, now, now_up = clock()
 local waiting_head, earliest, moved = head(WAITING), nil, 0
 

@@ -2,15 +2,17 @@
 -- Guarantee: only ids of which nothing is known here, neither live nor settled: safe to repeat, and
 -- beside traffic. Nothing is refused for the topic's capacity: what was accepted stays accepted.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its places as
+-- ARGV  the layout's number ('' for no matter which);
+--       n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its places as
 --       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts' with a
 --       blank between, the kind r for retry or g for garbage), why it last failed
 -- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a place names
---       group 0, which stands for one that is not declared; {'GROUPS', ...}
-local changed = changed_groups()
+--       group 0, which stands for one that is not declared; {'SHARDS'};
+--       {'GROUPS', ...}
+local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
-local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
+local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local letters, events, journaled, restored = {}, {}, is_journaled(), 0
 for i = 1, n do
   if string.find(' ' .. ARGV[first + 7 * i - 1], ' 0:', 1, true) then return {'UNDECLARED'} end

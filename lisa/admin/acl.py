@@ -77,8 +77,8 @@ ROLES = {
                      never=("HEXISTS",)),
     "manager": Role(
         "moves what is due, takes back, sweeps; its metrics",
-        ("configure", "declare", "expire", "forget", "inspect", "mend", "promote", "prune",
-         "purge", "reclaim", "trim"),
+        ("configure", "declare", "expire", "forget", "inspect", "mend", "place", "promote",
+         "prune", "purge", "reclaim", "trim"),
         (*_SCHEMA, "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN",
          "HSET", "INFO", "PING", "SCAN", "SUBSCRIBE", "TIME", "XADD", "XDEL",
          "XINFO|CONSUMERS", "XINFO|GROUPS", "XLEN", "XPENDING", "XRANGE", "XREVRANGE", "ZADD",
@@ -92,19 +92,19 @@ ROLES = {
     ),
     "gateway": Role(
         "the HTTP API, the page, pushes, metrics",
-        (*_SENDING, *_SETTLING, "configure", "purge", "requeue", "undeclare"),
+        (*_SENDING, *_SETTLING, "configure", "place", "purge", "requeue", "undeclare"),
         (*_LOOKING, "HDEL", "HEXISTS", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN", "TIME",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
     ),
     "operator": Role(
         "the `lisa` command line",
-        (*_SENDING, "configure", "mend", "purge", "requeue", "undeclare"),
+        (*_SENDING, "configure", "mend", "place", "purge", "requeue", "undeclare"),
         (*_LOOKING, "COMMAND|INFO", "CONFIG|GET", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
          "SCAN", "SCRIPT|EXISTS", "SET", "TIME", "TYPE", "XACK", "XDEL", "ZADD", "ZREM", "ZSCAN"),
     ),
     "pipeline": Role(
         "the Spark data source and its jobs",
-        ("cancel", "configure", "declare", "enqueue", "inspect", "restore"),
+        ("cancel", "configure", "declare", "enqueue", "inspect", "place", "restore"),
         (*_SCHEMA, "DECRBY", "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HMGET", "HSET",
          "INCRBY", "INFO", "MGET", "PEXPIRE", "STRLEN", "TIME", "XGROUP|CREATE", "XGROUP|DESTROY",
          "XINFO|GROUPS", "XINFO|STREAM", "XPENDING", "XRANGE", "XREVRANGE", "XSETID", "ZADD",

@@ -6,10 +6,12 @@ what it has in ready. It is played forward at the best pace that was measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
+from lisa.admin.parts import places
 from lisa.admin.reading import ask_all
 from lisa.core.flow import Command, Flow
 from lisa.core.store import Store
@@ -93,15 +95,19 @@ class Outlook:
 
 def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
     """How long the messages in `waiting` still have to wait; the first band is overdue."""
-    key = store.keys.topic(topic).waiting
     edges: list[int | None] = [None, 0, *BANDS_MS, None]
     ranges = list(pairwise(edges))
+    keys = [store.keys.topic(place).waiting for place in (yield from places(store, topic))]
     counts = yield from ask_all(store, [
         ("ZCOUNT", key, *_range(None if low is None else low + now_ms,
                                 None if high is None else high + now_ms))
-        for low, high in ranges
+        for low, high in ranges for key in keys
     ])  # fmt: skip
-    return [Band(low, high, n or 0) for (low, high), n in zip(ranges, counts, strict=True)]
+    width = len(keys)
+    return [
+        Band(low, high, sum(n or 0 for n in counts[i * width : (i + 1) * width]))
+        for i, (low, high) in enumerate(ranges)
+    ]
 
 
 def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
@@ -109,19 +115,38 @@ def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list
 
     Without any group what waits is told all the same, for a group named "".
     """
+    parts: dict[str, list[Due]] = {}
+    for place in (yield from places(store, topic)):
+        for one in (yield from _due(store, place, horizon, now_ms=now_ms)):
+            parts.setdefault(one.group, []).append(one)
+    return [_whole(parts[group]) for group in sorted(parts)]
+
+
+def _whole(parts: Sequence[Due]) -> Due:
+    """What several places have before them, together."""
+    first = parts[0]
+    return Due(
+        first.group, sum(one.backlog for one in parts),
+        tuple((start, end, sum(one.steps[i][2] for one in parts))
+              for i, (start, end, _) in enumerate(first.steps)),
+        sum(one.beyond for one in parts),
+    )  # fmt: skip
+
+
+def _due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
     step = horizon.step_ms
     first = now_ms - now_ms % step
     edges = [now_ms, *(first + i * step for i in range(1, horizon.count + 1))]
     groups = yield from store.groups(topic)
     keys = store.keys.topic(topic)
-    places = [keys.waiting, *(keys.group(name).retry for name in groups)]
-    asked: list[Command] = [one for key in places for one in _counts(key, edges)]
+    holding = [keys.waiting, *(keys.group(name).retry for name in groups)]
+    asked: list[Command] = [one for key in holding for one in _counts(key, edges)]
     for name in groups:
         ready = keys.group(name).ready
         asked += [("XLEN", ready), ("XPENDING", ready, name)]
     replies = iter((yield from ask_all(store, asked)))
     width = len(edges) + 1
-    rows = [[next(replies) or 0 for _ in range(width)] for _ in places]
+    rows = [[next(replies) or 0 for _ in range(width)] for _ in holding]
     found = []
     for i, name in enumerate(groups or ("",)):
         sums = [sum(both) for both in zip(rows[0], rows[i + 1], strict=True)] if groups else rows[0]

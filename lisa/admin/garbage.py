@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lisa.admin.messages import Row, State, list_messages
+from lisa.admin.parts import places
 from lisa.admin.reading import PAGE
 from lisa.core.errors import GroupRemoved
 from lisa.core.flow import Flow
@@ -84,10 +85,12 @@ def listed(
 def matching(store: Store, selection: Selection) -> Flow[int]:
     """How many dead messages are meant. Without a reason O(log n), else all are looked at."""
     if selection.reason is None:
-        keys, total = store.keys.topic(selection.topic), 0
-        for group in (yield from groups_of(store, selection)):
-            end = "+inf" if selection.died_before_ms is None else f"({selection.died_before_ms}"
-            total += yield from store.command("ZCOUNT", keys.group(group).garbage, "-inf", end)
+        total = 0
+        end = "+inf" if selection.died_before_ms is None else f"({selection.died_before_ms}"
+        for place in (yield from places(store, selection.topic)):
+            keys = store.keys.topic(place)
+            for group in (yield from groups_of(store, selection)):
+                total += yield from store.command("ZCOUNT", keys.group(group).garbage, "-inf", end)
         return total
     total, cursor = 0, None
     while True:
@@ -101,7 +104,7 @@ def requeue(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[li
     """Dead messages become due now, their failed attempts forgotten; False: not in the garbage."""
     done: list[bool] = []
     for some in chunks(ids, max(1, store.batch_size(topic) // 2)):
-        done += yield from store.run(Requeue(topic, group, some))
+        done += yield from store.run_by_id(Requeue(topic, group, some))
     return done
 
 
@@ -109,7 +112,7 @@ def purge(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[list
     """Dead messages end for good; False: not in the garbage."""
     done: list[bool] = []
     for some in chunks(ids, store.batch_size(topic, Purge)):
-        done += yield from store.run(Purge(topic, group, some))
+        done += yield from store.run_by_id(Purge(topic, group, some))
     return done
 
 

@@ -11,16 +11,27 @@ import time
 from collections.abc import Callable
 
 from lisa.admin import push
+from lisa.admin.parts import counted, places
 from lisa.admin.reading import START, member_page, readable
 from lisa.core.flow import Command, Flow
 from lisa.core.keys import GroupKeys, check_group
+from lisa.core.spread import spread
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 
-__all__ = ["MARK_RENEWED_S", "add", "mark_age_ms", "mark_command", "owed", "remove", "removing"]
+__all__ = [
+    "MARK_RENEWED_S",
+    "add",
+    "mark_age_ms",
+    "mark_command",
+    "owed",
+    "owed_in_all",
+    "remove",
+    "removing",
+]
 
 MARK_RENEWED_S = 5.0
 """How often a running removal renews its mark."""
@@ -61,6 +72,14 @@ def _write_mark(store: Store, topic: str, group: str) -> Flow[None]:
     yield from store.run(Configure(topic, {_mark(group): str(now_ms)}))
 
 
+def owed_in_all(store: Store, topic: str, group: str) -> Flow[int]:
+    """How many messages a group owes, in all shards of a topic."""
+    total = 0
+    for place in (yield from places(store, topic)):
+        total += yield from owed(store, store.keys.topic(place).group(group))
+    return total
+
+
 def owed(store: Store, keys: GroupKeys) -> Flow[int]:
     """How many messages stand in a group's places."""
     counts = yield from store.commands([
@@ -74,7 +93,9 @@ def add(store: Store, topic: str, group: str) -> Flow[bool]:
     check_group(group)
     yield from store.register([topic])
     yield from store.run(Configure(topic, {_mark(group): None}))
-    return (yield from store.run(Declare(topic, group)))
+    is_new = yield from store.run(Declare(topic, group))
+    yield from spread(store, topic)
+    return is_new
 
 
 def remove(
@@ -85,6 +106,29 @@ def remove(
     From the first step on it is given nothing more; messages that other groups owe stay theirs.
     May be repeated after a crash at any point. None: there is no such group.
     """
+    # Also where nothing is left: what is empty today may be filled again by another change.
+    parts = (yield from counted(store, [topic]))[topic]
+    if len(parts) == 1:
+        return (yield from _remove(store, topic, group, progress))
+    known = group in (yield from store.groups(topic))
+    if not known and (yield from mark_age_ms(store, topic, group)) is None:
+        return None
+    yield from _write_mark(store, topic, group)  # until all have let it go
+    yield from store.run(Undeclare(topic, group))
+    total = 0
+
+    def told(n: int) -> None:
+        if progress is not None:
+            progress(total + n)
+
+    for place in sorted(parts, key=lambda one: one == topic):
+        total += (yield from _remove(store, place, group, told)) or 0
+    return total
+
+
+def _remove(
+    store: Store, topic: str, group: str, progress: Callable[[int], None] | None
+) -> Flow[int | None]:
     keys = store.keys.topic(topic).group(group)
     declared = group in (yield from store.groups(topic))
     left = yield from store.command("EXISTS", *keys)

@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import pairwise
 
 from lisa.admin.live import lateness_buckets
+from lisa.admin.parts import counted, summed
 from lisa.admin.reading import ask_all
 from lisa.core.flow import Flow
 from lisa.core.lateness import percentile
@@ -85,12 +86,18 @@ def history(store: Store, topic: str, span: Span, *, now_ms: int) -> Flow[list[I
     bounds = [last - i * step for i in range(span.count - 1, -1, -1)]
     if now_ms - last < SETTLES_MS:
         bounds.pop()
-    keys = store.keys.topic(topic)
-    samples = yield from ask_all(store, [
-        ("XREVRANGE", keys.history, bound, "-", "COUNT", 1) for bound in bounds
-    ])  # fmt: skip
-    live = yield from store.stats(topic)
-    known = [_counters(sample) for sample in samples]
+    known: list[dict[str, int] | None] = [None] * len(bounds)
+    live: dict[str, int] = {}
+    for place in (yield from counted(store, [topic]))[topic]:
+        samples = yield from ask_all(store, [
+            ("XREVRANGE", store.keys.topic(place).history, bound, "-", "COUNT", 1)
+            for bound in bounds
+        ])  # fmt: skip
+        live = summed([live, (yield from store.stats(place))])
+        known = [
+            one if sample is None else summed([one or {}, sample])
+            for one, sample in zip(known, map(_counters, samples), strict=True)
+        ]
     ends = [*zip(bounds, known, strict=True), (now_ms, live)]
     return [
         Interval(start, end, _risen(before, after))
@@ -101,15 +108,17 @@ def history(store: Store, topic: str, span: Span, *, now_ms: int) -> Flow[list[I
 
 def counters_at(store: Store, topics: Sequence[str], at_ms: int) -> Flow[dict[str, dict[str, int]]]:
     """The counters of topics as they were at an instant; nothing where no sample tells."""
-    keys = store.keys.topic
+    parts = yield from counted(store, topics)
+    places = [(topic, place) for topic in topics for place in parts[topic]]
     samples = yield from ask_all(store, [
-        ("XREVRANGE", keys(topic).history, at_ms, "-", "COUNT", 1) for topic in topics
+        ("XREVRANGE", store.keys.topic(place).history, at_ms, "-", "COUNT", 1)
+        for _, place in places
     ])  # fmt: skip
-    found = {}
-    for topic, sample in zip(topics, samples, strict=True):
+    found: dict[str, dict[str, int]] = {}
+    for (topic, _), sample in zip(places, samples, strict=True):
         counters = _counters(sample)
         if counters is not None:
-            found[topic] = counters
+            found[topic] = summed([found.get(topic, {}), counters])
     return found
 
 

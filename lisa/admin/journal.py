@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from lisa.admin.parts import counted
 from lisa.admin.reading import ask_all, entry_number
 from lisa.core.flow import Flow
 from lisa.core.store import Store, pairs
@@ -55,7 +56,37 @@ class Journal:
 
 
 def journal(store: Store, topic: str) -> Flow[Journal]:
-    """Look at a topic's journal; one that was never on has no events and no archives."""
+    """Look at a topic's journal; one that was never on has no events and no archives.
+
+    Of a topic that is split each shard writes its own: their events are counted together, and no
+    numbers are told.
+    """
+    parts: list[Journal] = []
+    for place in (yield from counted(store, [topic]))[topic]:
+        parts += [(yield from _journal(store, place))]
+    if len(parts) == 1:
+        return parts[0]
+    archives: dict[str, list[Archived]] = {}
+    for part in parts:
+        for one in part.archives:
+            archives.setdefault(one.name, []).append(one)
+    return Journal(
+        topic=topic, on=parts[0].on, events=sum(one.events for one in parts), first=None, last=None,
+        since_ms=min((one.since_ms for one in parts if one.since_ms is not None), default=None),
+        written=sum(one.written for one in parts), lost=sum(one.lost for one in parts),
+        failed=sum(one.failed for one in parts),
+        archives=tuple(_whole(own) for _, own in sorted(archives.items())),
+    )  # fmt: skip
+
+
+def _whole(parts: list[Archived]) -> Archived:
+    least = min(parts, key=lambda one: one.reported_ms)
+    return replace(
+        least, number=sum(one.number for one in parts), behind=sum(one.behind for one in parts)
+    )
+
+
+def _journal(store: Store, topic: str) -> Flow[Journal]:
     keys = store.keys.topic(topic)
     on, length, oldest, newest, counters, records = yield from ask_all(store, [
         ("HGET", keys.options, "journal"),
@@ -77,8 +108,10 @@ def journal(store: Store, topic: str) -> Flow[Journal]:
 
 def forget(store: Store, topic: str, archive: str) -> Flow[bool]:
     """Wait no longer for an archive that will not come back; whether there was one of that name."""
-    removed = yield from store.command("HDEL", store.keys.topic(topic).archived, archive)
-    return bool(removed)
+    removed = 0
+    for place in (yield from counted(store, [topic]))[topic]:
+        removed += yield from store.command("HDEL", store.keys.topic(place).archived, archive)
+    return removed > 0
 
 
 def _number(entries: list[Any] | None) -> int | None:

@@ -24,6 +24,7 @@ from lisa.core.errors import ConfigError
 from lisa.core.flow import Flow
 from lisa.core.keys import check_group, check_topic
 from lisa.core.options import MIN_ACK_TIMEOUT, TopicOptions
+from lisa.core.spread import spread
 from lisa.core.store import Store, chunks, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -247,6 +248,7 @@ def place(
         written.secret = new_secret() if is_new_secret or had is None else had.secret
     yield from store.register([topic])
     yield from store.run(Declare(topic, name))
+    yield from spread(store, topic)
     yield from store.run(Configure(topic, {FIELD + name: _encoder.encode(written).decode()}))
     target = PushTarget(
         topic=topic, group=name, url=url, secret=written.secret,

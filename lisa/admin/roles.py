@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lisa.admin.parts import counted, places
 from lisa.admin.reading import ask_all, ask_stream, stream_ids
 from lisa.core import presence
 from lisa.core.flow import Flow
@@ -32,10 +33,16 @@ def consumers(store: Store, topics: Sequence[str] = ()) -> Flow[list[Seen]]:
     now_us = yield from store.server_time_us()
     found: list[Seen] = []
     for some in chunks(names, TOPICS_PER_STEP):
-        keys = [store.keys.topic(topic).consumers for topic in some]
-        replies = yield from ask_all(store, [("HGETALL", key) for key in keys])
-        for reply in replies:
-            found += [_seen(record, now_us) for record in presence.consumers_in(reply or [])]
+        parts = yield from counted(store, some)
+        asked = [(topic, place) for topic in some for place in parts[topic]]
+        replies = yield from ask_all(
+            store, [("HGETALL", store.keys.topic(place).consumers) for _, place in asked]
+        )
+        records: dict[tuple[str, str], list[ConsumerPresence]] = {}
+        for (topic, _), reply in zip(asked, replies, strict=True):
+            for record in presence.consumers_in(reply or []):
+                records.setdefault((topic, record.name), []).append(record)
+        found += [_seen(presence.whole(parts), now_us) for parts in records.values()]
     return found
 
 
@@ -51,6 +58,13 @@ class Held:
 
 def held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[Held]]:
     """What a consumer of a topic has in flight, in any group, the oldest deliveries first."""
+    found: list[Held] = []
+    for place in (yield from places(store, topic)):
+        found += yield from _held(store, place, consumer, limit=limit)
+    return sorted(found, key=lambda one: -one.idle_ms)[:limit]
+
+
+def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[Held]]:
     found: list[Held] = []
     for group in (yield from store.groups(topic)):
         key = store.keys.topic(topic).group(group).ready

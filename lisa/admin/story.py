@@ -9,9 +9,10 @@ most of a story is there at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from lisa.admin.parts import places_of_id
 from lisa.admin.reading import entry_number
 from lisa.core.envelope import Envelope, decode_envelope
 from lisa.core.errors import InvalidMessage
@@ -80,7 +81,26 @@ def read_back(
     not_before_ms: int = 0,
 ) -> Flow[Read]:
     """The events of an id among the `most` newest before the cursor, not before an instant."""
-    key, wanted = store.keys.topic(topic).events, message_id.encode()
+    places = yield from places_of_id(store, topic, message_id)
+    number, slash, behind = (cursor or "").rpartition("/")
+    at = int(number) if slash and number.isdigit() else 0
+    if at >= len(places):
+        return Read((), 0, None, None)
+    read = yield from _read_back(
+        store, (places[at], message_id), behind or None, most, not_before_ms
+    )
+    if read.cursor is None and at + 1 < len(places):  # what is older lies in an older place
+        return replace(read, cursor=f"{at + 1}/")
+    if at and read.cursor is not None:
+        return replace(read, cursor=f"{at}/{read.cursor}")
+    return read
+
+
+def _read_back(
+    store: Store, where: tuple[str, str], cursor: str | None, most: int, not_before_ms: int
+) -> Flow[Read]:
+    place, message_id = where
+    key, wanted = store.keys.topic(place).events, message_id.encode()
     end = "+" if cursor is None else "({}-{}".format(*entry_number(cursor))
     start = str(not_before_ms) if not_before_ms else "-"
     found: list[Event] = []
@@ -103,9 +123,19 @@ def around(
     store: Store, topic: str, message_id: str, instants_ms: Iterable[int]
 ) -> Flow[list[Event]]:
     """The events of an id near some instants, the oldest first."""
-    key, wanted = store.keys.topic(topic).events, message_id.encode()
+    found: list[Event] = []
+    instants = sorted(set(instants_ms))
+    for place in (yield from places_of_id(store, topic, message_id)):
+        found += yield from _around(store, place, message_id, instants)
+    return sorted(found, key=lambda event: entry_number(event.entry))
+
+
+def _around(
+    store: Store, place: str, message_id: str, instants: Sequence[int]
+) -> Flow[list[Event]]:
+    key, wanted = store.keys.topic(place).events, message_id.encode()
     found: dict[str, Event] = {}
-    for instant in sorted(set(instants_ms)):
+    for instant in instants:
         start, end = str(max(0, instant - BEFORE_MS)), str(instant + AFTER_MS)
         looked, page = 0, FIRST_PAGE
         while looked < MOST_AROUND:
@@ -115,23 +145,27 @@ def around(
             if len(items) < page:
                 break
             start, page = f"({text(items[-1][0])}", _next_page(items)
-    return sorted(found.values(), key=lambda event: entry_number(event.entry))
+    return list(found.values())
 
 
 def previews(store: Store, topic: str, ids: Sequence[str], most: int) -> Flow[list[Preview | None]]:
     """The first `most` bytes of bodies; None where the message is not live (any more)."""
-    body = store.keys.topic(topic).body
     if not ids:
         return []
-    replies = yield from store.commands([
-        one for message_id in ids
-        for one in (("GETRANGE", body(message_id), 0, most + HEAD_ROOM - 1),
-                    ("STRLEN", body(message_id)))
-    ])  # fmt: skip
-    return [
-        _preview(data, size, most) if size else None
-        for data, size in zip(replies[::2], replies[1::2], strict=True)
-    ]
+    layout = yield from store.layout(topic)
+    found: dict[str, Preview] = {}
+    for count in dict.fromkeys((layout.shards, *layout.older)):
+        left = [one for one in ids if one not in found]
+        bodies = [store.keys.topic(layout.place(topic, one, count)).body(one) for one in left]
+        replies = yield from store.commands([
+            one for body in bodies
+            for one in (("GETRANGE", body, 0, most + HEAD_ROOM - 1), ("STRLEN", body))
+        ])  # fmt: skip
+        found |= {
+            one: _preview(data, size, most)
+            for one, data, size in zip(left, replies[::2], replies[1::2], strict=True) if size
+        }  # fmt: skip
+    return [found.get(one) for one in ids]
 
 
 def _preview(data: bytes, size: int, most: int) -> Preview:

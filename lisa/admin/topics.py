@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from lisa.admin.parts import counted, summed
 from lisa.admin.reading import ask_all
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Command, Flow
 from lisa.core.options import TopicOptions, encode
+from lisa.core.spread import spread
 from lisa.core.store import Store, chunks, counters
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -77,11 +79,43 @@ def exists(store: Store, topic: str) -> Flow[bool]:
 
 
 def counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicCounts]]:
-    """The state of topics, in the order given."""
+    """The state of topics, in the order given; all shards of one together."""
     found: list[TopicCounts] = []
     for some in chunks(topics, TOPICS_PER_STEP):
-        found += yield from _counts(store, some)
+        parts = yield from counted(store, some)
+        asked = [place for topic in some for place in parts[topic]]
+        seen: dict[str, TopicCounts] = {}
+        for page in chunks(asked, TOPICS_PER_STEP):
+            seen |= {one.topic: one for one in (yield from _counts(store, page))}
+        found += [_whole(topic, [seen[place] for place in parts[topic]]) for topic in some]
     return found
+
+
+def _whole(topic: str, parts: Sequence[TopicCounts]) -> TopicCounts:
+    """Several places as one topic."""
+    if len(parts) == 1:
+        return parts[0]
+    by_name: dict[str, list[GroupCounts]] = {}
+    for part in parts:
+        for group in part.groups:
+            by_name.setdefault(group.name, []).append(group)
+    return TopicCounts(
+        topic=topic, waiting=sum(one.waiting for one in parts),
+        next_due_ms=min((one.next_due_ms for one in parts if one.next_due_ms), default=None),
+        paused=any(one.paused for one in parts if one.topic == topic),
+        groups=tuple(_whole_group(by_name[name]) for name in sorted(by_name)),
+        stats=summed(one.stats for one in parts),
+    )  # fmt: skip
+
+
+def _whole_group(parts: Sequence[GroupCounts]) -> GroupCounts:
+    dues = [one.next_retry_ms for one in parts if one.next_retry_ms is not None]
+    return GroupCounts(
+        name=parts[0].name, ready=sum(one.ready for one in parts),
+        in_flight=sum(one.in_flight for one in parts), retry=sum(one.retry for one in parts),
+        garbage=sum(one.garbage for one in parts), next_retry_ms=min(dues, default=None),
+        intact=all(one.intact for one in parts),
+    )  # fmt: skip
 
 
 def _counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicCounts]]:
@@ -151,7 +185,7 @@ def set_options(store: Store, topic: str, options: Mapping[str, object]) -> Flow
     """
     encoded = encode(options)
     yield from store.register([topic])
-    return (yield from store.run(Configure(topic, encoded)))
+    return (yield from _configure(store, topic, encoded))
 
 
 def unset_options(store: Store, topic: str, names: Iterable[str]) -> Flow[int]:
@@ -163,16 +197,23 @@ def unset_options(store: Store, topic: str, names: Iterable[str]) -> Flow[int]:
         if name not in known:
             raise ConfigError(f"there is no topic option {given!r}; there are {', '.join(known)}")
         values[name] = None
-    return (yield from store.run(Configure(topic, values)))
+    return (yield from _configure(store, topic, values))
+
+
+def _configure(store: Store, topic: str, values: Mapping[str, str | None]) -> Flow[int]:
+    """Write options, in every place of the topic; how many changed."""
+    changed = yield from store.run(Configure(topic, values))
+    yield from spread(store, topic)
+    return changed
 
 
 def pause(store: Store, topic: str) -> Flow[bool]:
     """Stop promoting, reading and pulling; answers whether it ran before."""
-    return (yield from store.run(Configure(topic, {"paused": "1"}))) > 0
+    return (yield from _configure(store, topic, {"paused": "1"})) > 0
 
 
 def resume(store: Store, topic: str) -> Flow[bool]:
     """Go on; answers whether it was paused before."""
     before = yield from store.command("HGET", store.keys.topic(topic).options, "paused")
-    yield from store.run(Configure(topic, {"paused": "0"}))
+    yield from _configure(store, topic, {"paused": "0"})
     return bool(before == b"1")

@@ -261,7 +261,7 @@ def remove(chosen: Chosen, topic: str, group: str, *, yes: bool) -> None:
     from lisa.cli.output import confirm
 
     store = _known(chosen, topic)
-    owed = store.drive(groups.owed(store, store.keys.topic(topic).group(group)))
+    owed = store.drive(groups.owed_in_all(store, topic, group))
     if owed:
         confirm(f"Group {group} of {topic} still owes {owed} messages. Remove it?", yes=yes)
     settled = _with_count(

@@ -26,6 +26,7 @@ from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.keys import Keys
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.presence import unique_name
+from lisa.core.shards import PLAIN, base
 from lisa.core.store import SyncStore
 
 __all__ = ["Crew", "Wanted"]
@@ -74,7 +75,11 @@ class Crew:
         self._announcer = Announcer(handlers.signals, self._spawn)
         self._settler = Settler(self._subscriptions, self._announcer)
         self._dispatcher = Dispatcher(self._slots, handlers, self._settler)
-        self._heartbeat = Heartbeat(self._store, self._subscriptions, concurrency, self._drained)
+        self._heartbeat = Heartbeat(
+            self._store, self._subscriptions, concurrency, self._drained, self._follow
+        )
+        self._wanted: dict[tuple[str, str], Wanted] = {}
+        self._places: dict[tuple[str, str], set[str]] = {}
         self._readers: dict[Subscription, Reader] = {}
         self._puller: Puller | None = None
         self._lock = threading.Lock()
@@ -91,6 +96,7 @@ class Crew:
         all_wanted = list(all_wanted)
         try:
             self._store.drive(self._store.check_schema())
+            self._store.drive(self._store.layouts([wanted.topic for wanted in all_wanted]))
             for wanted in all_wanted:
                 if wanted.group is None:
                     self._store.drive(find_group(self._store, wanted.topic))
@@ -103,16 +109,51 @@ class Crew:
             self.take(wanted)
 
     def take(self, wanted: Wanted) -> None:
-        """Begin to read a topic, unless it is read already."""
+        """Begin to read a topic, unless it is read already: each of its places by itself."""
+        with self._lock:
+            self._wanted.setdefault((wanted.topic, wanted.group or ""), wanted)
+        for place in self._places_of(wanted.topic):
+            self._take_place(wanted, place)
+
+    def _places_of(self, topic: str) -> list[str]:
+        return (self._store.known_layout(topic) or PLAIN).places(topic)
+
+    def _follow(self) -> None:
+        """Read what topics were split into meanwhile, and no longer what is done with."""
+        with self._lock:
+            all_wanted = list(self._wanted.items())
+        self._store.drive(self._store.layouts([wanted.topic for _, wanted in all_wanted]))
+        for (topic, group), wanted in all_wanted:
+            places = self._places_of(topic)
+            known = self._places.get((topic, group), set())
+            # Nothing is begun anew where the group was removed, and each reader has ended.
+            if any(self._reads(place, group) for place in known):
+                for place in [one for one in places if one not in known]:
+                    self._take_place(wanted, place)
+            for place in known.difference(places):
+                self._leave_place(place, group)
+
+    def _leave_place(self, place: str, group: str) -> None:
+        """Nothing is left there: the heartbeat sees to the rest."""
+        self._places.get((base(place), group), set()).discard(place)
+        for sub, reader in list(self._readers.items()):
+            if sub.topic == place and sub.wanted == group:
+                sub.closing.set()
+                reader.interrupt()
+
+    def _take_place(self, wanted: Wanted, place: str) -> None:
         group = wanted.group or ""
         name = unique_name(wanted.name) if wanted.name else self._unique_name
-        sub = Subscription(self._store, wanted.topic, group, name, self._heartbeat.wake)
+        sub = Subscription(self._store, place, group, name, self._heartbeat.wake)
         with self._lock:
-            if not self.is_started or any(
-                one.topic == sub.topic and not one.closing.is_set() and one.wanted == group
-                for one in self._readers
-            ):
+            is_wanted = (wanted.topic, group) in self._wanted
+            if not self.is_started or not is_wanted or self._reads(place, group):
                 return
+            self._places.setdefault((wanted.topic, group), set()).add(place)
+            sub.is_paused_here = any(
+                one.is_paused_here for one in self._readers
+                if one.whole == wanted.topic and one.wanted == group
+            )  # fmt: skip
             reader = self._readers[sub] = Reader(
                 sub, self._address, poll=self._poll, cap=self._cap, handlers=self._handlers,
                 dispatcher=self._dispatcher, settler=self._settler,
@@ -120,9 +161,18 @@ class Crew:
             )  # fmt: skip
             reader.start()
 
+    def _reads(self, place: str, group: str) -> bool:
+        return any(
+            one.topic == place and not one.closing.is_set() and one.wanted == group
+            for one in list(self._readers)
+        )
+
     def let_go(self, topic: str) -> None:
         """Stop reading a topic and give back what is unstarted; the heartbeat sees to the rest."""
-        readers = {sub: one for sub, one in self._readers.items() if sub.topic == topic}
+        with self._lock:
+            self._wanted = {key: one for key, one in self._wanted.items() if key[0] != topic}
+            self._places = {key: one for key, one in self._places.items() if key[0] != topic}
+            readers = {sub: one for sub, one in self._readers.items() if sub.whole == topic}
         for sub in readers:
             sub.closing.set()
         for sub, reader in readers.items():
@@ -133,7 +183,7 @@ class Crew:
     def pause(self, topic: str | None, *, paused: bool) -> None:
         """Stop or resume reading, in this consumer only."""
         for sub, reader in list(self._readers.items()):
-            if topic in (None, sub.topic):
+            if topic in (None, sub.whole):
                 sub.is_paused_here = paused
                 reader.interrupt()
 
@@ -156,13 +206,16 @@ class Crew:
 
     def health(self) -> Mapping[str, Any]:
         """State by topic."""
-        topics = {
-            f"{sub.topic}/{sub.group or '-'}": {
-                "state": "unreachable" if reader.is_in_trouble else sub.state,
-                "held": len(sub.held), "handled": sub.handled,
-            }
-            for sub, reader in list(self._readers.items())
-        }  # fmt: skip
+        topics: dict[str, dict[str, Any]] = {}
+        for sub, reader in list(self._readers.items()):
+            state = "unreachable" if reader.is_in_trouble else sub.state
+            one = {"state": state, "held": len(sub.held), "handled": sub.handled}
+            known = topics.setdefault(f"{sub.whole}/{sub.group or '-'}", one)
+            if known is not one:  # another place of the same topic
+                known["held"] += one["held"]
+                known["handled"] += one["handled"]
+                if state not in ("running", "stopping"):
+                    known["state"] = state
         failing = any(reader.is_in_trouble for reader in list(self._readers.values()))
         waiting = any(not sub.group for sub in self._subscriptions())
         status = "failing" if failing else "starting" if waiting else "ok"

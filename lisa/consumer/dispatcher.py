@@ -151,7 +151,7 @@ class Dispatcher:
         work = sub.next_work()
         if work is None:
             return
-        plan, now = self._handlers.plan(sub.topic), time.monotonic()
+        plan, now = self._handlers.plan(sub.whole), time.monotonic()
         done = 1
         if plan.batch is not None or isinstance(work, list):
             done = self._run_batch(sub, plan, deliveries_of(work))
@@ -233,7 +233,7 @@ class Dispatcher:
                 sub.drop(held)
         if not started:
             return
-        plan = self._handlers.plan(sub.topic)
+        plan = self._handlers.plan(sub.whole)
         outcomes = await arun(on_batch(plan, started))
         if self._leaving and any(held.ended for held in started):
             return

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from lisa.consumer.held import Held
 from lisa.consumer.joining import is_emptied
@@ -19,7 +20,7 @@ from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.forget import Forget
 
-__all__ = ["START_WITHIN_S", "Heartbeat"]
+__all__ = ["FOLLOW_S", "START_WITHIN_S", "Heartbeat"]
 
 log = logging.getLogger("lisa.consumer")
 
@@ -27,13 +28,16 @@ START_WITHIN_S = 1.0
 """A delivery that no handler could start on for so long is given back to its group."""
 
 LONGEST_TICK_S = 0.5
+FOLLOW_S = 1.0
+"""How often it is asked whether topics were split anew."""
 SHORTEST_TICK_S = 0.02
 
 
 class Heartbeat:
     """One thread; `step` looks once at every subscription.
 
-    `subscriptions` gives them; `drained` is told of a closing one that holds nothing any more.
+    `subscriptions` gives them; `drained` is told of a closing one that holds nothing any more;
+    `follow` looks each second whether topics were split anew.
     """
 
     def __init__(
@@ -42,11 +46,14 @@ class Heartbeat:
         subscriptions: Callable[[], Iterable[Subscription]],
         concurrency: int,
         drained: Callable[[Subscription], None],
+        follow: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._subscriptions = subscriptions
         self._concurrency = concurrency
         self._drained = drained
+        self._follow = follow
+        self._followed = -math.inf
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
         self._trouble = False
@@ -85,6 +92,10 @@ class Heartbeat:
     def step(self) -> float:
         """Do what is due for each subscription; how many seconds until the next step."""
         tick = LONGEST_TICK_S
+        if time.monotonic() - self._followed >= FOLLOW_S:
+            self._followed = time.monotonic()
+            with suppress(LisaError):  # the subscriptions' own calls tell of it
+                self._follow()
         for sub in list(self._subscriptions()):
             try:
                 self._look_after(sub)
@@ -117,10 +128,10 @@ class Heartbeat:
         if sub.is_announced and self._store.drive(is_emptied(self._store, sub.topic, sub.name)):
             sub.is_forgotten = True  # the record comes back now; the reader still has to know
         self._store.drive(presence.announce_consumer(self._store, presence.ConsumerPresence(
-            name=sub.name, topic=sub.topic, group=sub.group, host=socket.gethostname(),
+            name=sub.name, topic=sub.whole, group=sub.group, host=socket.gethostname(),
             pid=os.getpid(), started_ms=self._started_ms, concurrency=self._concurrency,
             running=sub.running(), held=len(sub.held), handled=sub.handled, state=sub.state,
-        )))  # fmt: skip
+        ), sub.topic))  # fmt: skip
         sub.is_announced = True
         self._store.drive(self._store.register([sub.topic]))
         options = self._store.drive(self._store.options(sub.topic))

@@ -6,6 +6,7 @@ from lisa.core import presence
 from lisa.core.errors import ConfigError, ServerUnavailable
 from lisa.core.failures import is_full
 from lisa.core.flow import Flow
+from lisa.core.shards import base
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
 
@@ -31,14 +32,19 @@ def join(store: Store, topic: str, wanted: str) -> Flow[str | None]:
     yield from store.check_schema()
     try:
         yield from store.register([topic])
-        if wanted:
-            yield from store.run(Declare(topic, wanted))
+        for place in sorted({base(topic), topic}) if wanted else ():
+            yield from store.run(Declare(place, wanted))
     except ServerUnavailable as error:
         if not is_full(error.__cause__):
             raise
         if wanted and wanted not in (yield from store.groups(topic)):
             raise
-    return wanted or (yield from find_group(store, topic))
+    if wanted:
+        return wanted
+    found = yield from find_group(store, base(topic))
+    # A shard that is new may not have been told of all groups yet.
+    is_there = base(topic) == topic or found in (yield from store.groups(topic))
+    return found if is_there else None
 
 
 def ask_for_group(store: Store, topic: str, name: str) -> Flow[bool]:
@@ -46,8 +52,8 @@ def ask_for_group(store: Store, topic: str, name: str) -> Flow[bool]:
 
     Whether this consumer had no record there.
     """
-    waiting = presence.ConsumerPresence(name=name, topic=topic, state="waiting")
-    is_new = yield from presence.announce_consumer(store, waiting)
+    waiting = presence.ConsumerPresence(name=name, topic=base(topic), state="waiting")
+    is_new = yield from presence.announce_consumer(store, waiting, topic)
     yield from store.command("PUBLISH", store.keys.wake, topic)
     return is_new
 

@@ -19,7 +19,7 @@ def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> N
         troubled |= is_in_trouble
         _add_one(numbers, sub)
         group = sub.group or sub.wanted
-        add(numbers, "lisa_consumer_unreachable", float(is_in_trouble), sub.topic, group)
+        _put_worst(numbers, "lisa_consumer_unreachable", is_in_trouble, sub.whole, group)
     put(numbers, "lisa_up", float(not troubled))
     put(numbers, "lisa_consumer_concurrency", slots.size)
     put(numbers, "lisa_consumer_busy", slots.size - slots.free)
@@ -27,10 +27,10 @@ def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> N
 
 
 def _add_one(numbers: Numbers, sub: Subscription) -> None:
-    labels = (sub.topic, sub.group or sub.wanted)
+    labels = (sub.whole, sub.group or sub.wanted)
     add(numbers, "lisa_consumer_running", sub.running(), *labels)
     add(numbers, "lisa_consumer_held", len(sub.held), *labels)
-    add(numbers, "lisa_consumer_degraded", float(sub.is_degraded), *labels)
+    _put_worst(numbers, "lisa_consumer_degraded", sub.is_degraded, *labels)
     outcomes = {"ok": sub.went_well, "failed": sub.failed, "discarded": sub.discarded}
     for outcome, count in outcomes.items():
         add(numbers, "lisa_consumer_handled_total", count, *labels, outcome)
@@ -38,3 +38,9 @@ def _add_one(numbers: Numbers, sub: Subscription) -> None:
     seconds[0] += sub.fast
     seconds[-1] += sub.fast_s
     add(numbers, "lisa_consumer_handler_seconds", seconds, *labels)
+
+
+def _put_worst(numbers: Numbers, name: str, is_so: object, *labels: str) -> None:
+    """1 where it is so for any place of a topic, however many there are."""
+    known = numbers.get(name, {}).get(labels, 0.0)
+    put(numbers, name, 1.0 if is_so or known == 1.0 else 0.0, *labels)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec.structs import replace
 
+from lisa.consumer.heartbeat import FOLLOW_S
 from lisa.consumer.joining import ask_for_group, is_emptied, join
 from lisa.consumer.opening import settlement_of, unpack
 from lisa.consumer.signalling import Announcer
@@ -20,9 +22,11 @@ from lisa.core.errors import GroupRemoved, InvalidMessage
 from lisa.core.failures import ClientError, passes, translated
 from lisa.core.message import Message
 from lisa.core.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
+from lisa.core.shards import PLAIN, base
 from lisa.core.store import SyncStore
 from lisa.core.stream import Entry
 from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull, Pulled
@@ -37,6 +41,9 @@ LONGEST_WAIT_S = 60.0
 """One blocking read waits at most so long; then the next one goes on."""
 
 LOOK_AGAIN_S = 0.5
+
+BETWEEN_NODES_S = 0.05
+"""How often the places of a topic that is split over several nodes are asked in turn."""
 
 
 class Delivery:
@@ -136,6 +143,8 @@ class Puller:
         self._announcer = announcer
         self._groups: dict[str, str] = {}
         self._seen: dict[str, float] = {}
+        self._followed: dict[str, float] = {}
+        self._turn = 0
 
     def pull(
         self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
@@ -154,7 +163,7 @@ class Puller:
             self._groups.pop(topic, None)
             if not self._store.drive(is_emptied(self._store, topic, self._name)):
                 raise
-            self._seen.pop(topic, None)
+            self._seen = {one: at for one, at in self._seen.items() if base(one) != topic}
             return self.pull(topic, batch, timedelta(seconds=max(0.0, ends - time.monotonic())),
                              ack_timeout)  # fmt: skip
 
@@ -162,20 +171,49 @@ class Puller:
         self, topic: str, group: str, batch: int, ends: float, timeout_ms: int | None
     ) -> list[Delivery]:
         while True:
-            self._announce(topic, group)
-            pulled = self._store.call(Pull(topic, group, self._name, batch, timeout_ms))
-            found = self._opened(topic, group, pulled.entries, timeout_ms)
+            found: list[Delivery] = []
+            empty: dict[str, Pulled] = {}
+            places = self._places(topic)
+            self._turn += 1
+            for i in range(len(places)):  # each comes first in its turn
+                place = places[(i + self._turn) % len(places)]
+                if len(found) == batch:
+                    break
+                pulled = self._pull_from(place, group, batch - len(found), timeout_ms)
+                found += self._opened(place, group, pulled.entries, timeout_ms)
+                if not pulled.entries:
+                    empty[place] = pulled
             left_s = ends - time.monotonic()
             if found or left_s <= 0:
                 return found
-            if not pulled.entries:
-                self._wait(topic, group, pulled, left_s)
+            if len(empty) == len(places):
+                self._wait(group, empty, left_s)
+
+    def _places(self, topic: str) -> list[str]:
+        """Where a topic's messages are, as was known a second ago at most."""
+        now = time.monotonic()
+        if now - self._followed.get(topic, -math.inf) > FOLLOW_S:
+            self._followed[topic] = now
+            self._store.drive(self._store.layout(topic))
+        return (self._store.known_layout(topic) or PLAIN).places(topic)
+
+    def _pull_from(self, place: str, group: str, batch: int, timeout_ms: int | None) -> Pulled:
+        self._announce(place, group)
+        call = Pull(place, group, self._name, batch, timeout_ms)
+        try:
+            return self._store.call(call)
+        except GroupRemoved:
+            whole = base(place)
+            if whole == place or group not in self._store.drive(self._store.groups(whole)):
+                raise
+            self._store.call(Declare(place, group))  # it is just being told of its groups
+            return self._store.call(call)
 
     def close(self) -> None:
         """Take the consumer's records away. Raises LisaError."""
         self._waiting.close()
-        for topic in list(self._seen):
-            self._store.drive(presence.leave_consumer(self._store, topic, self._name))
+        for place in list(self._seen):
+            self._store.drive(presence.leave_consumer(self._store, place, self._name))
         self._seen.clear()
 
     def _group(self, topic: str, ends: float) -> str | None:
@@ -196,26 +234,32 @@ class Puller:
         self._groups[topic] = group
         return group
 
-    def _announce(self, topic: str, group: str) -> None:
+    def _announce(self, place: str, group: str) -> None:
         now = time.monotonic()
-        if now - self._seen.get(topic, -math.inf) < presence.BEAT.total_seconds():
+        if now - self._seen.get(place, -math.inf) < presence.BEAT.total_seconds():
             return
-        self._seen[topic] = now
-        record = presence.ConsumerPresence(name=self._name, topic=topic, group=group)
-        self._store.drive(presence.announce_consumer(self._store, record))
+        self._seen[place] = now
+        record = presence.ConsumerPresence(name=self._name, topic=base(place), group=group)
+        self._store.drive(presence.announce_consumer(self._store, record, place))
 
-    def _wait(self, topic: str, group: str, pulled: Pulled, left_s: float) -> None:
-        """Until the group's stream has an entry that nobody was given, or the time is up."""
-        if pulled.paused:
+    def _wait(self, group: str, empty: Mapping[str, Pulled], left_s: float) -> None:
+        """Until a stream of the group has an entry that nobody was given, or the time is up."""
+        if any(pulled.paused for pulled in empty.values()):
             time.sleep(min(LOOK_AGAIN_S, left_s))
             return
         # Not beyond a beat: whoever waits is alive, and should be seen to be.
         block_s = min(left_s, presence.BEAT.total_seconds())
-        stream = self._store.keys.topic(topic).group(group).ready
+        if len(empty) > 1:  # another place may come up
+            block_s = min(block_s, FOLLOW_S)
+            if self._waiting.address.kind == "cluster":  # a read waits at one node
+                time.sleep(min(BETWEEN_NODES_S, left_s))
+                return
+        streams = [self._store.keys.topic(place).group(group).ready for place in empty]
+        seen = [pulled.last_id or "$" for pulled in empty.values()]
         try:
             self._waiting.execute(
                 ("XREAD", "COUNT", 1, "BLOCK", max(1, math.ceil(block_s * 1000)),
-                 "STREAMS", stream, pulled.last_id or "$")
+                 "STREAMS", *streams, *seen)
             )  # fmt: skip
         except ClientError as error:
             # The next pull is repeated with patience, and says so if the server stays away.
@@ -223,16 +267,16 @@ class Puller:
                 raise translated(error, self._store.where) from error
 
     def _opened(
-        self, topic: str, group: str, entries: list[Entry], timeout_ms: int | None
+        self, place: str, group: str, entries: list[Entry], timeout_ms: int | None
     ) -> list[Delivery]:
         if not entries:
             return []
-        opened = self._store.call(Open(topic, group, entries, timeout_ms))
+        opened = self._store.call(Open(place, group, entries, timeout_ms))
         found = []
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
-            message, fault = unpack(topic, group, entry, data)
+            message, fault = unpack(base(place), group, entry, data)
             settlement = settlement_of(message, entry.entry, data, opened.now_us)
             if fault:
                 self.fail(message, settlement, fault, "discard")
@@ -244,7 +288,7 @@ class Puller:
 
     def ack(self, message: Message, settlement: Settlement, state: str = "acked") -> Acked:
         """Settle one delivery. Raises LisaError."""
-        outcome = self._store.call(Ack(message.topic, message.group, [settlement], state))[0]
+        outcome = self._store.call_by_id(Ack(message.topic, message.group, [settlement], state))[0]
         if outcome is not Acked.STALE:
             told = self._announcer.acked if state == "acked" else self._announcer.expired
             self._announcer.fire(told, message)
@@ -255,7 +299,7 @@ class Puller:
     ) -> Failed:
         """Give one delivery up for this time. Raises LisaError."""
         failure = Failure(settlement.id, settlement.entry, reason, delay, settlement.lateness)
-        retried = self._store.call(Fail(message.topic, message.group, [failure]))[0]
+        retried = self._store.call_by_id(Fail(message.topic, message.group, [failure]))[0]
         if retried.outcome is not Failed.STALE:
             dead = retried.outcome is Failed.DEAD
             told = self._announcer.dead if dead else self._announcer.retrying
@@ -266,12 +310,12 @@ class Puller:
         """Renew one lease. Raises LisaError."""
         receipt = (settlement.id, settlement.entry)
         call = Extend(message.topic, message.group, self._name, [receipt], timeout_ms)
-        return self._store.call(call)[0]
+        return self._store.call_by_id(call)[0]
 
     def release(self, message: Message, settlement: Settlement) -> bool:
         """Give one delivery back. Raises LisaError."""
         receipt = (settlement.id, settlement.entry)
-        return self._store.call(Release(message.topic, message.group, [receipt]))[0]
+        return self._store.call_by_id(Release(message.topic, message.group, [receipt]))[0]
 
 
 def _checked_ms(delay: timedelta) -> int:

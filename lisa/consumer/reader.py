@@ -217,7 +217,7 @@ class Reader:
         else:
             # Only who wants batches is asked here: a plan would keep receivers that are weakly
             # connected alive for as long as the read blocks, and miss those that come meanwhile.
-            batch = self._handlers.batch(sub.topic)
+            batch = self._handlers.batch(sub.whole)
             if self._unopened:
                 self._hand_over()
             elif sub.is_degraded:
@@ -368,7 +368,7 @@ class Reader:
             self._unopened = []
             if sub.failures or sub.expired:
                 self._settler.ring()
-            if self._collector is not None and self._handlers.batch(sub.topic) is not None:
+            if self._collector is not None and self._handlers.batch(sub.whole) is not None:
                 self._collector.add(deliveries)
             elif deliveries:
                 had_slot, has_slot = has_slot, False
@@ -380,7 +380,7 @@ class Reader:
     def _hand_over_work(self, work: Sequence[Work], *, has_slot: bool = False) -> None:
         """Run on this thread, or submit. The caller's slot, if it has one, is used up."""
         sub, dispatcher = self._sub, self._dispatcher
-        plan = self._handlers.plan(sub.topic)
+        plan = self._handlers.plan(sub.whole)
         sub.handler_timeout_s = plan.timeout_s
         # Who gathers batches has to go on meanwhile: what is gathered would wait for this handler.
         if dispatcher.slots.size > 1 or plan.is_async or plan.batch is not None:

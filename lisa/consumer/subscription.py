@@ -1,4 +1,4 @@
-"""One topic taken for one group: what is held of it, and what is known of it."""
+"""One topic, or one place of it, taken for one group: what is held, and what is known of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lisa.consumer.pace import Pace
 from lisa.core.errors import LisaError
 from lisa.core.metrics.families import HANDLER_SECONDS
 from lisa.core.metrics.numbers import Spread
+from lisa.core.shards import base
 from lisa.core.store import SyncStore, chunks
 from lisa.core.stream import Entry
 from lisa.core.transitions.extend import Extend
@@ -41,6 +42,9 @@ def deliveries_of(work: Work) -> list[Held]:
 class Subscription:
     """State shared by the reader, the handlers' threads, the settler and the heartbeat.
 
+    `topic` is the place that is read, which the calls to the server name; `whole` the topic that it
+    belongs to, as handlers and people know it.
+
     Each field has one writer, or is a deque or dict whose single steps are atomic. `wanted` is
     the group that was asked for, or empty; `group` is empty until it is known. `unstarted` holds
     deliveries, or whole batches of them. `shortened` is told when the ack timeout was cut. `slow`
@@ -57,6 +61,7 @@ class Subscription:
     ) -> None:
         self.store = store
         self.topic = topic
+        self.whole = base(topic)
         self.wanted = wanted
         self.group = ""
         self.name = name
@@ -124,7 +129,7 @@ class Subscription:
             self._shortened()
 
     def _take(self, entries: Sequence[Entry], opened: Opened, read_at: float) -> list[Held]:
-        topic, group, now_us, held = self.topic, self.group, opened.now_us, self.held
+        topic, group, now_us, held = self.whole, self.group, opened.now_us, self.held
         lease_ends = read_at + self.ack_timeout_s
         taken = []
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):

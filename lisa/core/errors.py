@@ -7,6 +7,7 @@
     +-- GroupRemoved                        the group was taken away by an operator
     +-- ServerUnavailable                   the server did not answer, or refused, in time
     |   +-- NotReplicated                   written, but too few replicas had it in time
+    |   +-- Misplaced                       the topic is just being split over other shards
     +-- ConfigError                         a setting, a right or a password is wrong
 
 Errors of the Redis client never reach the user raw.
@@ -15,6 +16,7 @@ Errors of the Redis client never reach the user raw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -22,6 +24,7 @@ __all__ = [
     "GroupRemoved",
     "InvalidMessage",
     "LisaError",
+    "Misplaced",
     "NotReplicated",
     "ServerUnavailable",
     "TopicFull",
@@ -33,9 +36,12 @@ class LisaError(Exception):
 
     `sent`: where a `send_many` ends in an error, how many of its messages, from the first on, were
     settled before (accepted, duplicate, ...): what remains is `bodies[error.sent:]`.
+    `outcomes`: where a topic is split over shards and only some refused a call, what became of its
+    messages, None for those that were refused.
     """
 
     sent: int = 0
+    outcomes: Sequence[Any] = ()
 
 
 class InvalidMessage(LisaError, ValueError):
@@ -69,6 +75,10 @@ class NotReplicated(ServerUnavailable):
     """
 
     ids: Sequence[str] = ()
+
+
+class Misplaced(ServerUnavailable):
+    """A topic's shards are being changed; whoever calls finds the new ones by itself."""
 
 
 class ConfigError(LisaError):

@@ -22,6 +22,7 @@ __all__ = [
     "check_group",
     "check_id",
     "check_topic",
+    "is_place",
     "is_topic",
 ]
 
@@ -29,6 +30,7 @@ DEFAULT_PREFIX = "lisa"
 MAX_ID_BYTES = 256
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
+_PLACE = re.compile(r"[A-Za-z0-9_.:-]{1,128}(?:~\d{1,2}of\d{1,2})?\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -53,6 +55,11 @@ def check_topic(topic: str) -> str:
 def is_topic(name: str) -> bool:
     """Whether a topic may be called so."""
     return _NAME.match(name) is not None
+
+
+def is_place(name: str) -> bool:
+    """Whether it is a topic, or one of the places of a topic that is split (see core.shards)."""
+    return _PLACE.match(name) is not None
 
 
 def check_group(group: str) -> str:
@@ -94,7 +101,7 @@ class GroupKeys(NamedTuple):
 
 
 class TopicKeys:
-    """One topic's keys."""
+    """One topic's keys, or those of one of the places of a topic that is split."""
 
     __slots__ = (
         "_body",
@@ -118,7 +125,7 @@ class TopicKeys:
     )
 
     def __init__(self, prefix: str, topic: str) -> None:
-        self.topic = check_topic(topic)
+        self.topic = topic if is_place(topic) else check_topic(topic)
         self.root = f"{prefix}:{{{topic}}}:"
         self.wake = f"{prefix}:wake"
         self.shared = tuple(self.root + name for name in TOPIC_KEYS)
@@ -212,7 +219,7 @@ class Keys:
         if not key.startswith(head):
             return None
         topic, brace, _ = key[len(head) :].partition("}:")
-        return topic if brace and _NAME.match(topic) else None
+        return topic if brace and is_place(topic) else None
 
 
 def _escaped(text: str) -> str:

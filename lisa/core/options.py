@@ -15,6 +15,7 @@ from typing import Any, Self
 from lisa.core.clock import duration_ms, human, parse_duration
 from lisa.core.errors import ConfigError, InvalidMessage
 from lisa.core.retry_policy import DEFAULT_POLICY, MAX_DELAY, RetryPolicy
+from lisa.core.shards import MOST_SHARDS
 
 PRODUCER_RETRY_TIME = timedelta(seconds=10)
 """How long a producer repeats one call whose reply was lost, all attempts together."""
@@ -41,6 +42,7 @@ class TopicOptions:
     journal: every transition of a message is also written down in the topic's journal.
     journal_max: events that the journal keeps where no archive has taken them yet.
     max_body_bytes: the largest encoded body.
+    shards: the number of places, each with a key tag of its own, that new messages are spread over.
     paused: nothing is promoted, read or pulled; what is in flight finishes.
     """
 
@@ -54,6 +56,7 @@ class TopicOptions:
     journal: bool = False
     journal_max: int = 1_000_000
     max_body_bytes: int = 1_048_576
+    shards: int = 1
     paused: bool = False
 
     @classmethod
@@ -171,5 +174,6 @@ _CODECS: dict[str, _Codec] = {
     "journal": _Codec(_flag, lambda text: text == "1"),
     "journal_max": _count(LARGEST_COUNT),
     "max_body_bytes": _count(LARGEST_BODY_BYTES),
+    "shards": _count(MOST_SHARDS),
     "paused": _Codec(_flag, lambda text: text == "1"),
 }

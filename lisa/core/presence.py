@@ -31,6 +31,7 @@ __all__ = [
     "managers",
     "managers_in",
     "unique_name",
+    "whole",
 ]
 
 BEAT = timedelta(seconds=5)
@@ -82,13 +83,15 @@ def unique_name(configured: str | None) -> str:
     return f"{base}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def announce_consumer(store: Store, presence: ConsumerPresence) -> Flow[bool]:
+def announce_consumer(
+    store: Store, presence: ConsumerPresence, place: str | None = None
+) -> Flow[bool]:
     """Write or renew a consumer's record; `seen_ms` becomes Redis's present time.
 
-    Whether there was none.
+    `place`: which one of the topic's it reads, where that is split. Whether there was no record.
     """
     seen = msgspec.structs.replace(presence, seen_ms=(yield from store.server_time_us()) // 1000)
-    keys = store.keys.topic(presence.topic)
+    keys = store.keys.topic(place or presence.topic)
     record = _encoder.encode(seen)
     return bool((yield from store.command("HSET", keys.consumers, presence.name, record)))
 
@@ -107,6 +110,18 @@ def consumers(store: Store, topic: str) -> Flow[list[ConsumerPresence]]:
 def consumers_in(reply: Sequence[bytes] | dict[bytes, bytes]) -> list[ConsumerPresence]:
     """The same, out of the reply to an HGETALL."""
     return _decoded(_consumer_decoder, pairs(reply))
+
+
+def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
+    """One consumer's records at several places of a topic as one."""
+    if len(parts) == 1:
+        return parts[0]
+    latest = max(parts, key=lambda one: one.seen_ms)
+    states = [one.state for one in parts if one.state != "running"]
+    return msgspec.structs.replace(
+        latest, running=sum(one.running for one in parts), held=sum(one.held for one in parts),
+        handled=sum(one.handled for one in parts), state=states[0] if states else latest.state,
+    )  # fmt: skip
 
 
 def announce_manager(store: Store, presence: ManagerPresence) -> Flow[None]:

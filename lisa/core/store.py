@@ -15,14 +15,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from lisa.core import failures, scripts
+from lisa.core import failures, routing, scripts
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.durability import Replicas, TooFew, confirmed, lacks_command
-from lisa.core.errors import ConfigError, GroupRemoved, LisaError, NotReplicated
+from lisa.core.errors import ConfigError, GroupRemoved, LisaError, Misplaced, NotReplicated
 from lisa.core.flow import Chain, Command, Execute, ExecuteMany, Flow, Pause, adrive, drive
-from lisa.core.keys import Keys, TopicKeys, is_topic
+from lisa.core.keys import Keys, TopicKeys, is_place
 from lisa.core.options import PRODUCER_RETRY_TIME, TopicOptions
-from lisa.core.transitions.base import STEPS_PER_CALL, Transition, text
+from lisa.core.shards import Layout, bases
+from lisa.core.transitions.base import STEPS_PER_CALL, ById, Transition, text
 from lisa.core.transitions.declare import Declare
 
 __all__ = ["SCHEMA_VERSION", "AsyncStore", "Store", "SyncStore", "chunks", "counters", "pairs"]
@@ -58,7 +59,7 @@ def counters(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, int]:
     return {text(name): int(n) for name, n in pairs(flat).items() if n.isdigit()}
 
 
-class _Patience:
+class Patience:
     """What one call may spend: growing pauses until a deadline, and a number of repairs.
 
     Each pause lies somewhere in the upper half of its length.
@@ -105,18 +106,41 @@ class Store:
         self.actor = f"{who}@{socket.gethostname()}:{os.getpid()}"
         self._patience_s = patience.total_seconds()
         self._groups: dict[str, tuple[str, ...]] = {}
+        self._layouts: dict[str, Layout] = {}
 
-    def run(self, transition: Transition[T], durability: Replicas | None = None) -> Flow[T]:
-        """Run one transition. Raises what `transition.refuse` raises, and LisaError.
+    def run(self, transition: Transition[T]) -> Flow[T]:
+        """Run one transition at the place that its topic names.
+
+        Raises what `transition.refuse` raises, and LisaError.
+        """
+        return self._run(transition, Patience(self._patience_s))
+
+    def run_by_id(self, transition: ById[S], durability: Replicas | None = None) -> Flow[list[S]]:
+        """Run one for each of its messages, in whichever place of the topic it belongs or stands.
 
         With `durability` it is done once so many replicas have it; else raises NotReplicated.
+        Where some of several places refuse, the error's `outcomes` have what became of the rest.
         """
-        return self._run(transition, _Patience(self._patience_s), durability)
+        return routing.by_id(self, transition, durability)
+
+    def run_at(
+        self, transition: Transition[T], layout: str, durability: Replicas | None = None
+    ) -> Flow[T]:
+        """Run one at a place that was chosen by a layout, named by its number.
+
+        Raises Misplaced if it is another by now.
+        """
+        return self._run(transition, Patience(self._patience_s), layout, durability)
+
+    def patience(self) -> Patience:
+        """What one call may spend on waiting."""
+        return Patience(self._patience_s)
 
     def _run(
         self,
         transition: Transition[T],
-        patience: _Patience,
+        patience: Patience,
+        layout: str = "",
         durability: Replicas | None = None,
     ) -> Flow[T]:
         keys = self.keys.topic(transition.topic)
@@ -124,7 +148,7 @@ class Store:
             groups = transition.fixed_groups
             if groups is None:
                 groups = yield from self._groups_for(transition, keys, patience)
-            command = _call(transition, keys, groups, self.actor)
+            command = _call(transition, keys, groups, self.actor, layout)
             try:
                 if durability is None:
                     reply = yield Execute(command)
@@ -138,11 +162,15 @@ class Store:
                 continue
             if reply[0] == b"OK":
                 return transition.parse(reply[1:])
+            if reply[0] == b"SHARDS":
+                raise Misplaced(f"topic {keys.topic!r} is being split anew: try again")
             if reply[0] != b"GROUPS":
                 transition.refuse(reply)
             self._groups[keys.topic] = tuple(sorted(text(name) for name in reply[1:]))
 
-    def run_many(self, transitions: Sequence[Transition[T]]) -> Flow[list[T | LisaError]]:
+    def run_many(
+        self, transitions: Sequence[Transition[T]], layout: str = ""
+    ) -> Flow[list[T | LisaError]]:
         """Run transitions in one round trip; what fails alone stands as an error in its place."""
         commands: list[Command] = []
         for transition in transitions:
@@ -153,13 +181,15 @@ class Store:
             own = transition.own_group
             known = own is None or own in groups
             # Something harmless, that every role has the right to, keeps the place of what waits.
-            commands.append(_call(transition, keys, groups, self.actor) if known else ("TIME",))
+            commands.append(
+                _call(transition, keys, groups, self.actor, layout) if known else ("TIME",)
+            )
         try:
             replies = yield ExecuteMany(commands)
         except failures.ClientError as error:
             replies = [error] * len(commands)
         results: list[T | LisaError] = []
-        patience = _Patience(self._patience_s)
+        patience = Patience(self._patience_s)
         for transition, reply in zip(transitions, replies, strict=True):
             if isinstance(reply, list) and reply[0] == b"OK":
                 results.append(transition.parse(reply[1:]))
@@ -167,14 +197,14 @@ class Store:
             # Whatever went wrong (script flushed, groups changed, connection cut), _run knows;
             # all of them share one patience, or many would wait for a dead server in turn.
             try:
-                results.append((yield from self._run(transition, patience)))
+                results.append((yield from self._run(transition, patience, layout)))
             except LisaError as error:
                 results.append(error)
         return results
 
     def command(self, *command: str | bytes | float) -> Flow[Any]:
         """One plain command that is safe to repeat; answers the raw reply."""
-        patience = _Patience(self._patience_s)
+        patience = Patience(self._patience_s)
         while True:
             try:
                 return (yield Execute(command))
@@ -183,7 +213,7 @@ class Store:
 
     def commands(self, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Plain commands, safe to repeat, in one round trip. Raises the first error among them."""
-        patience = _Patience(self._patience_s)
+        patience = Patience(self._patience_s)
         while True:
             error: BaseException | None = None
             try:
@@ -220,8 +250,37 @@ class Store:
 
     def topics(self) -> Flow[list[str]]:
         """The topics that are registered, in order of name; not what a foreign hand wrote there."""
+        return bases((yield from self.places()))
+
+    def places(self) -> Flow[list[str]]:
+        """The same with all places of those that are split, each by its own name."""
         reply = yield from self.command("ZRANGE", self.keys.topics, 0, -1)
-        return sorted(name for name in map(text, reply) if is_topic(name))
+        return sorted(name for name in map(text, reply) if is_place(name))
+
+    def layout(self, topic: str) -> Flow[Layout]:
+        """Where the messages of a topic are, asked of the server."""
+        return (yield from self.layouts([topic]))[0]
+
+    def layouts(self, topics: Sequence[str]) -> Flow[list[Layout]]:
+        """The same for many, in the order given."""
+        replies = yield from self.commands(
+            [("HGET", self.keys.topic(topic).options, "layout") for topic in topics]
+        )
+        found = list(map(Layout.read, replies))
+        for topic, layout in zip(topics, found, strict=True):
+            self.learn_layout(topic, layout)
+        return found
+
+    def known_layout(self, topic: str) -> Layout | None:
+        """The layout as last heard of, None if it was never split; asks nobody."""
+        return self._layouts.get(topic)
+
+    def learn_layout(self, topic: str, layout: Layout) -> None:
+        """Take notice of a topic's layout."""
+        if layout.number:
+            self._layouts[topic] = layout
+        else:
+            self._layouts.pop(topic, None)
 
     def register(self, topics: Iterable[str]) -> Flow[None]:
         """Make topics known to all managers."""
@@ -254,7 +313,7 @@ class Store:
         return max(1, STEPS_PER_CALL // steps)
 
     def _groups_for(
-        self, transition: Transition[Any], keys: TopicKeys, patience: _Patience
+        self, transition: Transition[Any], keys: TopicKeys, patience: Patience
     ) -> Flow[tuple[str, ...]]:
         groups = self._groups.get(keys.topic)
         own = transition.own_group
@@ -273,7 +332,7 @@ class Store:
         return found
 
     def _durably(
-        self, command: Command, keys: TopicKeys, wanted: Replicas, patience: _Patience
+        self, command: Command, keys: TopicKeys, wanted: Replicas, patience: Patience
     ) -> Flow[Any]:
         # Well within the time that a reply may take; what is left of the patience, if that is less.
         slice_s = self.connection.address.socket_timeout_s * WAIT_SHARE
@@ -288,7 +347,7 @@ class Store:
             raise
 
     def _wait_for_replicas(
-        self, count: int, wanted: Replicas | None, patience: _Patience
+        self, count: int, wanted: Replicas | None, patience: Patience
     ) -> Flow[None]:
         """Let a call be repeated: it writes nothing twice. Raises NotReplicated at the end."""
         pause = patience.next_pause()
@@ -306,7 +365,7 @@ class Store:
         name: str,
         keys: TopicKeys,
         groups: tuple[str, ...],
-        patience: _Patience,
+        patience: Patience,
     ) -> Flow[None]:
         """Do what makes the next try worth it, or raise Lisa's error."""
         try:
@@ -324,7 +383,7 @@ class Store:
             if not failures.is_missing_script(another):  # flushed once more: the next try loads it
                 yield from self._wait(another, patience)
 
-    def _wait(self, error: BaseException, patience: _Patience) -> Flow[None]:
+    def _wait(self, error: BaseException, patience: Patience) -> Flow[None]:
         pause = patience.next_pause() if failures.passes(error) else None
         if pause is None:
             raise failures.translated(error, self.where) from error
@@ -339,10 +398,14 @@ def _load(script: str, keys: TopicKeys) -> Flow[None]:
 
 
 def _call(
-    transition: Transition[Any], keys: TopicKeys, groups: tuple[str, ...], actor: str
+    transition: Transition[Any],
+    keys: TopicKeys,
+    groups: tuple[str, ...],
+    actor: str,
+    layout: str = "",
 ) -> Command:
     script = scripts.load(transition.script)
-    all_keys, arguments = transition.build(keys, groups, actor)
+    all_keys, arguments = transition.build(keys, groups, actor, layout)
     return ("EVALSHA", script.sha, len(all_keys), *all_keys, *arguments)
 
 
@@ -366,8 +429,12 @@ class SyncStore(Store):
         return drive(flow, self.connection)
 
     def call(self, transition: Transition[T]) -> T:
-        """Run one transition. Raises LisaError."""
+        """Run one transition at the place that its topic names. Raises LisaError."""
         return drive(self.run(transition), self.connection)
+
+    def call_by_id(self, transition: ById[S]) -> list[S]:
+        """Run one wherever its messages stand (see `run_by_id`). Raises LisaError."""
+        return drive(self.run_by_id(transition), self.connection)
 
     def ask(self, *command: str | bytes | float) -> Any:
         """One plain command that is safe to repeat; answers the raw reply."""
@@ -398,8 +465,12 @@ class AsyncStore(Store):
         return await adrive(flow, self.connection)
 
     async def call(self, transition: Transition[T]) -> T:
-        """Run one transition. Raises LisaError."""
+        """Run one transition at the place that its topic names. Raises LisaError."""
         return await adrive(self.run(transition), self.connection)
+
+    async def call_by_id(self, transition: ById[S]) -> list[S]:
+        """Run one wherever its messages stand (see `run_by_id`). Raises LisaError."""
+        return await adrive(self.run_by_id(transition), self.connection)
 
     async def close(self) -> None:
         """Close the connection."""

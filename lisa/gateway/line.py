@@ -10,18 +10,20 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from lisa.consumer.heartbeat import FOLLOW_S
 from lisa.consumer.opening import settlement_of, unpack
 from lisa.core import presence
-from lisa.core.errors import LisaError, ServerUnavailable
+from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.failures import ClientError
 from lisa.core.message import Message
 from lisa.core.store import chunks
 from lisa.core.stream import Entry
 from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull, Pulled
 from lisa.core.transitions.retry import Failure
@@ -40,6 +42,8 @@ MOST = 500
 
 BEAT_S = presence.BEAT.total_seconds()
 LOOK_AGAIN_S = 0.5
+BETWEEN_NODES_S = 0.05
+"""How often the shards of a topic on several nodes are asked in turn."""
 FIRST_PAUSE_S = 0.02
 LONGEST_ROUND_S = 5.0
 
@@ -103,6 +107,7 @@ class Line:
         self._bell: asyncio.Task[None] | None = None
         self._fault: ServerUnavailable | None = None
         self._pause = FIRST_PAUSE_S
+        self._turn = 0
         self._task = asyncio.create_task(self._run())
 
     def join(self, waiter: Waiter) -> None:
@@ -177,32 +182,57 @@ class Line:
             return
         if self._bell is not None and self._bell.done():
             self._bell = None
-        pulled = await self._store.call(Pull(self._topic, self._group, self._room.name, wanted))
-        if pulled.entries:
-            await self._hand_out(pulled.entries)
-            return
+        places, empty = await self._room.places(self._topic), dict[str, Pulled]()
+        self._turn += 1
+        for i in range(len(places)):  # each comes first in its turn
+            place = places[(i + self._turn) % len(places)]
+            pulled = await self._pull(place, wanted)
+            if pulled.entries:
+                await self._hand_out(place, pulled.entries)
+                return
+            empty[place] = pulled
         now = time.monotonic()
         for waiter in list(self._waiters):
             if waiter.ends <= now or self._room.is_closing:
                 waiter.answer([])
         if any(one.is_open() for one in self._waiters):
-            self._watch(pulled)
+            self._watch(empty)
             await self._rest()
 
-    def _watch(self, pulled: Pulled) -> None:
-        if self._bell is None:
-            self._bell = asyncio.create_task(self._listen(pulled))
+    async def _pull(self, place: str, wanted: int) -> Pulled:
+        call = Pull(place, self._group, self._room.name, wanted)
+        try:
+            return await self._store.call(call)
+        except GroupRemoved:
+            whole = self._topic
+            if whole == place or self._group not in await self._store.drive(
+                self._store.groups(whole)
+            ):
+                raise
+            await self._store.call(Declare(place, self._group))  # it is just being told of it
+            return await self._store.call(call)
 
-    async def _listen(self, pulled: Pulled) -> None:
-        """Until the stream has an entry that nobody was given; not beyond a beat."""
-        if pulled.paused:
+    def _watch(self, empty: Mapping[str, Pulled]) -> None:
+        if self._bell is None:
+            self._bell = asyncio.create_task(self._listen(empty))
+
+    async def _listen(self, empty: Mapping[str, Pulled]) -> None:
+        """Until a stream has an entry that nobody was given; not beyond a beat."""
+        if any(pulled.paused for pulled in empty.values()):
             await asyncio.sleep(LOOK_AGAIN_S)
             return
-        stream = self._store.keys.topic(self._topic).group(self._group).ready
+        is_split, block_s = len(empty) > 1, BEAT_S
+        if is_split:  # another place may come up
+            block_s = FOLLOW_S
+            if self._room.watching.address.kind == "cluster":  # a read waits at one node
+                await asyncio.sleep(BETWEEN_NODES_S)
+                return
+        streams = [self._store.keys.topic(place).group(self._group).ready for place in empty]
+        seen = [pulled.last_id or "$" for pulled in empty.values()]
         try:
             await self._room.watching.execute(
-                ("XREAD", "COUNT", 1, "BLOCK", math.ceil(BEAT_S * 1000),
-                 "STREAMS", stream, pulled.last_id or "$")
+                ("XREAD", "COUNT", 1, "BLOCK", math.ceil(block_s * 1000),
+                 "STREAMS", *streams, *seen)
             )  # fmt: skip
         except ClientError:
             await asyncio.sleep(FIRST_PAUSE_S)  # the next pull is repeated with patience, and tells
@@ -225,11 +255,11 @@ class Line:
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, LOOK_AGAIN_S)
 
-    async def _hand_out(self, entries: list[Entry]) -> None:
+    async def _hand_out(self, place: str, entries: list[Entry]) -> None:
         """Deal entries to those who wait, in order; what nobody wants any more goes back."""
         held = {one.entry: one for one in entries}
         try:
-            left = iter(await self._within_reach(entries))
+            left = iter(await self._within_reach(place, entries))
             by_timeout: dict[int | None, list[tuple[Waiter, list[Entry]]]] = {}
             for waiter in [one for one in self._waiters if one.is_open()]:
                 mine = list(islice(left, waiter.most))
@@ -238,7 +268,7 @@ class Line:
                 by_timeout.setdefault(waiter.timeout_ms, []).append((waiter, mine))
             for timeout_ms, some in by_timeout.items():
                 dealt = [entry for _, mine in some for entry in mine]
-                opened = iter(await self._open(dealt, timeout_ms))
+                opened = iter(await self._open(place, dealt, timeout_ms))
                 for waiter, mine in some:
                     found = [one for one in islice(opened, len(mine)) if one is not None]
                     if waiter.is_open() and found:
@@ -255,11 +285,11 @@ class Line:
                 pairs = [(one.id, one.entry) for one in held.values()]
                 self._room.release(self._topic, self._group, pairs)
 
-    async def _within_reach(self, entries: list[Entry]) -> list[Entry]:
+    async def _within_reach(self, place: str, entries: list[Entry]) -> list[Entry]:
         """As many as memory is to hold at once."""
         if len(entries) <= WEIGHED_FROM:
             return entries
-        body = self._store.keys.topic(self._topic).body
+        body = self._store.keys.topic(place).body
         sizes = await self._store.drive(
             self._store.commands([("STRLEN", body(one.id)) for one in entries])
         )
@@ -271,12 +301,12 @@ class Line:
         return entries
 
     async def _open(
-        self, entries: Sequence[Entry], timeout_ms: int | None
+        self, place: str, entries: Sequence[Entry], timeout_ms: int | None
     ) -> list[Delivery | None]:
         """The deliveries behind entries; None where there is nothing to hand out."""
         found: list[Delivery | None] = []
-        for some in chunks(entries, self._store.batch_size(self._topic, Open)):
-            opened = await self._store.call(Open(self._topic, self._group, some, timeout_ms))
+        for some in chunks(entries, self._store.batch_size(place, Open)):
+            opened = await self._store.call(Open(place, self._group, some, timeout_ms))
             failed: list[Failure] = []
             expired: list[Settlement] = []
             for entry, data, is_past in zip(some, opened.envelopes, opened.past_ttl, strict=True):
@@ -295,7 +325,7 @@ class Line:
                 receipt = Receipt(self._group, self._room.name, settlement, timeout_ms)
                 found.append(Delivery(message, receipt, len(data)))
             if failed:
-                await self._store.call(Fail(self._topic, self._group, failed))
+                await self._store.call(Fail(place, self._group, failed))
             if expired:
-                await self._store.call(Ack(self._topic, self._group, expired, "expired"))
+                await self._store.call(Ack(place, self._group, expired, "expired"))
         return found

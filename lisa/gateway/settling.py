@@ -11,7 +11,7 @@ from lisa.core.errors import ConfigError
 from lisa.core.keys import check_id, check_topic
 from lisa.core.store import AsyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
-from lisa.core.transitions.base import Transition
+from lisa.core.transitions.base import ById
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.release import Release
@@ -61,11 +61,11 @@ class Settler:
 
     def _gathering(
         self,
-        kind: type[Transition[Any]],
-        call: Callable[[K, Sequence[T]], Transition[list[R]]],
+        kind: type[ById[R]],
+        call: Callable[[K, Sequence[T]], ById[R]],
     ) -> Gathering[K, T, R]:
-        async def work(key: K, items: Sequence[T], known: list[R]) -> None:
-            found: list[R] = await self._store.call(call(key, items))
+        async def work(key: K, items: Sequence[T], known: list[R | None]) -> None:
+            found: list[R] = await self._store.call_by_id(call(key, items))
             known += found
 
         def count(key: K, items: Iterable[T]) -> int:

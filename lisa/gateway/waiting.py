@@ -20,11 +20,13 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 
+from lisa.consumer.heartbeat import FOLLOW_S
 from lisa.consumer.joining import ask_for_group, is_emptied, join
 from lisa.core import presence
 from lisa.core.connection import AsyncConnection
 from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.failures import is_full
+from lisa.core.shards import PLAIN
 from lisa.core.store import AsyncStore, chunks
 from lisa.core.transitions.release import Release
 from lisa.gateway.line import BEAT_S, FIRST_PAUSE_S, LOOK_AGAIN_S, MOST, Delivery, Line, Waiter
@@ -78,6 +80,7 @@ class WaitingRoom:
         self._seen: dict[str, float] = {}
         self._written: dict[str, float] = {}
         self._emptied: dict[str, float] = {}
+        self._followed: dict[str, float] = {}
         self._behind: set[asyncio.Task[None]] = set()
         self._started_ms = time.time_ns() // 1_000_000
         self.waiting = 0
@@ -192,7 +195,7 @@ class WaitingRoom:
         for some in chunks(held, self.store.batch_size(topic, Release)):
             while True:
                 try:
-                    await self.store.call(Release(topic, group, some))
+                    await self.store.call_by_id(Release(topic, group, some))
                 except ServerUnavailable as error:
                     if time.monotonic() < ends and not self.is_closing:
                         await asyncio.sleep(LOOK_AGAIN_S)
@@ -250,6 +253,16 @@ class WaitingRoom:
     def _forget(self, topic: str) -> None:
         for key in [key for key in self._known if key[0] == topic]:
             del self._known[key]
+
+    async def places(self, topic: str) -> list[str]:
+        """Where a topic's messages are, as was known a second ago at most. Raises LisaError."""
+        now = time.monotonic()
+        if now - self._followed.get(topic, -math.inf) > FOLLOW_S:
+            if len(self._followed) >= MOST_REMEMBERED:
+                self._followed.clear()
+            self._followed[topic] = now
+            await self.store.drive(self.store.layout(topic))
+        return (self.store.known_layout(topic) or PLAIN).places(topic)
 
     async def announce(self, topic: str, group: str) -> None:
         """Be seen as a consumer of this topic, as long as somebody pulls."""

@@ -18,6 +18,7 @@ from blinker import Signal
 
 from lisa.core.errors import InvalidMessage
 from lisa.core.message import Message
+from lisa.core.shards import base
 from lisa.core.signals import everywhere
 from lisa.core.store import SyncStore, chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
@@ -68,8 +69,8 @@ class Announcer:
 
     def failed(self, topic: str, group: str, moved: Sequence[TakenBack]) -> None:
         """Announce reclaimed messages, each with the due time of the attempt that failed."""
-        listening = everywhere.retrying.has_receivers_for(topic)
-        listening |= everywhere.dead.has_receivers_for(topic)
+        listening = everywhere.retrying.has_receivers_for(base(topic))
+        listening |= everywhere.dead.has_receivers_for(base(topic))
         if not listening:
             return
         for some in chunks(moved, self._store.batch_size(topic, Inspect)):
@@ -88,7 +89,7 @@ class Announcer:
 
     def listens_to_expiry(self, topic: str) -> bool:
         """Whether somebody wants to hear of messages past their ttl."""
-        return bool(everywhere.expired.has_receivers_for(topic))
+        return bool(everywhere.expired.has_receivers_for(base(topic)))
 
     def expired(self, topic: str, message_id: str, before: Inspection) -> None:
         """Announce a message that was ended; `before` is how it stood until then."""
@@ -109,7 +110,7 @@ class Announcer:
             return  # settled meanwhile: there is nothing left to tell
         try:
             message = Message.from_envelope(
-                found.envelope, message_id=message_id, topic=topic, group=group,
+                found.envelope, message_id=message_id, topic=base(topic), group=group,
                 due_ms=due_ms or 0, attempt=attempt,
             )  # fmt: skip
         except InvalidMessage as error:

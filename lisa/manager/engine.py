@@ -7,7 +7,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
+from queue import SimpleQueue
 
 from lisa.core import presence
 from lisa.core.address import Address
@@ -15,11 +17,13 @@ from lisa.core.connection import Connection
 from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import Keys
 from lisa.core.metrics.numbers import Numbers
-from lisa.core.store import SyncStore
+from lisa.core.shards import CHANGED, base, bases
+from lisa.core.store import SyncStore, chunks
 from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
 from lisa.manager.greeter import Greeter
 from lisa.manager.jobs import Jobs
+from lisa.manager.lookout import PAGE
 from lisa.manager.loop import Loop, Service
 from lisa.manager.metrics import own_numbers
 from lisa.manager.plan import Plan, Schedules
@@ -30,6 +34,7 @@ from lisa.manager.reclaimer import GLANCE_S, Reclaimer
 from lisa.manager.registry import Registry
 from lisa.manager.sampler import Sampler
 from lisa.manager.server_clock import ServerClock
+from lisa.manager.sharder import Sharder
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
 from lisa.manager.waker import Waker
@@ -75,16 +80,17 @@ class Engine:
         self._trimmer = Trimmer(store)
         self._pruner = Pruner(store)
         self._sampler = Sampler(store)
-        self._sweeper = Sweeper(store, expirer, registry.is_configured)
+        self._sweeper = Sweeper(store, expirer, registry.is_kept)
+        self._sharder = Sharder(store)
         # A cluster's pipeline is one command after the other: nothing is gained by batches.
         together = (1, 1) if address.kind == "cluster" else (BATCH, LOOKS)
         self._promoting = self._loop("promoter", self._promoter, PROMOTERS, together[0])
         self._reclaiming = self._loop("reclaimer", self._reclaimer, RECLAIMERS, together[1])
         self._greeting = self._loop("greeter", self._greeter, 1, 1)
         self._loops = (self._promoting, self._reclaiming, self._greeting)
-        self._waker = Waker(
-            store.connection, store.keys.wake, self._woken, self._promoting.agenda.hurry_all
-        )
+        self._waker = Waker(store.connection, store.keys.wake, self._woken, self._was_deaf)
+        self._split_anew: SimpleQueue[str] = SimpleQueue()
+        self._may_be_split = threading.Event()
         self._jobs = self._schedule(plan.schedules)
 
     def _loop(self, name: str, service: Service, workers: int, batch: int) -> Loop:
@@ -99,6 +105,7 @@ class Engine:
         jobs.add("process-pending", schedules.process_pending, self._reclaim_all)
         jobs.add_for_each("clean", schedules.clean, self._trimmer.pick, self._trimmer.step)
         jobs.add_for_each("prune", PRUNE, self._pruner.pick, self._pruner.step)
+        jobs.add_for_each("shards", schedules.sweep, self._sharder.pick, self._sharder.step)
         jobs.add_for_each("sweep", schedules.sweep, self._sweeper.pick, self._sweep)
         jobs.add_for_each(
             "sample", SAMPLE, lambda topics: self._sampler.pick(topics, self._clock.now_ms()),
@@ -172,15 +179,22 @@ class Engine:
             "redis": {
                 "address": self.store.where, "reachable": reachable, "error": self._pulse.trouble
             },
-            "topics": {
-                topic: {
-                    "promoted_s_ago": self._promoter.age_s(topic),
-                    "error": self._promoting.troubles.of(topic)
-                    or self._reclaiming.troubles.of(topic),
-                }
-                for topic in self._registry.topics
-            },
+            "topics": self._health_of_topics(),
         }  # fmt: skip
+
+    def _health_of_topics(self) -> Mapping[str, object]:
+        """By topic; of several places the one that was promoted longest ago, and any error."""
+        found: dict[str, dict[str, object]] = {}
+        for place in self._registry.topics:
+            age = self._promoter.age_s(place)
+            error = self._promoting.troubles.of(place) or self._reclaiming.troubles.of(place)
+            known = found.setdefault(base(place), {"promoted_s_ago": age, "error": error})
+            known["promoted_s_ago"] = max(
+                (one for one in (known["promoted_s_ago"], age) if isinstance(one, float)),
+                default=None,
+            )
+            known["error"] = known["error"] or error
+        return found
 
     @property
     def is_reachable(self) -> bool:
@@ -190,7 +204,7 @@ class Engine:
     def numbers(self) -> Numbers:
         """What this manager did and does."""
         return own_numbers(
-            self._loops, self._jobs, topics=len(self._registry.topics),
+            self._loops, self._jobs, topics=len(bases(self._registry.topics)),
             moved=[one.moved for one in (self._promoter, self._reclaimer, self._expirer,
                                          self._trimmer, self._sweeper)],
             unannounced=self._announcer.dropped,
@@ -237,6 +251,7 @@ class Engine:
         else:
             self._reclaimer.hold(now - signs.uptime_s if signs.first else now)
         self._registry.declare_again()
+        self._may_be_split.set()
         for work in (self._registry.step, self._beat):
             try:
                 work()
@@ -263,10 +278,18 @@ class Engine:
             loop.agenda.add(topic)
 
     def _woken(self, topic: str) -> None:
+        if topic.endswith(CHANGED):
+            self._split_anew.put(topic.removesuffix(CHANGED))
+            return
         self._registry.learn([topic])
         self._promoting.agenda.hurry(topic)
         if not self.store.known_groups(topic):
             self._greeting.agenda.hurry(topic)
+
+    def _was_deaf(self) -> None:
+        """Nobody says again what was announced meanwhile."""
+        self._promoting.agenda.hurry_all()
+        self._may_be_split.set()
 
     def _glance(self) -> None:
         agenda = self._promoting.agenda
@@ -280,6 +303,17 @@ class Engine:
         for topic in self._greeter.glance(topics):
             self._greeting.agenda.hurry(topic)
         self._registry.step()
+        if self._may_be_split.is_set():
+            self._may_be_split.clear()
+            self._finish_splits()
+        while not self._split_anew.empty():
+            self._sharder.step(self._split_anew.get())
+
+    def _finish_splits(self) -> None:
+        """Whoever changed a number of shards may have died half-way before we came."""
+        for page in chunks(self._registry.topics, PAGE):
+            for topic in self._sharder.pick(page):
+                self._sharder.step(topic)
 
     def _reclaim_all(self) -> None:
         self._reclaimer.look_at_all()
@@ -301,6 +335,6 @@ class Engine:
             self._started_ms = self._clock.now_ms()
         me = presence.ManagerPresence(
             name=self.name, host=socket.gethostname(), pid=os.getpid(),
-            started_ms=self._started_ms, topics=len(self._registry.topics),
+            started_ms=self._started_ms, topics=len(bases(self._registry.topics)),
         )  # fmt: skip
         self.store.drive(presence.announce_manager(self.store, me))

@@ -9,6 +9,8 @@ from lisa.core import presence
 from lisa.core.clock import duration_ms
 from lisa.core.errors import LisaError
 from lisa.core.presence import GONE_AFTER
+from lisa.core.shards import base
+from lisa.core.spread import spread
 from lisa.core.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.manager.lookout import standing
@@ -65,8 +67,11 @@ class Greeter:
         ]
         if not waiting:
             return
-        for group in self._registry.plan.groups_for(topic):
-            self._store.call(Declare(topic, group))
+        whole = base(topic)
+        known = () if whole == topic else self._store.drive(self._store.groups(whole))
+        for group in known or self._registry.plan.groups_for(whole):
+            self._store.call(Declare(whole, group))
             log.info("topic %s: group %s declared for %s", topic, group, ", ".join(waiting),
                      extra={"topic": topic, "group": group})  # fmt: skip
+        self._store.drive(spread(self._store, whole))
         self._store.drive(self._store.groups(topic))

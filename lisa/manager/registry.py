@@ -1,5 +1,8 @@
 """Which topics there are, and what the configuration declares about them.
 
+Each place of a topic that is split is served as a topic by itself; the configuration knows only the
+whole.
+
 Topics are those of the configuration, those that producers registered, and those that a search
 over the keys finds. Options and groups are declared when the manager meets the server, and again
 when the server turns out to be another or an emptied one.
@@ -11,8 +14,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from lisa.core.errors import InvalidMessage, LisaError
-from lisa.core.keys import check_topic
+from lisa.core.errors import LisaError
+from lisa.core.keys import is_place
+from lisa.core.shards import base
+from lisa.core.spread import spread
 from lisa.core.store import SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -46,20 +51,21 @@ class Registry:
         with self._lock:
             return sorted(self._topics)
 
-    def is_configured(self, topic: str) -> bool:
-        """Whether the configuration names the topic."""
-        return topic in self.plan.topics
+    def is_kept(self, place: str) -> bool:
+        """Whether it stays listed, used or not: configured, or part of a topic that is split."""
+        layout = self._store.known_layout(base(place))
+        if base(place) != place:
+            return layout is not None and place in layout.places(base(place))
+        return place in self.plan.topics or (layout is not None and layout.is_split)
 
     def batch(self, topic: str) -> int:
         """How many messages one promote call may move."""
-        return self.plan.batch(topic)
+        return self.plan.batch(base(topic))
 
     def learn(self, topics: Iterable[str]) -> None:
         """Take notice of topics; what cannot be one is passed over."""
         for topic in topics:
-            try:
-                check_topic(topic)
-            except InvalidMessage:
+            if not is_place(topic):
                 continue
             with self._lock:
                 new = topic not in self._topics
@@ -81,7 +87,8 @@ class Registry:
         """Learn which topics are registered, and declare what is not yet. Raises LisaError."""
         # Learning comes first: a server at maxmemory takes no declaration, yet has to be drained.
         self.learn(self.plan.topics)
-        self.learn(self._store.drive(self._store.topics()))
+        places = self._store.drive(self._store.places())
+        self.learn({*places, *map(base, places)})
         with self._lock:
             undeclared = sorted(self._undeclared)
         if undeclared:
@@ -149,6 +156,7 @@ class Registry:
             if self._store.call(Declare(topic, group)):
                 log.info("topic %s: group %s declared", topic, group,
                          extra={"topic": topic, "group": group})  # fmt: skip
+        self._store.drive(spread(self._store, topic))
 
 
 def _differences(old: Plan, new: Plan) -> list[str]:

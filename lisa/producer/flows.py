@@ -20,7 +20,7 @@ from lisa.core.flow import Flow
 from lisa.core.keys import check_id, check_topic
 from lisa.core.options import PRODUCER_RETRY_TIME
 from lisa.core.store import Store
-from lisa.core.transitions.base import Transition
+from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspect
@@ -65,10 +65,10 @@ class Sending:
         self._is_layout_known = False
         self._registered: dict[str, float] = {}
 
-    def _write(self, call: Transition[T], ids: Sequence[str]) -> Flow[T]:
+    def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
         """Run a transition, done once as many replicas have it as this producer asks for."""
         try:
-            return (yield from self._store.run(call, self._durability))
+            return (yield from self._store.run_by_id(call, self._durability))
         except NotReplicated as error:
             error.ids = tuple(ids)
             raise
@@ -273,4 +273,4 @@ class Flows(Sending):
         """
         call = Inspect(check_topic(topic), [check_id(message_id)])
         yield from self._open()
-        return found(topic, message_id, (yield from self._store.run(call))[0])
+        return found(topic, message_id, (yield from self._store.run_by_id(call))[0])

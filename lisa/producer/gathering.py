@@ -26,13 +26,13 @@ class Gathering(Generic[K, T, R]):
     """Calls by tasks of one event loop. Those of one key may go together, in their order.
 
     work: does together what it is given for a key, and notes each one's result, in order, as it
-        is known.
+        is known; None for one that has none, though some after it have.
     count: how many of those that wait for a key, from the first on, may go together.
     """
 
     def __init__(
         self,
-        work: Callable[[K, Sequence[T], list[R]], Awaitable[None]],
+        work: Callable[[K, Sequence[T], list[R | None]], Awaitable[None]],
         count: Callable[[K, Iterable[T]], int],
     ) -> None:
         self._work = work
@@ -83,7 +83,7 @@ class Gathering(Generic[K, T, R]):
         return wanted[:count]
 
     async def _send(self, key: K, batch: _Calls[T, R]) -> None:
-        results: list[R] = []
+        results: list[R | None] = []
         try:
             await self._work(key, [item for item, _ in batch], results)
         except Exception as error:  # noqa: BLE001  those who called are told, each for itself
@@ -103,12 +103,12 @@ class Gathering(Generic[K, T, R]):
             future.set_exception(_twin(error))
 
 
-def _answered(batch: _Calls[T, R], results: Sequence[R]) -> _Calls[T, R]:
+def _answered(batch: _Calls[T, R], results: Sequence[R | None]) -> _Calls[T, R]:
     """Hand out the results; who has none yet, and still waits for one."""
     for (_, future), result in zip(batch, results, strict=False):
-        if not future.done():
+        if result is not None and not future.done():
             future.set_result(result)
-    return [one for one in batch[len(results) :] if not one[1].done()]
+    return [one for one in batch if not one[1].done()]
 
 
 def _twin(error: Exception) -> Exception:

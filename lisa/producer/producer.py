@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.durability import Replicas
-from lisa.core.errors import ConfigError
+from lisa.core.errors import ConfigError, LisaError
 from lisa.core.flow import Await, Flow, awaiting, blocking
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_topic
 from lisa.core.options import PRODUCER_RETRY_TIME
@@ -171,13 +171,24 @@ class AsyncProducer(_Configured):
         return sent
 
     async def _send_together(
-        self, key: tuple[str, OnDuplicate], messages: Sequence[Single], known: list[SendOutcome]
+        self,
+        key: tuple[str, OnDuplicate],
+        messages: Sequence[Single],
+        known: list[SendOutcome | None],
     ) -> None:
-        report = SendReport()
+        report, whole = SendReport(), together(messages)
         try:
-            await self._drive(self._enqueue(*key, together(messages), report))
-        finally:
+            await self._drive(self._enqueue(*key, whole, report))
+        except LisaError as error:
             known += report
+            # Of a call that some shards refused, the rest is sent, and must not be sent again.
+            ids = whole.ids[len(report) :]
+            known += [
+                None if outcome is None else SendOutcome(one, outcome)
+                for one, outcome in zip(ids, error.outcomes, strict=False)
+            ]
+            raise
+        known += report
 
     def _count_sends(self, key: tuple[str, OnDuplicate], messages: Iterable[Single]) -> int:
         lengths = (len(message.tail) for message in messages)
@@ -188,7 +199,7 @@ class AsyncProducer(_Configured):
         return truth
 
     async def _cancel_together(
-        self, topic: str, ids: Sequence[str], known: list[Cancelled]
+        self, topic: str, ids: Sequence[str], known: list[Cancelled | None]
     ) -> None:
         known += await self._drive(self._cancel(topic, ids))
 

@@ -22,6 +22,7 @@ from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
+from lisa.core.transitions.place import Place
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
@@ -54,6 +55,7 @@ SAMPLES: dict[str, Callable[[int], Transition[Any]]] = {
     "inspect": lambda n: Inspect("t", IDS[:n]),
     "mend": lambda n: Mend("t", IDS[:n]),
     "open": lambda n: Open("t", "g", [Entry("1-1", m, 1, 1) for m in IDS[:n]]),
+    "place": lambda _: Place("t", "open", 1),
     "promote": lambda _: Promote("t"),
     "prune": lambda n: Prune("t", IDS[:n]),
     "pull": lambda _: Pull("t", "g", "c", 1),

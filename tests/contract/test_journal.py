@@ -274,7 +274,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 NO_TRANSITION = {
-    "configure", "declare", "forget", "inspect", "prune", "pull", "trim",
+    "configure", "declare", "forget", "inspect", "place", "prune", "pull", "trim",
 }  # fmt: skip
 """Scripts that move no message. Who pulls opens next: open tells of the hand-over."""
 

@@ -68,3 +68,12 @@ def test_an_id_that_is_remembered_is_a_duplicate(bench: Bench) -> None:
     bench.call(Cancel(TOPIC, ["long"]))
     again = enqueue(TOPIC, "~another", [item("long", "+0")])
     assert bench.call(again) == [Sent.DUPLICATE]
+
+
+def test_the_topic_tells_until_when_the_last_of_them_counts(bench: Bench) -> None:
+    """A place that drains is forgotten only then."""
+    state, call = ENDS["cancel"]
+    bench.put(body={"long": "~-", "short": "A-"}, **state)
+    bench.call(call(bench))
+    lasting = int(bench.store.ask("HGET", bench.keys.options, "lasting"))
+    assert lasting == bench.store.ask("PEXPIRETIME", bench.keys.done("long"))

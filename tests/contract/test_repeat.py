@@ -19,6 +19,7 @@ from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
+from lisa.core.transitions.place import Place as OpenPlace
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
@@ -81,6 +82,18 @@ CASES: dict[str, Case] = {
     "ack": Case(BUSY, acking),
     "ack of several groups": Case(FANNED, acking),
     "cancel": Case(BUSY, lambda _: Cancel(TOPIC, ["a", "c", "x"])),
+    "configure, another number of shards": Case(
+        {"options": {"layout": "3:4:1:", "shards": "4"}},
+        lambda _: Configure(TOPIC, {"shards": "8"}),
+    ),
+    "place": Case({}, lambda _: OpenPlace(TOPIC, "close", 3)),
+    "place, an older number is forgotten": Case(
+        {"options": {"layout": "3:4:2,1:", "emptied:2": "5"}},
+        lambda _: OpenPlace(TOPIC, "forget", 3, 2),
+    ),
+    "place, a layout numbered anew": Case(
+        {"options": {"layout": "3:4:1:"}}, lambda _: OpenPlace(TOPIC, "renumber", 7)
+    ),
     "configure": Case({}, lambda _: Configure(TOPIC, {"paused": "1", "capacity": None})),
     "configure, declared": Case(
         {"options": {"max_ready": "5"}},

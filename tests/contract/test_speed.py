@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FULL = 500
 ROUNDS = 5
 BOUND_MS = 15.0
-TIMED = set(scripts.names()) - {"configure", "declare", "forget", "undeclare"}
+TIMED = set(scripts.names()) - {"configure", "declare", "forget", "place", "undeclare"}
 
 
 def take(bench: Timed, timeout_ms: int | None = None) -> list[Entry]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from contextlib import ExitStack
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +17,9 @@ from lisa.core.keys import Keys
 from lisa.core.store import AsyncStore, SyncStore
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import HOST, binary, free_port
+from tests import clusters
 from tests.contract.life import EXPECTED, life
-from tests.servers import connect, flush, redis_server, wait_until
+from tests.servers import connect, redis_server, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,33 +41,14 @@ def program(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def cluster_url(cluster: list[str]) -> str:
     """An empty cluster; the address names one of its nodes."""
-    for url in cluster:
-        flush(url)
-    return cluster[0].replace("redis://", "redis+cluster://").removesuffix("/0")
+    return clusters.address(cluster)
 
 
 @pytest.fixture(scope="module")
 def cluster(program: Path) -> Iterator[list[str]]:
     """Two nodes with half of the slots each."""
-    with ExitStack() as stack:
-        nodes = []
-        for first in (0, 8192):
-            bus = free_port()
-            extra = ("--cluster-enabled", "yes", "--cluster-port", str(bus))
-            node = stack.enter_context(EmbeddedServer(binary=program, extra=extra))
-            client = stack.enter_context(connect(node.url))
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, first + 8191)
-            nodes.append((node, client, bus))
-        (one, client, _), (other, _, bus) = nodes
-        client.execute_command("CLUSTER", "MEET", HOST, other.port, bus)
-        for _, client, _ in nodes:
-            wait_until(partial(_is_whole, client))
-        yield [one.url, other.url]
-
-
-def _is_whole(client: redis.Redis) -> bool:
-    said = str(client.execute_command("CLUSTER INFO"))
-    return "'ok'" in said and "'cluster_known_nodes': '2'" in said
+    with clusters.two_nodes(program) as nodes:
+        yield nodes
 
 
 @PROGRAMS

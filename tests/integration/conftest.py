@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import clusters
 from tests.roles import Cast, Services
 from tests.servers import connect
+from tests.shards import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,33 @@ def cast(server: str) -> Iterator[Cast]:
     cast = Cast(server).declare()
     yield cast
     cast.store.close()
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[list[str]]:
+    """The nodes of a cluster, by their URLs."""
+    with clusters.two_nodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(params=["one server", "cluster"])
+def split(request: pytest.FixtureRequest) -> Iterator[Split]:
+    """A topic `orders` to be split, on each kind of server."""
+    if request.param == "cluster":
+        url = clusters.address(request.getfixturevalue("two_nodes"))
+    else:
+        url = request.getfixturevalue("redis_url")
+    made = Split(url)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def split_here(redis_url: str) -> Iterator[Split]:
+    """The same on one server only, for what a cluster would not make different."""
+    made = Split(redis_url)
+    yield made
+    made.store.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from lisa.admin.fsck.streams import Streams
 from lisa.admin.reading import START, scan_keys
 from lisa.core.flow import Flow, Pause
 from lisa.core.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
+from lisa.core.shards import base, bases
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
@@ -50,7 +51,7 @@ def check(
         if progress is not None:
             progress(phase, run.report)
         yield from step()
-    run.report.topics = sorted(run.topics)
+    run.report.topics = bases(run.topics)
     return run.report
 
 
@@ -71,7 +72,13 @@ class _Check:
 
     def survey(self) -> Flow[None]:
         """Find topics and groups' keys; set topics apart whose keys are of another type."""
-        self.topics = set(self.named) or set((yield from self.store.topics()))
+        self.topics = set((yield from self.store.places()))
+        if self.named:
+            self.topics = set()
+            for layout, topic in zip(
+                (yield from self.store.layouts(self.named)), self.named, strict=True
+            ):
+                self.topics.update(layout.counted(topic))
         candidates: dict[str, set[str]] = {}
         cursor = None
         while cursor != START:
@@ -88,7 +95,7 @@ class _Check:
 
     def _note(self, key: str, candidates: dict[str, set[str]]) -> None:
         topic = self.store.keys.topic_of(key)
-        if topic is None or (self.named and topic not in self.named):
+        if topic is None or (self.named and base(topic) not in self.named):
             return
         self.topics.add(topic)
         group = self.store.keys.topic(topic).group_of(key)

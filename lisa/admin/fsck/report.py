@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from lisa.core.shards import base
 
 __all__ = ["KINDS", "Finding", "Report"]
 
@@ -69,6 +71,9 @@ class Report:
 
         An id is met in several places, and by SCAN more than once: it is named once a kind.
         """
+        if base(finding.topic) != finding.topic:
+            what = f"{finding.what}, in shard {finding.topic}".removeprefix(", ")
+            finding = replace(finding, topic=base(finding.topic), what=what)
         if finding.id is not None:
             name = (finding.kind, finding.topic, finding.id)
             if name in self._named:

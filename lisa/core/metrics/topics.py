@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lisa.core import failures, presence
@@ -90,9 +91,9 @@ def read(store: Store) -> Flow[Numbers]:
     topics = yield from store.topics()
     put(numbers, "lisa_topics", len(topics))
     for some in chunks(topics[:NAMED_TOPICS], TOPICS_PER_STEP):
-        yield from _read_topics(store, some, now_ms, numbers, is_named=True)
+        yield from _read_topics(store, some, _Reading(numbers, now_ms, is_named=True))
     for some in chunks(topics[NAMED_TOPICS:], TOPICS_PER_STEP):
-        yield from _read_topics(store, some, now_ms, numbers, is_named=False)
+        yield from _read_topics(store, some, _Reading(numbers, now_ms, is_named=False))
     put(numbers, "lisa_reading_seconds", time.monotonic() - began)
     return numbers
 
@@ -109,22 +110,46 @@ def _ask(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
     return [None if isinstance(reply, Exception) else reply for reply in replies]
 
 
-def _read_topics(
-    store: Store, topics: Sequence[str], now_ms: int, numbers: Numbers, *, is_named: bool
-) -> Flow[None]:
-    asked = [one for topic in topics for one in _head(store, topic, now_ms)]
+@dataclass(slots=True)
+class _Reading:
+    """Where the numbers of some topics go. `told`: consumers that were counted, by label and group.
+
+    A consumer of a topic that is split stands in the records of each of its places.
+    """
+
+    numbers: Numbers
+    now_ms: int
+    is_named: bool
+    told: set[tuple[str, str, str]] = field(default_factory=set)
+
+
+def _read_topics(store: Store, topics: Sequence[str], reading: _Reading) -> Flow[None]:
+    layouts = yield from store.layouts(topics)
+    whole = {
+        place: topic for topic, layout in zip(topics, layouts, strict=True)
+        for place in layout.counted(topic)
+    }  # fmt: skip
+    for some in chunks(list(whole), TOPICS_PER_STEP):
+        yield from _read_places(store, {one: whole[one] for one in some}, reading)
+
+
+def _read_places(store: Store, whole: Mapping[str, str], reading: _Reading) -> Flow[None]:
+    """The numbers of some places, each with the topic that it belongs to."""
+    now_ms = reading.now_ms
+    asked = [one for topic in whole for one in _head(store, topic, now_ms)]
     flat = yield from _ask(store, asked)
     size = len(_Head._fields)
-    heads = {topic: _Head(*flat[size * i : size * (i + 1)]) for i, topic in enumerate(topics)}
-    lines = [(topic, text(name)) for topic in topics for name in sorted(heads[topic].groups or ())]
+    heads = {topic: _Head(*flat[size * i : size * (i + 1)]) for i, topic in enumerate(whole)}
+    lines = [(topic, text(name)) for topic in whole for name in sorted(heads[topic].groups or ())]
     asked = [one for topic, name in lines for one in _group(store, topic, name, now_ms)]
     flat = (yield from _ask(store, asked)) if asked else []
     size = len(_Places._fields)
     places = {line: _Places(*flat[size * i : size * (i + 1)]) for i, line in enumerate(lines)}
     since = yield from _oldest_ready(store, places)
-    for topic in topics:
+    for topic, label in whole.items():
         own = {name: place for (of, name), place in places.items() if of == topic}
-        _Topic(numbers, topic if is_named else OTHERS, heads[topic], own, now_ms).put(
+        name_of_topic = label if reading.is_named else OTHERS
+        _Topic(reading, name_of_topic, heads[topic], own, is_whole=topic == label).put(
             {name: since[topic, name] for name in own if (topic, name) in since}
         )
 
@@ -174,22 +199,25 @@ def _oldest_ready(
 
 
 class _Topic:
-    """Writes one topic's numbers down, each under its label."""
+    """Writes one topic's numbers down, each under its label, or adds those of one of its shards."""
 
     def __init__(
         self,
-        numbers: Numbers,
+        reading: _Reading,
         label: str,
         head: _Head,
         places: Mapping[str, _Places],
-        now_ms: int,
+        *,
+        is_whole: bool,
     ) -> None:
-        self._numbers = numbers
+        self._numbers = reading.numbers
+        self._told = reading.told
+        self._is_whole = is_whole
         self._label = label
         self._is_named = label != OTHERS
         self._head = head
         self._places = places
-        self._now_ms = now_ms
+        self._now_ms = reading.now_ms
         self._named = set(sorted(places)[:NAMED_GROUPS])
 
     def put(self, since: Mapping[str, int]) -> None:
@@ -225,6 +253,9 @@ class _Topic:
         alive = [one for one in records if one.seen_ms > self._now_ms - _GONE_AFTER_MS]
         for name in self._places:
             mine = [one for one in alive if one.group == name]
+            mine = [one for one in mine if (self._label, name, one.name) not in self._told]
+            if self._is_named:
+                self._told.update((self._label, name, one.name) for one in mine)
             labels = (self._label, self._group(name))
             degraded = sum(one.state == "degraded" for one in mine)
             add(self._numbers, "lisa_topic_consumers_alive", len(mine), *labels)
@@ -235,7 +266,11 @@ class _Topic:
         firsts = [head.first, *[place.first_again for place in self._places.values()]]
         dues = [float(first[1]) for first in firsts if first]
         if dues:
-            put(numbers, "lisa_topic_next_due_timestamp_seconds", min(dues) / 1000, label)
+            earliest = numbers.setdefault("lisa_topic_next_due_timestamp_seconds", {})
+            known, due = earliest.get((label,)), min(dues) / 1000
+            earliest[label,] = min(known, due) if isinstance(known, float) else due
+        if not self._is_whole:
+            return
         paused, capacity, max_ready = head.options or (None, None, None)
         put(numbers, "lisa_topic_paused", float(paused == b"1"), label)
         if capacity and capacity.isdigit():
@@ -247,15 +282,15 @@ class _Topic:
         numbers, label = self._numbers, self._label
         stats = counters(self._head.stats or [])
         for name, family in TOPIC_COUNTERS.items():
-            put(numbers, family.name, stats.get(name, 0), label)
+            add(numbers, family.name, stats.get(name, 0), label)
         for group in self._named:
             for name, family in GROUP_COUNTERS.items():
-                put(numbers, family.name, stats.get(f"{name}@{group}", 0), label, group)
+                add(numbers, family.name, stats.get(f"{name}@{group}", 0), label, group)
             late = [stats.get(f"{_LATE}{letter}@{group}", 0) for letter in LETTERS]
             total = sum(n * middle for n, middle in zip(late, _MIDDLES_S, strict=True))
-            put(numbers, "lisa_topic_lateness_seconds", [*late, total], label, group)
+            add(numbers, "lisa_topic_lateness_seconds", [*late, total], label, group)
             early = stats.get(f"{_LATE}{EARLY}@{group}", 0)
-            put(numbers, "lisa_topic_early_total", early, label, group)
+            add(numbers, "lisa_topic_early_total", early, label, group)
 
 
 def _alive(records: Iterable[presence.ManagerPresence], now_ms: int) -> int:

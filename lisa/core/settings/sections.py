@@ -72,6 +72,7 @@ _TOPIC_OPTIONS = (
     "journal",
     "journal_max",
     "max_body_bytes",
+    "shards",
 )
 Schedule = Annotated[str, AfterValidator(_check_schedule)]
 
@@ -186,6 +187,11 @@ class GroupSettings(Section):
     )
     max_body_bytes: int | None = Field(
         default=None, description="The largest encoded body, in bytes. Unset: 1048576."
+    )
+    shards: int | None = Field(
+        default=None,
+        description="Places, each with a key tag of its own, that a hot topic is spread over: it "
+        "then uses several nodes of a cluster. At most 64. Unset: 1.",
     )
 
     @field_validator(*_TOPIC_OPTIONS)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, letters
 
 __all__ = ["NO_LATENESS", "Ack", "Acked", "Settlement"]
 
@@ -44,10 +44,11 @@ _OUTCOMES = {"a": Acked.ACKED, "l": Acked.LATE, "s": Acked.STALE, "r": Acked.REP
 
 
 @dataclass(frozen=True, slots=True)
-class Ack(Transition[list[Acked]]):
+class Ack(ById[Acked]):
     """Settle deliveries of one group. `state` is acked, or expired for those past their ttl."""
 
     script: ClassVar[str] = "ack"
+    columns: ClassVar[tuple[str, ...]] = ("settlements",)
     topic: str
     group: str
     settlements: Sequence[Settlement]
@@ -71,6 +72,13 @@ class Ack(Transition[list[Acked]]):
             *[f"{fence}{state},{due},{attempt}," for fence, due, attempt
               in zip(fences, dues, attempts, strict=True)],
         ]  # fmt: skip
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return [one.id for one in self.settlements]
+
+    def is_nowhere(self, result: Acked) -> bool:
+        return result is Acked.STALE
 
     def parse(self, reply: Sequence[Any]) -> list[Acked]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

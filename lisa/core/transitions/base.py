@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from lisa.core.errors import GroupRemoved
 from lisa.core.keys import TopicKeys
 
-__all__ = ["STEPS_PER_CALL", "Argument", "Transition", "letters", "text"]
+__all__ = ["STEPS_PER_CALL", "Argument", "ById", "Elsewhere", "Transition", "letters", "text"]
 
 T = TypeVar("T")
 Argument = str | bytes | int
@@ -30,6 +32,8 @@ class Transition(ABC, Generic[T]):
     script: ClassVar[str]
     steps: ClassVar[int] = 1
     """What one id of a call costs, against one that is enqueued: see `Store.batch_size`."""
+    minds_layout: ClassVar[bool] = False
+    """Whether the script compares the layout that the caller knows with the place's own."""
     topic: str
 
     @property
@@ -59,9 +63,12 @@ class Transition(ABC, Generic[T]):
         raise AssertionError(f"{self.script} answered {reply!r}")
 
     def build(
-        self, keys: TopicKeys, groups: tuple[str, ...], actor: str
+        self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""
     ) -> tuple[list[str], list[Argument]]:
-        """KEYS and ARGV for the groups given. Raises GroupRemoved if the own one is not there."""
+        """KEYS and ARGV for the groups given. Raises GroupRemoved if the own one is not there.
+
+        layout: the number of the layout by which this place was chosen; empty: any will do.
+        """
         all_keys = list(keys.shared)
         for name in groups:
             all_keys += keys.group(name)
@@ -72,8 +79,65 @@ class Transition(ABC, Generic[T]):
             if own not in groups:
                 raise GroupRemoved(f"group {own!r} is not declared on topic {self.topic!r}")
             arguments.append(groups.index(own) + 1)
+        if self.minds_layout:
+            arguments.append(layout)
         arguments += self.args()
         return all_keys, arguments
+
+
+class Elsewhere(StrEnum):
+    """What an older place says of a message that is another one's: see `ById.first_of`."""
+
+    UNKNOWN = "unknown"
+    SETTLED = "settled"
+
+
+class ById(Transition[list[T]]):
+    """A transition of single messages, which in a topic that is split lie in several places.
+
+    `columns` names the fields that hold something for each message, in one order; one item of the
+    result belongs to each.
+    """
+
+    __slots__ = ()
+
+    columns: ClassVar[tuple[str, ...]]
+
+    @property
+    def asks_older(self) -> Literal["first", "after", "never"]:
+        """When the older places of a topic are asked, before the present one by `first_of`."""
+        return "after"
+
+    @property
+    @abstractmethod
+    def message_ids(self) -> Sequence[str]:
+        """The ids, in order."""
+
+    def is_nowhere(self, result: T) -> bool:
+        """Whether this place did nothing about a message, which may stand in another one."""
+        return not result
+
+    def first_of(self, place: str, picks: Sequence[int]) -> Transition[list[T | Elsewhere]]:
+        """What an older place is asked about some of the messages before the present one is."""
+        raise NotImplementedError(f"{self.script} asks older places after the present one")
+
+    def revived(self, result: T) -> T:
+        """The present place's result for a message that an older one remembers as settled."""
+        return result
+
+    def with_known_ids(self) -> Self:
+        """The same once an earlier call may have arrived somewhere."""
+        return self
+
+    def part(self, place: str, picks: Sequence[int]) -> Self:
+        """The same for some of the messages, at one place."""
+        n = len(self.message_ids)
+        columns = {name: getattr(self, name) for name in self.columns}
+        cut = {
+            name: [column[i] for i in picks] for name, column in columns.items()
+            if len(column) == n
+        }  # fmt: skip
+        return replace(self, topic=place, **cut)  # type: ignore[type-var]  # all are dataclasses
 
 
 def text(value: bytes | str | int) -> str:

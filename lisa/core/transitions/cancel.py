@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, letters
 
 __all__ = ["Cancel", "Cancelled"]
 
@@ -29,11 +29,13 @@ _OUTCOMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel(Transition[list[Cancelled]]):
+class Cancel(ById[Cancelled]):
     """Take messages back for good."""
 
     script: ClassVar[str] = "cancel"
     steps: ClassVar[int] = 2
+    minds_layout: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     ids: Sequence[str]
 
@@ -42,6 +44,13 @@ class Cancel(Transition[list[Cancelled]]):
 
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids]
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return self.ids
+
+    def is_nowhere(self, result: Cancelled) -> bool:
+        return result is Cancelled.UNKNOWN
 
     def parse(self, reply: Sequence[Any]) -> list[Cancelled]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from lisa.core.errors import InvalidMessage, TopicFull
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, letters
 
 __all__ = ["Enqueue", "OnDuplicate", "Sent"]
 
@@ -32,6 +32,7 @@ class Sent(StrEnum):
     REJECTED = "rejected"
 
 
+_KNOWN = {"u": Elsewhere.UNKNOWN, "s": Elsewhere.SETTLED}
 _OUTCOMES = {"a": Sent.ACCEPTED, "d": Sent.DUPLICATE, "r": Sent.REPLACED, "x": Sent.REJECTED}
 
 
@@ -44,7 +45,7 @@ def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
 
 
 @dataclass(frozen=True, slots=True)
-class Enqueue(Transition[list[Sent]]):
+class Enqueue(ById[Sent]):
     """Send messages, by columns, that share one send token. Raises TopicFull, InvalidMessage.
 
     dues: '+<ms>' for a delay, else epoch ms in decimal; one for each message, or one for all.
@@ -54,6 +55,8 @@ class Enqueue(Transition[list[Sent]]):
     """
 
     script: ClassVar[str] = "enqueue"
+    minds_layout: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("ids", "dues", "envelopes", "ttls_ms", "policies")
     topic: str
     token: str
     ids: Sequence[str]
@@ -72,10 +75,32 @@ class Enqueue(Transition[list[Sent]]):
     def args(self) -> Sequence[Argument]:
         ids = self.ids
         kind = "new" if self.are_ids_new else "distinct" if len(set(ids)) == len(ids) else "any"
+        return self.args_of(kind)
+
+    def args_of(self, kind: str) -> Sequence[Argument]:
+        """The arguments, by what is known of the ids."""
+        ids = self.ids
         return [
             self.token, self.on_duplicate.value, kind, len(ids), len(self.dues), *self.dues,
             *self.envelopes, *_numbered(self.ttls_ms), *_numbered(self.policies),
         ]  # fmt: skip
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return self.ids
+
+    @property
+    def asks_older(self) -> Literal["first", "after", "never"]:
+        return "never" if self.are_ids_new else "first"
+
+    def first_of(self, place: str, picks: Sequence[int]) -> Transition[list[Sent | Elsewhere]]:
+        return Known(place, self.part(place, picks))
+
+    def revived(self, result: Sent) -> Sent:
+        return Sent.REPLACED if result is Sent.ACCEPTED else result
+
+    def with_known_ids(self) -> Enqueue:
+        return replace(self, are_ids_new=False)
 
     def parse(self, reply: Sequence[Any]) -> list[Sent]:
         said = letters(reply[0])
@@ -95,3 +120,25 @@ class Enqueue(Transition[list[Sent]]):
                 f"topic {self.topic!r} takes at most {reply[3]} (its option max_body_bytes)"
             )
         Transition.refuse(self, reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Transition[list[Sent | Elsewhere]]):
+    """The same at a place that takes no new messages: what it knows of each id counts."""
+
+    script: ClassVar[str] = "enqueue"
+    minds_layout: ClassVar[bool] = True
+    topic: str
+    sends: Enqueue
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        return self.sends.id_keys(keys)
+
+    def args(self) -> Sequence[Argument]:
+        return self.sends.args_of("known")
+
+    def parse(self, reply: Sequence[Any]) -> list[Sent | Elsewhere]:
+        return [_KNOWN.get(letter) or _OUTCOMES[letter] for letter in letters(reply[0])]
+
+    def refuse(self, reply: Sequence[Any]) -> None:
+        self.sends.refuse(reply)

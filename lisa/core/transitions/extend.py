@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, letters
 
 __all__ = ["Extend"]
 
 
 @dataclass(frozen=True, slots=True)
-class Extend(Transition[list[bool]]):
+class Extend(ById[bool]):
     """Renew the leases of (id, entry) pairs; answers which of them are still held."""
 
     script: ClassVar[str] = "extend"
     steps: ClassVar[int] = 2
+    columns: ClassVar[tuple[str, ...]] = ("receipts",)
     topic: str
     group: str
     consumer: str
@@ -31,6 +32,10 @@ class Extend(Transition[list[bool]]):
         timeout: Argument = "" if self.ack_timeout_ms is None else self.ack_timeout_ms
         receipts = (part for receipt in self.receipts for part in receipt)
         return [self.consumer, timeout, len(self.receipts), *receipts]
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return [one for one, _ in self.receipts]
 
     def parse(self, reply: Sequence[Any]) -> list[bool]:
         return [letter == "k" for letter in letters(reply[0])]

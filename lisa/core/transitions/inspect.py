@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, text
+from lisa.core.transitions.base import Argument, ById, text
 
 __all__ = ["Inspect", "Inspection", "Place", "Tombstone"]
 
@@ -71,11 +71,13 @@ def _tombstone(value: bytes) -> Tombstone | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(Transition[list[Inspection]]):
+class Inspect(ById[Inspection]):
     """Look at ids without changing anything."""
 
     script: ClassVar[str] = "inspect"
     steps: ClassVar[int] = 4
+    minds_layout: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     ids: Sequence[str]
     bodies: bool = True
@@ -85,6 +87,13 @@ class Inspect(Transition[list[Inspection]]):
 
     def args(self) -> Sequence[Argument]:
         return [int(self.bodies), len(self.ids), *self.ids]
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return self.ids
+
+    def is_nowhere(self, result: Inspection) -> bool:
+        return not (result.envelope or result.tombstone or result.places)
 
     def parse(self, reply: Sequence[Any]) -> list[Inspection]:
         return [

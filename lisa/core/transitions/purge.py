@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, letters
 
 __all__ = ["Purge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Purge(Transition[list[bool]]):
+class Purge(ById[bool]):
     """End dead messages for good; answers which ids were purged.
 
     With `before_ms` only those that died at or before that instant.
@@ -21,6 +21,7 @@ class Purge(Transition[list[bool]]):
 
     script: ClassVar[str] = "purge"
     steps: ClassVar[int] = 2
+    columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     group: str
     ids: Sequence[str]
@@ -36,6 +37,10 @@ class Purge(Transition[list[bool]]):
     def args(self) -> Sequence[Argument]:
         before: Argument = "" if self.before_ms is None else self.before_ms
         return [before, len(self.ids), *self.ids]
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return self.ids
 
     def parse(self, reply: Sequence[Any]) -> list[bool]:
         return [letter == "y" for letter in letters(reply[0])]

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, letters
 
 __all__ = ["Requeue"]
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue(Transition[list[bool]]):
+class Requeue(ById[bool]):
     """Give dead messages a new life; answers which ids were in the group's garbage."""
 
     script: ClassVar[str] = "requeue"
+    columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     group: str
     ids: Sequence[str]
@@ -26,6 +27,10 @@ class Requeue(Transition[list[bool]]):
 
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids]
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return self.ids
 
     def parse(self, reply: Sequence[Any]) -> list[bool]:
         return [letter == "y" for letter in letters(reply[0])]

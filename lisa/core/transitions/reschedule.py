@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, letters
 
 __all__ = ["Reschedule", "Rescheduled"]
 
@@ -29,11 +29,13 @@ _OUTCOMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reschedule(Transition[list[Rescheduled]]):
+class Reschedule(ById[Rescheduled]):
     """Give (id, due) pairs a new due time: '+<ms>' is a delay, else epoch ms in decimal."""
 
     script: ClassVar[str] = "reschedule"
     steps: ClassVar[int] = 2
+    minds_layout: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("items",)
     topic: str
     items: Sequence[tuple[str, str]]
 
@@ -42,6 +44,13 @@ class Reschedule(Transition[list[Rescheduled]]):
 
     def args(self) -> Sequence[Argument]:
         return [len(self.items), *(part for item in self.items for part in item)]
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return [one for one, _ in self.items]
+
+    def is_nowhere(self, result: Rescheduled) -> bool:
+        return result is Rescheduled.UNKNOWN
 
     def parse(self, reply: Sequence[Any]) -> list[Rescheduled]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

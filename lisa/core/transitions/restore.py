@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from lisa.core.errors import GroupRemoved
 from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
+from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, letters
+from lisa.core.transitions.inspect import Inspect
 
 __all__ = ["Place", "Restore", "RestoreItem", "Restored"]
 
@@ -50,11 +51,13 @@ _OUTCOMES = {"y": Restored.RESTORED, "l": Restored.LIVE, "s": Restored.SETTLED}
 
 
 @dataclass(frozen=True, slots=True)
-class Restore(Transition[list[Restored]]):
+class Restore(ById[Restored]):
     """Put messages back, each id once a call. Its places' groups have to be declared."""
 
     script: ClassVar[str] = "restore"
     steps: ClassVar[int] = 2
+    minds_layout: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("items",)
     topic: str
     items: Sequence[RestoreItem]
 
@@ -62,9 +65,9 @@ class Restore(Transition[list[Restored]]):
         return [key(item.id) for item in self.items for key in (keys.body, keys.done)]
 
     def build(
-        self, keys: TopicKeys, groups: tuple[str, ...], actor: str
+        self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""
     ) -> tuple[list[str], list[Argument]]:
-        all_keys, arguments = Transition.build(self, keys, groups, actor)
+        all_keys, arguments = Transition.build(self, keys, groups, actor, layout)
         # 0 for a group that is not known: the script says first which groups there are.
         number = {name: i for i, name in enumerate(groups, 1)}
         arguments.append(len(self.items))
@@ -91,5 +94,42 @@ class Restore(Transition[list[Restored]]):
             )
         Transition.refuse(self, reply)
 
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return [one.id for one in self.items]
+
+    @property
+    def asks_older(self) -> Literal["first", "after", "never"]:
+        return "first"
+
+    def first_of(self, place: str, picks: Sequence[int]) -> Transition[list[Restored | Elsewhere]]:
+        return _Standing(place, [self.items[i].id for i in picks])
+
     def parse(self, reply: Sequence[Any]) -> list[Restored]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing(Transition[list[Restored | Elsewhere]]):
+    """What an older place knows of ids."""
+
+    script: ClassVar[str] = "inspect"
+    minds_layout: ClassVar[bool] = True
+    topic: str
+    ids: Sequence[str]
+
+    def _look(self) -> Inspect:
+        return Inspect(self.topic, self.ids, bodies=False)
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        return self._look().id_keys(keys)
+
+    def args(self) -> Sequence[Argument]:
+        return self._look().args()
+
+    def parse(self, reply: Sequence[Any]) -> list[Restored | Elsewhere]:
+        return [
+            Restored.LIVE if seen.envelope else
+            Restored.SETTLED if seen.tombstone else Elsewhere.UNKNOWN
+            for seen in self._look().parse(reply)
+        ]  # fmt: skip

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lisa.core.transitions.ack import NO_LATENESS
-from lisa.core.transitions.base import Argument, Transition, text
+from lisa.core.transitions.base import Argument, ById, text
 
 __all__ = ["Failed", "Failure", "Retried", "Retry", "new_seed", "parse_failed"]
 
@@ -54,11 +54,12 @@ def parse_failed(outcome: bytes, failed_attempts: int) -> Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry(Transition[list[Retried]]):
+class Retry(ById[Retried]):
     """Give up deliveries of one group for this time."""
 
     script: ClassVar[str] = "retry"
     steps: ClassVar[int] = 2
+    columns: ClassVar[tuple[str, ...]] = ("failures",)
     topic: str
     group: str
     failures: Sequence[Failure]
@@ -77,6 +78,13 @@ class Retry(Transition[list[Retried]]):
                 reason.encode("utf-8", "replace")[:1024],
             )  # fmt: skip
         return arguments
+
+    @property
+    def message_ids(self) -> Sequence[str]:
+        return [one.id for one in self.failures]
+
+    def is_nowhere(self, result: Retried) -> bool:
+        return result.outcome is Failed.STALE
 
     def parse(self, reply: Sequence[Any]) -> list[Retried]:
         pairs = reply[1:]

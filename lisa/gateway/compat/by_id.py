@@ -8,15 +8,16 @@ clients are handed out all of a topic's messages, and can say of each that it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
 
 from lisa.core.envelope import decode_envelope
 from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.flow import Flow
 from lisa.core.keys import check_id
-from lisa.core.store import chunks
+from lisa.core.store import Store, chunks
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.doorman import is_foreign
@@ -104,15 +105,12 @@ def _is_held(seen: Inspection) -> bool:
 
 async def _jobs(hub: Hub, message_id: str, mark: str, topics: Iterable[str]) -> list[Job]:
     topics = list(topics)
-    commands = [("EXISTS", key(message_id)) for topic in topics
-                for keys in [hub.store.keys.topic(topic)]
-                for key in (keys.body, keys.done)]  # fmt: skip
-    if not commands:
+    if not topics:
         return []
-    replies = iter(await hub.store.drive(hub.store.commands(commands)))
+    known = await hub.store.drive(_known(hub.store, topics, message_id))
     found = []
     for topic in topics:
-        if next(replies) + next(replies) == 0:
+        if topic not in known:
             continue
         seen = await hub.settler.look(topic, message_id)
         if seen.envelope:
@@ -120,6 +118,21 @@ async def _jobs(hub: Hub, message_id: str, mark: str, topics: Iterable[str]) -> 
         elif seen.tombstone:
             found.append(Job(topic, seen, is_own=True))
     return found
+
+
+def _known(store: Store, topics: Sequence[str], message_id: str) -> Flow[set[str]]:
+    """The topics of which some shard knows an id."""
+    layouts = yield from store.layouts(topics)
+    places = [
+        (topic, layout.place(topic, message_id, count))
+        for topic, layout in zip(topics, layouts, strict=True)
+        for count in dict.fromkeys((layout.shards, *layout.older))
+    ]
+    replies = yield from store.commands([
+        ("EXISTS", key(message_id)) for _, place in places
+        for keys in [store.keys.topic(place)] for key in (keys.body, keys.done)
+    ])  # fmt: skip
+    return {topic for i, (topic, _) in enumerate(places) if replies[2 * i] + replies[2 * i + 1]}
 
 
 def headers_of(seen: Inspection) -> dict[str, str]:

@@ -364,6 +364,7 @@ class OptionsRequest(_Request):
     journal: bool | UnsetType | None = UNSET
     journal_max: int | str | UnsetType | None = UNSET
     max_body_bytes: int | str | UnsetType | None = UNSET
+    shards: int | str | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
 
 
@@ -380,6 +381,7 @@ class OptionsAnswer(_Answer):
     journal: bool
     journal_max: int
     max_body_bytes: int
+    shards: int
     paused: bool
 
 

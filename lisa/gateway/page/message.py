@@ -11,6 +11,7 @@ from lisa.admin.story import Event
 from lisa.core.envelope import decode_envelope, id_time_ms
 from lisa.core.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.keys import check_id, check_topic
+from lisa.core.shards import base
 from lisa.core.store import chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.gateway.page.bodies import Body, shown
@@ -54,14 +55,19 @@ async def _hits(visit: Visit, topics: list[str], message_id: str) -> list[str]:
     """The topics that know an id. Raises LisaError."""
     store, hits = visit.hub.store, []
     for some in chunks(topics, TOPICS_PER_STEP):
-        looks = [Inspect(topic, [message_id], bodies=False) for topic in some]
+        layouts = await store.drive(store.layouts(some))
+        looks = [
+            Inspect(layout.place(topic, message_id, count), [message_id], bodies=False)
+            for topic, layout in zip(some, layouts, strict=True)
+            for count in dict.fromkeys((layout.shards, *layout.older))
+        ]
         answers = await store.drive(store.run_many(looks))
-        for topic, answer in zip(some, answers, strict=True):
+        for look, answer in zip(looks, answers, strict=True):
             if isinstance(answer, LisaError):
                 raise answer
-            if found(topic, message_id, answer[0]) is not None:
-                hits.append(topic)
-    return hits
+            if found(base(look.topic), message_id, answer[0]) is not None:
+                hits.append(base(look.topic))
+    return list(dict.fromkeys(hits))
 
 
 async def show(visit: Visit) -> Response:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lisa.admin import push
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.shards import is_of_layout
 from lisa.core.store import pairs
 from lisa.core.transitions.base import text
 from lisa.pipeline.archive import TopicRecord, default_name
@@ -297,7 +298,11 @@ class _Keeper:
         for name, options, groups in zip(names, replies[::2], replies[1::2], strict=True):
             told = {text(key): text(value) for key, value in pairs(options).items()}
             # Where a group is pushed stands beside the secret that signs: not for an archive.
-            told = {key: value for key, value in told.items() if not key.startswith(push.FIELD)}
+            # How a topic was split is for the server that it is on.
+            told = {
+                key: value for key, value in told.items()
+                if not key.startswith(push.FIELD) and not is_of_layout(key)
+            }  # fmt: skip
             found[name] = TopicRecord(told, tuple(sorted(map(text, groups))))
         return found
 

@@ -170,7 +170,7 @@ def _check_memory(store: SyncStore, topic: str, begun_ms: int) -> None:
 
 def _restored(store: SyncStore, topic: str, rows: list[Row]) -> list[Row]:
     try:
-        said = store.call(Restore(topic, [_item(row) for row in rows]))
+        said = store.call_by_id(Restore(topic, [_item(row) for row in rows]))
     except GroupRemoved as error:
         if len(rows) == 1:
             return [_listed(rows[0], "unrestorable", str(error))]
@@ -244,7 +244,7 @@ def cancelling(server: Server) -> Mapped:
 def _cancelled(store: SyncStore, topic: str, rows: list[Row]) -> list[Row]:
     seen = store.drive(inspected(store, topic, [row["id"] for row in rows]))
     same = [row for row, one in zip(rows, seen, strict=True) if _is_same(row, one)]
-    answers = store.call(Cancel(topic, [row["id"] for row in same])) if same else []
+    answers = store.call_by_id(Cancel(topic, [row["id"] for row in same])) if same else []
     said = {row["id"]: answer for row, answer in zip(same, answers, strict=True)}
     return [row | {"reason": f"{row['reason']}; now {said.get(row['id'], 'gone')}"} for row in rows]
 

@@ -16,6 +16,7 @@ from lisa.pipeline.source.following import TRIMMED
 from lisa.pipeline.source.marks import START, Gap, Mark, before
 from lisa.pipeline.source.read_columns import arrow_schema
 from lisa.pipeline.source.stretches import read_stretch
+from lisa.pipeline.source.undivided import refuse_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,6 +66,7 @@ def look(store: Store, topic: str, offset: tuple[str, int] | None) -> Flow[Remai
     It is whole only where the server still has the event at the offset as its last one, or goes on
     with the next number: a server that came back empty or older can do neither.
     """
+    yield from refuse_shards(store, [topic], what="An archive")
     after, number = offset or START
     key = store.keys.topic(topic).events
     ahead, latest = yield from store.commands([

@@ -47,7 +47,7 @@ def inspected(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[Inspect
     """Where each id stands, without its body."""
     found: list[Inspection] = []
     for some in chunks(ids, store.batch_size(topic, Inspect)):
-        found += yield from store.run(Inspect(topic, some, bodies=False))
+        found += yield from store.run_by_id(Inspect(topic, some, bodies=False))
     return found
 
 
@@ -56,13 +56,13 @@ def known(store: Store, topic: str, ids: Sequence[str]) -> Flow[dict[str, Inspec
 
     Two commands tell that it knows none of five hundred, which is what a lost server answers.
     """
-    keys = store.keys.topic(topic)
+    keys, layout = store.keys.topic(topic), (yield from store.layout(topic))
     found: dict[str, Inspection] = {}
     for some in chunks(ids, STEPS_PER_CALL):
         live, settled = yield from store.commands([
             ("EXISTS", *map(keys.body, some)), ("EXISTS", *map(keys.done, some)),
         ])  # fmt: skip
-        if live or settled:
+        if live or settled or layout.is_split:
             seen = yield from inspected(store, topic, some)
             pairs = zip(some, seen, strict=True)
             found |= {one: is_ for one, is_ in pairs if is_.envelope or is_.tombstone}

@@ -99,7 +99,7 @@ def _not_known(store: SyncStore, topics: Sequence[str], ids: Sequence[str]) -> i
     left = set(ids)
     for topic in topics:
         for some in chunks(sorted(left), store.batch_size(topic, Inspect)):
-            found = store.call(Inspect(topic, some))
+            found = store.call_by_id(Inspect(topic, some))
             known = (told.envelope or told.tombstone for told in found)
             left -= {one for one, is_known in zip(some, known, strict=True) if is_known}
     return len(left)

@@ -16,6 +16,7 @@ from lisa.core.keys import TopicKeys
 from lisa.core.store import Store
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.marks import Gap, Mark, before
+from lisa.pipeline.source.undivided import refuse_shards
 
 __all__ = [
     "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "journaled_topics", "latest", "look",
@@ -195,6 +196,7 @@ def journaled_topics(store: Store, named: Sequence[str]) -> Flow[list[str]]:
     topics = list(named) or (yield from store.topics())
     if not topics:
         return []
+    yield from refuse_shards(store, topics, what="A stream of the journal")
     there = yield from store.commands(
         [("EXISTS", store.keys.topic(topic).events) for topic in topics]
     )

@@ -21,6 +21,7 @@ from lisa.admin.reading import (
     stream_group,
 )
 from lisa.core.flow import Flow
+from lisa.core.shards import base
 from lisa.core.store import Store, chunks
 from lisa.core.stream import parse_entry
 from lisa.core.transitions.inspect import Inspect
@@ -46,6 +47,8 @@ BATCH_BYTES = 16 << 20
 @dataclass(frozen=True)
 class Part(InputPartition):
     """What one task reads: the states of a topic and its groups named, or the ids named.
+
+    `topic` is one place of it, where it is split over shards.
 
     Of sorted sets what lies behind `after`, up to and with `until` (score and member).
     """
@@ -101,7 +104,7 @@ class Rows:
             columns[name] = milliseconds.cast(pa.timestamp("ms", "UTC")).cast(
                 pa.timestamp("us", "UTC")
             )
-        columns["topic"] = pa.repeat(pa.scalar(self._topic), rows)
+        columns["topic"] = pa.repeat(pa.scalar(base(self._topic)), rows)
         envelopes = columns.pop("envelopes")
         if self._with_bodies:
             columns.update(opened(envelopes), envelope=envelopes)

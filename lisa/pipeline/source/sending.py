@@ -15,6 +15,7 @@ import pyarrow as pa
 from lisa.core.clock import duration_ms
 from lisa.core.envelope import HEAD_BYTES, encode_head
 from lisa.core.errors import InvalidMessage, LisaError, TopicFull
+from lisa.core.spread import spread
 from lisa.core.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
@@ -147,6 +148,7 @@ class Sender:
             wanted = self._manner.dedupe_for
             if wanted is not None and wanted > options.dedupe_for:
                 store.call(Configure(topic, {"dedupe_for": str(duration_ms(wanted))}))
+                drive(spread(store, topic))
             self._largest[topic] = options.max_body_bytes
             self._tokens[topic] = Tokens(*self._about, topic)
         self._registered[topic] = now
@@ -181,7 +183,8 @@ class Sender:
                 if size > 1:
                     size = (size + 1) // 2  # the good ones among them are found by halving
                     continue
-                if isinstance(error, TopicFull):
+                layout = self._store.known_layout(topic)
+                if isinstance(error, TopicFull) and not (layout and layout.is_split):
                     self._refuse_all(topic, left, error)
                     return
                 self._refuse_all(topic, one, error)
@@ -204,7 +207,7 @@ class Sender:
             if self._pace is not None:
                 self._pace.wait_for(len(part.ids))
             try:
-                return self._store.call(call)
+                return self._store.call_by_id(call)
             except TopicFull:
                 now = time.monotonic()
                 if self._full_since is None:

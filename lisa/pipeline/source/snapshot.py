@@ -35,6 +35,7 @@ from lisa.core.clock import EPOCH
 from lisa.core.errors import ConfigError, InvalidMessage
 from lisa.core.flow import Flow
 from lisa.core.keys import check_topic
+from lisa.core.shards import Layout, base
 from lisa.pipeline.source import options
 from lisa.pipeline.source.places import ABOVE, Part, Rows, read_part
 from lisa.pipeline.source.read_columns import arrow_schema, checked
@@ -107,10 +108,12 @@ class SnapshotReader(DataSourceReader):
         for topic in sorted(names):
             with suppress(InvalidMessage):  # a filter may ask for what can be no topic
                 check_topic(topic)
-                parts += yield from self._of_topic(store, topic)
+                layout = yield from store.layout(topic)
+                for place in layout.places(topic):
+                    parts += yield from self._of_place(store, place, layout)
         return parts
 
-    def _of_topic(self, store: Store, topic: str) -> Flow[list[InputPartition]]:
+    def _of_place(self, store: Store, topic: str, layout: Layout) -> Flow[list[InputPartition]]:
         wanted, keys = self._wanted, store.keys.topic(topic)
         groups = yield from store.groups(topic)
         if wanted.groups is not None:
@@ -118,7 +121,10 @@ class SnapshotReader(DataSourceReader):
         waits = "waiting" in wanted.states and wanted.groups is None
         if wanted.ids is not None:
             states = wanted.states if waits else wanted.states - {"waiting"}
-            return [Part(topic, states, groups=groups, ids=tuple(sorted(wanted.ids)))]
+            counts = (layout.shards, *layout.older)
+            mine = [one for one in sorted(wanted.ids)
+                    if topic in {layout.place(base(topic), one, n) for n in counts}]  # fmt: skip
+            return [Part(topic, states, groups=groups, ids=tuple(mine))]
         parts: list[InputPartition] = []
         if waits:
             parts += yield from self._ranges(store, keys.waiting, Part(topic, {"waiting"}))

@@ -27,7 +27,7 @@ class Clock:
         """Milliseconds, by this machine's clock and how far it was off: for figures only."""
         return (time.time_ns() // 1000 + self._ahead_us) // 1000
 
-    async def _ask(self, _key: None, items: Sequence[None], known: list[int]) -> None:
+    async def _ask(self, _key: None, items: Sequence[None], known: list[int | None]) -> None:
         now_us = await self._store.drive(self._store.server_time_us())
         self._ahead_us = now_us - time.time_ns() // 1000
         known += [now_us] * len(items)

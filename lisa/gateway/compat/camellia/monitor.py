@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from lisa.admin.parts import counted, summed
 from lisa.admin.reading import ask_all
 from lisa.admin.topics import TOPICS_PER_STEP
 from lisa.core.errors import LisaError
@@ -166,9 +167,15 @@ def _counters(store: Store) -> Flow[Counters]:
     found: Counters = {}
     topics = yield from store.topics()
     for some in chunks(topics, TOPICS_PER_STEP):
-        commands = [("HGETALL", store.keys.topic(topic).stats) for topic in some]
-        for topic, reply in zip(some, (yield from ask_all(store, commands)), strict=True):
+        parts = yield from counted(store, some)
+        places = [(topic, place) for topic in some for place in parts[topic]]
+        commands = [("HGETALL", store.keys.topic(place).stats) for _, place in places]
+        replies = yield from ask_all(store, commands)
+        by_topic: dict[str, dict[str, int]] = {}
+        for (topic, _), reply in zip(places, replies, strict=True):
             stats = {text(name): int(value) for name, value in pairs(reply or []).items()}
+            by_topic[topic] = summed([by_topic.get(topic, {}), stats])
+        for topic, stats in by_topic.items():
             ready, ended, timed_out = (
                 sum(n for name, n in stats.items() if name.partition("@")[0] in names)
                 for names in _COUNTED

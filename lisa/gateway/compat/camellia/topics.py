@@ -107,16 +107,21 @@ def topic_infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
 
 def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
     now_ms = (yield from store.server_time_us()) // 1000
+    layouts = yield from store.layouts(topics)
+    places = [
+        (topic, place) for topic, layout in zip(topics, layouts, strict=True)
+        for place in layout.places(topic)
+    ]  # fmt: skip
     declared = yield from ask_all(
-        store, [("HKEYS", store.keys.topic(one).groups) for one in topics]
+        store, [("HKEYS", store.keys.topic(one).groups) for _, one in places]
     )
     groups = [[text(name) for name in names or ()] for names in declared]
     asked: list[Command] = []
-    for topic, names in zip(topics, groups, strict=True):
-        asked += _commands(store, topic, names, now_ms)
+    for (_, place), names in zip(places, groups, strict=True):
+        asked += _commands(store, place, names, now_ms)
     replies = iter((yield from ask_all(store, asked)))
-    infos = []
-    for topic, names in zip(topics, groups, strict=True):
+    sums = {topic: [0] * (len(_ENDS) + 3) for topic in topics}
+    for (topic, _), names in zip(places, groups, strict=True):
         bands = [next(replies) or 0 for _ in range(len(_ENDS) + 1)]
         ready = in_flight = 0
         for _ in names:
@@ -126,8 +131,11 @@ def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
             ready += max(0, (length or 0) - held) + (due_again or 0)
             for i in range(len(bands)):
                 bands[i] += next(replies) or 0
-        infos.append(TopicInfo(topic, sum(bands), WaitingQueueInfo(*bands), ready, in_flight))
-    return infos
+        sums[topic] = [a + b for a, b in zip(sums[topic], [*bands, ready, in_flight], strict=True)]
+    return [
+        TopicInfo(topic, sum(found[:-2]), WaitingQueueInfo(*found[:-2]), *found[-2:])
+        for topic, found in sums.items()
+    ]
 
 
 def _commands(store: Store, topic: str, groups: Sequence[str], now_ms: int) -> list[Command]:

@@ -44,9 +44,9 @@ def _clear(store: Store, topic: str, state: State) -> Flow[int]:
 def _cancel(store: Store, topic: str, ids: list[str]) -> Flow[int]:
     if not ids:
         return 0
-    seen = yield from store.run(Inspect(topic, ids))
+    seen = yield from store.run_by_id(Inspect(topic, ids))
     own = [one for one, looked in zip(ids, seen, strict=True) if MARK in headers_of(looked)]
     if not own:
         return 0
-    outcomes = yield from store.run(Cancel(topic, own))
+    outcomes = yield from store.run_by_id(Cancel(topic, own))
     return sum(one is Cancelled.CANCELLED for one in outcomes)

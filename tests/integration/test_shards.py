@@ -1,0 +1,214 @@
+"""A topic that is split: what is sent is found again, and taken once, whatever changes."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import AsyncProducer, DuplicateMessage, TopicFull
+from lisa.admin import groups, topics
+from lisa.core.errors import Misplaced
+from lisa.core.shards import Layout, base, name
+from lisa.core.spread import spread
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.place import Place
+from lisa.producer import Outgoing, Producer
+from tests.producers import Either, LossyProxy
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.shards import Split
+
+HOUR = timedelta(hours=1)
+IDS = [f"order-{n}" for n in range(40)]
+
+
+@pytest.fixture(params=["sync", "async"])
+def producer(request: pytest.FixtureRequest, split: Split) -> Iterator[Either]:
+    made = Either(request.param, split.url)
+    yield made
+    made.close()
+
+
+def test_the_layouts_field_tells_where_an_id_belongs() -> None:
+    layout = Layout.read(b"3:4:1,2:8")
+    assert layout == Layout(3, 4, (1, 2), (8,))
+    assert layout.current("t") == ["t~0of4", "t~1of4", "t~2of4", "t~3of4"]
+    assert layout.draining("t") == ["t", "t~0of2", "t~1of2"]
+    assert {layout.place("t", one) for one in IDS} == set(layout.current("t"))
+    assert {base(place) for place in layout.counted("t")} == {"t"}
+    assert Layout.read(b"nonsense") == Layout.read(None) == Layout()
+
+
+def test_what_is_sent_is_spread_and_found_by_id(split: Split, producer: Either) -> None:
+    split.into(4)
+    report = producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
+    assert [one.id for one in report] == IDS
+    assert report.accepted == len(IDS)
+    waiting = split.waiting()
+    assert set(waiting) == {name("orders", n, 4) for n in range(4)}
+    assert split.copies() == sorted(IDS)
+    assert producer.ask("get", "orders", IDS[0]).topic == "orders"
+    assert producer.ask("reschedule", "orders", IDS[1], delay=2 * HOUR) == "rescheduled"
+    assert producer.ask("cancel", "orders", IDS[2]) == "cancelled"
+    assert producer.ask("cancel_many", "orders", IDS[:4]) == ["cancelled"] * 4
+    assert producer.ask("cancel", "orders", "nobody") == "unknown"
+    assert producer.ask("get", "orders", "nobody") is None
+    made = [producer.send("orders", n, delay=HOUR) for n in range(12)]
+    assert set(made) <= set(split.copies())
+
+
+def test_who_never_heard_of_shards_finds_them(split: Split, producer: Either) -> None:
+    producer.send("orders", 1, id="early", delay=HOUR)
+    split.into(4)
+    producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
+    assert split.waiting()["orders"] == {"early"}
+    assert split.copies() == sorted([*IDS, "early"])
+    for one in ("early", IDS[0]):
+        assert producer.ask("get", "orders", one).state == "waiting"
+        assert producer.ask("fire_now", "orders", one) == "rescheduled"
+        assert producer.ask("cancel", "orders", one) == "cancelled"
+        assert producer.ask("cancel", "orders", one) == "cancelled"
+
+
+def test_a_known_id_is_known_through_each_change(split: Split, producer: Either) -> None:
+    """Accepted by each layout in turn, and asked again of all that follow."""
+    known: list[str] = []
+    for shards in (1, 4, 8, 2, 4, 1):
+        if shards > 1 or known:
+            split.into(shards)
+        new = [f"{shards}-{len(known)}-{n}" for n in range(6)]
+        report = producer.send_many(
+            "orders", [Outgoing(1, id=one) for one in [*known, *new]], delay=HOUR
+        )
+        assert [one.outcome for one in report] == ["duplicate"] * len(known) + ["accepted"] * 6
+        known += new
+        with pytest.raises(DuplicateMessage):
+            producer.send("orders", 1, id=known[0], delay=HOUR, on_duplicate="reject")
+    assert split.copies() == sorted(known)
+    assert producer.ask("cancel_many", "orders", known) == ["cancelled"] * len(known)
+    assert split.waiting() == {}
+    again = producer.send_many("orders", [Outgoing(1, id=one) for one in known], delay=HOUR)
+    assert again.duplicate == len(known), "tombstones count wherever they lie"
+
+
+def test_replacing_keeps_an_id_in_one_place(split: Split, producer: Either) -> None:
+    split.into(2)
+    producer.send("orders", "old", id="live", delay=HOUR)
+    producer.send("orders", "old", id="ended", delay=HOUR)
+    producer.ask("cancel", "orders", "ended")
+    split.into(4)
+    for body in ("new", "newest"):
+        report = producer.send_many(
+            "orders", [Outgoing(body, id="live"), Outgoing(body, id="ended")],
+            delay=2 * HOUR, on_duplicate="replace",
+        )  # fmt: skip
+        assert [one.outcome for one in report] == ["replaced", "replaced"]
+        assert split.copies() == ["ended", "live"]
+        assert producer.ask("get", "orders", "live").body == body
+        assert producer.ask("get", "orders", "ended").body == body
+    assert producer.send("orders", "late", id="ended", delay=HOUR) == "ended"
+    assert producer.ask("get", "orders", "ended").body == "newest"
+
+
+def test_a_place_opens_only_when_all_older_ones_are_closed(split: Split) -> None:
+    with Producer(split.url, patience=timedelta(milliseconds=200)) as producer:
+        producer.send("orders", 1, id="one", delay=HOUR)
+        split.store.call(Configure("orders", {"shards": "4"}))
+        assert producer.send("orders", 2, id="two", delay=HOUR) == "two"
+        assert split.waiting() == {"orders": {"one", "two"}}
+        split.store.call(Place("orders", "close", 1))
+        with pytest.raises(Misplaced, match="no manager"):
+            producer.send("orders", 3, id="three", delay=HOUR)
+        with pytest.raises(Misplaced):
+            producer.cancel("orders", "three")
+        split.store.drive(spread(split.store, "orders"))
+        assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
+        assert split.copies() == ["one", "two"]
+        # Who is late changes nothing.
+        assert split.store.call(Place("orders", "open", 1)) == 1
+        assert split.accepts("orders") == -1
+
+
+def test_a_layout_that_was_lost_with_its_server_is_numbered_anew(split: Split) -> None:
+    split.into(2)
+    split.into(4)
+    split.store.ask("HSET", split.keys("orders").options, "layout", "1:2:1:", "shards", "2")
+    layout = split.store.drive(spread(split.store, "orders"))
+    assert layout.number > 2
+    assert layout.shards == 2
+    with Producer(split.url) as producer:
+        assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
+    assert [base(place) for place in split.waiting()] == ["orders"]
+
+
+def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) -> None:
+    """The call arrives under one layout and is repeated under the next."""
+    split_here.into(2)
+    proxy = LossyProxy(split_here.url)
+    with Producer(proxy.url) as producer:
+        producer.send("orders", 0, delay=HOUR)
+        for n, shards in enumerate((4, 8, 1, 3), 1):
+            sending = threading.Thread(
+                target=producer.send, args=("orders", n), kwargs={"delay": HOUR}
+            )
+            proxy.lose(1)
+            sending.start()
+            wait_until(partial(lost, proxy, n))
+            split_here.into(shards)  # within the pause before the call is repeated
+            sending.join()
+            assert len(split_here.copies()) == n + 1
+    proxy.close()
+
+
+def test_options_and_groups_stand_in_every_place(split: Split) -> None:
+    store = split.store
+    store.drive(topics.set_options(store, "orders", {"capacity": 10, "ack_timeout": "3s"}))
+    store.drive(groups.add(store, "orders", "billing"))
+    split.into(4)
+    store.drive(groups.add(store, "orders", "stock"))
+    store.drive(topics.pause(store, "orders"))
+    for place in split.layout.current("orders"):
+        options = store.drive(store.options(place))
+        assert (options.capacity, options.max_ready, options.paused) == (3, 2500, True)
+        assert options.ack_timeout == timedelta(seconds=3)
+        assert store.drive(store.groups(place)) == ("billing", "stock")
+    store.drive(topics.unset_options(store, "orders", ["ack_timeout"]))
+    store.drive(topics.resume(store, "orders"))
+    for place in split.layout.current("orders"):
+        options = store.drive(store.options(place))
+        assert (options.ack_timeout, options.paused) == (timedelta(seconds=10), False)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_one_shard_refuses_the_others_keep(split_here: Split, kind: str) -> None:
+    """The report of a call of which a part was refused: nothing of the rest is sent twice."""
+    split_here.store.drive(topics.set_options(split_here.store, "orders", {"capacity": 8}))
+    split_here.into(4)
+    producer = Either(kind, split_here.url)
+    with pytest.raises(TopicFull) as caught:
+        producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
+    kept = [one for one, out in zip(IDS, caught.value.outcomes, strict=True) if out]
+    assert split_here.copies() == sorted(kept)
+    if kind == "async":
+        made = producer.together(*[partial(send_one, n) for n in range(30)])
+        ids = [one for one in made if one is not None]
+        assert sorted([*kept, *ids]) == split_here.copies()
+    producer.close()
+
+
+def lost(proxy: LossyProxy, replies: int) -> bool:
+    return proxy.lost == replies
+
+
+async def send_one(n: int, producer: AsyncProducer) -> str | None:
+    try:
+        return await producer.send("orders", n, delay=HOUR)
+    except TopicFull:
+        return None
