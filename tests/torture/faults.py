@@ -96,8 +96,7 @@ def _replace(stage: Stage, name: str) -> Iterator[float]:
     if one is None or one.poll() is not None or not role.is_wanted:
         return
     role.is_wanted = False
-    one.signal(signal.SIGCONT)
-    one.signal(signal.SIGTERM)
+    one.tell_to_leave()
     while one.poll() is None:
         yield 0.1
     stage.ended(one, "told to")

@@ -55,10 +55,13 @@ class Incarnation:
         self.signal(signal.SIGKILL)
         self._popen.wait()
 
-    def stop(self) -> int:
-        """SIGTERM, and wait; SIGKILL for one that does not leave. Its exit code."""
+    def tell_to_leave(self) -> None:
+        """SIGTERM, also to one that is stopped."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait until it has left; SIGKILL for one that does not. Its exit code."""
         with suppress(subprocess.TimeoutExpired):
             return self._popen.wait(LEAVES_WITHIN_S)
         self.kill()

@@ -200,12 +200,16 @@ class Stage:
 
     def end_roles(self, kind: str) -> None:
         """Have roles of a kind leave in order."""
+        leaving = []
         for role in self.roles.values():
             if role.kind == kind and role.now is not None:
                 role.is_wanted = False
                 if role.is_alive:
-                    role.now.stop()
-                    self.ended(role.now, "told to")
+                    role.now.tell_to_leave()
+                    leaving.append(role.now)
+        for one in leaving:
+            one.wait()
+            self.ended(one, "told to")
 
     # The server
 
