@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import xdist.remote
 
 
+SPARK = ("tests/spark/", "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline.md]")
+"""Tests that start JVMs."""
+
+
 class FilesAndSpark(LoadScopeScheduling):
     """What may run beside each other: files, and all of Spark's tests as one.
 
@@ -28,8 +32,7 @@ class FilesAndSpark(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "spark" if path.startswith("tests/spark/") else path
+        return "spark" if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(

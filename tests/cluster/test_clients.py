@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from lisa.core import failover
 from lisa.core.address import Address
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.keys import Keys
@@ -125,7 +126,11 @@ def test_sentinels_that_are_gone_are_not_waited_for(tmp_path: Path) -> None:
         assert time.monotonic() - began < 0.8
 
 
-def test_the_watch_ends_with_the_last_connection(tmp_path: Path) -> None:
+def test_the_watch_ends_with_the_last_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "IDLE_S", 0.3)
+
     def watches() -> list[threading.Thread]:
         return [one for one in threading.enumerate() if one.name == "lisa-failover"]
 

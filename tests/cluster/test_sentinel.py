@@ -46,7 +46,7 @@ def hang(watched: Sentinels, primary: Node) -> None:
     ("how", "afterwards"),
     [
         pytest.param(hang, STAYS_AWAY, id="hang"),
-        pytest.param(ask_sentinels, STAYS_AWAY, id="ask"),
+        pytest.param(ask_sentinels, STAYS_AWAY, id="ask", marks=pytest.mark.slow),
         # Killed by default where there is TLS. One that comes back is let alone for ten seconds.
         pytest.param(kill, COMES_BACK, id="kill-and-back", marks=pytest.mark.slow),
         pytest.param(hang, COMES_BACK, id="hang-and-back", marks=pytest.mark.slow),
