@@ -255,7 +255,8 @@ class Flows(Sending):
         """Give a message a new due time, by exactly one of `delay`, `at` and `at_ms` (see `send`).
 
         "rescheduled", or nothing was changed, as it is "in_flight", "done" (garbage, too), or
-        "unknown". A ttl moves with the due time.
+        "unknown". A ttl moves with the due time. Where a reply was lost on the way, and the message
+        was handed out before the call was repeated, "in_flight" may follow a change that was made.
         """
         due = due_text(delay, at, at_ms, self._zone if tz is None else parse_zone(tz))
         if due is None:
