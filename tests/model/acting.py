@@ -1,0 +1,182 @@
+"""Roles as flows, each telling what it did, for `interleaving`.
+
+They make the calls that the real ones make, in their order: a manager promotes, ends what it met
+past its ttl, and reclaims; a consumer takes one message, opens it, and settles it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lisa.core.envelope import decode_envelope, encode_envelope
+from lisa.core.errors import GroupRemoved
+from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.expire import Expire
+from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
+from lisa.core.transitions.purge import Purge
+from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.release import Release
+from lisa.core.transitions.requeue import Requeue
+from lisa.core.transitions.reschedule import Reschedule
+from lisa.core.transitions.retry import Failure, Retry
+from tests.model.interleaving import TOPIC
+from tests.rows import Item, enqueue
+
+if TYPE_CHECKING:
+    from lisa.core.flow import Flow
+    from lisa.core.store import Store
+    from lisa.core.stream import Entry
+    from tests.model.interleaving import Event, Role
+
+PAST, FAR = "1000", "4000000000000"
+SEED = 1
+
+
+def sender(
+    ids: str = "a", *, letter: str = "A", due: str = PAST, ttl_ms: int | None = None,
+    mode: OnDuplicate = OnDuplicate.KEEP, times: int = 1,
+) -> Role:  # fmt: skip
+    """Sends; more than once if its reply was lost. `letter` eight times is the send token."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        body = encode_envelope(letter * 8, "")
+        call = enqueue(TOPIC, letter * 8, [Item(one, due, body, ttl_ms) for one in ids], mode)
+        for _ in range(times):
+            outcomes = yield from store.run(call)
+            story.extend(
+                ("sent", one, letter, said) for one, said in zip(ids, outcomes, strict=True)
+            )
+
+    return role
+
+
+def manager(group: str = "lisa", rounds: int = 1) -> Role:
+    """Promotes, expires, reclaims."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        for _ in range(rounds):
+            promoted = yield from store.run(Promote(TOPIC))
+            if promoted.expired:
+                ended = yield from store.run(Expire(TOPIC, promoted.expired))
+                story.extend(
+                    ("expired", one) for one, (said, _) in zip(promoted.expired, ended, strict=True)
+                    if said == "expired"
+                )  # fmt: skip
+            yield from reclaim(store, group)
+
+    return role
+
+
+def sweeper(id_: str = "a") -> Role:
+    """Ends what it has found in the list of ttls."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        ((said, _),) = yield from store.run(Expire(TOPIC, [id_]))
+        if said == "expired":
+            story.append(("expired", id_))
+
+    return role
+
+
+def reclaim(store: Store, group: str) -> Flow[None]:
+    try:
+        yield from store.run(Reclaim(TOPIC, group, seed=SEED))
+    except GroupRemoved:
+        return
+
+
+def consumer(name: str, group: str = "lisa", then: str = "ack", most: int = 1) -> Role:
+    """Takes a message and settles it: ack, ack twice, retry, release, or extend and ack."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        try:
+            pulled = yield from store.run(Pull(TOPIC, group, name, most))
+            if not pulled.entries:
+                return
+            opened = yield from store.run(Open(TOPIC, group, pulled.entries))
+            given = [
+                (entry, data, "past its ttl" if is_past else then)
+                for entry, data, is_past in zip(
+                    pulled.entries, opened.envelopes, opened.past_ttl, strict=True
+                )
+                if data is not None
+            ]
+            for entry, data, what in given:
+                if what == then:
+                    story.append(("handed", entry.id, decode_envelope(data).token[0], group))
+            for entry, data, what in given:
+                yield from settle(store, story, entry, data, group=group, then=what, name=name)
+        except GroupRemoved:
+            return
+
+    return role
+
+
+def settle(
+    store: Store, story: list[Event], entry: Entry, data: bytes, *, group: str, then: str, name: str
+) -> Flow[None]:
+    """What a consumer does with one message that it was handed."""
+    envelope = decode_envelope(data)
+    who = (entry.id, envelope.token[0], group)
+    receipt = (entry.id, entry.entry)
+    one = Settlement(*receipt, envelope.fence, entry.due_ms, entry.attempt, NO_LATENESS)
+    if then == "past its ttl":
+        (said,) = yield from store.run(Ack(TOPIC, group, [one], "expired"))
+        if said is Acked.ACKED:
+            story.append(("expired", entry.id, name))
+        return
+    if then == "retry":
+        yield from store.run(Retry(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
+        return
+    if then == "release":
+        yield from store.run(Release(TOPIC, group, [receipt]))
+        return
+    if then == "extend":
+        (kept,) = yield from store.run(Extend(TOPIC, group, name, [receipt]))
+        story.append(("kept" if kept else "lost", entry.id, group, name))
+    for _ in range(2 if then == "ack twice" else 1):
+        (said,) = yield from store.run(Ack(TOPIC, group, [one]))
+        if said in (Acked.ACKED, Acked.LATE):
+            story.append(("settled", *who))
+
+
+def canceller(ids: str = "a", times: int = 1) -> Role:
+    """Cancels; more than once if its reply was lost."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        for _ in range(times):
+            said = yield from store.run(Cancel(TOPIC, list(ids)))
+            story.extend((str(answer), one) for one, answer in zip(ids, said, strict=True))
+
+    return role
+
+
+def rescheduler(due: str, id_: str = "a") -> Role:
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        (said,) = yield from store.run(Reschedule(TOPIC, [(id_, due)]))
+        story.append((str(said), id_, due))
+
+    return role
+
+
+def requeuer(group: str = "lisa", id_: str = "a") -> Role:
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        (done,) = yield from store.run(Requeue(TOPIC, group, [id_]))
+        if done:
+            story.append(("requeued", id_, group))
+
+    return role
+
+
+def purger(group: str = "lisa", id_: str = "a") -> Role:
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        (done,) = yield from store.run(Purge(TOPIC, group, [id_]))
+        if done:
+            story.append(("purged", id_, group))
+
+    return role

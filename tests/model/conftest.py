@@ -1,0 +1,31 @@
+"""What these tests tell at the end of the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOTES = pytest.StashKey[list[str]]()
+
+pytest.register_assert_rewrite("tests.model.stage")
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Takes a line to be shown at the end."""
+    return request.config.stash.setdefault(NOTES, []).append
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say how much was tried: a proof is worth what it looked at."""
+    lines = config.stash.get(NOTES, [])
+    if lines:
+        terminalreporter.section("models")
+        for line in lines:
+            terminalreporter.write_line(line)

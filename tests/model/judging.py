@@ -1,0 +1,213 @@
+"""Whether a history can be: what was promised of each message, and what is left of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from lisa.admin import fsck
+from lisa.core.flow import Flow, Pause, drive
+from tests.model.acting import FAR, consumer, manager
+from tests.model.interleaving import TOPIC, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lisa.core.keys import TopicKeys
+    from lisa.core.store import SyncStore
+    from tests.model.interleaving import Event, Moment
+
+T = TypeVar("T")
+ROUNDS = 12
+ENDS = ("cancelled", "expired")
+
+
+class Judge:
+    """Judges each state as if all roles were killed there and others came to finish the work."""
+
+    def __init__(self, store: SyncStore, groups: Sequence[str]) -> None:
+        self._store = store
+        self._keys = store.keys.topic(TOPIC)
+        self._groups = groups
+
+    def __call__(self, moment: Moment) -> None:
+        if all(role.call is None for role in moment.roles):
+            report = drive(without_pauses(fsck.check(self._store)), self._store.connection)
+            assert report.total == 0, report.findings
+        check_places(self._keys, self._groups, moment)
+        story = list(moment.history)
+        for _ in range(ROUNDS):
+            self._work(story)
+            if not self._is_work_left():
+                break
+        self._check(story)
+
+    def witness(self, before: Moment, told: Sequence[Event]) -> None:
+        """Whether what was answered was true at that instant."""
+        for what, id_, *rest in told:
+            holders = held_by(self._keys, self._groups, before, id_)
+            over = is_settled_somewhere(self._keys, before, id_)
+            garbages = [self._keys.group(group).garbage for group in self._groups]
+            is_dead = any(id_.encode() in before.seen.get(key, ()) for key in garbages)
+            truths = {
+                "cancelled": not holders and over in ("", "cancelled"),
+                "rescheduled": not holders and not over and not is_dead,
+                "expired": [who for _, who in holders] == rest,  # nobody's, or the teller's own
+                "in_flight": bool(holders),
+                "done": bool(over) or is_dead,
+                "unknown": not over and self._keys.body(id_) not in before.seen,
+                "kept": tuple(rest) in holders,
+                "lost": tuple(rest) not in holders,
+            }
+            assert truths.get(what, True), f"{what} {id_} {rest}: {holders or over or is_dead}"
+
+    def _work(self, story: list[Event]) -> None:
+        for group in self._groups:
+            self._store.drive(manager(group)(self._store, story))
+            self._store.drive(consumer("last", group, most=10)(self._store, story))
+
+    def _is_work_left(self) -> bool:
+        asked: list[tuple[str, ...]] = [("ZCOUNT", self._keys.waiting, "-inf", f"({FAR}")]
+        for keys in map(self._keys.group, self._groups):
+            asked += [("HLEN", keys.entries), ("ZCARD", keys.retry)]
+        return any(self._store.drive(self._store.commands(asked)))
+
+    def _check(self, story: list[Event]) -> None:
+        """What became of each message, and that nothing else is left of it."""
+        lives = dict.fromkeys((e[1], e[2]) for e in story if is_new(e))
+        ends = {id_: check_life(story, id_, token, self._groups) for id_, token in lives}
+        asked: list[tuple[str, ...]] = []
+        for id_ in ends:
+            asked += [("GET", self._keys.done(id_)), ("EXISTS", self._keys.body(id_)),
+                      ("ZSCORE", self._keys.waiting, id_)]  # fmt: skip
+        for keys in map(self._keys.group, self._groups):
+            asked += [("XLEN", keys.ready), ("EXISTS", keys.entries, keys.retry, keys.leases),
+                      ("ZRANGE", keys.garbage, "0", "-1"), ("HKEYS", keys.attempts)]  # fmt: skip
+        replies = self._store.drive(self._store.commands(asked))
+        of_groups = replies[3 * len(ends) :]
+        dead = {one.decode() for some in of_groups[2::4] for one in some}
+        assert not any(of_groups[::4] + of_groups[1::4]), f"left in groups: {of_groups}"
+        for number, (id_, end) in enumerate(ends.items()):
+            stone, body, due = replies[3 * number : 3 * number + 3]
+            is_live = end is None
+            assert not is_live or due == FAR.encode() or id_ in dead, f"{id_} is lost"
+            assert bool(body) == is_live, f"{id_} ended {end}, body {body}"
+            said = (stone or b"").decode()[9:].partition(",")[0]
+            assert said == (end or ""), f"{id_} ended {end}, its tombstone says {said!r}"
+        live = {id_ for id_, end in ends.items() if end is None}
+        assert {one.decode() for some in of_groups[3::4] for one in some} <= live
+
+
+def held_by(
+    keys: TopicKeys, groups: Sequence[str], moment: Moment, id_: str
+) -> list[tuple[str, str]]:
+    """The groups, and their consumers, that have a message in flight."""
+    found = []
+    for group in groups:
+        stream = pairs(moment.seen.get(keys.group(group).ready, ()))
+        own = pairs(moment.seen.get(keys.group(group).entries, ())).get(id_.encode())
+        for of_group in map(pairs, stream.get(b"groups", ())):
+            found += [
+                (group, who.decode()) for entry, who, *_ in of_group[b"pending"] if entry == own
+            ]
+    return found
+
+
+def is_settled_somewhere(keys: TopicKeys, moment: Moment, id_: str) -> str:
+    """How a message ended, `partly` if one of several groups is through with it, else ''."""
+    body = moment.seen.get(keys.body(id_))
+    if body is not None:
+        return "partly" if body[9:10] in (b"+", b"R") else ""
+    stone: bytes = moment.seen.get(keys.done(id_), b"")
+    return stone[9:].decode().partition(",")[0]
+
+
+def check_places(keys: TopicKeys, groups: Sequence[str], moment: Moment) -> None:
+    """A live message waits, or stands in one place of a group that owes it."""
+    seen = moment.seen
+    waiting = seen.get(keys.waiting, [])[::2]
+    owed: set[bytes] = set()
+    for own in map(keys.group, groups):
+        places = [id_ for key in (own.entries, own.retry, own.garbage)
+                  for id_ in seen.get(key, [])[::2]]  # fmt: skip
+        assert len(set(places)) == len(places), f"in two places: {places}"
+        owed.update(places)
+    assert not owed & set(waiting), f"waiting, and owed: {owed & set(waiting)}"
+    live = {
+        key.removeprefix(keys.body("")).encode() for key in seen if key.startswith(keys.body(""))
+    }
+    assert live == owed | set(waiting), f"live {live}, placed {owed | set(waiting)}"
+
+
+def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[str]) -> str | None:
+    """Follow one life of a message. How it ended, or None if it did not."""
+    about = [one for one in story if len(one) > 1 and one[1] == id_]
+    begins = next(n for n, one in enumerate(about) if is_new(one) and one[2] == token)
+    life = Life(set(groups))
+    for event in about[begins:]:
+        what = event[0]
+        assert what != "unknown", "unknown, though it had been sent"
+        if is_new(event) and event[2] != token:
+            life.end = life.end or "replaced"
+        elif what in ENDS:
+            life.ends(what)
+        elif what == "rescheduled":
+            life.moves(event[2])
+        elif what in ("handed", "settled") and event[2] == token:
+            life.happens(what, event[3])
+        elif what == "purged":
+            life.happens(what, event[2])
+    return life.end
+
+
+def is_new(event: Event) -> bool:
+    """Whether a message began its life, and did not merely be sent again."""
+    return event[0] == "sent" and event[3] in ("accepted", "replaced")
+
+
+@dataclass
+class Life:
+    """What a message may still go through."""
+
+    groups: set[str]
+    end: str | None = None
+    settled: set[str] = field(default_factory=set)
+    is_far: bool = False
+
+    def ends(self, what: str) -> None:
+        """It was cancelled (a repeated cancel says so again), or expired."""
+        if self.end != "replaced":
+            assert self.end in (None, what), f"{what} after it was {self.end}"
+            self.end = what
+
+    def moves(self, due: str) -> None:
+        assert self.end is None, f"rescheduled after it was {self.end}"
+        self.is_far = due == FAR
+
+    def happens(self, what: str, group: str) -> None:
+        """It was handed to a group's consumer, its ack was accepted, or it was purged there."""
+        assert self.end is None, f"{what} after it was {self.end}"
+        assert group not in self.settled, f"{what} after it was settled"
+        assert what != "handed" or not self.is_far, "handed out before its new due time"
+        if what != "handed":
+            self.settled.add(group)
+            if self.settled == self.groups:
+                self.end = "acked" if what == "settled" else what
+
+
+def without_pauses(flow: Flow[T]) -> Flow[T]:
+    """The same flow where nobody is at work while it waits."""
+    try:
+        step = next(flow)
+        while True:
+            if isinstance(step, Pause):
+                step = flow.send(None)
+                continue
+            try:
+                reply = yield step
+            except Exception as error:  # noqa: BLE001  the flow is told, and judges
+                step = flow.throw(error)
+            else:
+                step = flow.send(reply)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # as in core.flow

@@ -1,0 +1,216 @@
+"""What producers do: send, cancel, reschedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.model.topic import Message, Time, Tombstone, Topic, earliest
+from tests.model.unknowns import Clock
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One message of a call. `due` is epoch milliseconds, or '+' and a delay."""
+
+    id: str
+    due: str
+    text: str = ""
+    ttl: int | None = None
+    policy: str | None = None
+
+
+@dataclass(frozen=True)
+class Send:
+    """One call of a producer. Repeated with the same token it is a replay."""
+
+    token: str
+    mode: str
+    messages: Sequence[Outgoing]
+    are_ids_new: bool = False
+    """They were made for this call: whoever knows one of them knows the call."""
+
+
+class Refused(Exception):
+    """Nothing of the call was sent: `full` or `large`."""
+
+
+def instant(due: str, clock: Clock) -> Time:
+    """A delay counts from now, rounded up; no delay is due now."""
+    if not due.startswith("+"):
+        return int(due)
+    return clock.now if due == "+0" else clock.now_up + int(due)
+
+
+def live_count(topic: Topic) -> int:
+    """What capacity bounds: dead messages do not count."""
+    owed = [len([e for e in g.stream if e.is_ours]) + len(g.retry) for g in topic.groups]
+    return len(topic.waiting) + max(owed, default=0)
+
+
+def send(topic: Topic, call: Send, clock: Clock) -> list[str]:
+    """New -> waiting, or straight to ready. What became of each message."""
+    ids = [one.id for one in call.messages]
+    if any(len(one.text) > int(topic.option("max_body_bytes")) for one in call.messages):
+        raise Refused("large")
+    is_replay = call.are_ids_new and (
+        ids[0] in topic.tombstones or any(one in topic.live for one in ids)
+    )
+    if topic.options.get("capacity"):
+        new = 0 if is_replay else count_new(topic, call)
+        if new and live_count(topic) + new > int(topic.options["capacity"]):
+            raise Refused("full")
+    if is_replay:
+        return ["accepted"] * len(ids)
+    outcomes, placed = accept(topic, call)
+    topic.count("duplicate", outcomes.count("duplicate"))
+    if placed:
+        place(topic, placed, outcomes, call, clock)
+    return outcomes
+
+
+def count_new(topic: Topic, call: Send) -> int:
+    """How many ids the call would bring to life. One settled lately: only if replaced."""
+    new = 0
+    for id_ in {one.id for one in call.messages} - topic.live.keys():
+        stone = topic.tombstones.get(id_)
+        new += stone is None or (call.mode == "replace" and stone.token != call.token)
+    return new
+
+
+def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
+    """The outcome of each message, and the numbers of those that are to be placed."""
+    known: Message | Tombstone | None
+    outcomes: list[str] = []
+    placed: list[int] = []
+    last_of: dict[str, int] = {}  # an id may come twice: the number of its last message so far
+    replayed: set[str] = set()
+    for number, one in enumerate(call.messages):
+        known = topic.live.get(one.id)
+        if known is None and not call.are_ids_new:
+            known = topic.tombstones.get(one.id)
+        if known is None:
+            topic.live[one.id] = Message(call.token, one.text)
+            outcomes.append("accepted")
+            placed.append(number)
+        elif known.token == call.token and one.id not in last_of:  # as it was told the first time
+            outcomes.append("replaced" if known.mark in "rR" else "accepted")
+            replayed.add(one.id)
+        elif call.mode != "replace":
+            outcomes.append({"keep": "duplicate", "reject": "rejected"}[call.mode])
+        elif one.id in replayed:
+            outcomes.append("replaced")
+        else:  # a new life: nothing of the earlier one stays, in whatever place
+            mark = known.mark if known.token == call.token else "r"
+            topic.tombstones.pop(one.id, None)
+            for group in topic.groups:
+                group.take_out(one.id)
+            topic.policy.pop(one.id, None)
+            topic.expiry.pop(one.id, None)
+            topic.live[one.id] = Message(call.token, one.text, mark)
+            outcomes.append("replaced")
+            placed = [n for n in placed if n != last_of.get(one.id)] + [number]
+        last_of[one.id] = number
+    return outcomes, placed
+
+
+def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, clock: Clock) -> None:
+    """Put them into waiting; what is due goes straight to ready where nothing is overtaken."""
+    dues = {number: instant(call.messages[number].due, clock) for number in placed}
+    room = room_for(topic, sum(due <= clock.now for due in dues.values()), clock)
+    if room:
+        placed = sorted(placed, key=lambda number: (dues[number], number))
+    straight = [number for number in placed if dues[number] <= clock.now][:room]
+    for number in placed:
+        one, due = call.messages[number], dues[number]
+        if number in straight:
+            topic.waiting.pop(one.id, None)
+            for group in topic.groups:
+                group.add(clock, one.id, due)
+        else:
+            topic.waiting[one.id] = due
+        if one.ttl is not None:
+            topic.expiry[one.id] = due + one.ttl
+        if one.policy is not None:
+            topic.policy[one.id] = one.policy
+    topic.count("promoted", len(straight))
+    topic.count("sent", len(placed))
+    for number in placed:
+        one = call.messages[number]
+        body = Message(call.token, one.text).envelope
+        state = "replaced" if outcomes[number] == "replaced" else "sent"
+        topic.tell(
+            clock, one.id, state, "", 0, due=dues[number], envelope=body,
+            expires=topic.expiry.get(one.id), policy=topic.policy.get(one.id),
+        )  # fmt: skip
+    for group in topic.groups:
+        for number in straight:
+            topic.tell(clock, call.messages[number].id, "ready", group.name, 1, due=dues[number])
+
+
+def room_for(topic: Topic, due: int, clock: Clock) -> int:
+    """How many due messages may go straight to ready."""
+    heads = [earliest(topic.waiting)] + [earliest(group.retry) for group in topic.groups]
+    is_overtaken = any(head is not None and head <= clock.now for head in heads)
+    if not topic.groups or topic.is_paused or is_overtaken:
+        return 0
+    return max(0, min(due, *(group.room(topic) for group in topic.groups)))
+
+
+def cancel(topic: Topic, ids: Sequence[str], clock: Clock) -> list[str]:
+    """Waiting, ready, retry, garbage -> settled, truthfully: else nothing is changed."""
+    answers: list[str] = []
+    for id_ in ids:
+        if id_ in ids[: len(answers)] and answers[ids.index(id_)] == "cancelled":
+            answers.append("cancelled")
+            continue
+        if id_ not in topic.live:
+            stone = topic.tombstones.get(id_)
+            is_cancelled = stone is not None and stone.state == "cancelled"
+            answers.append("cancelled" if is_cancelled else "done" if stone else "unknown")
+            continue
+        due = topic.waiting.get(id_)
+        answers.append((due is None and topic.why_not_taken_back(id_)) or "cancelled")
+        if answers[-1] == "cancelled":
+            attempts = max((g.attempts.get(id_, 0) for g in topic.groups), default=0)
+            topic.waiting.pop(id_, None)
+            for group in topic.groups:
+                group.take_out(id_)
+            topic.settle(clock, id_, "cancelled", due=due, attempts=attempts)
+            topic.count("cancelled")
+            topic.tell(clock, id_, "cancelled", "", attempts, end=1)
+    return answers
+
+
+def reschedule(topic: Topic, items: Sequence[tuple[str, str]], clock: Clock) -> list[str]:
+    """Waiting, ready, retry -> waiting with a new due time; a ttl moves with it."""
+    answers = []
+    for id_, spec in items:
+        if id_ not in topic.live:
+            answers.append("done" if id_ in topic.tombstones else "unknown")
+            continue
+        before = topic.waiting.get(id_)
+        why_not = before is None and topic.why_not_taken_back(id_, dead_counts=True)
+        answers.append(why_not or "rescheduled")
+        if why_not:
+            continue
+        due = instant(spec, clock)
+        was = before if before is not None else due_in_groups(topic, id_)
+        if id_ in topic.expiry and (was is not None or due > clock.now):
+            since = was if was is not None else clock.now
+            topic.expiry[id_] = topic.expiry[id_] + (due - since)
+        topic.waiting[id_] = due
+        for group in topic.groups if before is None else ():
+            entry = group.entry(id_)
+            if entry:
+                group.drop(entry)
+            group.retry.pop(id_, None)
+        topic.count("rescheduled")
+        topic.tell(clock, id_, "rescheduled", "", 0, due=due, expires=topic.expiry.get(id_))
+    return answers
+
+
+def due_in_groups(topic: Topic, id_: str) -> Time | None:
+    """The due time that a ready message carries; later attempts only know their own."""
+    entries = [group.entry(id_) for group in topic.groups]
+    return next((entry.due for entry in entries if entry and entry.attempt == 1), None)

@@ -1,0 +1,158 @@
+"""Every order in which the calls of a few roles can follow each other, for small cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa.core.address import Address
+from lisa.core.connection import Connection
+from lisa.core.keys import Keys
+from lisa.core.store import SyncStore
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import OnDuplicate
+from tests.model.acting import (
+    FAR,
+    canceller,
+    consumer,
+    manager,
+    purger,
+    requeuer,
+    rescheduler,
+    sender,
+    sweeper,
+)
+from tests.model.interleaving import TOPIC, Event, Explorer, Role
+from tests.model.judging import Judge
+from tests.servers import flush
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lisa.embedded import EmbeddedServer
+
+AT_ONCE = ",".join(["0"] * 10)
+
+
+A_SEND = sender()
+
+
+@dataclass(frozen=True)
+class Case:
+    """Roles that meet; before them a message was sent, if `sent`."""
+
+    roles: tuple[Role, ...]
+    ids: str = "a"
+    groups: tuple[str, ...] = ("lisa",)
+    sent: Role | None = A_SEND
+    retry_delays: str = AT_ONCE
+
+
+REPLACER = sender(letter="B", mode=OnDuplicate.REPLACE, times=2)
+CASES = {
+    "a send whose reply was lost": Case(
+        (sender(times=2), manager(), manager(), consumer("c1"), consumer("c2")), sent=None
+    ),
+    "a cancel": Case((manager(), manager(), consumer("c1"), consumer("c2"), canceller())),
+    "a cancel of what is being sent": Case(
+        (sender(times=2), canceller(times=2), manager(), consumer("c1"), consumer("c2")), sent=None
+    ),
+    "a due time put off": Case(
+        (manager(), manager(), consumer("c1"), consumer("c2"), rescheduler(FAR))
+    ),
+    "a due time brought forward": Case(
+        (manager(), consumer("c1"), rescheduler("+0"), canceller()), sent=sender(due=FAR)
+    ),
+    "another message of the same id": Case((manager(), consumer("c1"), consumer("c2"), REPLACER)),
+    "a message given back": Case(
+        (manager(), consumer("c1", then="release"), consumer("c2"), canceller())
+    ),
+    "a failing handler": Case(
+        (manager(), manager(), consumer("c1", then="retry"), consumer("c2"), canceller())
+    ),
+    "a slow handler": Case((manager(), manager(), consumer("c1", then="extend"), consumer("c2"))),
+    "an ack whose reply was lost": Case(
+        (manager(), manager(), consumer("c1", then="ack twice"), consumer("c2"), canceller())
+    ),
+    "a ttl": Case(
+        (manager(), sweeper(), consumer("c1"), consumer("c2"), canceller()), sent=sender(ttl_ms=0)
+    ),
+    "a ttl, put off": Case(
+        (manager(), manager(), consumer("c1"), rescheduler(FAR)), sent=sender(ttl_ms=0)
+    ),
+    "garbage": Case(
+        (manager(), consumer("c1"), consumer("c2"), requeuer(), purger(), canceller()),
+        retry_delays="",
+    ),
+    "garbage of two groups": Case(
+        (
+            consumer("c1", "g"),
+            consumer("c2", "h", then="retry"),
+            manager("g"),
+            purger("g"),
+            purger("h"),
+            requeuer("h"),
+        ),
+        groups=("g", "h"),
+        retry_delays="",
+    ),
+    "two groups": Case(
+        (manager("g"), manager("h"), consumer("c1", "g"), consumer("c2", "h"), canceller()),
+        groups=("g", "h"),
+    ),
+    "two groups, another message of the same id": Case(
+        (manager("g"), consumer("c1", "g"), consumer("c2", "h"), REPLACER), groups=("g", "h")
+    ),
+    "two messages": Case(
+        (manager(), consumer("c1"), consumer("c2"), canceller("ab")), ids="ab", sent=sender("ab")
+    ),
+}
+LONGER = {
+    "two rounds of two managers": Case(
+        (manager(rounds=2), manager(rounds=2), consumer("c1"), consumer("c2"), canceller())
+    ),
+    "three consumers": Case(
+        (manager(), manager(), consumer("c1"), consumer("c2", then="retry"), consumer("c3"),
+         canceller()),
+    ),
+    "two messages, two groups": Case(
+        (manager("g"), consumer("c1", "g", most=2), consumer("c2", "h", most=2), canceller("ab")),
+        ids="ab", groups=("g", "h"), sent=sender("ab"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [*CASES, *(pytest.param(one, marks=pytest.mark.slow) for one in LONGER)]
+)
+def test_every_interleaving(
+    valkey_server: EmbeddedServer, name: str, note: Callable[[str], None]
+) -> None:
+    case = (CASES | LONGER)[name]
+    store = SyncStore(Connection(Address(flush(valkey_server.url))), Keys())
+    history: list[Event] = []
+    try:
+        store.drive(store.register([TOPIC]))
+        options = {"ack_timeout": "0", "retry_delays": case.retry_delays}
+        store.call(Configure(TOPIC, options))
+        for group in case.groups:
+            store.call(Declare(TOPIC, group))
+        if case.sent is not None:
+            store.drive(case.sent(store, history))
+        judge = Judge(store, case.groups)
+        explorer = Explorer(
+            store.connection,
+            case.roles,
+            case.ids,
+            case.groups,
+            judge,
+            judge.witness,
+            tuple(history),
+        )
+        paths = explorer.explore()
+    finally:
+        store.close()
+    note(f"{paths:>12,} interleavings, {explorer.states:>6,} states judged: {name}")

@@ -1,0 +1,143 @@
+"""What only the server can know, and how a model that lacks it is compared with the server.
+
+Redis's clock cannot be set, and it names stream entries itself. So the model writes a *placeholder*
+where such a value stands. A placeholder knows between which bounds its value must lie (the clock
+is read before and after each call); the first reading of the key space gives it that value, and
+from then on it is as fixed as any other. Nothing else is normalised.
+"""
+
+from __future__ import annotations
+
+from functools import total_ordering
+from typing import Any
+
+__all__ = ["Clock", "EntryId", "Instant", "Unknown", "differences"]
+
+
+class Unknown:
+    """An integer that the server alone knows, within bounds, until it is seen."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+
+    def settle(self, seen: int) -> bool:
+        """Take the value that was seen; whether it can be this one."""
+        fits = self.low <= seen <= self.high
+        if fits:
+            self.low = self.high = seen
+        return fits
+
+
+@total_ordering
+class Instant:
+    """An unknown moved by some milliseconds. In comparisons it counts as its lowest value.
+
+    That is exact: within a call nothing is compared that lies closer than an hour but the call's
+    own instant with itself, and after the call its value is known.
+    """
+
+    def __init__(self, unknown: Unknown, offset: int = 0) -> None:
+        self.unknown = unknown
+        self.offset = offset
+
+    def settle(self, seen: Any) -> bool:
+        return self.unknown.settle(int(seen) - self.offset)
+
+    def __int__(self) -> int:
+        return self.unknown.low + self.offset
+
+    def __add__(self, ms: int | Instant) -> Instant:
+        if isinstance(ms, Instant):
+            both = Unknown(self.unknown.low + ms.unknown.low, self.unknown.high + ms.unknown.high)
+            return Instant(both, self.offset + ms.offset)
+        return Instant(self.unknown, self.offset + ms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Instant:
+        return Instant(Unknown(-self.unknown.high, -self.unknown.low), -self.offset)
+
+    def __sub__(self, other: int | Instant) -> Instant:
+        return self + -other
+
+    def __rsub__(self, ms: int) -> Instant:
+        return -self + ms
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | Instant) and int(self) == int(other)
+
+    def __lt__(self, other: int | Instant) -> bool:
+        return int(self) < int(other)
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def __repr__(self) -> str:
+        low, high = int(self), self.unknown.high + self.offset
+        return str(low) if low == high else f"<{low} to {high}>"
+
+
+class Clock:
+    """One call's instants, from readings of Redis's clock (microseconds) before and after it.
+
+    actor: who makes the call, for the journal.
+    """
+
+    def __init__(self, before_us: int, after_us: int, actor: str) -> None:
+        self.before_us, self.after_us, self.actor = before_us, after_us, actor
+        self.now = self._instant()
+        """Milliseconds, rounded down: what the call compares with, and writes."""
+        self.now_up = Instant(Unknown(-(-before_us // 1000), -(-after_us // 1000)))
+        """Milliseconds, rounded up: what a delay is added to, so that nothing is early."""
+        self.written = self._instant()
+        """A second reading in the same call: a tombstone's end, a delivery's time."""
+
+    def _instant(self) -> Instant:
+        return Instant(Unknown(self.before_us // 1000, self.after_us // 1000))
+
+    def late_us(self, due: int | Instant) -> Instant:
+        """How late a hand-over in this call is, in microseconds."""
+        return Instant(Unknown(self.before_us, self.after_us), -1000 * int(due))
+
+
+class EntryId:
+    """The server's name for a stream entry: the instant at which it was added, and a number."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.seen: str | None = None
+
+    def settle(self, seen: str) -> bool:
+        added_ms = int(seen.partition("-")[0])
+        if self.seen is None and (
+            self._clock.before_us // 1000 <= added_ms <= self._clock.after_us // 1000
+        ):
+            self.seen = seen
+        return self.seen == seen
+
+    def __str__(self) -> str:
+        assert self.seen is not None, "this entry was not read yet"
+        return self.seen
+
+    def __repr__(self) -> str:
+        return self.seen or "<entry id>"
+
+
+def differences(expected: Any, seen: Any, where: str = "") -> list[str]:
+    """Where two values differ, in words; placeholders in `expected` learn from `seen`."""
+    if isinstance(expected, Instant | EntryId):
+        fits = seen is not None and expected.settle(seen)
+        return [] if fits else [f"{where}: expected {expected!r}, found {seen!r}"]
+    if isinstance(expected, dict) and isinstance(seen, dict):
+        found = [f"{where}/{key}: missing" for key in expected.keys() - seen.keys()]
+        found += [f"{where}/{key}: not expected, {seen[key]!r}" for key in seen.keys() - expected]
+        for key in expected.keys() & seen.keys():
+            found += differences(expected[key], seen[key], f"{where}/{key}")
+        return sorted(found)
+    if isinstance(expected, list | tuple) and isinstance(seen, list | tuple):
+        if len(expected) != len(seen):
+            return [f"{where}: expected {expected!r}, found {seen!r}"]
+        pairs = enumerate(zip(expected, seen, strict=True))
+        return [one for i, (a, b) in pairs for one in differences(a, b, f"{where}[{i}]")]
+    return [] if expected == seen else [f"{where}: expected {expected!r}, found {seen!r}"]
