@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from tests.faults.kill_points import Point
 
 AT_ONCE = 8
-CALLED_BY_NO_ROLE = {"restore"}
-"""A job of the pipeline calls it: tests/spark kills that one."""
+CALLED_BY_NO_ROLE = {"place", "restore"}
+"""Jobs of the pipeline call `restore`: tests/spark kills those. A change of the number of shards
+calls `place`, and is cut short between all of its calls in test_shards_life."""
 
 
 CONSUMERS = ("consumer", "consumer on threads", "asyncio consumer")
@@ -99,8 +100,11 @@ def is_certain(role: str, start: int, point: Point) -> bool:
     """Not where it is chance.
 
     Acks go along with the next read, if handlers do not run beside the reader. A read is to be
-    interrupted in a process that is stopped when it has nothing to do, the second one.
+    interrupted in a process that is stopped when it has nothing to do, the second one. A gateway
+    looks at counters as its own clock says, which a quick life may not live to see.
     """
+    if role == "gateway" and point.name == "HGETALL stats":
+        return False
     if point.name == "CLIENT UNBLOCK":
         return start > 0
     return role == CONSUMERS[0] or not point.name.endswith(" + XREADGROUP ready")

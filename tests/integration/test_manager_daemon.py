@@ -93,8 +93,8 @@ class TestInThisProcess:
         with Manager(redis_url, topics=topics, process_pending=NEVER, move=NEVER):
             cast.send()
             time.sleep(0.3)  # the manager has looked meanwhile, and found nothing in flight
-            cast.take()
             began = time.monotonic()
+            cast.take()
             again = cast.read(block_ms=5_000)
             took = time.monotonic() - began
         assert [entry.attempt for entry in again] == [2]
