@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         InvalidMessage,
         LisaError,
         NotReplicated,
+        RemovalUnfinished,
         ServerUnavailable,
         TopicFull,
     )
@@ -69,6 +70,7 @@ __all__ = [
     "NotReplicated",
     "Outgoing",
     "Producer",
+    "RemovalUnfinished",
     "Replicas",
     "Retry",
     "RetryPolicy",
@@ -100,6 +102,7 @@ _ERRORS = (
     "InvalidMessage",
     "LisaError",
     "NotReplicated",
+    "RemovalUnfinished",
     "ServerUnavailable",
     "TopicFull",
 )

@@ -1,14 +1,22 @@
 -- declare: adds a group to a topic, from the stream's first id on, and makes its stream.
--- Guarantee: safe to repeat; mends a stream or a group that a foreign hand took away.
+-- Guarantee: safe to repeat; mends a stream or a group that a foreign hand took away; a group whose
+-- removal was cut short is not revived: other calls have moved its messages without asking for it.
 -- KEYS  the prelude's, with the one group to declare
 -- ARGV  1 only to mend a group that is declared, else 0
--- Returns {'OK', 1 if the group was not declared before, else 0}
+-- Returns {'OK', 1 if the group was not declared before, else 0}; {'OWES'} if it owes messages since
+--       its removal
 local group = groups[1]
-if ARGV[ARGS + 1] == '1' and call('HEXISTS', GROUPS, group.name) == 0 then return {'OK', 0} end
+local declared, mark = call('HEXISTS', GROUPS, group.name), 'removing:' .. group.name
+if declared == 0 then
+  if ARGV[ARGS + 1] == '1' then return {'OK', 0} end
+  if call('HEXISTS', OPTIONS, mark) == 1
+    and call('EXISTS', group.entries, group.retry, group.garbage) > 0 then return {'OWES'} end
+end
 local _, now = clock()
 begin_freeing()
 local made = redis.pcall('XGROUP', 'CREATE', group.ready, group.name, '0', 'MKSTREAM')
 if made.err and not string.find(tostring(made.err), 'BUSYGROUP', 1, true) then return made end
 local new = call('HSETNX', GROUPS, group.name, int(now))
+if new == 1 then call('HDEL', OPTIONS, mark) end
 if new == 1 or not made.err then wake() end
 return {'OK', new}

@@ -14,7 +14,7 @@ local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal')
 if settings[1] == '1' then return {'OK', 0, 0, '', int(now), 1, 0} end
 if GROUP_COUNT == 0 then return {'OK', 0, 0, '', int(now), 0, 0} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
-local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 500) / GROUP_COUNT))
+local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / GROUP_COUNT))
 
 -- Due ids of a ZSET as {ids, dues}, those past their ttl set apart.
 local has_ttls = call('EXISTS', EXPIRY) == 1

@@ -1,12 +1,19 @@
 -- undeclare: removes a group; what it owed is settled page by page.
 -- Guarantee: from the first call on the group is given nothing more; another group's messages stay.
 -- The caller lists a page of the group's ids, this ends what they were to it; with no ids left it
--- drops the group's keys. Safe to repeat after a crash at any point.
+-- drops the group's keys. Safe to repeat after a crash at any point: until then a mark stands among
+-- the topic's options. Without it a removal that has begun does not go on: the group was declared
+-- anew.
 -- KEYS  the prelude's (the groups that stay), then the seven of the group that goes, then for each
 --       message: body, done
--- ARGV  the group that goes; 1 to drop its keys if nothing is left, else 0; n; n times id
--- Returns {'OK', ids settled for good, 1 if the group's keys are gone, else 0}; {'GROUPS', ...}
-local name, drop = ARGV[ARGS + 1], ARGV[ARGS + 2] == '1'
+-- ARGV  the group that goes; 1 if the removal has begun, else 0; 1 to drop its keys if nothing is
+--       left, else 0; n; n times id
+-- Returns {'OK', ids settled for good, 1 if there is nothing more to do, else 0}; {'GROUPS', ...}
+local name, begun, drop = ARGV[ARGS + 1], ARGV[ARGS + 2] == '1', ARGV[ARGS + 3] == '1'
+local mark, _, now = 'removing:' .. name, clock()
+if begun and call('HEXISTS', OPTIONS, mark) == 0 then return {'OK', 0, 1} end
+begin_freeing()
+call('HSET', OPTIONS, mark, int(now))
 call('HDEL', GROUPS, name)
 local changed = changed_groups()
 if changed then return changed end
@@ -16,11 +23,9 @@ local group = {
   name = name, ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
   garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
 }
-local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
-local _, now = clock()
+local n, first = tonumber(ARGV[ARGS + 4]), ARGS + 4
 local settled = 0
 local events, journaled = {}, is_journaled()
-begin_freeing()
 for i = 1, n do
   local id, body, done = ARGV[first + i], KEYS[k + 6 + 2 * i], KEYS[k + 7 + 2 * i]
   local attempts, guard = call('HGET', group.attempts, id) or 0, fence(body)
@@ -44,6 +49,7 @@ local gone = 0
 if drop and left == 0 then
   call('UNLINK', group.ready, group.entries, group.retry, group.garbage, group.attempts,
     group.reasons, group.leases)
+  call('HDEL', OPTIONS, mark)
   gone = 1
 end
 return {'OK', settled, gone}

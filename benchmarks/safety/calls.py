@@ -24,17 +24,18 @@ from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
-from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.promote import LARGEST_BATCH, Promote
 from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.reclaim import LARGEST_WINDOW, Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.restore import Place, Restore, RestoreItem
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
+from lisa.producer.calls import DEARER
 
 __all__ = ["Round"]
 
@@ -65,15 +66,26 @@ class Round:
     def _ids(self, stem: str) -> list[str]:
         return [f"{stem}-{self._number}-{i:03}" for i in range(BATCH)]
 
-    def _send(self, ids: Sequence[str], due: str, ttl_ms: int | None = None) -> Enqueue:
-        data = [encode_envelope(TOKEN, BODY)] * len(ids)
-        ttls = [ttl_ms] * len(ids)
-        return Enqueue(TOPIC, TOKEN, ids, [due], data, ttls, (), OnDuplicate.KEEP)
+    def _send(self, all_ids: Sequence[str], due: str, ttl_ms: int | None = None) -> Calls:
+        for ids in chunks(all_ids, BATCH // DEARER):
+            data = [encode_envelope(TOKEN, BODY)] * len(ids)
+            ttls = [ttl_ms] * len(ids)
+            yield Enqueue(TOPIC, TOKEN, ids, [due], data, ttls, (), OnDuplicate.KEEP)
 
     def _take(self, timeout_ms: int | None = None) -> Calls:
-        pulled = yield Pull(TOPIC, GROUP, CONSUMER, BATCH, timeout_ms)
-        _check(len(pulled.entries) == BATCH, pulled)
-        return pulled.entries
+        taken: list[Entry] = []
+        while len(taken) < BATCH:
+            pulled = yield Pull(TOPIC, GROUP, CONSUMER, BATCH // Pull.steps, timeout_ms)
+            _check(len(pulled.entries) == BATCH // Pull.steps, pulled)
+            taken += pulled.entries
+        return taken
+
+    def _promote(self) -> Calls:
+        moved = 0
+        while moved < BATCH:
+            promoted = yield Promote(TOPIC)
+            _check(promoted.moved == LARGEST_BATCH, promoted)
+            moved += promoted.moved
 
     def _fail_all(self, delay: int | Literal["discard"]) -> Calls:
         entries: list[Entry] = yield from self._take()
@@ -82,33 +94,35 @@ class Round:
 
     def _through_every_place(self) -> Calls:
         ids = self._ids("moved")
-        yield self._send(ids, "+0")
+        yield from self._send(ids, "+0")
         entries: list[Entry] = yield from self._take()
-        yield Open(TOPIC, GROUP, entries, 60_000)
+        for some in chunks(entries, BATCH // Open.steps):
+            yield Open(TOPIC, GROUP, some, 60_000)
         receipts = [(one.id, one.entry) for one in entries]
         for pairs in chunks(receipts, BATCH // Extend.steps):
             yield Extend(TOPIC, GROUP, CONSUMER, pairs, 60_000)
         for pairs in chunks(receipts, BATCH // Release.steps):
             yield Release(TOPIC, GROUP, pairs)
         yield from self._fail_all(0)
-        promoted = yield Promote(TOPIC)
-        _check(promoted.moved == BATCH, promoted)
+        yield from self._promote()
         yield from self._take(1)
         time.sleep(0.003)
-        for _ in range(2):
-            yield Reclaim(TOPIC, GROUP, window=BATCH)
+        for _ in range(-(-BATCH // LARGEST_WINDOW)):
+            yield Reclaim(TOPIC, GROUP)
         for names in chunks(ids, BATCH // Reschedule.steps):
             yield Reschedule(TOPIC, [(one, "+0") for one in names])
-        yield Promote(TOPIC)
+        yield from self._promote()
         yield from self._fail_all("discard")
-        yield Requeue(TOPIC, GROUP, ids)
-        yield Promote(TOPIC)
+        for names in chunks(ids, BATCH // Requeue.steps):
+            yield Requeue(TOPIC, GROUP, names)
+        yield from self._promote()
         yield Trim(TOPIC, GROUP, window=BATCH)
         entries = yield from self._take()
-        acked = yield Ack(TOPIC, GROUP, [
-            Settlement(one.id, one.entry, f"{TOKEN}-", one.due_ms, 1, "c") for one in entries
-        ])  # fmt: skip
-        _check(set(acked) == {"acked"}, acked)
+        for some in chunks(entries, BATCH // Ack.steps):
+            acked = yield Ack(TOPIC, GROUP, [
+                Settlement(one.id, one.entry, f"{TOKEN}-", one.due_ms, 1, "c") for one in some
+            ])  # fmt: skip
+            _check(set(acked) == {"acked"}, acked)
 
     def _among_the_waiting(self) -> Calls:
         """Ids from anywhere: looked at, put elsewhere, taken away, and sent anew."""
@@ -123,18 +137,26 @@ class Round:
             yield Reschedule(TOPIC, moves)
         for names in chunks(ids, BATCH // Cancel.steps):
             yield Cancel(TOPIC, names)
-        dues = [due_text(number, self._now_ms) for number in numbers]
-        data = [encode_envelope(TOKEN, BODY)] * len(ids)
-        yield Enqueue(TOPIC, TOKEN, ids, dues, data, (), (), OnDuplicate.REPLACE)
+        for some in chunks(numbers, BATCH // DEARER):
+            names = [waiting_id(number) for number in some]
+            dues = [due_text(number, self._now_ms) for number in some]
+            data = [encode_envelope(TOKEN, BODY)] * len(some)
+            yield Enqueue(TOPIC, TOKEN, names, dues, data, (), (), OnDuplicate.REPLACE)
+        made, due = self._ids("new"), [due_text(self._number, self._now_ms)]
+        data = [encode_envelope(TOKEN, BODY)] * BATCH
+        token = f"new{self._number:05}"
+        yield Enqueue(TOPIC, token, made, due, data, (), (), OnDuplicate.KEEP, are_ids_new=True)
+        for names in chunks(made, BATCH // Cancel.steps):
+            yield Cancel(TOPIC, names)
 
     def _ends(self) -> Calls:
         """Full batches that expire, are purged, and come back from an archive."""
         ids = self._ids("late")
-        yield self._send(ids, "1", ttl_ms=1)
+        yield from self._send(ids, "1", ttl_ms=1)
         for names in chunks(ids, BATCH // Expire.steps):
             yield Expire(TOPIC, names)
         ids = self._ids("dead")
-        yield self._send(ids, "+0")
+        yield from self._send(ids, "+0")
         yield from self._fail_all("discard")
         for names in chunks(ids, BATCH // Purge.steps):
             yield Purge(TOPIC, GROUP, names)

@@ -78,11 +78,11 @@ ROLES = {
     "manager": Role(
         "moves what is due, takes back, sweeps; its metrics",
         ("configure", "declare", "expire", "forget", "inspect", "mend", "place", "promote",
-         "prune", "purge", "reclaim", "trim"),
+         "prune", "purge", "reclaim", "trim", "undeclare"),
         (*_SCHEMA, "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN",
          "HSET", "INFO", "PING", "SCAN", "SUBSCRIBE", "TIME", "XADD", "XDEL",
          "XINFO|CONSUMERS", "XINFO|GROUPS", "XLEN", "XPENDING", "XRANGE", "XREVRANGE", "ZADD",
-         "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREM", "ZSCORE"),
+         "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREM", "ZSCAN", "ZSCORE"),
     ),
     "consumer": Role(
         "handles messages, or pulls them",

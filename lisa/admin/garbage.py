@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from lisa.admin.messages import Row, State, list_messages
 from lisa.admin.parts import places
-from lisa.admin.reading import PAGE
 from lisa.core.errors import GroupRemoved
 from lisa.core.flow import Flow
+from lisa.core.pages import PAGE
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.requeue import Requeue
@@ -103,7 +103,7 @@ def matching(store: Store, selection: Selection) -> Flow[int]:
 def requeue(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[list[bool]]:
     """Dead messages become due now, their failed attempts forgotten; False: not in the garbage."""
     done: list[bool] = []
-    for some in chunks(ids, max(1, store.batch_size(topic) // 2)):
+    for some in chunks(ids, store.batch_size(topic, Requeue)):
         done += yield from store.run_by_id(Requeue(topic, group, some))
     return done
 

@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 
 from lisa.admin.parts import places
 from lisa.admin.reading import (
-    PAGE,
     Position,
     ask_stream,
     entry_number,
-    readable,
     sorted_page,
     stream_group,
     stream_ids,
 )
 from lisa.core.errors import ConfigError, GroupRemoved
 from lisa.core.flow import Flow
+from lisa.core.pages import PAGE, readable
 from lisa.core.shards import base
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.inspect import Inspect, Inspection

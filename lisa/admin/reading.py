@@ -8,31 +8,21 @@ from typing import Any, NamedTuple
 from lisa.core import failures
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.flow import Command, Flow
-from lisa.core.keys import check_id
+from lisa.core.pages import PAGE
 from lisa.core.store import Store
 
 __all__ = [
-    "PAGE",
-    "START",
     "Position",
     "ask_all",
     "ask_stream",
     "entry_number",
     "info",
-    "member_page",
     "pairs_of",
-    "readable",
     "scan_keys",
     "sorted_page",
     "stream_group",
     "stream_ids",
 ]
-
-PAGE = 200
-"""Items of one step: far below what takes the server 5 ms."""
-
-START = b"0"
-"""The cursor of a SCAN family command that begins, and the one that it ends with."""
 
 
 class Position(NamedTuple):
@@ -75,14 +65,6 @@ def ask_stream(store: Store, *command: str | bytes | float) -> Flow[Any]:
         if error.__cause__ is not None and failures.is_missing_group(error.__cause__):
             return None
         raise
-
-
-def member_page(
-    store: Store, command: str, key: str, cursor: bytes
-) -> Flow[tuple[bytes, list[bytes]]]:
-    """One page of an HSCAN or ZSCAN: the next cursor, and fields or members without values."""
-    reply = yield from store.command(command, key, cursor, "COUNT", PAGE)
-    return reply[0], list(dict.fromkeys(reply[1][::2]))
 
 
 def scan_keys(store: Store, pattern: str, cursor: bytes) -> Flow[tuple[bytes, list[bytes]]]:
@@ -138,17 +120,6 @@ def _rank_behind(store: Store, key: str, after: Position) -> Flow[int]:
         else:
             high = middle
     return int(low)
-
-
-def readable(ids: Sequence[bytes]) -> tuple[list[str], list[bytes]]:
-    """Ids that Lisa may have written, and those that only a foreign hand can have."""
-    names, foreign = [], []
-    for one in ids:
-        try:
-            names.append(check_id(one.decode()))
-        except ValueError:  # InvalidMessage is one, UnicodeDecodeError too
-            foreign.append(one)
-    return names, foreign
 
 
 def stream_ids(items: Sequence[Any]) -> list[tuple[str, bytes | None, bytes | None]]:

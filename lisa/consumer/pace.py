@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["AHEAD_S", "MOST", "Pace"]
 
 AHEAD_S = 0.05
-MOST = 500
+MOST = 250
 """The most that one read asks for, and one open takes."""
 
 SMOOTHING = 0.2

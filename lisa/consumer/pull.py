@@ -199,6 +199,7 @@ class Puller:
 
     def _pull_from(self, place: str, group: str, batch: int, timeout_ms: int | None) -> Pulled:
         self._announce(place, group)
+        batch = min(batch, self._store.batch_size(place, Pull))
         call = Pull(place, group, self._name, batch, timeout_ms)
         try:
             return self._store.call(call)

@@ -5,6 +5,7 @@
     +-- DuplicateMessage                    on_duplicate="reject" met a known id
     +-- TopicFull                           the topic's capacity is used up
     +-- GroupRemoved                        the group was taken away by an operator
+    +-- RemovalUnfinished                   it still owes messages, and cannot be declared again yet
     +-- ServerUnavailable                   the server did not answer, or refused, in time
     |   +-- NotReplicated                   written, but too few replicas had it in time
     |   +-- Misplaced                       the topic is just being split over other shards
@@ -26,6 +27,7 @@ __all__ = [
     "LisaError",
     "Misplaced",
     "NotReplicated",
+    "RemovalUnfinished",
     "ServerUnavailable",
     "TopicFull",
 ]
@@ -61,6 +63,14 @@ class TopicFull(LisaError):
 
 class GroupRemoved(LisaError):
     """The consumer's group is no longer declared on the topic."""
+
+
+class RemovalUnfinished(LisaError):
+    """A group that was removed still owes messages: only then can it be declared again.
+
+    A removal that was cut short is finished by a manager within two minutes, or by giving the
+    command again.
+    """
 
 
 class ServerUnavailable(LisaError):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
-from lisa.core.errors import LisaError
+from lisa.core.errors import LisaError, RemovalUnfinished
 from lisa.core.flow import Flow
 from lisa.core.options import TopicOptions
 from lisa.core.shards import Layout, share
@@ -33,8 +33,6 @@ _OWN = frozenset({"shards"})
 _COPIED = tuple(one.name for one in fields(TopicOptions) if one.name not in _OWN)
 _SHARED = {"capacity": None, "max_ready": TopicOptions().max_ready}
 """Bounds of the whole topic, each shard has its share of; with their defaults."""
-
-_REMOVING = "removing:"  # a group whose removal is at work, see admin.groups
 
 
 class _Seen(NamedTuple):
@@ -91,14 +89,13 @@ def _look(store: Store, places: Sequence[str]) -> Flow[list[_Seen]]:
 def _equip(store: Store, whole: _Seen, places: Mapping[str, _Seen], count: int) -> Flow[None]:
     """Give places the topic's options and groups."""
     wanted = _options(whole.options, count)
-    removing = {name[len(_REMOVING) :] for name in whole.options if name.startswith(_REMOVING)}
     calls: list[Transition[Any]] = []
     for place, seen in places.items():
         lacking = {name: value for name, value in wanted.items() if seen.options.get(name) != value}
         if lacking:
             calls.append(Configure(place, lacking))
-        calls += [Declare(place, group) for group in sorted(whole.groups - seen.groups - removing)]
-    yield from _run(store, calls)
+        calls += [Declare(place, group) for group in sorted(whole.groups - seen.groups)]
+    yield from _run(store, calls, passing=(RemovalUnfinished,))  # that place is told the next time
 
 
 def _options(whole: Mapping[str, str], count: int) -> dict[str, str | None]:
@@ -127,13 +124,17 @@ def _hand_over(store: Store, topic: str, layout: Layout, seen: Mapping[str, _See
     return number
 
 
-def _run(store: Store, calls: Sequence[Transition[T]]) -> Flow[list[T]]:
-    """Run calls together. Raises the first error among them."""
+def _run(
+    store: Store, calls: Sequence[Transition[T]], passing: tuple[type[LisaError], ...] = ()
+) -> Flow[list[T]]:
+    """Run calls together. Raises the first error among them, but for those to be passed over."""
     if not calls:
         return []
     done: list[T] = []
     for result in (yield from store.run_many(calls)):
         if isinstance(result, LisaError):
-            raise result
-        done.append(result)
+            if not isinstance(result, passing):
+                raise result
+        else:
+            done.append(result)
     return done

@@ -200,6 +200,7 @@ class Line:
             await self._rest()
 
     async def _pull(self, place: str, wanted: int) -> Pulled:
+        wanted = min(wanted, self._store.batch_size(place, Pull))
         call = Pull(place, self._group, self._room.name, wanted)
         try:
             return await self._store.call(call)

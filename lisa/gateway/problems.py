@@ -19,6 +19,7 @@ from lisa.core.errors import (
     InvalidMessage,
     LisaError,
     NotReplicated,
+    RemovalUnfinished,
     ServerUnavailable,
     TopicFull,
 )
@@ -80,6 +81,7 @@ _KINDS: tuple[tuple[type[Exception], int, str, Mapping[str, str]], ...] = (
     (DuplicateMessage, 409, "duplicate", {}),
     (TopicFull, 429, "topic-full", _LATER),
     (GroupRemoved, 404, "unknown-group", {}),
+    (RemovalUnfinished, 409, "removal-unfinished", _LATER),
     (InvalidMessage, 400, "invalid", {}),
     (ConfigError, 400, "refused", {}),
 )

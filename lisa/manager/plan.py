@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Self
 from lisa.core import options as topic_options
 from lisa.core.errors import ConfigError
 from lisa.core.keys import check_group, check_topic
+from lisa.core.transitions.promote import LARGEST_BATCH
+from lisa.core.transitions.reclaim import LARGEST_WINDOW
 
 if TYPE_CHECKING:
     from lisa.core.settings import ManagerSettings
 
-__all__ = ["DEFAULT_GROUP", "LARGEST_BATCH", "Plan", "Schedules", "TopicPlan"]
+__all__ = ["DEFAULT_GROUP", "Plan", "Schedules", "TopicPlan"]
 
 DEFAULT_GROUP = "lisa"
-LARGEST_BATCH = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class Plan:
 
     topics: Mapping[str, TopicPlan] = field(default_factory=dict)
     default_group: str = DEFAULT_GROUP
-    window: int = LARGEST_BATCH
+    window: int = LARGEST_WINDOW
     schedules: Schedules = field(default_factory=Schedules)
 
     @classmethod

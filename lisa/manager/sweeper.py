@@ -1,7 +1,7 @@
 """Clears away what time has made useless.
 
-That is: expired messages, names of dead consumers, old garbage, idle topics' names, and the
-records of managers that are gone.
+That is: expired messages, names of dead consumers, old garbage, idle topics' names, groups whose
+removal was cut short, and the records of managers that are gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lisa.core import presence
+from lisa.core import presence, removal
 from lisa.core.clock import duration_ms, human
 from lisa.core.errors import GroupRemoved
 from lisa.core.metrics.numbers import Tally
@@ -72,6 +72,7 @@ class Sweeper:
             ("EXISTS", *self._places(topic, names)),
             ("ZSCORE", self._store.keys.topics, topic),
             ("HKEYS", keys.groups),
+            ("HKEYS", keys.options),
             *[("XINFO", "CONSUMERS", group.ready, name)
               for group, name in zip(own, names, strict=True)],
         ]  # fmt: skip
@@ -79,13 +80,14 @@ class Sweeper:
     def _is_worth_it(self, topic: str, replies: Sequence[Any], long_ago: int) -> bool:
         if any(isinstance(reply, Exception) for reply in replies):
             return True
-        aging, used, seen, declared, *consumers = replies
+        aging, used, seen, declared, options, *consumers = replies
         groups = tuple(sorted(text(name) for name in declared))
         if groups != self._store.known_groups(topic):
             self._store.drive(self._store.groups(topic))
             return True
         idle = not used and seen is not None and float(seen) < long_ago
-        return bool(aging or any(consumers) or (idle and not self._configured(topic)))
+        is_left = idle and not self._configured(topic)
+        return bool(aging or any(consumers) or removal.marked(options) or is_left)
 
     def step(self, topic: str) -> bool:
         """One bounded run over a topic; whether it was idle and is unregistered now."""
@@ -94,6 +96,7 @@ class Sweeper:
         records = self._store.drive(presence.consumers(self._store, topic))
         alive = {one.name for one in records if one.seen_ms > now_ms - GONE_AFTER_MS}
         gone = [one for one in records if one.name not in alive]
+        self._finish_removals(topic)
         groups = self._store.drive(self._store.groups(topic))
         for group in groups:
             try:
@@ -121,6 +124,16 @@ class Sweeper:
             log.info("topic %s: %d messages were past their ttl", topic, ended,
                      extra={"topic": topic})  # fmt: skip
         return ended
+
+    def _finish_removals(self, topic: str) -> None:
+        options = self._store.ask("HKEYS", self._store.keys.topic(topic).options)
+        for group in removal.marked(options):
+            age_ms = self._store.drive(removal.age_ms(self._store, topic, group))
+            if age_ms is not None and age_ms > removal.ABANDONED_MS:
+                settled = self._store.drive(removal.remove(self._store, topic, group))
+                log.warning("topic %s: the removal of group %s had been cut short; finished it: %d "
+                            "messages settled", topic, group, settled or 0,
+                            extra={"topic": topic, "group": group})  # fmt: skip
 
     def managers(self) -> None:
         """Take away the records of managers that are gone. Raises LisaError."""

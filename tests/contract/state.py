@@ -61,7 +61,7 @@ def topic(
     done: Mapping[str, tuple[Any, ...]] | None = None,
     policy: Mapping[str, str] | None = None,
     expiry: Mapping[str, Any] | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
     stats: Mapping[str, int] | None = None,
     consumers: Mapping[str, str] | None = None,
     events: Sequence[tuple[Any, ...]] | None = None,
@@ -173,7 +173,8 @@ def read(store: SyncStore, name: str) -> State:
         elif rest in ("waiting", "expiry"):
             state[rest] = _scores(store, key)
         elif rest in ("policy", "options", "consumers"):
-            state[rest] = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
+            found = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
+            state[rest] = {k: int(v) if k.startswith("removing:") else v for k, v in found.items()}
         elif rest == "stats":
             state[rest] = {k.decode(): int(v) for k, v in _pairs(store.ask("HGETALL", key))}
         elif rest == "events":

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from lisa.core.errors import GroupRemoved, RemovalUnfinished
+from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.promote import Promote
+from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.undeclare import Undeclare, Undeclared
-from tests.contract.bench import TOPIC
+from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row
 
 if TYPE_CHECKING:
@@ -67,10 +74,12 @@ def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:
     bench.check(
         declared=["audit"], waiting={"w": FAR}, body=bodies, done=done, stats={"purged@lisa": 4},
         lisa=G(retry={"left": 6}), audit=G(ready=[Row("both", 3)]),
+        options={"removing:lisa": bench.now},
     )  # fmt: skip
     after = bench.state()
-    assert bench.call(Undeclare(TOPIC, "lisa", page, drop=True)) == Undeclared(0, False)
-    assert bench.state() == after
+    again = bench.call(Undeclare(TOPIC, "lisa", page, drop=True, begun=True))
+    assert again == Undeclared(0, False)
+    assert bench.state() == {**after, "options": {"removing:lisa": bench.now}}
     assert bench.call(Undeclare(TOPIC, "lisa", ["left"], drop=True)) == Undeclared(1, True)
     del bodies["left"]
     bench.check(
@@ -80,10 +89,10 @@ def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:
     )  # fmt: skip
 
 
-def test_undeclare_without_drop_keeps_the_keys(bench: Bench) -> None:
+def test_undeclare_without_drop_keeps_the_keys_and_leaves_a_mark(bench: Bench) -> None:
     bench.put(lisa=G())
     assert bench.call(Undeclare(TOPIC, "lisa")) == Undeclared(0, False)
-    bench.check(declared=[], lisa=G())
+    bench.check(declared=[], lisa=G(), options={"removing:lisa": bench.now})
     assert bench.call(Undeclare(TOPIC, "lisa", drop=True)) == Undeclared(0, True)
     bench.check()
 
@@ -93,3 +102,56 @@ def test_a_removed_group_may_be_declared_again(bench: Bench) -> None:
     bench.call(Undeclare(TOPIC, "lisa", drop=True))
     assert bench.call(Declare(TOPIC, "lisa")) is True
     bench.check(lisa=G(), audit=G())
+
+
+@pytest.mark.parametrize(
+    "own", [G(ready=[Row("m", 1, 1, "c1")]), G(retry={"m": 1}), G(garbage={"m": 1})]
+)
+def test_a_group_that_owes_messages_since_its_removal_is_not_declared(bench: Bench, own: G) -> None:
+    bench.put(body={"m": "A-"}, lisa=own, audit=G())
+    bench.call(Undeclare(TOPIC, "lisa"))
+    before = bench.state()
+    with pytest.raises(RemovalUnfinished, match="'lisa'"):
+        bench.call(Declare(TOPIC, "lisa"))
+    assert bench.state() == before
+    bench.call(Undeclare(TOPIC, "lisa", ["m"], begun=True))
+    assert bench.call(Declare(TOPIC, "lisa")) is True, "it owes nothing any more"
+    assert "options" not in bench.state(), "and the mark has gone"
+
+
+def test_what_a_foreign_hand_undeclared_is_declared_with_all_it_owes(bench: Bench) -> None:
+    bench.put(declared=["audit"], body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
+    assert bench.call(Declare(TOPIC, "lisa")) is True
+    bench.check(body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
+
+
+def test_a_removal_does_not_go_on_once_the_group_was_declared_anew(bench: Bench) -> None:
+    bench.put(lisa=G())
+    bench.call(Undeclare(TOPIC, "lisa"))
+    bench.call(Declare(TOPIC, "lisa"))
+    bench.put(body={"m": "A-"}, waiting={"m": 1})
+    bench.call(Promote(TOPIC))
+    before = bench.state()
+    assert bench.call(Undeclare(TOPIC, "lisa", ["m"], drop=True, begun=True)) == Undeclared(0, True)
+    assert bench.state() == before
+
+
+def test_a_message_replaced_by_one_due_later_is_not_handed_out_by_a_group_half_removed(
+    bench: Bench,
+) -> None:
+    bench.call(Declare(TOPIC, "lisa"))
+    bench.call(Declare(TOPIC, "audit"))
+    bench.send(item("m", "+0", "old"))
+    (old,) = bench.call(Pull(TOPIC, "lisa", "c1", 1)).entries
+    bench.call(Undeclare(TOPIC, "lisa"))
+    later = item("m", str(FAR), "new", sender="B")
+    bench.send(later, sender="B", on_duplicate=OnDuplicate.REPLACE)
+    with pytest.raises(RemovalUnfinished):
+        bench.call(Declare(TOPIC, "lisa"))
+    with pytest.raises(GroupRemoved):
+        bench.call(Ack(TOPIC, "lisa", [Settlement("m", old.entry, "AAAAAAAA-", 0, 1)]))
+    bench.call(Undeclare(TOPIC, "lisa", ["m"], drop=True, begun=True))
+    bench.call(Declare(TOPIC, "lisa"))
+    assert not bench.call(Pull(TOPIC, "lisa", "c1", 1)).entries
+    state = bench.state()
+    assert (state["waiting"], state["body"]) == ({"m": FAR}, {"m": "Brnew"})

@@ -181,11 +181,11 @@ def test_what_is_past_its_ttl_is_named_and_left_for_expire(bench: Bench) -> None
     )  # fmt: skip
 
 
-def test_one_call_does_at_most_500_steps_whatever_it_is_asked(bench: Bench) -> None:
+def test_one_call_does_at_most_250_steps_whatever_it_is_asked(bench: Bench) -> None:
     many = {f"m{i:04}": i for i in range(600)}
     bench.put(waiting=many, body=dict.fromkeys(many, "A-"), lisa=G(), audit=G())
     said = bench.call(Promote(TOPIC, limit=10_000))
-    assert (said.moved, said.cut_short, said.next_due_ms) == (500, True, 250)
+    assert (said.moved, said.cut_short, said.next_due_ms) == (250, True, 125)
 
 
 def test_what_waits_and_what_is_retried_share_the_steps_of_a_call(bench: Bench) -> None:

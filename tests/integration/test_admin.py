@@ -25,6 +25,7 @@ from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests.rows import Item, enqueue
 
@@ -101,6 +102,20 @@ def test_a_group_may_be_added_again_at_once(store: SyncStore) -> None:
     store.drive(groups.remove(store, TOPIC, "a"))
     assert store.drive(groups.add(store, TOPIC, "a"))
     assert not store.drive(groups.add(store, TOPIC, "a"))
+    send(store, ["new"])
+    assert [one.id for one in take(store, "a", 10)] == ["new"]
+
+
+def test_a_group_whose_removal_was_cut_short_is_removed_before_it_is_added(
+    store: SyncStore,
+) -> None:
+    assert store.drive(groups.add(store, TOPIC, "a"))
+    send(store, ["old"])
+    store.call(Undeclare(TOPIC, "a"))
+    assert store.drive(groups.add(store, TOPIC, "a"))
+    (old,) = store.call(Inspect(TOPIC, ["old"]))
+    assert old.tombstone
+    assert old.tombstone.state == "purged"
     send(store, ["new"])
     assert [one.id for one in take(store, "a", 10)] == ["new"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.consumer import Consumer
+from lisa.core import removal
 from lisa.core.errors import ConfigError
 from lisa.core.message import Message
 from lisa.core.transitions.undeclare import Undeclare
@@ -79,6 +80,24 @@ def test_a_removed_group_is_no_longer_read_and_the_other_topics_are(bench: Bench
         bench.send("invoices", [1])
         wait_until(lambda: seen)
     assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+
+
+def test_a_group_that_is_being_removed_is_waited_for(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    [old] = bench.send(TOPIC, ["old"])
+    bench.store.call(Undeclare(TOPIC, "lisa"))
+    consumer = Consumer(bench.url, group="lisa", poll_timeout=timedelta(seconds=0.2))
+    seen: list[object] = []
+    consumer.on(TOPIC, lambda message: seen.append(message.body))
+    with consumer:
+        time.sleep(0.3)
+        assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+        bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
+        wait_until(lambda: bench.store.drive(bench.store.groups(TOPIC)) == ("lisa",))
+        bench.send(TOPIC, ["new"])
+        wait_until(lambda: seen)
+    assert seen == ["new"]
+    assert bench.settled_as(TOPIC, old) == "purged"
 
 
 @pytest.mark.parametrize("group", [None, "lisa"])

@@ -10,6 +10,8 @@ import pytest
 
 from lisa.core import presence
 from lisa.core.address import Address
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
@@ -46,6 +48,24 @@ class TestSweeper:
         kit.sweeper.step("orders")
         assert [cast.state(one) for one in sent] == ["expired"] * 6
         assert cast.state(flying) == "in_flight"
+
+    def test_finishes_the_removal_of_a_group_that_was_cut_short(
+        self, cast: Cast, kit: Services, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("WARNING")
+        ready, waiting = cast.send(), cast.send(delay_ms=60_000)
+        cast.store.call(Undeclare("orders", "g"))  # and its process is killed
+        before = cast.store.ask("HLEN", cast.own.entries)
+        assert kit.sweeper.pick(["orders"]) == ["orders"]
+        kit.sweeper.step("orders")
+        assert cast.store.ask("HLEN", cast.own.entries) == before == 1, "it may be at work still"
+        cast.configure(**{"removing:g": "1"})
+        kit.sweeper.step("orders")
+        assert (cast.state(ready), cast.state(waiting)) == ("purged", "waiting")
+        assert not cast.store.ask("EXISTS", cast.keys.options, *cast.own)
+        assert "removal of group g had been cut short; finished it: 1 " in caplog.text
+        assert kit.sweeper.pick(["orders"]) == []
+        assert cast.store.call(Declare("orders", "g"))
 
     def test_forgets_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch

@@ -8,17 +8,23 @@ from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 from lisa import Consumer, Manager, Producer, message_acked
 from lisa.admin import groups, topics
+from lisa.admin.fsck import check
 from lisa.consumer.joining import ask_for_group, join
+from lisa.core import removal
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Execute, ExecuteMany
+from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
+from lisa.manager.announcer import Announcer
+from lisa.manager.expirer import Expirer
+from lisa.manager.sweeper import Sweeper
 from lisa.producer import Outgoing
 from tests.servers import wait_until
 
@@ -272,7 +278,41 @@ def test_a_manager_finishes_a_change_that_was_cut_short(
         manager.stop()
 
 
-def run_steps(flow: Flow[int], split: Split, count: int) -> bool:
+@pytest.mark.parametrize("done", range(6))
+@pytest.mark.parametrize("how", ["added again", "swept"])
+def test_a_removal_that_was_cut_short_among_shards_is_finished(
+    split_here: Split, how: str, done: int
+) -> None:
+    split, store = split_here, split_here.store
+    split.into(3)
+    for group in ("lisa", "audit"):
+        store.drive(groups.add(store, "orders", group))
+    with Producer(split.url) as producer:
+        sent = [producer.send("orders", "old", delay=HOUR) for _ in range(20)]
+        for one in sent:
+            producer.fire_now("orders", one)
+        cut = not run_steps(removal.remove(store, "orders", "lisa"), split, done)
+        assert cut or done > 20
+        later = 4_000_000_000_000
+        for one in sent:
+            producer.send("orders", "new", id=one, at_ms=later, on_duplicate="replace")
+        if how == "added again":
+            assert store.drive(groups.add(store, "orders", "lisa")) == (done > 0)
+        else:
+            sweeper = Sweeper(store, Expirer(store, Announcer(store)), lambda _: True)
+            for place in split.layout.counted("orders"):
+                if store.ask("HEXISTS", split.keys(place).options, "removing:lisa"):
+                    store.call(Configure(place, {"removing:lisa": "1"}))
+            for place in split.layout.counted("orders"):
+                sweeper.step(place)
+    declared = {store.drive(store.groups(one)) for one in split.layout.counted("orders")}
+    kept = how == "added again" or done == 0
+    assert declared == {("audit", "lisa") if kept else ("audit",)}
+    assert split.copies() == sorted(sent), "none was lost, none is given out early"
+    assert store.drive(check(store, ["orders"])).findings == []
+
+
+def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
     """Send so many of a flow's script calls to the server, then leave it; whether it was done."""
     sent, reply = 0, None
     with suppress(StopIteration):

@@ -43,7 +43,9 @@ class Machine(Producers, Consumers, Managers, Operators):
     def _end_removals(self) -> None:
         for topic in self.stage.topics.values():
             for name in sorted(topic.all_groups.keys() - topic.declared.keys()):
-                self._undeclare(topic.name, name, topic.all_groups[name].ids, drop=True)
+                self._undeclare(
+                    topic.name, name, topic.all_groups[name].ids, drop=True, begun=False
+                )
 
     @invariant()
     def every_message_has_its_place(self) -> None:

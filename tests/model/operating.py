@@ -4,26 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tests.model.sending import Refused
 from tests.model.topic import Group, Time, Topic
 from tests.model.unknowns import Clock
 
 
 def declare(topic: Topic, name: str, clock: Clock) -> bool:
     """A group that gets what is promoted from now on; whether it is new."""
-    topic.all_groups.setdefault(name, Group(name))
+    group = topic.all_groups.setdefault(name, Group(name))
     if name in topic.declared:
         return False
+    if removing(name) in topic.options and owes(group):
+        raise Refused("removal unfinished")
+    topic.options.pop(removing(name), None)
     topic.declared[name] = clock.now
     return True
 
 
+def removing(name: str) -> str:
+    """The option that says that a group is being removed."""
+    return f"removing:{name}"
+
+
+def owes(group: Group) -> bool:
+    """Whether a message stands in one of its places."""
+    return bool(group.retry or group.garbage) or any(entry.is_ours for entry in group.stream)
+
+
 def undeclare(
-    topic: Topic, name: str, ids: Sequence[str], clock: Clock, *, drop: bool
+    topic: Topic, name: str, ids: Sequence[str], clock: Clock, *, drop: bool, begun: bool
 ) -> tuple[int, bool]:
     """A group is given nothing more, and owes these ids no more; whether it is gone for good.
 
-    A message that nobody owes any more is purged.
+    A message that nobody owes any more is purged. One that has begun may have been undone.
     """
+    if begun and removing(name) not in topic.options:
+        return 0, True
+    topic.options[removing(name)] = clock.now
     topic.declared.pop(name, None)
     group = topic.all_groups.get(name, Group(name))
     settled = 0
@@ -40,12 +57,10 @@ def undeclare(
                 end=1 if ends else None,
             )  # fmt: skip
     topic.count("purged", settled, group)
-    owes_nothing = not any(entry.is_ours for entry in group.stream) and not (
-        group.retry or group.garbage
-    )
-    is_gone = drop and owes_nothing
+    is_gone = drop and not owes(group)
     if is_gone:
         topic.all_groups.pop(name, None)
+        topic.options.pop(removing(name))
     return settled, is_gone
 
 

@@ -24,7 +24,7 @@ class Managers(Play):
         super().__init__()
         self.littered: set[str] = set()
 
-    @rule(topic=topics, limit=st.sampled_from([1, 2, 500]))
+    @rule(topic=topics, limit=st.sampled_from([1, 2, 250]))
     def promote(self, topic: str, limit: int) -> None:
         """And what it meets past its ttl is ended."""
         its = self.stage.topic(topic)

@@ -21,23 +21,23 @@ class Operators(Play):
     @rule(topic=topics, group=groups)
     def declare(self, topic: str, group: str) -> None:
         its = self.stage.topic(topic)
-        if group in its.all_groups.keys() - its.declared.keys():
-            return  # its removal is ended first
         call = Declare(topic, group)
         self.stage.call(call, lambda clock: operating.declare(its, group, clock))
 
-    @rule(topic=topics, group=groups, ids=ids, drop=st.booleans())
-    def undeclare(self, topic: str, group: str, ids: list[int], *, drop: bool) -> None:
+    @rule(topic=topics, group=groups, ids=ids, drop=st.booleans(), begun=st.booleans())
+    def undeclare(self, topic: str, group: str, ids: list[int], *, drop: bool, begun: bool) -> None:
         """One page, as an operator's command or its repetition does it."""
-        self._undeclare(topic, group, self._ids(topic, ids), drop=drop)
+        self._undeclare(topic, group, self._ids(topic, ids), drop=drop, begun=begun)
 
-    def _undeclare(self, topic: str, group: str, ids: list[str], *, drop: bool) -> None:
+    def _undeclare(
+        self, topic: str, group: str, ids: list[str], *, drop: bool, begun: bool
+    ) -> None:
         its = self.stage.topic(topic)
         if group not in its.all_groups:
             return
         self.stage.call(
-            Undeclare(topic, group, ids, drop),
-            lambda clock: operating.undeclare(its, group, ids, clock, drop=drop),
+            Undeclare(topic, group, ids, drop, begun),
+            lambda clock: operating.undeclare(its, group, ids, clock, drop=drop, begun=begun),
         )
 
     @rule(topic=topics, values=st.fixed_dictionaries({}, optional=OPTIONS), declared=st.booleans())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lisa.admin import fsck
 from lisa.core.address import Address
 from lisa.core.connection import Connection
-from lisa.core.errors import GroupRemoved, InvalidMessage, TopicFull
+from lisa.core.errors import GroupRemoved, InvalidMessage, RemovalUnfinished, TopicFull
 from lisa.core.keys import Keys
 from lisa.core.store import SyncStore
 from lisa.producer import Producer
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 MANY = 100  # a number above this is no count
 WORD = re.compile(r"[a-z_: ]{4,}\Z")
-REFUSALS = {TopicFull: "full", InvalidMessage: "large", GroupRemoved: "no such group"}
+REFUSALS = {TopicFull: "full", InvalidMessage: "large", GroupRemoved: "no such group",
+            RemovalUnfinished: "removal unfinished"}  # fmt: skip
 
 
 class Stage:
@@ -130,7 +131,7 @@ def _answer(do: Callable[[], Any]) -> Any:
         return do()
     except Refused as refused:
         return f"refused: {refused}"
-    except (TopicFull, InvalidMessage, GroupRemoved) as error:
+    except tuple(REFUSALS) as error:
         return f"refused: {REFUSALS[type(error)]}"
 
 

@@ -26,6 +26,7 @@ REACHED = {
     *("Retry " + one for one in ("retrying", "dead", "stale")),
     *("Promote: " + one for one in ("moved", "full", "expired")),
     *("Reclaim " + one for one in ("retrying", "dead")), "Reclaim: cleared",
+    "Declare True", "Declare False", "Declare refused: removal unfinished",
     *("Expire " + one for one in ("expired", "in_flight", "not_due")),
     *(f"{name} {answer}" for name in ("Release", "Extend", "Requeue", "Purge", "Trim")
       for answer in (True, False)),
@@ -133,10 +134,15 @@ def ends(play: Machine) -> None:
 
 
 def groups(play: Machine) -> None:
-    """A group is removed while its consumers are at work."""
+    """A group is removed while its consumers are at work, and declared again too soon."""
     play.take("told", "h", "c1", None)
-    play.undeclare("told", "h", ALL, drop=True)
+    play.undeclare("told", "h", [], drop=True, begun=False)
+    play.declare("told", "h")
+    play.undeclare("told", "h", ALL, drop=True, begun=True)
     play.ack_the_latest()
+    for _ in range(2):
+        play.declare("told", "h")
+    play.undeclare("told", "h", ALL, drop=True, begun=True)
 
 
 def a_foreign_hand(play: Machine) -> None:

@@ -27,7 +27,7 @@ DEFAULTS = {
     "dedupe_for": "86400000",
     "max_body_bytes": "1048576",
 }
-STEPS = 500
+STEPS = 250
 """One call moves at most so many messages, times groups."""
 
 

@@ -84,7 +84,7 @@ def test_a_configuration_says_the_same(tmp_path: Path) -> None:
     )
     assert made.topics["mails"].options == {"ack_timeout": "30000"}
     assert made.groups_for("mails") == ("house",)
-    assert (made.batch("orders"), made.batch("mails"), made.batch("other")) == (20, 500, 500)
+    assert (made.batch("orders"), made.batch("mails"), made.batch("other")) == (20, 250, 250)
     assert (made.window, made.schedules.move) == (20, "0/2 * * * * ?")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import msgspec
@@ -78,10 +79,20 @@ def test_bodies_come_back_as_they_went(body: Any, read: Any) -> None:
 
 
 def test_each_call_has_a_token_of_its_own_and_at_most_its_size() -> None:
-    parts = made(list(range(11)), size=5)
+    parts = made(list(range(11)), size=5, delay=timedelta(hours=1))
     assert [len(call.ids) for call in parts] == [5, 5, 1]
     assert [body_of(envelope) for call in parts for envelope in call.envelopes] == list(range(11))
     assert len({call.token for call in parts}) == 3
+
+
+def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
+    def sizes(bodies: list[Any], **options: Any) -> list[int]:
+        return [len(call.ids) for call in made(bodies, 8, **options)]
+
+    hour = timedelta(hours=1)
+    assert sizes([1] * 8, delay=hour) == [8]
+    assert sizes([1] * 8) == [2] * 4, "straight to ready"
+    assert sizes([Outgoing(1, id=str(n)) for n in range(8)], delay=hour) == [2] * 4, "may be known"
 
 
 def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:

@@ -297,7 +297,7 @@ def test_several_groups_of_one_topic(write: Write) -> None:
         "orders": {"ack_timeout": timedelta(seconds=30), "capacity": 9},
         "other": {"retry_delays": RetryPolicy((0, 120_000), 0.5), "retention": timedelta(0)},
     }
-    assert settings.moving_sizes() == {"orders": 500}
+    assert settings.moving_sizes() == {"orders": 250}
 
 
 def test_a_topics_own_options_win_over_the_managers(write: Write) -> None:

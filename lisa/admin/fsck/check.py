@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lisa.admin import groups
 from lisa.admin.fsck.places import Places
 from lisa.admin.fsck.report import Finding, Report
 from lisa.admin.fsck.streams import Streams
-from lisa.admin.reading import START, scan_keys
+from lisa.admin.reading import scan_keys
+from lisa.core import removal
 from lisa.core.flow import Flow, Pause
 from lisa.core.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
+from lisa.core.pages import START
 from lisa.core.shards import base, bases
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
@@ -23,8 +24,6 @@ TOPIC_TYPES = dict(zip(TOPIC_KEYS, ("zset", "hash", "zset", *["hash"] * 4, "stre
 GROUP_TYPES = dict(
     zip(GROUP_KEYS, ("stream", "hash", "zset", "zset", "hash", "hash", "zset"), strict=True)
 )
-REMOVAL_IS_DEAD_MS = 60_000
-"""A removal that did not renew its mark for so long was cut short."""
 
 LOOK_AGAIN_S = 1.0
 
@@ -133,8 +132,8 @@ class _Check:
         yield Pause(LOOK_AGAIN_S)  # one that is removed and added again is not taken for a ruin
         if not (yield from self._is_left(topic, group, keys)):
             return
-        age_ms = yield from groups.mark_age_ms(self.store, topic, group)
-        owed = yield from groups.owed(self.store, keys)
+        age_ms = yield from removal.age_ms(self.store, topic, group)
+        owed = yield from removal.owed(self.store, keys)
         what = f"owes {owed} messages; "
         if age_ms is not None:
             what += "its removal was cut short: " + self._cure("finished", "remove it again")
@@ -144,7 +143,7 @@ class _Check:
             what += self._cure("its keys are gone", "remove it")
         if self.repair:
             if age_ms is not None:
-                yield from groups.remove(self.store, topic, group)
+                yield from removal.remove(self.store, topic, group)
             elif owed:
                 yield from self.store.run(Declare(topic, group))
             else:
@@ -158,12 +157,12 @@ class _Check:
 
     def _is_left(self, topic: str, group: str, keys: GroupKeys) -> Flow[bool]:
         """Whether keys stand there undeclared and nobody is at work on them."""
-        age_ms = yield from groups.mark_age_ms(self.store, topic, group)
+        age_ms = yield from removal.age_ms(self.store, topic, group)
         found, declared, mark, still = yield from self.store.commands([
             ("EXISTS", *keys), ("HEXISTS", self.store.keys.topic(topic).groups, group),
-            groups.mark_command(self.store, topic, group), ("EXISTS", *keys),
+            removal.mark_command(self.store, topic, group), ("EXISTS", *keys),
         ])  # fmt: skip
-        is_worked_on = mark is not None and (age_ms is None or age_ms < REMOVAL_IS_DEAD_MS)
+        is_worked_on = mark is not None and (age_ms is None or age_ms < removal.ABANDONED_MS)
         return bool(found and still) and not declared and not is_worked_on
 
     def _cure(self, done: str, to_do: str) -> str:
@@ -221,6 +220,6 @@ class _Check:
         if (yield from self.store.command("ZCARD", keys.waiting)):
             return True
         for group in (yield from self.store.groups(topic)):
-            if (yield from groups.owed(self.store, keys.group(group))):
+            if (yield from removal.owed(self.store, keys.group(group))):
                 return True
         return False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lisa.admin import groups
 from lisa.admin.fsck.report import Finding, Report
-from lisa.admin.reading import START, member_page, readable, scan_keys
+from lisa.admin.reading import scan_keys
+from lisa.core import removal
 from lisa.core.flow import Flow
+from lisa.core.pages import START, member_page, readable
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.mend import Mend
 
@@ -115,7 +116,8 @@ class Places:
         While a group is removed its messages stand in its keys alone until their page comes.
         """
         keys = self.store.keys.topic(topic)
-        names = self.undeclared.get(topic, set()) | (yield from groups.removing(self.store, topic))
+        options = yield from self.store.command("HKEYS", keys.options)
+        names = self.undeclared.get(topic, set()) | removal.marked(options)
         owed: set[str] = set()
         for group in names:
             own = keys.group(group)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lisa.admin.fsck.report import Finding, Report
-from lisa.admin.reading import PAGE, ask_stream, stream_group, stream_ids
+from lisa.admin.reading import ask_stream, stream_group, stream_ids
 from lisa.core.flow import Flow
 from lisa.core.keys import GroupKeys
+from lisa.core.pages import PAGE
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
 

@@ -26,9 +26,8 @@ from lisa.core.errors import ConfigError
 from lisa.core.keys import check_group, check_topic
 from lisa.core.options import check_option
 from lisa.core.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
-
-LARGEST_BATCH = 500
-"""What one script call takes at most; a larger batch in a file counts as this."""
+from lisa.core.transitions.promote import LARGEST_BATCH
+from lisa.core.transitions.reclaim import LARGEST_WINDOW
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Millis = Annotated[timedelta, BeforeValidator(partial(parse_duration, bare_ms=True))]
@@ -44,6 +43,7 @@ def _durability(value: object) -> Replicas | None:
 
 DurabilityField = Annotated[InstanceOf[Replicas] | None, BeforeValidator(_durability)]
 Batch = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_BATCH))]
+Window = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_WINDOW))]
 
 
 def listed(value: object) -> object:
@@ -237,9 +237,9 @@ class ManagerServerSettings(Section):
         description="Kept for files of the original. Every pending message is looked at.",
     )
     range_end: Literal["+"] = Field(default="+", description="As `range-start`.")
-    count: Batch = Field(
-        default=LARGEST_BATCH,
-        description=f"Messages per reclaim call, at most {LARGEST_BATCH}. "
+    count: Window = Field(
+        default=LARGEST_WINDOW,
+        description=f"Messages per reclaim call, at most {LARGEST_WINDOW}. "
         "Calls follow each other to the end of the list.",
     )
     timeout: Millis = Field(

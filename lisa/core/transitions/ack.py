@@ -48,6 +48,7 @@ class Ack(ById[Acked]):
     """Settle deliveries of one group. `state` is acked, or expired for those past their ttl."""
 
     script: ClassVar[str] = "ack"
+    steps: ClassVar[int] = 4
     columns: ClassVar[tuple[str, ...]] = ("settlements",)
     topic: str
     group: str

@@ -17,7 +17,10 @@ T = TypeVar("T")
 Argument = str | bytes | int
 
 STEPS_PER_CALL = 500
-"""One script call does at most so many id-times-group steps, so that none blocks for 5 ms."""
+"""One script call does at most so many id-times-group steps, so that none blocks for 5 ms.
+
+A step is what it costs to send a message with a new id that waits: see benchmarks/safety.
+"""
 
 
 class Transition(ABC, Generic[T]):

@@ -33,7 +33,7 @@ class Cancel(ById[Cancelled]):
     """Take messages back for good."""
 
     script: ClassVar[str] = "cancel"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 6
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lisa.core.errors import RemovalUnfinished
 from lisa.core.transitions.base import Argument, Transition
 
 __all__ = ["Declare"]
@@ -15,7 +16,7 @@ __all__ = ["Declare"]
 class Declare(Transition[bool]):
     """Declare a group and make its stream; answers whether it is new.
 
-    only_mend: leave a group alone that is not declared (any more).
+    only_mend: leave a group alone that is not declared (any more). Raises RemovalUnfinished.
     """
 
     script: ClassVar[str] = "declare"
@@ -32,3 +33,11 @@ class Declare(Transition[bool]):
 
     def parse(self, reply: Sequence[Any]) -> bool:
         return bool(reply[0])
+
+    def refuse(self, reply: Sequence[Any]) -> None:
+        if reply[0] == b"OWES":
+            raise RemovalUnfinished(
+                f"group {self.group!r} was removed from topic {self.topic!r}, and what it owed is "
+                "not settled yet: it can be declared again once that is done"
+            )
+        Transition.refuse(self, reply)

@@ -32,7 +32,7 @@ class Expire(Transition[list[tuple[Expired, bytes]]]):
     """End messages that are past their ttl; with `wanted` also answers their envelopes."""
 
     script: ClassVar[str] = "expire"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 8
     topic: str
     ids: Sequence[str]
     wanted: bool = False

@@ -16,7 +16,7 @@ class Extend(ById[bool]):
     """Renew the leases of (id, entry) pairs; answers which of them are still held."""
 
     script: ClassVar[str] = "extend"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 4
     columns: ClassVar[tuple[str, ...]] = ("receipts",)
     topic: str
     group: str

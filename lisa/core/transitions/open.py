@@ -32,6 +32,7 @@ class Open(Transition[Opened]):
     """Open what XREADGROUP or pull gave to this group's consumer."""
 
     script: ClassVar[str] = "open"
+    steps: ClassVar[int] = 2
     topic: str
     group: str
     entries: Sequence[Entry]

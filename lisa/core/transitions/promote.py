@@ -8,7 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.transitions.base import Argument, Transition, text
 
-__all__ = ["Promote", "Promoted"]
+__all__ = ["LARGEST_BATCH", "Promote", "Promoted"]
+
+LARGEST_BATCH = 250
+"""Messages that one call moves, at most."""
 
 
 class Promoted(NamedTuple):
@@ -33,7 +36,7 @@ class Promote(Transition[Promoted]):
 
     script: ClassVar[str] = "promote"
     topic: str
-    limit: int = 500
+    limit: int = LARGEST_BATCH
 
     def args(self) -> Sequence[Argument]:
         return (self.limit,)

@@ -25,6 +25,7 @@ class Pull(Transition[Pulled]):
     """Take at most `most` messages at once; open gives their bodies."""
 
     script: ClassVar[str] = "pull"
+    steps: ClassVar[int] = 2
     topic: str
     group: str
     consumer: str

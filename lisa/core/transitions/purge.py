@@ -20,7 +20,7 @@ class Purge(ById[bool]):
     """
 
     script: ClassVar[str] = "purge"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 4
     columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     group: str

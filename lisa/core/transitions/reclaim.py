@@ -9,9 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 from lisa.core.transitions.base import Argument, Transition, text
 from lisa.core.transitions.retry import Retried, new_seed, parse_failed
 
-__all__ = ["FIRST", "Reclaim", "Reclaimed", "TakenBack"]
+__all__ = ["FIRST", "LARGEST_WINDOW", "Reclaim", "Reclaimed", "TakenBack"]
 
 FIRST = "-"
+
+LARGEST_WINDOW = 80
+"""Pending entries that one call looks at, at most; and as many leases."""
 
 
 class TakenBack(NamedTuple):
@@ -43,7 +46,7 @@ class Reclaim(Transition[Reclaimed]):
     group: str
     start: str = FIRST
     end: str = "+"
-    window: int = 200
+    window: int = LARGEST_WINDOW
     seed: int = field(default_factory=new_seed)
 
     @property

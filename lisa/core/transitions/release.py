@@ -16,7 +16,7 @@ class Release(ById[bool]):
     """Give deliveries, as (id, entry) pairs, back to the group; answers which were still held."""
 
     script: ClassVar[str] = "release"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 4
     columns: ClassVar[tuple[str, ...]] = ("receipts",)
     topic: str
     group: str

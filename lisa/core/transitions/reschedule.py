@@ -33,7 +33,7 @@ class Reschedule(ById[Rescheduled]):
     """Give (id, due) pairs a new due time: '+<ms>' is a delay, else epoch ms in decimal."""
 
     script: ClassVar[str] = "reschedule"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 8
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("items",)
     topic: str

@@ -55,7 +55,7 @@ class Restore(ById[Restored]):
     """Put messages back, each id once a call. Its places' groups have to be declared."""
 
     script: ClassVar[str] = "restore"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 5
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("items",)
     topic: str

@@ -58,7 +58,7 @@ class Retry(ById[Retried]):
     """Give up deliveries of one group for this time."""
 
     script: ClassVar[str] = "retry"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 4
     columns: ClassVar[tuple[str, ...]] = ("failures",)
     topic: str
     group: str

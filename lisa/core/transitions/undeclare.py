@@ -13,7 +13,10 @@ __all__ = ["Undeclare", "Undeclared"]
 
 
 class Undeclared(NamedTuple):
-    """Messages settled for good by this page, and whether the group's keys are gone."""
+    """Messages settled for good by this page, and whether nothing more is to be done.
+
+    That is: the group's keys are gone, or it was declared anew meanwhile.
+    """
 
     settled: int
     gone: bool
@@ -21,20 +24,24 @@ class Undeclared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Undeclare(Transition[Undeclared]):
-    """One page: the group is declared no more, and `ids` are no longer owed to it."""
+    """One page: the group is declared no more, and `ids` are no longer owed to it.
+
+    begun: this is not the removal's first call, so it does nothing if the group was declared anew.
+    """
 
     script: ClassVar[str] = "undeclare"
     topic: str
     group: str
     ids: Sequence[str] = ()
     drop: bool = False
+    begun: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         single = [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
         return [*keys.group(self.group), *single]
 
     def args(self) -> Sequence[Argument]:
-        return [self.group, int(self.drop), len(self.ids), *self.ids]
+        return [self.group, int(self.begun), int(self.drop), len(self.ids), *self.ids]
 
     def parse(self, reply: Sequence[Any]) -> Undeclared:
         return Undeclared(reply[0], bool(reply[1]))

@@ -16,11 +16,11 @@ from lisa.admin.reading import (
     Position,
     ask_stream,
     entry_number,
-    readable,
     sorted_page,
     stream_group,
 )
 from lisa.core.flow import Flow
+from lisa.core.pages import readable
 from lisa.core.shards import base
 from lisa.core.store import Store, chunks
 from lisa.core.stream import parse_entry
