@@ -67,7 +67,7 @@ class Round:
         return [f"{stem}-{self._number}-{i:03}" for i in range(BATCH)]
 
     def _send(self, all_ids: Sequence[str], due: str, ttl_ms: int | None = None) -> Calls:
-        for ids in chunks(all_ids, BATCH // DEARER):
+        for ids in chunks(all_ids, BATCH // (DEARER * Enqueue.steps)):
             data = [encode_envelope(TOKEN, BODY)] * len(ids)
             ttls = [ttl_ms] * len(ids)
             yield Enqueue(TOPIC, TOKEN, ids, [due], data, ttls, (), OnDuplicate.KEEP)
@@ -137,15 +137,16 @@ class Round:
             yield Reschedule(TOPIC, moves)
         for names in chunks(ids, BATCH // Cancel.steps):
             yield Cancel(TOPIC, names)
-        for some in chunks(numbers, BATCH // DEARER):
+        for some in chunks(numbers, BATCH // (DEARER * Enqueue.steps)):
             names = [waiting_id(number) for number in some]
             dues = [due_text(number, self._now_ms) for number in some]
             data = [encode_envelope(TOKEN, BODY)] * len(some)
             yield Enqueue(TOPIC, TOKEN, names, dues, data, (), (), OnDuplicate.REPLACE)
         made, due = self._ids("new"), [due_text(self._number, self._now_ms)]
-        data = [encode_envelope(TOKEN, BODY)] * BATCH
-        token = f"new{self._number:05}"
-        yield Enqueue(TOPIC, token, made, due, data, (), (), OnDuplicate.KEEP, are_ids_new=True)
+        for i, names in enumerate(chunks(made, BATCH // Enqueue.steps)):
+            data, token = [encode_envelope(TOKEN, BODY)] * len(names), f"n{i}{self._number:06}"
+            keep = OnDuplicate.KEEP
+            yield Enqueue(TOPIC, token, names, due, data, (), (), keep, are_ids_new=True)
         for names in chunks(made, BATCH // Cancel.steps):
             yield Cancel(TOPIC, names)
 

@@ -31,7 +31,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-DEARER = 4
+DEARER = 2
 """What a message costs whose id may be known, or that goes straight to ready, against others."""
 
 LARGEST_CALL_BYTES = 1 << 20

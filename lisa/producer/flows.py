@@ -22,7 +22,7 @@ from lisa.core.options import PRODUCER_RETRY_TIME
 from lisa.core.store import Store
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.enqueue import OnDuplicate, Sent
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.producer.calls import (
@@ -111,7 +111,7 @@ class Sending:
         """Send encoded messages, noting each outcome as it is known."""
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
-        size = self._store.batch_size(topic)
+        size = self._store.batch_size(topic, Enqueue)
         for call in calls(topic, on_duplicate, messages, size):
             report.add(call.ids, (yield from self._write(call, call.ids)))
 
@@ -219,7 +219,7 @@ class Flows(Sending):
         check_topic(topic)
         plan = Plan.of(options, self._zone)
         report = SendReport()
-        for piece in pieces(bodies, lambda: self._store.batch_size(topic)):
+        for piece in pieces(bodies, lambda: self._store.batch_size(topic, Enqueue)):
             yield from self._send_many(topic, plan, piece, report)
         return report
 

@@ -19,7 +19,7 @@ from lisa.core.keys import DEFAULT_PREFIX, Keys, check_topic
 from lisa.core.options import PRODUCER_RETRY_TIME
 from lisa.core.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
 from lisa.producer.calls import Single, check_iterable, fitting, pieces, together
 from lisa.producer.flows import Flows, Sending
 from lisa.producer.gathering import Gathering
@@ -117,7 +117,7 @@ class Producer(_Configured):
         return self._stream(check_topic(topic), plan, bodies)
 
     def _stream(self, topic: str, plan: Plan, bodies: Iterable[Any]) -> Iterator[SendOutcome]:
-        for piece in pieces(bodies, lambda: self._store.batch_size(topic)):
+        for piece in pieces(bodies, lambda: self._store.batch_size(topic, Enqueue)):
             yield from self._drive(self._piece(topic, plan, piece))
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class AsyncProducer(_Configured):
 
     def _count_sends(self, key: tuple[str, OnDuplicate], messages: Iterable[Single]) -> int:
         lengths = (len(message.tail) for message in messages)
-        return fitting(lengths, self._store.batch_size(key[0]))
+        return fitting(lengths, self._store.batch_size(key[0], Enqueue))
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         truth: Cancelled = yield Await(self._cancels.call(topic, message_id))
@@ -221,7 +221,7 @@ class AsyncProducer(_Configured):
     async def _stream(
         self, topic: str, plan: Plan, bodies: Iterable[Any] | AsyncIterable[Any]
     ) -> AsyncIterator[SendOutcome]:
-        async for piece in _async_pieces(bodies, lambda: self._store.batch_size(topic)):
+        async for piece in _async_pieces(bodies, lambda: self._store.batch_size(topic, Enqueue)):
             for outcome in await self._drive(self._piece(topic, plan, piece)):
                 yield outcome
 

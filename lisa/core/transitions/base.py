@@ -17,10 +17,7 @@ T = TypeVar("T")
 Argument = str | bytes | int
 
 STEPS_PER_CALL = 500
-"""One script call does at most so many id-times-group steps, so that none blocks for 5 ms.
-
-A step is what it costs to send a message with a new id that waits: see benchmarks/safety.
-"""
+"""One script call does at most so many id-times-group steps, so that none blocks for 5 ms."""
 
 
 class Transition(ABC, Generic[T]):
@@ -34,7 +31,7 @@ class Transition(ABC, Generic[T]):
 
     script: ClassVar[str]
     steps: ClassVar[int] = 1
-    """What one id of a call costs, against one that is enqueued: see `Store.batch_size`."""
+    """What one id of a call costs, by measure (benchmarks/safety): see `Store.batch_size`."""
     minds_layout: ClassVar[bool] = False
     """Whether the script compares the layout that the caller knows with the place's own."""
     topic: str

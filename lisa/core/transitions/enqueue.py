@@ -55,6 +55,7 @@ class Enqueue(ById[Sent]):
     """
 
     script: ClassVar[str] = "enqueue"
+    steps: ClassVar[int] = 2
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("ids", "dues", "envelopes", "ttls_ms", "policies")
     topic: str
