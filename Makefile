@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
 .PHONY: help demo test test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
-        bench-gateway clean
+        bench-gateway bench-safety clean
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"

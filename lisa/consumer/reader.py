@@ -20,7 +20,8 @@ from lisa.consumer.slots import Turn
 from lisa.consumer.subscription import Subscription, Work
 from lisa.core import failures
 from lisa.core.address import Address
-from lisa.core.connection import Connection, telling_its_id
+from lisa.core.clients import telling_its_id
+from lisa.core.connection import Connection
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.flow import Command
 from lisa.core.stream import Entry, parse_read, read_command

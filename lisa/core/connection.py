@@ -1,42 +1,30 @@
-"""The only module that makes Redis clients.
-
-Replies reach the callers raw (RESP2, no client-side shaping), so that they have one shape whatever
-the client, and nothing is retried here: `core.store` repeats what is safe to repeat.
-"""
+"""Connections: one command, many in one round trip, or a chain; nothing is repeated here."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import hiredis
 import redis
 import redis.asyncio as aredis
-from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
-from lisa.core.address import SENTINEL_TIMEOUT_S, Address
-from lisa.core.cluster import AsyncRawCluster, RawCluster
-from lisa.core.failover import Ask, Place, watched, watched_async
+from lisa.core.address import Address
+from lisa.core.clients import Packer, make_async_client, make_client
 from lisa.core.flow import Command
 
 __all__ = [
     "AsyncConnection",
     "Connection",
     "Subscription",
-    "telling_its_id",
     "wrap",
     "wrap_async",
 ]
+
+
+_NODES_OWN = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""Of commands to several nodes, what one of them did not do: the others' replies count."""
 
 
 def _for_cluster(command: Command) -> Command:
@@ -57,124 +45,6 @@ def _one_reply(reply: Any) -> Any:
     return next(iter(reply.values())) if isinstance(reply, dict) else reply
 
 
-class _Packer:
-    """Packs commands as they are.
-
-    redis-py's own packers look at each argument first, which costs more than the packing.
-    """
-
-    @staticmethod
-    def pack(*command: Any) -> list[bytes]:
-        """One command on the wire. The client's own may hold two words in the first place."""
-        words = command[0].split() if isinstance(command[0], str) else [command[0]]
-        return [hiredis.pack_command((*words, *command[1:]))]
-
-
-@cache
-def _packing(kind: type) -> type:
-    """An asyncio connection of this kind, which cannot be given a packer, with ours."""
-    return type(kind.__name__, (kind,), {"pack_command": staticmethod(_Packer.pack)})
-
-
-_ONCE = Retry(NoBackoff(), 0)
-_NODES_OWN = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""Of commands to several nodes, what one of them did not do: the others' replies count."""
-
-
-def _asking_sentinels(address: Address) -> Ask:
-    hosts, service, _ = address.service()
-    own = {**address.sentinel_keywords(), "retry": _ONCE}
-    sentinel = Sentinel(hosts, sentinel_kwargs=own)
-    return lambda: {sentinel.discover_master(service)}
-
-
-def _asking_nodes(address: Address) -> Ask:
-    hosts, _, keywords = address.hosts()
-    keywords |= {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
-    keywords.pop("redis_connect_func", None)
-    known = list(hosts)
-
-    def ask() -> set[Place]:
-        failed: Exception = redis.ConnectionError("no node is known")
-        for asked in list(known):
-            try:
-                with redis.Redis(host=asked[0], port=asked[1], retry=_ONCE, **keywords) as client:
-                    client.response_callbacks.clear()
-                    slots = client.execute_command("CLUSTER", "SLOTS")
-            except (redis.RedisError, OSError) as error:
-                failed = error
-                known.remove(asked)
-                known.append(asked)  # whoever answers stands before who does not
-                continue
-            rows = [
-                [(one[0].decode() or asked[0], int(one[1])) for one in row[2:]] for row in slots
-            ]
-            known.extend(place for row in rows for place in row if place not in known)
-            return {row[0] for row in rows}
-        raise failed
-
-    return ask
-
-
-def _client(address: Address) -> Any:
-    once = _ONCE
-    if address.kind == "cluster":
-        hosts, _, keywords = address.hosts()
-        before = keywords.get("redis_connect_func")
-        keywords["redis_connect_func"] = watched(address, _asking_nodes(address), before)
-        nodes = [ClusterNode(host, port) for host, port in hosts]
-        return RawCluster(startup_nodes=nodes, retry=once, **keywords)
-    given: dict[str, Any] = {"retry": once, "command_packer": _Packer()}
-    if address.kind == "sentinel":
-        hosts, service, keywords = address.service()
-        before = keywords.get("redis_connect_func")
-        keywords["redis_connect_func"] = watched(address, _asking_sentinels(address), before)
-        # A sentinel that is gone is not waited for: the next one knows as much.
-        own = {**address.sentinel_keywords(), "retry": once}
-        sentinel = Sentinel(hosts, sentinel_kwargs=own, **given, **keywords)
-        return sentinel.master_for(service)
-    return redis.Redis.from_url(address.url, **given, **address.keywords())
-
-
-def _async_client(address: Address) -> Any:
-    once = AsyncRetry(NoBackoff(), 0)
-    if address.kind == "cluster":
-        hosts, _, keywords = address.hosts()
-        nodes = [AsyncClusterNode(host, port) for host, port in hosts]
-        keywords["redis_connect_func"] = watched_async(address, _asking_nodes(address))
-        return AsyncRawCluster(startup_nodes=nodes, retry=once, **keywords)
-    if address.kind == "sentinel":
-        hosts, service, keywords = address.service()
-        keywords["redis_connect_func"] = watched_async(address, _asking_sentinels(address))
-        own = {**address.sentinel_keywords(), "retry": once}
-        client = AsyncSentinel(hosts, sentinel_kwargs=own, retry=once, **keywords).master_for(
-            service
-        )
-    else:
-        client = aredis.Redis.from_url(address.url, retry=once, **address.keywords())
-    pool = client.connection_pool
-    pool.connection_class = _packing(pool.connection_class)
-    return client
-
-
-def telling_its_id(address: Address, tell: Callable[[int | None], None]) -> Address:
-    """The same address, for a connection that tells its client id whenever it connects.
-
-    CLIENT UNBLOCK needs the present one, and redis-py connects again without a word. None where
-    the server does not permit to ask.
-    """
-
-    def connected(connection: Any) -> None:
-        connection.on_connect()
-        connection.send_command("CLIENT", "ID")
-        try:
-            tell(int(connection.read_response()))
-        except redis.ResponseError:
-            tell(None)
-
-    return replace(address, options={**address.options, "redis_connect_func": connected})
-
-
 class Connection:
     """A blocking connection, safe to share between threads."""
 
@@ -190,7 +60,7 @@ class Connection:
             return client
         with self._opening:
             if self._open is None:
-                client = _client(self.address)
+                client = make_client(self.address)
                 if self.address.kind != "cluster":
                     client.response_callbacks.clear()
                 self._open = client
@@ -235,7 +105,7 @@ class Connection:
         pool = self._redis.connection_pool
         connection = pool.get_connection()
         try:
-            packed = [part for command in commands for part in _Packer.pack(*command)]
+            packed = [part for command in commands for part in Packer.pack(*command)]
             connection.send_packed_command([b"".join(packed)])
         except BaseException:
             pool.release(connection)
@@ -329,7 +199,7 @@ class AsyncConnection:
     @property
     def _redis(self) -> Any:
         if self._open is None:
-            client = _async_client(self.address)
+            client = make_async_client(self.address)
             if self.address.kind != "cluster":
                 client.response_callbacks.clear()
             self._open = client
@@ -368,7 +238,7 @@ class AsyncConnection:
         pool = self._redis.connection_pool
         connection = await pool.get_connection()
         try:
-            packed = [part for command in commands for part in _Packer.pack(*command)]
+            packed = [part for command in commands for part in Packer.pack(*command)]
             await connection.send_packed_command([b"".join(packed)])
             while len(replies) < len(commands):
                 try:

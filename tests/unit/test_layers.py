@@ -81,11 +81,11 @@ def calls(source: str) -> Iterator[tuple[list[str], ast.Call]]:
 
 
 def made_clients(module: str, source: str) -> list[str]:
-    """Calls that construct a Redis client outside core.connection.
+    """Calls that construct a Redis client outside core.clients.
 
     The benchmark's floor is raw redis-py: a client that owes Lisa nothing.
     """
-    if module in {"lisa.core.connection", "lisa.cli.bench.server"}:
+    if module in {"lisa.core.clients", "lisa.cli.bench.server"}:
         return []
     bound = set()
     for node in ast.walk(ast.parse(source)):
@@ -199,7 +199,7 @@ def test_the_rule_catches(rule: Callable[[str, str], list[str]], module: str, so
         ),
         (wrong_imports, "lisa.cli.main", "from lisa.producer import Producer"),
         (wrong_imports, "lisa", "from lisa.producer import Producer"),
-        (made_clients, "lisa.core.connection", "import redis\nredis.Redis()"),
+        (made_clients, "lisa.core.clients", "import redis\nredis.Redis()"),
         (made_clients, "lisa.cli.bench.server", "import redis\nredis.Redis()"),
         (made_clients, "lisa.core.store", "import redis\nraise redis.ConnectionError('gone')"),
         (run_scripts, "lisa.admin.acl", "rule = '+evalsha'"),
