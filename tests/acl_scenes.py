@@ -18,6 +18,7 @@ from lisa.core import presence
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager import sweeper
 from lisa.manager.pruner import Pruner
 from tests.acl_gateway import serve
@@ -103,6 +104,10 @@ def manage(stage: Stage) -> None:
     for number in range(200):
         stage.admin.xadd(cast.keys.events, {"n": str(number)})
     stage.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", "idle")
+    half = stage.cast("half").declare()
+    half.send()
+    half.store.call(Undeclare("half", half.group))
+    half.configure(**{f"removing:{half.group}": "1"})
     stage.admin.zadd(KEYS.topics, {"forgotten": 1})
     time.sleep(0.05)
     with stage.watched(), mock.patch.object(sweeper, "GONE_AFTER_MS", 0):
@@ -116,6 +121,7 @@ def manage(stage: Stage) -> None:
         kit.trimmer.step("orders")
         kit.sweeper.step("orders")
         kit.sweeper.step("forgotten")
+        kit.sweeper.step("half")
         kit.sweeper.managers()
         kit.sampler.step("orders", kit.clock.now_ms() // 3_600_000 * 3_600_000)
         Pruner(mine.store).step("orders")

@@ -44,8 +44,6 @@ class Role:
     commands: tuple[str, ...]
     uses_channel: bool = True
     """Whether it uses the wake channel, itself or in a script."""
-    never: tuple[str, ...] = ()
-    """What stands in a branch of its scripts that it does not take."""
 
 
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule")
@@ -73,8 +71,7 @@ _LOOKING = (
 )
 
 ROLES = {
-    "producer": Role("sends, cancels, reschedules, looks up", _SENDING, (*_SCHEMA, "ZADD"),
-                     never=("HEXISTS",)),
+    "producer": Role("sends, cancels, reschedules, looks up", _SENDING, (*_SCHEMA, "ZADD")),
     "manager": Role(
         "moves what is due, takes back, sweeps; its metrics",
         ("configure", "declare", "expire", "forget", "inspect", "mend", "place", "promote",
@@ -109,7 +106,6 @@ ROLES = {
          "INCRBY", "INFO", "MGET", "PEXPIRE", "STRLEN", "TIME", "XGROUP|CREATE", "XGROUP|DESTROY",
          "XINFO|GROUPS", "XINFO|STREAM", "XPENDING", "XRANGE", "XREVRANGE", "XSETID", "ZADD",
          "ZCARD", "ZCOUNT", "ZRANGE", "ZSCORE"),
-        never=("HEXISTS",),
     ),
     "reader": Role("looks only: get, list, topics, top, metrics", ("inspect",), _LOOKING,
                    uses_channel=False),
@@ -150,8 +146,7 @@ def rights_of(
     found: set[str] = set()
     for name in check_roles(names):
         role = ROLES[name]
-        inside = frozenset[str]().union(*map(called_by, role.scripts))
-        found |= inside - set(map(str.lower, role.never))
+        found.update(*map(called_by, role.scripts))
         found.update(map(str.lower, (*_ALWAYS, *role.commands, *(_CLUSTER if cluster else ()))))
         if durability and name in _DURABLE:
             found.update(map(str.lower, _DURABILITY))
