@@ -6,13 +6,16 @@ import json
 import signal
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from lisa.core.presence import ConsumerPresence, ManagerPresence
 from lisa.core.transitions.reschedule import Reschedule
+from lisa.embedded import EmbeddedServer
 from tests.faults.kill_lives import RETRY_DELAYS, Life
 from tests.faults.kill_web_life import GatewayLife
+from tests.servers import wait_until
 
 __all__ = ["LIVES"]
 
@@ -51,6 +54,32 @@ class ProducerLife(Life):
 
 class AsyncProducerLife(ProducerLife):
     role = "asyncio producer"
+
+
+class DurableProducerLife(ProducerLife):
+    """Is told of each step only when a replica has it, too."""
+
+    role = "durable producer"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        primary = urlsplit(self.url)
+        self._replica = EmbeddedServer(
+            extra=("--replicaof", str(primary.hostname), str(primary.port))
+        )
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._replica.start()
+        wait_until(lambda: b"state=online" in self.cast.store.ask("INFO", "replication"))
+
+    def close(self) -> None:
+        super().close()
+        self._replica.stop()
+
+
+class DurableAsyncProducerLife(DurableProducerLife):
+    role = "durable asyncio producer"
 
 
 class ManagerLife(Life):
@@ -260,6 +289,6 @@ class PullLife(ConsumerLife):
 
 LIVES: dict[str, type[Life]] = {
     one.role: one
-    for one in (ProducerLife, AsyncProducerLife, ManagerLife, ConsumerLife, ThreadsLife,
-                AsyncConsumerLife, PullLife, GatewayLife)
+    for one in (ProducerLife, AsyncProducerLife, DurableProducerLife, DurableAsyncProducerLife,
+                ManagerLife, ConsumerLife, ThreadsLife, AsyncConsumerLife, PullLife, GatewayLife)
 }  # fmt: skip

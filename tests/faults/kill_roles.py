@@ -20,6 +20,7 @@ import lisa.manager.engine
 import lisa.manager.sampler
 import lisa.manager.sweeper
 from lisa.core import presence, scripts
+from lisa.core.durability import replicas
 from lisa.core.transitions.cancel import Cancelled
 from lisa.producer import Outgoing
 from tests.faults import kill_points, kill_shop
@@ -103,14 +104,14 @@ def puller(url: str, _: dict[str, Any]) -> None:
                     delivery.ack()
 
 
-def producer(kind: str) -> Callable[[str, dict[str, Any]], None]:
+def producer(kind: str, **options: Any) -> Callable[[str, dict[str, Any]], None]:
     """A program that works through a list, and starts again where it has no confirmation."""
 
     def work(url: str, _: dict[str, Any]) -> None:
         done = CONFIRMED.read_text().splitlines() if CONFIRMED.exists() else []
         steps = {str(json.loads(line)["step"]) for line in done}
         ledger = os.open(CONFIRMED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        either = Either(kind, url)
+        either = Either(kind, url, **options)
         for number, step in enumerate(STEPS):
             if str(number) not in steps:
                 line = {"step": number, **step(either)}
@@ -183,6 +184,8 @@ STEPS: tuple[Callable[[Either], dict[str, Any]], ...] = (
 ROLES: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "producer": producer("sync"),
     "asyncio producer": producer("async"),
+    "durable producer": producer("sync", durability=replicas(1)),
+    "durable asyncio producer": producer("async", durability=replicas(1)),
     "manager": manager,
     "consumer": consumer("inline"),
     "consumer on threads": consumer("threads"),

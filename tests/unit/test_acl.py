@@ -30,7 +30,7 @@ PACKAGES = {
         "doctor", "fsck", "garbage", "messages", "push", "roles", "send", "top", "topics",
     )],
 }  # fmt: skip
-NOT_CALLED = {"gateway": {"scan"}, "pipeline": {"hexists", "scan", "zrank"}}
+NOT_CALLED = {"gateway": {"scan"}, "pipeline": {"scan", "zrank"}}
 """What functions of `admin` send that stand beside those a role calls."""
 SENDS = {
     "command",
