@@ -62,31 +62,47 @@ def remove(
     From the first step on it is given nothing more; messages that other groups owe stay theirs.
     May be repeated after a crash at any point. None: there is no such group.
     """
+    return (yield from _remove(store, topic, group, progress or _tells_nobody, begun=False))
+
+
+def finish(store: Store, topic: str, group: str, older_than_ms: int = 0) -> Flow[int | None]:
+    """End a removal that was cut short, in a topic or some of its shards; how many ended with it.
+
+    None: nothing is left of any that nobody has worked at for so long.
+    """
+    parts = (yield from store.layout(topic)).counted(topic)
+    total = None
+    for place in sorted(parts, key=lambda one: one != topic):
+        age = yield from age_ms(store, place, group)
+        if age is not None and age >= older_than_ms:
+            settled = yield from _remove(store, place, group, _tells_nobody, begun=True)
+            total = (total or 0) + (settled or 0)
+    return total
+
+
+def _tells_nobody(_: int) -> None:
+    pass
+
+
+def _remove(
+    store: Store, topic: str, group: str, progress: Callable[[int], None], *, begun: bool
+) -> Flow[int | None]:
     # Also places where nothing is left: what is empty today may be filled again by another change.
     parts = (yield from store.layout(topic)).counted(topic)
-    found, total = False, 0
-
-    def told(n: int) -> None:
-        if progress is not None:
-            progress(total + n)
-
-    if len(parts) > 1 and (yield from _is_there(store, topic, group)):
-        found = True
-        yield from store.run(Undeclare(topic, group))  # marked until all have let it go
+    is_split = len(parts) > 1 and (yield from _is_there(store, topic, group))
+    if is_split and (yield from store.run(Undeclare(topic, group, begun=begun))).gone:
+        return 0  # declared anew meanwhile
+    found, total = is_split, 0
     for place in sorted(parts, key=lambda one: one == topic):
+        # The topic's own mark is renewed until all shards have let the group go.
+        if is_split and (yield from store.run(Undeclare(topic, group, begun=True))).gone:
+            break
         if (yield from _is_there(store, place, group)):
             found = True
-            yield from store.run(Undeclare(place, group))
-            total += yield from _settle_all(store, place, group, told)
+            goes_on = begun if len(parts) == 1 else is_split and place == topic
+            if not (yield from store.run(Undeclare(place, group, begun=goes_on))).gone:
+                total = yield from _settle_all(store, place, group, total, progress)
     return total if found else None
-
-
-def finish(store: Store, topic: str, group: str) -> Flow[None]:
-    """End a removal that was cut short, in a topic or in some of its shards; else do nothing."""
-    parts = (yield from store.layout(topic)).counted(topic)
-    for place in sorted(parts, key=lambda one: one != topic):
-        if (yield from age_ms(store, place, group)) is not None:
-            yield from remove(store, place, group)
 
 
 def _is_there(store: Store, topic: str, group: str) -> Flow[bool]:
@@ -98,8 +114,11 @@ def _is_there(store: Store, topic: str, group: str) -> Flow[bool]:
     return bool(found) or mark is not None
 
 
-def _settle_all(store: Store, topic: str, group: str, progress: Callable[[int], None]) -> Flow[int]:
-    keys, settled = store.keys.topic(topic).group(group), 0
+def _settle_all(
+    store: Store, topic: str, group: str, settled: int, progress: Callable[[int], None]
+) -> Flow[int]:
+    """Settle what one place owes; how many were settled by then, with those before."""
+    keys = store.keys.topic(topic).group(group)
     while True:
         for command, key in (
             ("HSCAN", keys.entries), ("ZSCAN", keys.retry), ("ZSCAN", keys.garbage),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
+from lisa.core import removal
 from lisa.core.errors import LisaError, RemovalUnfinished
 from lisa.core.flow import Flow
 from lisa.core.options import TopicOptions
@@ -62,7 +63,8 @@ def spread(store: Store, topic: str) -> Flow[Layout]:
         for count in (layout.shards, *layout.older):
             if count > 1:
                 own = Layout(layout.number, count).current(topic)
-                yield from _equip(store, whole, {place: seen[place] for place in own}, count)
+                added = yield from _equip(store, whole, {one: seen[one] for one in own}, count)
+                yield from _take_back(store, topic, added)
         latest = yield from _hand_over(store, topic, layout, seen)
         if latest == layout.number:
             return layout
@@ -86,8 +88,10 @@ def _look(store: Store, places: Sequence[str]) -> Flow[list[_Seen]]:
     ]  # fmt: skip
 
 
-def _equip(store: Store, whole: _Seen, places: Mapping[str, _Seen], count: int) -> Flow[None]:
-    """Give places the topic's options and groups."""
+def _equip(
+    store: Store, whole: _Seen, places: Mapping[str, _Seen], count: int
+) -> Flow[list[Declare]]:
+    """Give places the topic's options and groups; the groups that were new to a place."""
     wanted = _options(whole.options, count)
     calls: list[Transition[Any]] = []
     for place, seen in places.items():
@@ -95,7 +99,28 @@ def _equip(store: Store, whole: _Seen, places: Mapping[str, _Seen], count: int) 
         if lacking:
             calls.append(Configure(place, lacking))
         calls += [Declare(place, group) for group in sorted(whole.groups - seen.groups)]
-    yield from _run(store, calls, passing=(RemovalUnfinished,))  # that place is told the next time
+    if not calls:
+        return []
+    added: list[Declare] = []
+    for call, result in zip(calls, (yield from store.run_many(calls)), strict=True):
+        # Where a group's removal is not finished the place is told the next time.
+        if isinstance(result, LisaError) and not isinstance(result, RemovalUnfinished):
+            raise result
+        if isinstance(call, Declare) and result is True:
+            added.append(call)
+    return added
+
+
+def _take_back(store: Store, topic: str, added: Sequence[Declare]) -> Flow[None]:
+    """Undo what was declared for a topic whose group was removed since it was looked at.
+
+    That removal takes the topic's own declaration first, and does not come back to its places.
+    """
+    if added:
+        groups = yield from store.groups(topic)
+        for one in added:
+            if one.group not in groups:
+                yield from removal.remove(store, one.topic, one.group)
 
 
 def _options(whole: Mapping[str, str], count: int) -> dict[str, str | None]:
@@ -124,17 +149,13 @@ def _hand_over(store: Store, topic: str, layout: Layout, seen: Mapping[str, _See
     return number
 
 
-def _run(
-    store: Store, calls: Sequence[Transition[T]], passing: tuple[type[LisaError], ...] = ()
-) -> Flow[list[T]]:
-    """Run calls together. Raises the first error among them, but for those to be passed over."""
+def _run(store: Store, calls: Sequence[Transition[T]]) -> Flow[list[T]]:
+    """Run calls together. Raises the first error among them."""
     if not calls:
         return []
     done: list[T] = []
     for result in (yield from store.run_many(calls)):
         if isinstance(result, LisaError):
-            if not isinstance(result, passing):
-                raise result
-        else:
-            done.append(result)
+            raise result
+        done.append(result)
     return done

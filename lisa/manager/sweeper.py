@@ -128,11 +128,11 @@ class Sweeper:
     def _finish_removals(self, topic: str) -> None:
         options = self._store.ask("HKEYS", self._store.keys.topic(topic).options)
         for group in removal.marked(options):
-            age_ms = self._store.drive(removal.age_ms(self._store, topic, group))
-            if age_ms is not None and age_ms > removal.ABANDONED_MS:
-                settled = self._store.drive(removal.remove(self._store, topic, group))
+            flow = removal.finish(self._store, topic, group, removal.ABANDONED_MS)
+            settled = self._store.drive(flow)
+            if settled is not None:
                 log.warning("topic %s: the removal of group %s had been cut short; finished it: %d "
-                            "messages settled", topic, group, settled or 0,
+                            "messages settled", topic, group, settled,
                             extra={"topic": topic, "group": group})  # fmt: skip
 
     def managers(self) -> None:
