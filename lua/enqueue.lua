@@ -3,11 +3,11 @@
 -- answered as the first time; a batch that exceeds the capacity writes nothing.
 -- KEYS  the prelude's, then by columns for each message: body, done (where the ids were made for
 --       this call, only the first message's)
--- ARGV  the layout's number, as the caller knows it ('' for no matter which); send token;
+-- ARGV  the layout's number, as the caller knows it ('' for no matter which; its negative where the
+--       place is an older one, which that layout has closed to new messages); send token;
 --       on_duplicate (keep, replace, reject); what is known of the ids (new: made for this call,
---       distinct, any; known: only those known here are meant, in a place that takes no new
---       messages); n; the number of dues (n, or 1 for all);
---       n each of due ('+ms' is a delay, else epoch ms), envelope;
+--       distinct, any; known: only those known here are meant); n; the number of dues (n, or 1 for
+--       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
 --       the number of own retry policies, then pairs of message number and policy
 -- Returns {'OK', outcomes}, one letter a message: a accepted, d duplicate, r replaced, x rejected;
@@ -23,9 +23,7 @@ local DONES = ID_KEYS + n
 local settings = call('HMGET', OPTIONS, 'capacity', 'max_body_bytes', 'paused', 'max_ready',
   'journal', 'accepts')
 local believed, accepts = ARGV[ARGS + 1], settings[6] or '0'
-if believed ~= '' and believed ~= accepts or kind == 'known' and string.byte(accepts) ~= 45 then
-  return {'SHARDS'}
-end
+if believed ~= '' and believed ~= accepts then return {'SHARDS'} end
 local _, now, now_up = clock()
 local function due_of(spec)
   local at = tonumber(spec)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
+from lisa.consumer.held import Held
 from lisa.consumer.joining import find_group
 from lisa.consumer.metrics import own_numbers
 from lisa.consumer.pull import Puller
@@ -125,7 +127,8 @@ class Crew:
         self._store.drive(self._store.layouts([wanted.topic for _, wanted in all_wanted]))
         for (topic, group), wanted in all_wanted:
             places = self._places_of(topic)
-            known = self._places.get((topic, group), set())
+            with self._lock:
+                known = set(self._places.get((topic, group), ()))
             # Nothing is begun anew where the group was removed, and each reader has ended.
             if any(self._reads(place, group) for place in known):
                 for place in [one for one in places if one not in known]:
@@ -135,11 +138,13 @@ class Crew:
 
     def _leave_place(self, place: str, group: str) -> None:
         """Nothing is left there: the heartbeat sees to the rest."""
-        self._places.get((base(place), group), set()).discard(place)
-        for sub, reader in list(self._readers.items()):
-            if sub.topic == place and sub.wanted == group:
-                sub.closing.set()
-                reader.interrupt()
+        with self._lock:
+            self._places.get((base(place), group), set()).discard(place)
+            left = {sub: one for sub, one in self._readers.items()
+                    if sub.topic == place and sub.wanted == group}  # fmt: skip
+        for sub in left:
+            sub.closing.set()
+        _interrupt(left.values())
 
     def _take_place(self, wanted: Wanted, place: str) -> None:
         group = wanted.group or ""
@@ -175,17 +180,15 @@ class Crew:
             readers = {sub: one for sub, one in self._readers.items() if sub.whole == topic}
         for sub in readers:
             sub.closing.set()
-        for sub, reader in readers.items():
-            if reader.thread is not threading.current_thread():
-                reader.end(LAST_CALLS_S)
-            sub.give_back(sub.withdraw())
+        self._end_reading(readers)
 
     def pause(self, topic: str | None, *, paused: bool) -> None:
         """Stop or resume reading, in this consumer only."""
-        for sub, reader in list(self._readers.items()):
-            if topic in (None, sub.whole):
+        with self._lock:  # places that are taken up meanwhile follow those that are there
+            readers = {sub: one for sub, one in self._readers.items() if topic in (None, sub.whole)}
+            for sub in readers:
                 sub.is_paused_here = paused
-                reader.interrupt()
+        _interrupt(readers.values())
 
     def puller(self, group: str | None) -> Puller:
         """What pulls, made at the first use."""
@@ -231,43 +234,44 @@ class Crew:
         ends = time.monotonic() + grace_s
         with self._lock:
             was_started, self.is_started = self.is_started, False
-            subs = list(self._readers)
-        for sub in subs:
+            readers = dict(self._readers)
+        for sub in readers:
             sub.closing.set()
         if was_started:
-            self._end_reading(subs)
+            self._end_reading(readers)
             self._slots.wait_all_free(max(0.0, ends - time.monotonic()))
-            self._take_away(subs)
+            self._take_away(readers)
             self._settler.hurry()
             self._settler.close(LAST_CALLS_S)
             self._heartbeat.close()
             self._dispatcher.close()
-        self._leave(subs)
+        self._leave(readers)
         self._store.close()
         self._patient_store.close()
 
-    def _end_reading(self, subs: list[Subscription]) -> None:
-        readers = [self._readers[sub] for sub in subs if sub in self._readers]
-        for sub, reader in zip(subs, readers, strict=False):
-            sub.give_back(sub.withdraw())
-            reader.interrupt()
+    @staticmethod
+    def _end_reading(readers: Mapping[Subscription, Reader]) -> None:
+        taken = {sub: sub.withdraw() for sub in readers}
+        is_answered = _interrupt(readers.values())
+        is_answered = _give_back(taken, is_answered=is_answered)
         ends = time.monotonic() + LAST_CALLS_S
-        for reader in readers:
-            reader.end(max(0.1, ends - time.monotonic()))
-        for sub in subs:
-            sub.give_back(sub.withdraw())
+        for reader in readers.values():
+            if reader.thread is not threading.current_thread():
+                is_answered = reader.end(ends, is_answered=is_answered)
+        _give_back({sub: sub.withdraw() for sub in readers}, is_answered=is_answered)
 
-    def _take_away(self, subs: list[Subscription]) -> None:
+    def _take_away(self, subs: Iterable[Subscription]) -> None:
         """After the grace time: cancel what can be cancelled; the rest keeps its lease's end."""
+        taken: dict[Subscription, list[Held]] = {}
         for sub in subs:
             running = [one for one in list(sub.held.values()) if one.started and not one.ended]
-            cancelled = [one for one in running if one.task is not None]
+            taken[sub] = cancelled = [one for one in running if one.task is not None]
             for one in cancelled:
                 one.ended = True
-            sub.give_back(cancelled)
             if left := len(running) - len(cancelled):
                 log.warning("topic %s: %d handlers did not finish in time; their messages come "
                             "back when the leases end", sub.topic, left)  # fmt: skip
+        _give_back(taken)
         self._dispatcher.cancel_tasks()
 
     def _drained(self, sub: Subscription) -> None:
@@ -281,13 +285,19 @@ class Crew:
         self._dispatcher.forget(sub)
 
     def _leave(self, subs: Iterable[Subscription]) -> None:
-        try:
-            for sub in subs:
-                self._leave_one(sub)
-            if self._puller is not None:
-                self._puller.close()
-        except LisaError as error:
-            log.warning("left without saying so: %s", error)
+        leaving: list[Callable[[], None]] = [partial(self._leave_one, sub) for sub in subs]
+        if self._puller is not None:
+            leaving.append(self._puller.close)
+        ends, failed = time.monotonic() + LAST_CALLS_S, False
+        for leave in leaving:
+            if failed and time.monotonic() > ends:
+                break  # records of who is gone end by themselves
+            try:
+                leave()
+            except LisaError as error:
+                if not failed:
+                    log.warning("left without saying so: %s", error)
+                failed = True
 
     def _leave_one(self, sub: Subscription) -> None:
         # Subscribed again while it still drained: the successor lives under the same name.
@@ -299,3 +309,26 @@ class Crew:
             self._heartbeat.leave(sub, keeps_name=has_heir)
         except GroupRemoved:
             log.debug("topic %s: group %s is gone already", sub.topic, sub.group)
+
+
+def _interrupt(readers: Iterable[Reader]) -> bool:
+    """Have readers look up; whether the server helps: once it fails, it is asked no more."""
+    readers = list(readers)
+    for reader in readers:
+        reader.wake()
+    return all(reader.interrupt() for reader in readers)
+
+
+def _give_back(taken: Mapping[Subscription, Sequence[Held]], *, is_answered: bool = True) -> bool:
+    """Give back what no handler is to see any more; whether the server answered each time.
+
+    Once it fails, the rest is tried for a while only, and then left to the leases.
+    """
+    ends = time.monotonic() + LAST_CALLS_S
+    for sub, deliveries in taken.items():
+        if is_answered or time.monotonic() < ends:
+            is_answered = sub.give_back(deliveries) and is_answered
+        else:
+            for held in deliveries:
+                sub.drop(held)
+    return is_answered

@@ -97,29 +97,40 @@ class Reader:
         """Whether the server did not answer, or not as it should."""
         return self._trouble
 
-    def interrupt(self) -> None:
-        """Make it look up from whatever it waits for, without losing what it may just be given."""
+    def wake(self) -> None:
+        """Make it look up from what it waits for in this process."""
         self._woken.set()
         self._turn.wake()
+
+    def interrupt(self) -> bool:
+        """Make it look up from its read, too, without losing what it may just be given.
+
+        False if the server could not be asked to end the read.
+        """
+        self.wake()
         client_id = self._client_id
         if self._blocked and client_id is not None:
             try:
                 self._sub.store.ask("CLIENT", "UNBLOCK", client_id)
             except LisaError as error:
                 log.debug("topic %s: cannot be interrupted: %s", self._sub.topic, error)
+                return False
+        return True
 
     def _connected(self, client_id: int | None) -> None:
         self._client_id = client_id
 
-    def end(self, timeout_s: float) -> bool:
-        """Stop reading; whether the thread ended in time. A handler that runs on it holds it."""
-        ends = time.monotonic() + timeout_s
+    def end(self, ends: float, *, is_answered: bool) -> bool:
+        """Wait until an instant for the thread to stop. A handler that runs on it holds it.
+
+        `is_answered`, and the answer: whether the server ends reads when it is asked to.
+        """
         while self.thread.is_alive() and time.monotonic() < ends:
-            self.interrupt()
+            is_answered = is_answered and self.interrupt()
             self.thread.join(0.05)
             if not self._blocked and self._sub.running():
                 break
-        return not self.thread.is_alive()
+        return is_answered
 
     def _run(self) -> None:
         closing = self._sub.closing

@@ -248,17 +248,24 @@ class Subscription:
             taken += deliveries_of(work)
         return taken
 
-    def give_back(self, deliveries: Sequence[Held]) -> None:
-        """Release deliveries that no handler saw; what fails is left to its lease."""
-        self.release([held.receipt for held in deliveries])
+    def give_back(self, deliveries: Sequence[Held]) -> bool:
+        """Release deliveries that no handler saw; whether the server took all of them.
+
+        What fails is left to its lease.
+        """
+        released = self.release([held.receipt for held in deliveries])
         for held in deliveries:
             self.drop(held)
+        return released
 
-    def release(self, receipts: Sequence[tuple[str, str]]) -> None:
-        """Put deliveries back into the group's stream, no attempt counted."""
+    def release(self, receipts: Sequence[tuple[str, str]]) -> bool:
+        """Put deliveries back into the group's stream, no attempt counted; whether all are."""
+        released = True
         for some in chunks(receipts, self.store.batch_size(self.topic, Release)):
             try:
                 self.store.call(Release(self.topic, self.group, some))
             except LisaError as error:
                 log.warning("topic %s: %d messages could not be given back (%s): they come back "
                             "when their lease ends", self.topic, len(some), error)  # fmt: skip
+                released = False
+        return released

@@ -76,8 +76,9 @@ def _asking_nodes(address: Address) -> Ask:
                 known.remove(asked)
                 known.append(asked)  # whoever answers stands before who does not
                 continue
-            rows = [
-                [(one[0].decode() or asked[0], int(one[1])) for one in row[2:]] for row in slots
+            rows = [  # a node that does not know its own host gives none
+                [((one[0] or b"").decode() or asked[0], int(one[1])) for one in row[2:]]
+                for row in slots
             ]
             known.extend(place for row in rows for place in row if place not in known)
             return {row[0] for row in rows}

@@ -22,6 +22,9 @@ __all__ = ["AsyncRawCluster", "RawCluster"]
 
 MOST_REDIRECTIONS = 5
 _LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_UNCOVERED = (exceptions.SlotNotCoveredError, KeyError)
+"""What the asyncio client raises where it knows nobody who serves a slot."""
+_NOT_COVERED = "its slot is not covered by the cluster"
 _SHAPED = ("CLUSTER",)
 """What the client asks for itself, to find the node that a key belongs to."""
 _READS = ("XREADGROUP", "XREAD")
@@ -89,7 +92,11 @@ class RawCluster(RedisCluster):
     def send(self, command: Command) -> Any:
         """One command, by its key; without one to any primary that answers."""
         if command[0] not in _KEYLESS:
-            return self._untyped.execute_command(*command)
+            try:
+                return self._untyped.execute_command(*command)
+            except exceptions.SlotNotCoveredError:
+                self.nodes_manager.initialize()  # somebody may serve it by now
+                raise
         failed: BaseException = exceptions.ConnectionError("no node is known")
         for node in self._untyped.get_primaries():
             try:
@@ -101,7 +108,11 @@ class RawCluster(RedisCluster):
     def chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
         """Commands to the node that has a key; errors stand among the replies."""
         nodes = self.nodes_manager
-        node = nodes.get_node_from_slot(self._untyped.keyslot(key))
+        try:
+            node = nodes.get_node_from_slot(self._untyped.keyslot(key))
+        except exceptions.SlotNotCoveredError:
+            nodes.initialize()
+            raise
         asking = False
         replies: list[Any] = []
         for _ in range(MOST_REDIRECTIONS):
@@ -170,7 +181,11 @@ class AsyncRawCluster(AsyncRedisCluster):
         """As `RawCluster.send`."""
         words = [str(command[0]), *command[1:]]
         if command[0] not in _KEYLESS:
-            return await self.execute_command(*words)
+            try:
+                return await self.execute_command(*words)
+            except _UNCOVERED as error:
+                await self.nodes_manager.initialize()
+                raise exceptions.SlotNotCoveredError(_NOT_COVERED) from error
         await self.initialize()
         failed: BaseException = exceptions.ConnectionError("no node is known")
         for node in self.get_primaries():
@@ -184,7 +199,11 @@ class AsyncRawCluster(AsyncRedisCluster):
         """As `RawCluster.chain`."""
         await self.initialize()
         nodes = self.nodes_manager
-        node = nodes.get_node_from_slot(self.keyslot(key))
+        try:
+            node = nodes.get_node_from_slot(self.keyslot(key))
+        except _UNCOVERED as error:
+            await nodes.initialize()
+            raise exceptions.SlotNotCoveredError(_NOT_COVERED) from error
         asking = False
         replies: list[Any] = []
         for _ in range(MOST_REDIRECTIONS):

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,8 @@ Hook = Callable[[Any], None]
 class _Watch:
     """One thread for all connections of one process to one system."""
 
-    def __init__(self, ask: Ask, shown: str) -> None:
+    def __init__(self, key: Hashable, ask: Ask, shown: str) -> None:
+        self._key = key
         self._ask = ask
         self._shown = shown
         self._lock = threading.Lock()
@@ -50,6 +51,7 @@ class _Watch:
         self._seen: set[Place] = set()
         self._thread: threading.Thread | None = None
         self._used = time.monotonic()
+        self._told = ""
 
     def add(self, connection: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Mind a connection that was just made."""
@@ -75,15 +77,19 @@ class _Watch:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used > IDLE_S:
                 self._thread = None
+                _forget(self._key, self)
                 return False
         try:
             primaries = self._ask()
         except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
             log.debug("%s: nobody says who is primary: %s", self._shown, error)
             return True
-        except Exception:  # an answer of no known shape must not end the watch
-            log.exception("%s: it cannot be told who is primary", self._shown)
+        except Exception as error:  # an answer of no known shape must not end the watch
+            if repr(error) != self._told:
+                log.exception("%s: it cannot be told who is primary", self._shown)
+            self._told = repr(error)
             return True
+        self._told = ""
         self._seen |= primaries
         left = [one for one in connections if self._is_left(one, primaries)]
         for one in left:
@@ -117,16 +123,29 @@ def _abort(connection: Any) -> None:
         writer.transport.abort()
 
 
-_watches: dict[tuple[str, str | None], _Watch] = {}
+_watches: dict[Hashable, _Watch] = {}
 _watches_lock = threading.Lock()
 
 
 def _watch_of(address: Address, ask: Ask) -> _Watch:
-    key = address.url, address.username
+    """One for all connections that reach the same servers in the same way, whatever they do."""
+    options = tuple(sorted(
+        (name, repr(value)) for name, value in address.options.items()
+        if name != "redis_connect_func"
+    ))  # fmt: skip
+    key = (address.url, address.username, address.password, address.sentinel_username,
+           address.sentinel_password, options)  # fmt: skip
     with _watches_lock:
         if key not in _watches:
-            _watches[key] = _Watch(ask, address.shown)
+            _watches[key] = _Watch(key, ask, address.shown)
         return _watches[key]
+
+
+def _forget(key: Hashable, watch: _Watch) -> None:
+    """Its thread ends: what it knows, a password among it, is kept no longer."""
+    with _watches_lock:
+        if _watches.get(key) is watch:
+            del _watches[key]
 
 
 def watched(address: Address, ask: Ask, before: Hook | None = None) -> Hook:
@@ -134,24 +153,22 @@ def watched(address: Address, ask: Ask, before: Hook | None = None) -> Hook:
 
     Without it the connection makes itself ready. `ask` answers where the primaries are.
     """
-    watch = _watch_of(address, ask)
 
     def connected(connection: Any) -> None:
         if before is not None:
             before(connection)
         elif address.kind != "cluster":  # a cluster's client has done it
             connection.on_connect()
-        watch.add(connection)
+        _watch_of(address, ask).add(connection)
 
     return connected
 
 
 def watched_async(address: Address, ask: Ask) -> Callable[[Any], Awaitable[None]]:
     """The same for asyncio; `ask` blocks, on the watch's thread."""
-    watch = _watch_of(address, ask)
 
     async def connected(connection: Any) -> None:
         await connection.on_connect()
-        watch.add(connection, asyncio.get_running_loop())
+        _watch_of(address, ask).add(connection, asyncio.get_running_loop())
 
     return connected

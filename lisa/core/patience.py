@@ -25,6 +25,12 @@ class Patience:
         self._pause = FIRST_PAUSE_S
         self._mends = 0
 
+    def again(self) -> Patience:
+        """For another call within the same time; its pauses begin small, and repairs anew."""
+        other = Patience(0)
+        other._ends = self._ends
+        return other
+
     def mend(self, error: BaseException, where: str) -> None:
         """Count a repair on the server; raise when it is of no use again and again."""
         self._mends += 1

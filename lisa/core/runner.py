@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 from lisa.core import failures, scripts
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.durability import Replicas, TooFew, confirmed, lacks_command
-from lisa.core.errors import ConfigError, GroupRemoved, LisaError, Misplaced, NotReplicated
+from lisa.core.errors import (
+    ConfigError,
+    GroupRemoved,
+    LisaError,
+    Misplaced,
+    NotReplicated,
+    ServerUnavailable,
+)
 from lisa.core.flow import Chain, Command, Execute, ExecuteMany, Flow, Pause
 from lisa.core.keys import Keys, TopicKeys
 from lisa.core.options import PRODUCER_RETRY_TIME
@@ -57,13 +64,17 @@ class Runner:
         return self._run(transition, Patience(self._patience_s))
 
     def run_at(
-        self, transition: Transition[T], layout: str, durability: Replicas | None = None
+        self,
+        transition: Transition[T],
+        layout: str,
+        patience: Patience,
+        durability: Replicas | None = None,
     ) -> Flow[T]:
         """Run one at a place that was chosen by a layout, named by its number.
 
         Raises Misplaced if it is another by now.
         """
-        return self._run(transition, Patience(self._patience_s), layout, durability)
+        return self._run(transition, patience.again(), layout, durability)
 
     def patience(self) -> Patience:
         """What one call may spend on waiting."""
@@ -102,7 +113,10 @@ class Runner:
             self._groups[keys.topic] = tuple(sorted(text(name) for name in reply[1:]))
 
     def run_many(
-        self, transitions: Sequence[Transition[T]], layout: str = ""
+        self,
+        transitions: Sequence[Transition[T]],
+        layout: str = "",
+        patience: Patience | None = None,
     ) -> Flow[list[T | LisaError]]:
         """Run transitions in one round trip; what fails alone stands as an error in its place."""
         commands: list[Command] = []
@@ -122,16 +136,20 @@ class Runner:
         except failures.ClientError as error:
             replies = [error] * len(commands)
         results: list[T | LisaError] = []
-        patience = Patience(self._patience_s)
+        patience, unavailable = patience or self.patience(), False
         for transition, reply in zip(transitions, replies, strict=True):
             if isinstance(reply, list) and reply[0] == b"OK":
                 results.append(transition.parse(reply[1:]))
                 continue
-            # Whatever went wrong (script flushed, groups changed, connection cut), _run knows;
-            # all of them share one patience, or many would wait for a dead server in turn.
+            # All of them share one patience, or many would wait for a dead server in turn.
+            if unavailable and not patience.left_s and failures.passes(reply):
+                results.append(failures.translated(reply, self.where))
+                continue
+            # Whatever went wrong (script flushed, groups changed, connection cut), _run knows.
             try:
-                results.append((yield from self._run(transition, patience, layout)))
+                results.append((yield from self._run(transition, patience.again(), layout)))
             except LisaError as error:
+                unavailable = unavailable or isinstance(error, ServerUnavailable)
                 results.append(error)
         return results
 

@@ -20,6 +20,7 @@ __all__ = [
     "Layout",
     "base",
     "bases",
+    "count_of",
     "is_of_layout",
     "name",
     "share",
@@ -42,6 +43,11 @@ def base(place: str) -> str:
 def bases(places: Iterable[str]) -> list[str]:
     """The topics of some places, each once, in order of name."""
     return sorted(set(map(base, places)))
+
+
+def count_of(place: str) -> int:
+    """The number of shards that a place is one of."""
+    return int(place.rpartition("of")[2]) if MARK in place else 1
 
 
 def name(topic: str, number: int, count: int) -> str:

@@ -17,14 +17,14 @@ from lisa.core import removal
 from lisa.core.errors import LisaError, RemovalUnfinished
 from lisa.core.flow import Flow
 from lisa.core.options import TopicOptions
-from lisa.core.shards import Layout, share
+from lisa.core.shards import Layout, base, count_of, share
 from lisa.core.store import Store, pairs
 from lisa.core.transitions.base import Transition, text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.place import Place
 
-__all__ = ["spread"]
+__all__ = ["renumber", "spread"]
 
 T = TypeVar("T")
 
@@ -66,12 +66,23 @@ def spread(store: Store, topic: str) -> Flow[Layout]:
                 added = yield from _equip(store, whole, {one: seen[one] for one in own}, count)
                 yield from _take_back(store, topic, added)
         latest = yield from _hand_over(store, topic, layout, seen)
-        if latest == layout.number:
+        if latest is None:
             return layout
         # Another layout is being put through, or this one was lost with its server: then it is
         # numbered anew, above what the places know.
         if (yield from store.layout(topic)) == layout:
-            yield from store.run(Place(topic, "renumber", latest))
+            yield from renumber(store, topic, latest)
+
+
+def renumber(store: Store, topic: str, known: int) -> Flow[int]:
+    """Put a layout of which the last changes were lost above a number that is known of it.
+
+    Places that are listed and that nobody looks after any more become the topic's again: they are
+    closed, drained and forgotten like those of any older number.
+    """
+    listed = yield from store.places()
+    counts = {count_of(place) for place in listed if base(place) == topic}
+    return (yield from store.run(Place(topic, "renumber", known, sorted(counts))))
 
 
 def _look(store: Store, places: Sequence[str]) -> Flow[list[_Seen]]:
@@ -133,8 +144,13 @@ def _options(whole: Mapping[str, str], count: int) -> dict[str, str | None]:
     return wanted
 
 
-def _hand_over(store: Store, topic: str, layout: Layout, seen: Mapping[str, _Seen]) -> Flow[int]:
-    """Close the older places, then open the present ones; the latest layout known to any."""
+def _hand_over(
+    store: Store, topic: str, layout: Layout, seen: Mapping[str, _Seen]
+) -> Flow[int | None]:
+    """Close the older places, then open the present ones.
+
+    If one follows another layout, of a later number or of the same, the latest number known to any.
+    """
     number = layout.number
     steps: tuple[list[Place], list[Place]] = (
         [Place(place, "close", number) for place in layout.draining(topic)
@@ -142,11 +158,11 @@ def _hand_over(store: Store, topic: str, layout: Layout, seen: Mapping[str, _See
         [Place(place, "open", number) for place in layout.current(topic)
          if seen[place].accepts != number],
     )  # fmt: skip
-    for calls in steps:
-        latest = max((yield from _run(store, calls)), default=number)
-        if latest > number:
-            return latest
-    return number
+    for calls, done in zip(steps, (-number, number), strict=True):
+        known = yield from _run(store, calls)
+        if any(one != done for one in known):
+            return max(map(abs, known))
+    return None
 
 
 def _run(store: Store, calls: Sequence[Transition[T]]) -> Flow[list[T]]:

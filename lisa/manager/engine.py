@@ -7,14 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from queue import SimpleQueue
 
 from lisa.core import presence
 from lisa.core.address import Address
 from lisa.core.connection import Connection
-from lisa.core.errors import ConfigError, LisaError
+from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.keys import Keys
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.shards import CHANGED, base, bases
@@ -47,6 +47,7 @@ PATIENCE = timedelta(milliseconds=60)
 PULSE_S = 1.0
 REFRESH = timedelta(seconds=GLANCE_S)
 SEARCH = timedelta(hours=6)
+LONGEST_SEARCH_PAUSE_S = 60.0
 PRUNE = timedelta(seconds=5)
 SAMPLE = "2 * * * * ?"  # not at the full minute, where a clock that is a little off would miss it
 STUCK_S = 10.0
@@ -263,6 +264,7 @@ class Engine:
             loop.agenda.hurry_all()
 
     def _search_first(self) -> None:
+        pause_s = PULSE_S
         while not self._stopped.is_set():
             if self._pulse.reachable.wait(PULSE_S):
                 try:
@@ -271,7 +273,8 @@ class Engine:
                     log.debug("the search for topics is repeated: %s", error)
                 else:
                     return
-                self._stopped.wait(PULSE_S)
+                self._stopped.wait(pause_s)  # it looks at all keys: not again and again
+                pause_s = min(2 * pause_s, LONGEST_SEARCH_PAUSE_S)
 
     def _learnt(self, topic: str) -> None:
         for loop in self._loops:
@@ -303,17 +306,41 @@ class Engine:
         for topic in self._greeter.glance(topics):
             self._greeting.agenda.hurry(topic)
         self._registry.step()
-        if self._may_be_split.is_set():
-            self._may_be_split.clear()
-            self._finish_splits()
-        while not self._split_anew.empty():
-            self._sharder.step(self._split_anew.get())
+        self._finish_splits()
 
     def _finish_splits(self) -> None:
-        """Whoever changed a number of shards may have died half-way before we came."""
-        for page in chunks(self._registry.topics, PAGE):
-            for topic in self._sharder.pick(page):
-                self._sharder.step(topic)
+        """Whoever changed a number of shards may have died half-way, also before we came."""
+        heard = {self._split_anew.get() for _ in range(self._split_anew.qsize())}
+        if self._may_be_split.is_set():
+            self._may_be_split.clear()
+            try:
+                for page in chunks(self._registry.topics, PAGE):
+                    heard.update(self._sharder.pick(page))
+            except LisaError:
+                self._may_be_split.set()
+                self._put_back(heard)
+                raise
+        self._put_back([topic for topic in sorted(heard) if not self._finish_split(topic)])
+
+    def _finish_split(self, topic: str) -> bool:
+        """Whether it is done: one topic's trouble never stops another's."""
+        if not self._pulse.reachable.is_set():
+            return False
+        troubles = self._jobs.troubles["refresh"]
+        try:
+            self._sharder.step(topic)
+        except LisaError as error:
+            away = isinstance(error, ServerUnavailable)
+            if away:
+                self._suspect()
+            troubles.failed(topic, error, quietly=away and not self._pulse.reachable.is_set())
+            return False
+        troubles.passed(topic)
+        return True
+
+    def _put_back(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._split_anew.put(topic)
 
     def _reclaim_all(self) -> None:
         self._reclaimer.look_at_all()

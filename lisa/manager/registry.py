@@ -104,9 +104,10 @@ class Registry:
                 self._undeclared.discard(topic)
 
     def search(self) -> None:
-        """Find topics by their keys, whatever became of the list of them. Raises LisaError."""
-        if self._store.connection.address.kind == "cluster":
-            return  # SCAN knows one node only; the list of topics and wake-ups have to do
+        """Find topics by their keys, whatever became of the list of them. Raises LisaError.
+
+        On a cluster all nodes are looked through, one after the other: one that is away ends it.
+        """
         keys = self._store.keys
         cursor, found = "0", set[str]()
         while True:

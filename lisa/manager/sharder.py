@@ -1,24 +1,39 @@
 """Keeps topics that are split whole: what their shards were told, and which are done with.
 
 A change of the number is put through by whoever makes it; this repeats that, so that one who died
-half-way leaves nothing undone, and lets an older number go once its shards are empty.
+half-way leaves nothing undone, and lets an older number go once its shards are empty. Where a
+topic's node was lost with the last change, shards are listed of which the topic knows nothing: they
+are its own again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from lisa.core import removal
 from lisa.core.clock import duration_ms
-from lisa.core.shards import Layout, base
-from lisa.core.spread import spread
-from lisa.core.store import SyncStore
+from lisa.core.keys import TopicKeys
+from lisa.core.options import TopicOptions
+from lisa.core.shards import Layout, base, bases, count_of
+from lisa.core.spread import renumber, spread
+from lisa.core.store import SyncStore, pairs
+from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.place import Place
 
 __all__ = ["Sharder"]
 
 log = logging.getLogger(__name__)
+
+
+class _Seen(NamedTuple):
+    """A place, its options, and the groups that may hold something there."""
+
+    place: str
+    options: dict[str, str]
+    groups: set[str]
 
 
 class Sharder:
@@ -29,46 +44,79 @@ class Sharder:
 
     def pick(self, topics: Sequence[str]) -> list[str]:
         """Those that are split, or were. Raises ServerUnavailable."""
-        names = [topic for topic in topics if base(topic) == topic]
-        layouts = self._store.drive(self._store.layouts(names))
-        return [topic for topic, layout in zip(names, layouts, strict=True) if layout.number]
+        names = bases(topics)
+        layouts = dict(zip(names, self._store.drive(self._store.layouts(names)), strict=True))
+        lost = {base(one) for one in _lost(topics, layouts)}
+        return [topic for topic, layout in layouts.items() if layout.number or topic in lost]
 
     def step(self, topic: str) -> None:
         """Put through what a topic says, and look at its older shards. Raises LisaError."""
+        self._adopt(topic)
         layout = self._store.drive(spread(self._store, topic))
         for count in layout.older:
             self._let_go(topic, layout, count)
+
+    def _adopt(self, topic: str) -> None:
+        listed = [one for one in self._store.drive(self._store.places()) if base(one) == topic]
+        layout = self._store.drive(self._store.layout(topic))  # it is written before they are
+        if lost := _lost(listed, {topic: layout}):
+            counts = sorted(set(map(count_of, lost)))
+            log.warning("topic %s: its server lost what it knew of shards by %s; they are drained",
+                        topic, " and ".join(map(str, counts)), extra={"topic": topic})  # fmt: skip
+            self._store.drive(renumber(self._store, topic, layout.number))
 
     def _let_go(self, topic: str, layout: Layout, count: int) -> None:
         """Forget an older number of shards, once no settled id of theirs counts any more.
 
         They take no new messages, so what is empty stays empty; the first who sees it notes when.
         """
-        places = Layout(layout.number, count).current(topic)
+        own, *places = self._look([topic, *Layout(layout.number, count).current(topic)])
         mark = f"emptied:{count}"
-        options, keys = self._store.keys.topic(topic).options, self._store.keys.topic
-        seen = self._store.ask("HGET", options, mark)
-        if not all(map(self._is_empty, places)):
+        seen = own.options.get(mark)
+        if self._holds_any(places):
             if seen is not None:
                 self._store.call(Configure(topic, {mark: None}))
             return
         now_ms = self._store.drive(self._store.server_time_us()) // 1000
         if seen is None:
             self._store.call(Configure(topic, {mark: str(now_ms)}))
-            seen = now_ms
-        retention = self._store.drive(self._store.options(topic)).retention
-        lasting = [int(self._store.ask("HGET", keys(place).options, "lasting") or 0)
-                   for place in places]  # fmt: skip
-        if now_ms < max(int(seen) + duration_ms(retention), *lasting):
+            seen = str(now_ms)
+        retention = duration_ms(TopicOptions.from_hash(own.options).retention)
+        lasting = [int(one.options.get("lasting", 0)) for one in places]
+        if now_ms < max(int(seen) + retention, *lasting):
             return
-        self._store.call(Place(topic, "forget", layout.number, count))
+        self._store.call(Place(topic, "forget", layout.number, (count,)))
         log.info("topic %s: nothing is left of its %d older shards", topic, count,
                  extra={"topic": topic})  # fmt: skip
 
-    def _is_empty(self, place: str) -> bool:
-        keys = self._store.keys.topic(place)
-        holding = [keys.waiting]
-        for group in self._store.drive(self._store.groups(place)):
-            own = keys.group(group)
-            holding += [own.entries, own.retry, own.garbage]
-        return not self._store.ask("EXISTS", *holding)
+    def _look(self, places: Sequence[str]) -> list[_Seen]:
+        keys = [self._store.keys.topic(place) for place in places]
+        replies = self._store.drive(self._store.commands([
+            command for one in keys
+            for command in (("HGETALL", one.options), ("HKEYS", one.groups))
+        ]))  # fmt: skip
+        stored = [{text(name): text(value) for name, value in pairs(one).items()}
+                  for one in replies[::2]]  # fmt: skip
+        # What a removal that was cut short left is messages, though nobody declares the group.
+        return [
+            _Seen(place, options, removal.marked(options).union(map(text, declared)))
+            for place, options, declared in zip(places, stored, replies[1::2], strict=True)
+        ]
+
+    def _holds_any(self, places: Sequence[_Seen]) -> bool:
+        found = self._store.drive(self._store.commands(
+            [("EXISTS", *_holding(self._store.keys.topic(one.place), one.groups)) for one in places]
+        ))  # fmt: skip
+        return any(found)
+
+
+def _holding(keys: TopicKeys, groups: Iterable[str]) -> list[str]:
+    """The keys that hold messages."""
+    own = [keys.group(group) for group in sorted(groups)]
+    return [keys.waiting, *(key for one in own for key in (one.entries, one.retry, one.garbage))]
+
+
+def _lost(places: Iterable[str], layouts: Mapping[str, Layout]) -> list[str]:
+    """The places that are none of their topic's, by its layout."""
+    counted = {topic: set(layout.counted(topic)) for topic, layout in layouts.items()}
+    return [place for place in places if place not in counted[base(place)]]

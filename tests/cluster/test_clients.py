@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
-from lisa.core import failover
+from lisa.core import clients, failover
 from lisa.core.address import Address
+from lisa.core.clients import telling_its_id
 from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.flow import Chain, Execute
 from lisa.core.keys import Keys
 from lisa.core.store import AsyncStore, SyncStore
 from lisa.core.stream import read_command
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from lisa.core.flow import Flow
     from tests.topologies import Cluster
 
 IMPATIENT = timedelta(0)
@@ -93,6 +97,76 @@ def test_of_several_commands_only_those_of_a_dead_node_fail(
     connection.close()
     assert {name for name, reply in zip(names, replies, strict=True) if reply == 0} == set(living)
     assert isinstance(replies[0], redis.ConnectionError)
+
+
+@pytest.mark.parametrize("road", ["execute", "execute_chain"])
+def test_a_slot_that_nobody_served_is_looked_for_again(
+    asking: Callable[[str], Any], cluster_of_one: Cluster, road: str
+) -> None:
+    store, drive = asking(cluster_of_one.url)
+    key = store.keys.topic("orders").waiting
+
+    def ask() -> Flow[Any]:
+        command = ("ZCARD", key)
+        if road == "execute":
+            return (yield Execute(command))
+        return (yield Chain(key, [command]))
+
+    drive(ask())
+    store.connection._redis.nodes_manager.slots_cache.clear()  # as read while a node was gone
+    with pytest.raises(redis.exceptions.SlotNotCoveredError):
+        drive(ask())
+    assert drive(ask()) in (0, [0])
+
+
+def test_a_node_that_does_not_know_its_own_host_is_the_one_that_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = [[0, 99, [None, 7001, b"a"]], [100, 16383, [b"", 7002, b"b"], [b"far", 7003, b"c"]]]
+    monkeypatch.setattr(redis.Redis, "execute_command", lambda *_: slots)
+    ask = clients._asking_nodes(Address("redis+cluster://here:7001"))
+    assert ask() == {("here", 7001), ("here", 7002)}
+
+
+def test_a_trouble_of_the_watch_is_told_once_until_it_passes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said: list[Any] = [
+        ValueError("odd"),
+        ValueError("odd"),
+        KeyError("odd"),
+        set(),
+        KeyError("odd"),
+    ]
+
+    def ask() -> set[failover.Place]:
+        one = said.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return set()
+
+    watch = failover._Watch("key", ask, "the servers")
+    for told in (1, 1, 2, 2, 3):
+        assert watch._step()
+        assert caplog.text.count("it cannot be told who is primary") == told
+
+
+def test_connections_that_reach_the_servers_in_another_way_are_watched_apart() -> None:
+    address = Address("redis+cluster://here:7001", password="one")
+    same = telling_its_id(address.blocking_for(60), lambda _: None)
+    other = replace(address, password="two")
+
+    def watch(one: Address) -> failover._Watch:
+        return failover._watch_of(one, set)
+
+    found = watch(address)
+    assert watch(same) is found
+    assert watch(other) is not found
+    for one in (found, watch(other)):
+        one._used = 0.0
+        assert not one._step()
+    assert watch(address) is not found, "the first is kept no longer"
+    failover._forget(watch(address)._key, watch(address))
 
 
 def test_a_read_that_waits_asks_nobody_where_its_keys_are(

@@ -89,10 +89,14 @@ CASES: dict[str, Case] = {
     "place": Case({}, lambda _: OpenPlace(TOPIC, "close", 3)),
     "place, an older number is forgotten": Case(
         {"options": {"layout": "3:4:2,1:", "emptied:2": "5"}},
-        lambda _: OpenPlace(TOPIC, "forget", 3, 2),
+        lambda _: OpenPlace(TOPIC, "forget", 3, [2]),
     ),
     "place, a layout numbered anew": Case(
-        {"options": {"layout": "3:4:1:"}}, lambda _: OpenPlace(TOPIC, "renumber", 7)
+        {"options": {"layout": "3:4:1:16", "emptied:1": "5"}},
+        lambda _: OpenPlace(TOPIC, "renumber", 7, [1, 4, 8]),
+    ),
+    "place, a layout lost as a whole": Case(
+        {}, lambda _: OpenPlace(TOPIC, "renumber", 0, [1, 4])
     ),
     "configure": Case({}, lambda _: Configure(TOPIC, {"paused": "1", "capacity": None})),
     "configure, declared": Case(

@@ -14,6 +14,7 @@ from lisa.core.address import Address
 from lisa.core.connection import AsyncConnection, Connection
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.keys import Keys
+from lisa.core.patience import MOST_MENDS
 from lisa.core.store import AsyncStore, SyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.declare import Declare
@@ -32,6 +33,8 @@ from tests.contract.state import G, Row
 from tests.rows import enqueue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lisa.core.flow import Command
     from tests.contract.bench import Bench
 
@@ -201,6 +204,40 @@ def test_a_pipeline_has_one_patience_for_all() -> None:
     assert [type(one) for one in results] == [ServerUnavailable] * 20
     assert time.monotonic() - began < 4 * patience.total_seconds()
     store.close()
+
+
+class Hanging(Connection):
+    """Each try takes its time, and comes to nothing."""
+
+    tries = 0
+
+    def execute(self, command: Command) -> Any:
+        self.tries += 1
+        time.sleep(0.05)
+        raise redis.TimeoutError(f"no answer to {command[0]!r}")
+
+    def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        return [self.execute(commands[0])]
+
+
+def test_what_is_left_of_a_pipeline_when_patience_ends_is_not_tried_again() -> None:
+    link = Hanging(Address())
+    store = SyncStore(link, Keys(), timedelta(seconds=0.2))
+    results = store.drive(store.run_many([Promote(TOPIC)] * 20))
+    assert [type(one) for one in results] == [ServerUnavailable] * 20
+    assert link.tries < 10, "not once more for each of them"
+
+
+@pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
+def test_a_pipeline_mends_as_many_streams_as_are_gone(bench: Bench) -> None:
+    topics = [f"orders-{n}" for n in range(2 * MOST_MENDS)]
+    for topic in topics:
+        bench.call(Declare(topic, "lisa"))
+        bench.store.ask("DEL", bench.store.keys.topic(topic).group("lisa").ready)
+    results = bench.store.drive(
+        bench.store.run_many([Pull(one, "lisa", "c1", 1) for one in topics])
+    )
+    assert [one for one in results if isinstance(one, LisaError)] == []
 
 
 async def test_a_dead_server_is_given_up_on_asyncio_too() -> None:

@@ -132,7 +132,7 @@ def test_a_place_opens_only_when_all_older_ones_are_closed(split: Split) -> None
         assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
         assert split.copies() == ["one", "two"]
         # Who is late changes nothing.
-        assert split.store.call(Place("orders", "open", 1)) == 1
+        assert split.store.call(Place("orders", "open", 1)) == -1
         assert split.accepts("orders") == -1
 
 

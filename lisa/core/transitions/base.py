@@ -117,6 +117,10 @@ class ById(Transition[list[T]]):
         """Whether this place did nothing about a message, which may stand in another one."""
         return not result
 
+    def may_be_settled(self, result: T) -> bool:  # noqa: ARG002  for those that do
+        """Whether this place answered by a tombstone, while the id may be live in an older one."""
+        return False
+
     def first_of(self, place: str, picks: Sequence[int]) -> Transition[list[T | Elsewhere]]:
         """What an older place is asked about some of the messages before the present one is."""
         raise NotImplementedError(f"{self.script} asks older places after the present one")

@@ -52,5 +52,8 @@ class Cancel(ById[Cancelled]):
     def is_nowhere(self, result: Cancelled) -> bool:
         return result is Cancelled.UNKNOWN
 
+    def may_be_settled(self, result: Cancelled) -> bool:
+        return result in (Cancelled.CANCELLED, Cancelled.DONE)
+
     def parse(self, reply: Sequence[Any]) -> list[Cancelled]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

@@ -95,6 +95,9 @@ class Inspect(ById[Inspection]):
     def is_nowhere(self, result: Inspection) -> bool:
         return not (result.envelope or result.tombstone or result.places)
 
+    def may_be_settled(self, result: Inspection) -> bool:
+        return result.tombstone is not None and not result.envelope
+
     def parse(self, reply: Sequence[Any]) -> list[Inspection]:
         return [
             Inspection(

@@ -52,5 +52,8 @@ class Reschedule(ById[Rescheduled]):
     def is_nowhere(self, result: Rescheduled) -> bool:
         return result is Rescheduled.UNKNOWN
 
+    def may_be_settled(self, result: Rescheduled) -> bool:
+        return result is Rescheduled.DONE
+
     def parse(self, reply: Sequence[Any]) -> list[Rescheduled]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]
