@@ -56,6 +56,7 @@ class Heartbeat:
         self._followed = -math.inf
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
+        self._told: dict[Subscription, float] = {}
         self._trouble = False
         self._closed = False
         self._woken = threading.Event()
@@ -90,33 +91,51 @@ class Heartbeat:
                 tick = LONGEST_TICK_S
 
     def step(self) -> float:
-        """Do what is due for each subscription; how many seconds until the next step."""
-        tick = LONGEST_TICK_S
-        if time.monotonic() - self._followed >= FOLLOW_S:
-            self._followed = time.monotonic()
+        """Do what is due for each subscription; how many seconds until the next step.
+
+        Leases come first, and again once a tick has passed: at a server that is slow to answer, all
+        that may wait takes longer than a lease.
+        """
+        began, tick = time.monotonic(), LONGEST_TICK_S
+        subscriptions = list(self._subscriptions())
+        for sub in subscriptions:
+            self._try(sub, self._keep)
+            tick = min(tick, max(SHORTEST_TICK_S, sub.ack_timeout_s / 6))
+        if began - self._followed >= FOLLOW_S:
+            self._followed = began
             with suppress(LisaError):  # the subscriptions' own calls tell of it
                 self._follow()
-        for sub in list(self._subscriptions()):
-            try:
-                self._look_after(sub)
-                self._trouble = False
-            except GroupRemoved:
-                continue  # the reader finds out, and says so
-            except LisaError as error:
-                if not self._trouble:
-                    log.warning("topic %s: no heartbeat: %s", sub.topic, error)
-                self._trouble = True
-            tick = min(tick, max(SHORTEST_TICK_S, sub.ack_timeout_s / 6))
+        for sub in sorted(subscriptions, key=lambda one: self._told.get(one, -math.inf)):
+            if time.monotonic() - began > tick:
+                return 0.0
+            self._told[sub] = began
+            self._try(sub, self._tell)
         return tick
 
-    def _look_after(self, sub: Subscription) -> None:
-        now = time.monotonic()
+    def _try(self, sub: Subscription, work: Callable[[Subscription], None]) -> None:
+        try:
+            work(sub)
+            self._trouble = False
+        except GroupRemoved:
+            pass  # the reader finds out, and says so
+        except LisaError as error:
+            if not self._trouble:
+                log.warning("topic %s: no heartbeat: %s", sub.topic, error)
+            self._trouble = True
+
+    def _keep(self, sub: Subscription) -> None:
+        """See to what it holds."""
         if sub.group:
+            now = time.monotonic()
             if sub.unstarted:
                 give_back_late(sub, now)
             if sub.held:
                 end_overdue(sub, now)
                 extend(sub, now)
+
+    def _tell(self, sub: Subscription) -> None:
+        """That it is alive, or that it is through."""
+        now = time.monotonic()
         if sub.closing.is_set() and not sub.held and not sub.unstarted:
             self._drained(sub)
         elif self._beats.get(sub, -1e9) + presence.BEAT.total_seconds() <= now:
@@ -140,6 +159,7 @@ class Heartbeat:
     def leave(self, sub: Subscription, *, keeps_name: bool = False) -> None:
         """Take the record and the consumer's name away, unless needed. Raises LisaError."""
         self._beats.pop(sub, None)
+        self._told.pop(sub, None)
         if keeps_name:
             return
         self._store.drive(presence.leave_consumer(self._store, sub.topic, sub.name))

@@ -241,7 +241,8 @@ class Runner:
                 patience.mend(error, self.where)
                 for group in groups:
                     yield from _load(Declare.script, keys)
-                    yield Execute(_call(Declare(keys.topic, group), keys, (group,), self.actor))
+                    mend = Declare(keys.topic, group, only_mend=True)
+                    yield Execute(_call(mend, keys, (group,), self.actor))
             else:
                 yield from self._wait(error, patience)
         except failures.ClientError as another:

@@ -119,6 +119,15 @@ def test_a_group_that_owes_messages_since_its_removal_is_not_declared(bench: Ben
     assert "options" not in bench.state(), "and the mark has gone"
 
 
+def test_failures_counted_before_a_removal_are_not_those_of_the_group_declared_anew(
+    bench: Bench,
+) -> None:
+    bench.put(waiting={"m": FAR}, body={"m": "A-"}, lisa=G(attempts={"m": 1}, reasons={"m": "no"}))
+    bench.call(Undeclare(TOPIC, "lisa"))
+    assert bench.call(Declare(TOPIC, "lisa")) is True
+    bench.check(waiting={"m": FAR}, body={"m": "A-"}, lisa=G())
+
+
 def test_what_a_foreign_hand_undeclared_is_declared_with_all_it_owes(bench: Bench) -> None:
     bench.put(declared=["audit"], body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
     assert bench.call(Declare(TOPIC, "lisa")) is True

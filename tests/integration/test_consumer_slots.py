@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
+from lisa.core.connection import Connection
 from lisa.core.message import Message
 from lisa.core.outcomes import Discard
 from tests.consumers import Bench, presences
@@ -19,6 +20,8 @@ from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from lisa.core.flow import Command
 
 TOPIC = "orders"
 
@@ -110,6 +113,30 @@ def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench) -> None:
     assert runs == [1]
     assert bench.stat(TOPIC, "reclaimed") == 0
     assert bench.stat(TOPIC, "acked_late") == 0
+
+
+def test_leases_are_kept_where_a_server_is_slow_to_answer_all_the_rest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = Connection.execute
+
+    def slowly(self: Connection, command: Command) -> object:
+        if threading.current_thread().name == "lisa-heartbeat":
+            time.sleep(0.05)
+        return execute(self, command)
+
+    monkeypatch.setattr(Connection, "execute", slowly)
+    monkeypatch.setattr("lisa.core.presence.BEAT", timedelta(seconds=1))
+    topics = [TOPIC, *[f"other-{n}" for n in range(9)]]
+    for topic in topics:
+        bench.declare(topic, ack_timeout=timedelta(seconds=0.9))
+    consumer = Consumer(bench.url, concurrency=2)
+    for topic in topics:
+        consumer.on(topic, lambda _: time.sleep(3.5))
+    [sent] = bench.send(TOPIC, [1])
+    with bench.manager(TOPIC), consumer:
+        wait_until(lambda: bench.settled_as(TOPIC, sent) == "acked")
+    assert bench.stat(TOPIC, "retried") == 0
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -309,8 +309,8 @@ def test_a_topic_whose_change_fails_keeps_no_other_one(
             engine._split_anew.put(topic)
         wait_until(lambda: split_here.accepts("orders~0of2") == 1)
         wait_until(lambda: tried.count("broken") == 3)
-        wait_until(engine._split_anew.empty)
-        assert engine._jobs.troubles["refresh"].of("broken") is None
+        wait_until(lambda: engine._jobs.troubles["refresh"].of("broken") is None)
+        assert engine._split_anew.empty()
 
 
 def is_older(split: Split, count: int) -> bool:

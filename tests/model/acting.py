@@ -1,17 +1,21 @@
 """Roles as flows, each telling what it did, for `interleaving`.
 
 They make the calls that the real ones make, in their order: a manager promotes, ends what it met
-past its ttl, and reclaims; a consumer takes one message, opens it, and settles it.
+past its ttl, and reclaims; a consumer takes one message, opens it, and settles it; a remover is
+the removal itself, call by call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lisa.core import removal
 from lisa.core.envelope import decode_envelope, encode_envelope
-from lisa.core.errors import GroupRemoved
+from lisa.core.errors import GroupRemoved, RemovalUnfinished
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -24,17 +28,25 @@ from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Failure, Retry
-from tests.model.interleaving import TOPIC
+from lisa.core.transitions.undeclare import Undeclare
+from tests.model.interleaving import TOPIC, answered
 from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
-    from lisa.core.flow import Flow
+    from collections.abc import Iterator
+
+    from lisa.core.flow import Flow, Step
     from lisa.core.store import Store
     from lisa.core.stream import Entry
+    from lisa.core.transitions.base import Transition
     from tests.model.interleaving import Event, Role
+
+T = TypeVar("T")
 
 PAST, FAR = "1000", "4000000000000"
 SEED = 1
+ALL = "*"
+"""In the place of an id: this concerns a group, and so every message."""
 
 
 def sender(
@@ -49,7 +61,7 @@ def sender(
         for _ in range(times):
             outcomes = yield from store.run(call)
             story.extend(
-                ("sent", one, letter, said) for one, said in zip(ids, outcomes, strict=True)
+                ("sent", one, letter, said, due) for one, said in zip(ids, outcomes, strict=True)
             )
 
     return role
@@ -180,3 +192,70 @@ def purger(group: str = "lisa", id_: str = "a") -> Role:
             story.append(("purged", id_, group))
 
     return role
+
+
+def remover(group: str = "lisa") -> Role:
+    """Removes a group."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        with telling(store, story):
+            yield from removal.remove(store, TOPIC, group)
+
+    return role
+
+
+def finisher(group: str = "lisa") -> Role:
+    """A manager's sweep that takes a removal for one that was cut short."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        with telling(store, story):
+            yield from removal.finish(store, TOPIC, group)
+
+    return role
+
+
+def declarer(group: str = "lisa", *, finishes: bool = False) -> Role:
+    """Declares a group, as its consumers do. finishes: as `lisa topic group add` does."""
+
+    def role(store: Store, story: list[Event]) -> Flow[None]:
+        if finishes:
+            yield from finisher(group)(store, story)
+        try:
+            is_new = yield from store.run(Declare(TOPIC, group))
+        except RemovalUnfinished:
+            return
+        if is_new:
+            story.append(("declared", ALL, group))
+
+    return role
+
+
+@contextmanager
+def telling(store: Store, story: list[Event]) -> Iterator[None]:
+    """What becomes of groups that a store removes is told meanwhile.
+
+    Only a removal's first call, which may repeat itself, is taken to undeclare its group: if others
+    do as well, the story does not fit what is found.
+    """
+    run = store.run
+
+    def run_and_tell(call: Transition[T]) -> Flow[T]:
+        if not isinstance(call, Undeclare):
+            return (yield from run(call))
+
+        def answer(step: Step) -> Flow[Any]:
+            reply = yield step
+            if not call.begun:
+                story.append(("undeclared", ALL, call.group))
+            return reply
+
+        said: Any = yield from answered(run(call), answer)
+        assert said.settled in (0, len(call.ids)), "it is not told which of them were settled"
+        story.extend(("removed", id_, call.group) for id_ in call.ids if said.settled)
+        return said  # type: ignore[no-any-return]
+
+    store.run = run_and_tell  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        store.run = run  # type: ignore[method-assign]

@@ -11,7 +11,8 @@ never comes back), and instants that have passed as such, in the order in which 
 them; what each role has been told so far, in the same terms; and what was handled and settled, in
 its order. Left out are the counters (no script reads them but to add), and for how long a
 delivery has been pending or a tombstone is kept: the ack timeout is 0 here, the retention long.
-Due times that lie ahead must be given as instants, so that none of them passes meanwhile.
+Due times that lie ahead must be given as instants, so that none of them passes meanwhile. A role
+that looks at the clock itself is shown `LATER`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lisa.core import scripts
-from lisa.core.flow import Execute, Flow
+from lisa.core.flow import Execute, ExecuteMany, Flow, Step
 from lisa.core.keys import Keys
 from lisa.core.store import Store
 
 if TYPE_CHECKING:
     from lisa.core.connection import Connection
 
+T = TypeVar("T")
+
 TOPIC = "orders"
+LATER = [b"4000000000", b"0"]
 ENTRY = re.compile(r"(?<!\d)\d{13}-\d+(?!\d)")
 PASSED = re.compile(r"(?<!\d)1[5-9]\d{11}(\d{3})?(?!\d)")  # in these years, in ms or us
 GONE = "gone"
@@ -110,6 +114,7 @@ class Explorer:
         before = moment.roles[number]
         *restored, reply, (dumps, seen) = self._ask([("FLUSHALL",), *again, before.call])
         assert set(restored) == {b"OK"}, restored
+        reply = LATER if before.call == ("TIME",) else reply
         role = self._stand(self.roles[number], (*before.replies, reply))
         roles = (*moment.roles[:number], role, *moment.roles[number + 1 :])
         told = role.story[len(before.story) :]
@@ -120,7 +125,7 @@ class Explorer:
         """Bring a role to where it was, by what it was told."""
         store, story = Store(Keys(), "here"), list[Event]()
         store._groups[TOPIC] = self.groups  # as one that has been at work for a while
-        flow = role(store, story)
+        flow = one_by_one(role(store, story))
         try:
             step = next(flow)
             for reply in replies:
@@ -142,6 +147,38 @@ class Explorer:
         seen = dict(zip(self._reads, held[len(dumps) :], strict=True))
         there = [key for key, dump in dumped.items() if dump]
         return [*said, ({key: dumped[key] for key in there}, {key: seen[key] for key in there})]
+
+
+def answered(flow: Flow[T], answer: Callable[[Step], Flow[Any]]) -> Flow[T]:
+    """The same flow, each of its steps made as `answer` makes it."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                reply = yield from answer(step)
+            except Exception as error:  # noqa: BLE001  the flow is told, and judges
+                step = flow.throw(error)
+            else:
+                step = flow.send(reply)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # as in core.flow
+
+
+def one_by_one(flow: Flow[T]) -> Flow[T]:
+    """The same flow, one call at a time: between those of a pipeline others may come."""
+
+    def answer(step: Step) -> Flow[Any]:
+        if not isinstance(step, ExecuteMany):
+            return (yield step)
+        replies: list[Any] = []
+        for command in step.commands:
+            try:
+                replies.append((yield Execute(command)))
+            except Exception as error:  # noqa: BLE001  in a pipeline's replies they are values
+                replies.append(error)
+        return replies
+
+    return answered(flow, answer)
 
 
 def reads_of(ids: str, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lisa.admin import fsck
-from lisa.core.flow import Flow, Pause, drive
-from tests.model.acting import FAR, consumer, manager
-from tests.model.interleaving import TOPIC, pairs
+from lisa.core import removal
+from lisa.core.flow import Flow, Pause, Step, drive
+from tests.model.acting import ALL, FAR, consumer, declarer, finisher, manager
+from tests.model.interleaving import TOPIC, answered, pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lisa.core.keys import TopicKeys
     from lisa.core.store import SyncStore
@@ -34,8 +35,13 @@ class Judge:
         if all(role.call is None for role in moment.roles):
             report = drive(without_pauses(fsck.check(self._store)), self._store.connection)
             assert report.total == 0, report.findings
-        check_places(self._keys, self._groups, moment)
+            assert not half_removed(self._keys, moment), "a removal is through, and has not ended"
+        declared = check_groups(self._keys, self._groups, moment)
+        check_places(self._keys, declared, moment)
         story = list(moment.history)
+        if declared != set(self._groups):
+            self._work(story)
+            self._bring_back(story)
         for _ in range(ROUNDS):
             self._work(story)
             if not self._is_work_left():
@@ -44,17 +50,19 @@ class Judge:
 
     def witness(self, before: Moment, told: Sequence[Event]) -> None:
         """Whether what was answered was true at that instant."""
+        groups = declared_in(self._keys, before)
         for what, id_, *rest in told:
-            holders = held_by(self._keys, self._groups, before, id_)
+            holders = held_by(self._keys, groups, before, id_)
             over = is_settled_somewhere(self._keys, before, id_)
-            garbages = [self._keys.group(group).garbage for group in self._groups]
+            garbages = [self._keys.group(group).garbage for group in groups]
             is_dead = any(id_.encode() in before.seen.get(key, ()) for key in garbages)
+            is_leaving = id_.encode() in left_in(self._keys, before)
             truths = {
                 "cancelled": not holders and over in ("", "cancelled"),
                 "rescheduled": not holders and not over and not is_dead,
                 "expired": [who for _, who in holders] == rest,  # nobody's, or the teller's own
                 "in_flight": bool(holders),
-                "done": bool(over) or is_dead,
+                "done": bool(over) or is_dead or is_leaving,
                 "unknown": not over and self._keys.body(id_) not in before.seen,
                 "kept": tuple(rest) in holders,
                 "lost": tuple(rest) not in holders,
@@ -65,6 +73,12 @@ class Judge:
         for group in self._groups:
             self._store.drive(manager(group)(self._store, story))
             self._store.drive(consumer("last", group, most=10)(self._store, story))
+
+    def _bring_back(self, story: list[Event]) -> None:
+        """End the removals that were cut short, and declare anew what was removed."""
+        for group in self._groups:
+            for role in (finisher(group), declarer(group)):
+                self._store.drive(role(self._store, story))
 
     def _is_work_left(self) -> bool:
         asked: list[tuple[str, ...]] = [("ZCOUNT", self._keys.waiting, "-inf", f"({FAR}")]
@@ -95,11 +109,22 @@ class Judge:
             said = (stone or b"").decode()[9:].partition(",")[0]
             assert said == (end or ""), f"{id_} ended {end}, its tombstone says {said!r}"
         live = {id_ for id_, end in ends.items() if end is None}
-        assert {one.decode() for some in of_groups[3::4] for one in some} <= live
+        failed = {one.decode() for some in of_groups[3::4] for one in some}
+        assert failed <= live, f"failures are counted of what is not live: {failed - live}"
+
+
+def declared_in(keys: TopicKeys, moment: Moment) -> set[str]:
+    """The groups that are declared."""
+    return {name.decode() for name in pairs(moment.seen.get(keys.groups, ()))}
+
+
+def half_removed(keys: TopicKeys, moment: Moment) -> set[str]:
+    """The groups whose removal has begun and not ended."""
+    return removal.marked(pairs(moment.seen.get(keys.options, ())))
 
 
 def held_by(
-    keys: TopicKeys, groups: Sequence[str], moment: Moment, id_: str
+    keys: TopicKeys, groups: Iterable[str], moment: Moment, id_: str
 ) -> list[tuple[str, str]]:
     """The groups, and their consumers, that have a message in flight."""
     found = []
@@ -122,28 +147,65 @@ def is_settled_somewhere(keys: TopicKeys, moment: Moment, id_: str) -> str:
     return stone[9:].decode().partition(",")[0]
 
 
-def check_places(keys: TopicKeys, groups: Sequence[str], moment: Moment) -> None:
+def check_groups(keys: TopicKeys, groups: Sequence[str], moment: Moment) -> set[str]:
+    """The groups that are declared: those that should be. Nothing is left of those removed."""
+    declared, half = declared_in(keys, moment), half_removed(keys, moment)
+    told = after(moment.history, set(groups))
+    assert declared == told, f"declared are {declared}, though {told} should be"
+    assert not declared & half, f"declared, and being removed: {declared & half}"
+    for group in set(groups) - declared - half:
+        left = [key for key in keys.group(group) if key in moment.seen]
+        assert not left, f"left of a group that was removed: {left}"
+    return declared
+
+
+def after(story: Sequence[Event], groups: set[str]) -> set[str]:
+    """The groups that are declared after all this, if those given were before."""
+    declared = set(groups)
+    for what, _, *rest in story:
+        if what == "declared":
+            declared |= set(rest)
+        elif what == "undeclared":
+            declared -= set(rest)
+    return declared
+
+
+def check_places(keys: TopicKeys, declared: set[str], moment: Moment) -> None:
     """A live message waits, or stands in one place of a group that owes it."""
     seen = moment.seen
-    waiting = seen.get(keys.waiting, [])[::2]
-    owed: set[bytes] = set()
-    for own in map(keys.group, groups):
-        places = [id_ for key in (own.entries, own.retry, own.garbage)
-                  for id_ in seen.get(key, [])[::2]]  # fmt: skip
-        assert len(set(places)) == len(places), f"in two places: {places}"
-        owed.update(places)
-    assert not owed & set(waiting), f"waiting, and owed: {owed & set(waiting)}"
+    waiting = set(seen.get(keys.waiting, [])[::2])
+    owed = set[bytes]()
+    for group in declared:
+        owed |= places_in(keys, group, moment)
+    assert not owed & waiting, f"waiting, and owed: {owed & waiting}"
     live = {
         key.removeprefix(keys.body("")).encode() for key in seen if key.startswith(keys.body(""))
     }
-    assert live == owed | set(waiting), f"live {live}, placed {owed | set(waiting)}"
+    placed = owed | waiting
+    # What a removal has not settled yet lives on, unless another group was the last to owe it.
+    assert placed <= live <= placed | left_in(keys, moment), f"live {live}, placed {placed}"
+
+
+def places_in(keys: TopicKeys, group: str, moment: Moment) -> set[bytes]:
+    """The messages that stand in a group's places, each in one."""
+    own = keys.group(group)
+    places = [id_ for key in (own.entries, own.retry, own.garbage)
+              for id_ in moment.seen.get(key, [])[::2]]  # fmt: skip
+    assert len(set(places)) == len(places), f"in two places: {places}"
+    return set(places)
+
+
+def left_in(keys: TopicKeys, moment: Moment) -> set[bytes]:
+    """The messages that stand in places of groups whose removal has begun and not ended."""
+    places = (places_in(keys, group, moment) for group in half_removed(keys, moment))
+    return set[bytes]().union(*places)
 
 
 def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[str]) -> str | None:
     """Follow one life of a message. How it ended, or None if it did not."""
-    about = [one for one in story if len(one) > 1 and one[1] == id_]
+    about = [one for one in story if len(one) > 1 and one[1] in (id_, ALL)]
     begins = next(n for n, one in enumerate(about) if is_new(one) and one[2] == token)
-    life = Life(set(groups))
+    life = Life(after(about[:begins], set(groups)), is_far=about[begins][4] == FAR)
     for event in about[begins:]:
         what = event[0]
         assert what != "unknown", "unknown, though it had been sent"
@@ -157,7 +219,15 @@ def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[st
             life.happens(what, event[3])
         elif what == "purged":
             life.happens(what, event[2])
-    return life.end
+        elif what == "removed":
+            life.is_removed(event[2])
+        elif what == "declared":
+            life.groups.add(event[2])
+            life.later.add(event[2])
+        elif what == "undeclared":
+            life.groups.discard(event[2])
+            life.later.discard(event[2])
+    return life.end or life.last_settled()
 
 
 def is_new(event: Event) -> bool:
@@ -170,9 +240,13 @@ class Life:
     """What a message may still go through."""
 
     groups: set[str]
+    """Those that are declared."""
+    is_far: bool = False
     end: str | None = None
     settled: set[str] = field(default_factory=set)
-    is_far: bool = False
+    later: set[str] = field(default_factory=set)
+    """Groups declared since it began: each owes it if it was promoted after that."""
+    last: str | None = None
 
     def ends(self, what: str) -> None:
         """It was cancelled (a repeated cancel says so again), or expired."""
@@ -189,25 +263,27 @@ class Life:
         assert self.end is None, f"{what} after it was {self.end}"
         assert group not in self.settled, f"{what} after it was settled"
         assert what != "handed" or not self.is_far, "handed out before its new due time"
+        assert group in self.groups, f"{what} by a group that was removed"
         if what != "handed":
             self.settled.add(group)
-            if self.settled == self.groups:
-                self.end = "acked" if what == "settled" else what
+            self.last = "acked" if what == "settled" else what
+            if self.settled >= self.groups:
+                self.end = self.last
+
+    def is_removed(self, group: str) -> None:
+        """A group's removal was the end of it."""
+        assert group not in self.groups, "removed from a group that was declared anew"
+        self.ends("purged")
+
+    def last_settled(self) -> str | None:
+        """How it ended if no later group owed it."""
+        return self.last if self.settled >= self.groups - self.later else None
 
 
 def without_pauses(flow: Flow[T]) -> Flow[T]:
     """The same flow where nobody is at work while it waits."""
-    try:
-        step = next(flow)
-        while True:
-            if isinstance(step, Pause):
-                step = flow.send(None)
-                continue
-            try:
-                reply = yield step
-            except Exception as error:  # noqa: BLE001  the flow is told, and judges
-                step = flow.throw(error)
-            else:
-                step = flow.send(reply)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # as in core.flow
+
+    def answer(step: Step) -> Flow[Any]:
+        return None if isinstance(step, Pause) else (yield step)
+
+    return answered(flow, answer)

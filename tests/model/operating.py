@@ -16,7 +16,8 @@ def declare(topic: Topic, name: str, clock: Clock) -> bool:
         return False
     if removing(name) in topic.options and owes(group):
         raise Refused("removal unfinished")
-    topic.options.pop(removing(name), None)
+    if topic.options.pop(removing(name), None) is not None:
+        group.attempts, group.reasons, group.leases = {}, {}, {}
     topic.declared[name] = clock.now
     return True
 

@@ -18,8 +18,11 @@ from tests.model.acting import (
     FAR,
     canceller,
     consumer,
+    declarer,
+    finisher,
     manager,
     purger,
+    remover,
     requeuer,
     rescheduler,
     sender,
@@ -42,16 +45,19 @@ A_SEND = sender()
 
 @dataclass(frozen=True)
 class Case:
-    """Roles that meet; before them a message was sent, if `sent`."""
+    """Roles that meet; before them a message was sent, if `sent`, and went through `before`."""
 
     roles: tuple[Role, ...]
     ids: str = "a"
     groups: tuple[str, ...] = ("lisa",)
     sent: Role | None = A_SEND
+    before: tuple[Role, ...] = ()
     retry_delays: str = AT_ONCE
 
 
 REPLACER = sender(letter="B", mode=OnDuplicate.REPLACE, times=2)
+REPLACER_FOR_LATER = sender(letter="B", due=FAR, mode=OnDuplicate.REPLACE)
+FAILED_AND_PUT_OFF = (consumer("c1", then="retry"), rescheduler(FAR))
 CASES = {
     "a send whose reply was lost": Case(
         (sender(times=2), manager(), manager(), consumer("c1"), consumer("c2")), sent=None
@@ -109,8 +115,29 @@ CASES = {
     "two messages": Case(
         (manager(), consumer("c1"), consumer("c2"), canceller("ab")), ids="ab", sent=sender("ab")
     ),
+    "a group removed": Case((manager(), consumer("c1"), remover())),
+    "one of two groups removed": Case(
+        (consumer("c1", "g"), consumer("c2", "h"), remover("g")), groups=("g", "h")
+    ),
+    "a group removed by two": Case((remover(), remover())),
+    "a group removed and declared again": Case((consumer("c1"), remover(), declarer())),
+    "a group removed and declared again, a message replaced": Case(
+        (remover(), declarer(), REPLACER_FOR_LATER)
+    ),
+    "a group removed and declared again, a message cancelled": Case(
+        (remover(), declarer(), canceller()), before=FAILED_AND_PUT_OFF
+    ),
 }
 LONGER = {
+    "a group removed by two, and declared again": Case(
+        (consumer("c1"), remover(), finisher(), declarer())
+    ),
+    "a group removed and added again": Case(
+        (consumer("c1"), remover(), declarer(finishes=True))
+    ),
+    "one of two groups removed and declared again": Case(
+        (consumer("c1", "h"), remover("g"), declarer("g"), REPLACER_FOR_LATER), groups=("g", "h")
+    ),
     "two rounds of two managers": Case(
         (manager(rounds=2), manager(rounds=2), consumer("c1"), consumer("c2"), canceller())
     ),
@@ -126,7 +153,11 @@ LONGER = {
 
 
 @pytest.mark.parametrize(
-    "name", [*CASES, *(pytest.param(one, marks=pytest.mark.slow) for one in LONGER)]
+    "name",
+    [
+        *CASES,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in LONGER),
+    ],
 )
 def test_every_interleaving(
     valkey_server: EmbeddedServer, name: str, note: Callable[[str], None]
@@ -140,8 +171,8 @@ def test_every_interleaving(
         store.call(Configure(TOPIC, options))
         for group in case.groups:
             store.call(Declare(TOPIC, group))
-        if case.sent is not None:
-            store.drive(case.sent(store, history))
+        for role in (*filter(None, [case.sent]), *case.before):
+            store.drive(role(store, history))
         judge = Judge(store, case.groups)
         explorer = Explorer(
             store.connection,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Mutant", "Patch", "escape"]
+__all__ = ["Mutant", "Patch", "escape", "misfits"]
 
 ASSERTIONS = ("AssertionError", "Failed")
 """What a test raises that saw a wrong result; `Failed` is pytest's own, as by `raises`."""
@@ -50,3 +51,15 @@ def escape(mutant: Mutant, outcome: dict[str, Any]) -> str | None:
     else:
         expected = first["error"] in ASSERTIONS
     return None if expected else f"{first['test']} failed for another reason: {first['said']}"
+
+
+def misfits(mutant: Mutant, root: Path) -> list[str]:
+    """The patches that find their text not exactly once, in words, as the file has become."""
+    texts: dict[str, str] = {}
+    found = []
+    for file, old, new in mutant.patches:
+        text = texts.get(file) or (root / file).read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            found.append(f"{mutant.number}: {file} has {text.count(old)} times, not once: {old!r}")
+        texts[file] = text.replace(old, new)
+    return found

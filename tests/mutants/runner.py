@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.mutants.mutant import Mutant
 
-__all__ = ["CONTROL", "Runner"]
+__all__ = ["CONTROL", "Runner", "collected"]
 
 CONTROL = "unpatched"
 """The name of the run in which all tests have to pass: else their failing shows nothing."""
@@ -40,13 +40,10 @@ class Runner:
 
     def __enter__(self) -> Self:
         self._scratch = tempfile.mkdtemp(prefix="lisa-mutants-")
-        # What the session that asks was told is not for the sessions in there.
-        clean = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("LISA_", "PYTEST_", "PYTHON"))}  # fmt: skip
         nursery = Path(__file__).with_name("nursery.py")
         self._process = subprocess.Popen(
             [sys.executable, nursery, ROOT, self._scratch], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, env=clean, start_new_session=True,
+            stdout=subprocess.PIPE, text=True, env=_clean(), start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None
         json.dump(self._jobs, self._process.stdin)
@@ -75,3 +72,19 @@ class Runner:
         if self._process.stdout is not None:
             self._process.stdout.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def collected(files: Sequence[str]) -> set[str]:
+    """The ids of all tests in some files, and each without its parameters."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    said = subprocess.run(
+        [*command, *files], cwd=ROOT, env=_clean(), capture_output=True, text=True, check=False
+    ).stdout
+    ids = {line for line in said.splitlines() if "::" in line}
+    return ids | {one.partition("[")[0] for one in ids}
+
+
+def _clean() -> dict[str, str]:
+    """The environment without what the session that asks was told: it is not for those in there."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("LISA_", "PYTEST_", "PYTHON"))}  # fmt: skip

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.mutants.mutant import Mutant, Patch, escape
-from tests.mutants.runner import CONTROL, Runner
+from tests.mutants.mutant import Mutant, Patch, escape, misfits
+from tests.mutants.runner import CONTROL, Runner, collected
 from tests.mutants.table import MUTANTS, NUMBERS
+from tests.servers import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +40,18 @@ def test_every_number_has_a_mutant() -> None:
     numbers = [mutant.number for mutant in MUTANTS]
     assert len(set(numbers)) == len(numbers)
     assert {re.sub("[a-z]$", "", number) for number in numbers} >= set(NUMBERS)
+
+
+def test_every_patch_finds_its_text_once() -> None:
+    assert not [said for mutant in MUTANTS for said in misfits(mutant, ROOT)]
+    (said,) = misfits(NO_CATCH[0][0], ROOT)
+    assert said == "rotten: lua/trim.lua has 0 times, not once: 'no such text'"
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    named = [(mutant.number, test) for mutant in MUTANTS for test in mutant.tests]
+    there = collected(sorted({test.partition("::")[0] for _, test in named}))
+    assert not [f"{number}: {test}" for number, test in named if test not in there]
 
 
 def test_without_a_defect_all_the_tests_pass(runner: Runner) -> None:
