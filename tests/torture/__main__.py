@@ -18,8 +18,8 @@ from tests.torture.run import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.torture.checker import Verdicts
     from tests.torture.options import Options
+    from tests.torture.verdicts import Verdicts
 
 __all__ = ["judge", "main", "torture"]
 
@@ -35,7 +35,7 @@ def judge(options: Options, tell: Callable[[str], None]) -> Verdicts:
     """Judge what a run left in its directory, and report."""
     found = load(options.out)
     verdicts = check(found)
-    tell(write(figures(found, verdicts, options.out), options.out))
+    tell(write(figures(found, verdicts), options.out))
     return verdicts
 
 
@@ -47,6 +47,8 @@ def _tell(line: str) -> None:
 def main() -> int:
     """The command."""
     options = parse()
+    if options.check:
+        return 0 if judge(options, _tell).is_clean else 1
     _tell(f"seed {options.seed}: the same faults again with --seed {options.seed} and the same "
           f"options; ledgers in {options.out}")  # fmt: skip
     return 0 if torture(options, _tell).is_clean else 1

@@ -9,7 +9,8 @@ It holds one line for each call before it is made, and one for what came of it; 
     X call low number                                    a cancel
     R call low number due                                a new due time
     C call high letters                                  what Redis confirmed, letter by letter
-    E call high settled error                            an error, after so many were confirmed
+    E call high settled error                            an error, after so many were confirmed;
+                                                         by HTTP with the status that was answered
 
 `low` and `high` are Redis's clock, microseconds: not later than the call began, not earlier than it
 ended. A due is `+ms` for a delay or epoch milliseconds.
@@ -101,7 +102,7 @@ class Book:
     def fail(self, call: int, error: Exception) -> None:
         """Note an error: the call may have arrived, or not."""
         settled = getattr(error, "sent", None) or 0
-        name = type(error).__name__
+        name = f"{type(error).__name__} {getattr(error, 'status', '') or ''}".rstrip()
         self._ledger.write([f"E\t{call}\t{self.clock.now().high}\t{settled}\t{name}"])
 
 

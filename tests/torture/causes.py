@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.torture.world import ACK_S, HANG_TIMEOUT_S, Do, Verdict
+import numpy as np
+
+from tests.torture.world import ACK_S, HANG_TIMEOUT_S, Do
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Causes", "Hold", "Window"]
+    from numpy.typing import NDArray
+
+__all__ = ["ACK_US", "SETTLES_US", "SLACK_US", "Causes", "Hold", "Window", "meet", "merged"]
 
 ACK_US = int(ACK_S * 1e6)
 SLACK_US = 2_000_000  # a settlement that met no trouble is confirmed long before
+SETTLES_US = ACK_US + SLACK_US
+"""A fault is counted as over one ack timeout and two seconds after it ended."""
+
+MARGIN_US = 50_000
+"""So far the stage's clock and a handler's idea of it may be apart."""
+
 EVERYBODY = {"server-kill", "server-stop", "out-of-memory"}
 DOORS = {"cut", "delay", "refuse", "hang", "lose-replies"}
 
@@ -57,7 +67,7 @@ class Causes:
     every: list[Window] = field(default_factory=list)
     stalls: dict[int, list[Window]] = field(default_factory=dict)
     losses: list[Window] = field(default_factory=list)
-    named: dict[int, str] = field(default_factory=dict)
+    named: dict[int, list[Window]] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
     kinds: dict[int, str] = field(default_factory=dict)
 
@@ -67,10 +77,10 @@ class Causes:
         found = cls()
         for event in events:
             if event["event"] == "start":
-                found.kinds[event["number"]] = event["role"].partition("-")[0]
+                found.kinds[event["number"]] = _kind_of(event["role"])
             elif event["event"] == "loss":
                 found.losses.append(Window(event["since"], event["until"], "lost by the server"))
-            elif event["event"] == "fault":
+            elif event["event"] == "fault" and "skipped" not in event:
                 found._fault(event)
         for process, times in stalls.items():
             for since, until in times:
@@ -84,7 +94,7 @@ class Causes:
     def _fault(self, event: dict[str, Any]) -> None:
         kind, target = event["kind"], event["target"]
         window = Window(event["since"], event["until"], kind)
-        self.every.append(window._replace(until=window.until + ACK_US + SLACK_US))
+        self.every.append(window._replace(until=window.until + SETTLES_US))
         for process in event.get("numbers", ()):
             self._process(process, window)
             if "killed" in event:
@@ -94,7 +104,7 @@ class Causes:
         for one in _concerned(kind, target):
             self.of_kind.setdefault(one, []).append(window)
         for number in event.get("messages", ()):
-            self.named[number] = kind
+            self.named.setdefault(number, []).append(window)
             if event.get("deleted"):
                 self.deleted.add(number)
         if event.get("redelivers"):
@@ -111,30 +121,79 @@ class Causes:
             self.stalls.get(process, ()), since, until
         )
 
+    def held_up(self, process: int, since: int, until: int) -> str | None:
+        """The same, or what kept the server from telling it."""
+        return self.stopped(process, since, until) or _first(self.of_all, since, until)
+
     def of_again(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
         """Why a handling came after another that had not failed; None: nothing explains it."""
-        if before.verdict == Verdict.FAILED:
-            return "the attempt before failed"
-        if self._killed(before):
-            return "its handler was killed"
-        if do == Do.HANG and before.last - before.begin >= HANG_TIMEOUT_S * 1e6:
-            return "its handler hung beyond its timeout"
-        if number in self.named:
-            return self.named[number]
-        if any(one.meets(before.last, before.last + SLACK_US) for one in self.losses):
-            return "the server lost that it was settled"
-        since, until = before.begin - ACK_US, _until(before)
-        return (
-            _first(self._on(before.process), since, until)
-            or _first(self.of_place.get(place, ()), since, until)
-            or _first(self.of_all, since, until)
-            or self.stopped(before.process, since, until)
-            or self.stopped(again.process, again.begin - 3 * ACK_US, again.begin)
+        return self.of_unsettled(number, place, do, before, again.begin) or self.stopped(
+            again.process, again.begin - 3 * ACK_US, again.begin
         )
 
-    def _killed(self, hold: Hold) -> bool:
+    def of_unsettled(self, number: int, place: int, do: int, hold: Hold, by: int) -> str | None:
+        """Why a handling that had not failed may not have been settled by an instant.
+
+        What came after that instant explains nothing.
+        """
+        by += MARGIN_US
+        if self._killed(hold, by):
+            return "its handler was killed"
+        if do == Do.HANG and (hold.end or by) - hold.begin >= HANG_TIMEOUT_S * 1e6:
+            return "its handler hung beyond its timeout"
+        for one in self.named.get(number, ()):
+            if one.since <= by:
+                return one.what
+        if any(one.meets(hold.last, min(hold.last + SLACK_US, by)) for one in self.losses):
+            return "the server lost that it was settled"
+        since, until = hold.begin - ACK_US, min(_until(hold), by)
+        return (
+            _first(self._on(hold.process), since, until)
+            or _first(self.of_place.get(place, ()), since, until)
+            or _first(self.of_all, since, until)
+            or self.stopped(hold.process, since, until)
+        )
+
+    def around(self, since: int, until: int) -> str | None:
+        """Any fault, or any process that stood still, from an instant to another."""
+        return (
+            _first(self.every, since, until)
+            or _first(self.losses, since, until)
+            or next((what for process in self.stalls
+                     if (what := _first(self.stalls[process], since, until))), None)
+        )  # fmt: skip
+
+    def of_failure(self, process: int, since: int, until: int) -> str | None:
+        """Why a sender's call was not answered: what befell it, the server, or the way there."""
+        begin = since - SETTLES_US
+        return (
+            _first(self._on(process), begin, until)
+            or _first(self.of_all, begin, until)
+            or next((what for one in self.stalls
+                     if (what := _first(self.stalls[one], begin, until))), None)
+        )  # fmt: skip
+
+    def accountable(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which handlings no window would excuse, were their messages handled again."""
+        last = np.where(rows["end"] > 0, rows["end"], rows["begin"])
+        since, until = rows["begin"] - ACK_US, last + SETTLES_US
+        excused = meet(self.losses, last, last + SLACK_US)
+        excused |= meet(self.of_all, since, until)
+        for process in np.unique(rows["process"]):
+            own = rows["process"] == process
+            windows = self._on(int(process)) + self.stalls.get(int(process), [])
+            if int(process) in self.kills:
+                killed = self.kills[int(process)]
+                windows.append(Window(killed, killed, "killed"))
+            excused[own] |= meet(windows, since[own], until[own])
+        for place, windows in self.of_place.items():
+            own = rows["place"] == place
+            excused[own] |= meet(windows, since[own], until[own])
+        return ~excused
+
+    def _killed(self, hold: Hold, by: int) -> bool:
         killed = self.kills.get(hold.process)
-        if killed is None or killed < hold.begin:
+        if killed is None or not hold.begin <= killed <= by:
             return False
         return not hold.end or killed <= _until(hold)
 
@@ -143,14 +202,42 @@ class Causes:
         return self.of_process.get(process, []) + self.of_kind.get(kind, [])
 
 
+def _kind_of(role: str) -> str:
+    """Roles that the same trouble is trouble for. Those who speak HTTP depend on the gateway."""
+    return "http" if role == "producer-http" else role.partition("-")[0]
+
+
+def merged(windows: Iterable[Window]) -> list[tuple[int, int]]:
+    """From when until when anything was wrong, in order and apart."""
+    found: list[tuple[int, int]] = []
+    for since, until, _ in sorted(windows):
+        if found and since <= found[-1][1]:
+            found[-1] = (found[-1][0], max(until, found[-1][1]))
+        else:
+            found.append((since, until))
+    return found
+
+
+def meet(
+    windows: Iterable[Window], since: NDArray[np.int64], until: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which spans have an instant in common with any window."""
+    apart = merged(windows)
+    if not apart:
+        return np.zeros(len(since), bool)
+    starts, ends = np.array(apart, np.int64).T
+    last = np.searchsorted(starts, until, "right") - 1
+    return np.asarray((last >= 0) & (ends[last] >= since))
+
+
 def _concerned(kind: str, target: str) -> Sequence[str]:
-    """The kinds of handling processes that trouble at a door, or with a gateway, is trouble for."""
+    """The kinds of processes that trouble at a door, or with a gateway, is trouble for."""
     if target.startswith("gateway-"):
-        return ["puller"]
+        return ["puller", "http"]
     if kind not in DOORS:
         return []
-    found = {"consumer": ["consumer"], "gateway": ["puller"], "*": ["consumer", "puller"]}
-    return found.get(target, [])
+    every = {"consumer": ["consumer"], "producer": ["producer"], "gateway": ["puller", "http"]}
+    return [one for door, kinds in every.items() if target in (door, "*") for one in kinds]
 
 
 def _until(hold: Hold) -> int:

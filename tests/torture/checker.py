@@ -1,89 +1,76 @@
-"""Who was lost, early, handled after a cancel, stuck, or handled again without a reason.
+"""Who was lost, early, late, handled after a cancel, stuck, or handled again without a reason.
 
 It reads what a run left in files: the ledgers, what the stage did, and the final state. It never
-asks Redis.
+asks Redis. The judges that look at one thing alone are in modules of their own.
 """
 
 from __future__ import annotations
 
 import signal
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.torture.causes import Causes, Hold
-from tests.torture.reading import TakenBack
-from tests.torture.world import MOST_GROUPS, TOPICS, Do, Verdict, place_number
+from tests.torture import calls, timing
+from tests.torture.case import Case
+from tests.torture.causes import ACK_US, MARGIN_US, SETTLES_US, Hold
+from tests.torture.repairs import repairs
+from tests.torture.samples import growth
+from tests.torture.sent import TakenBack
+from tests.torture.verdicts import Verdicts
+from tests.torture.world import (
+    MOST_GROUPS,
+    POISON_RETRIES,
+    TOPICS,
+    Do,
+    Verdict,
+    pause_ms,
+    place_number,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tests.torture.reading import Run
 
-__all__ = ["FAULTS", "Finding", "Verdicts", "check"]
+__all__ = ["check"]
 
-FAULTS = ("lost", "early", "after cancel", "stuck", "unexplained")
 STARTS_WITHIN_S = 10
 """A process that is told to end before it listens to signals ends by the signal."""
 
 NEAR_MS, FEW = 1_000, 10
 """So many messages that were due within so long of another one tell whether all was well then."""
 
-UNSURE_US = 500_000
-"""So far may be off what a process says of an instant when it could not ask Redis."""
 ENDS_IN_GARBAGE = (Do.DISCARD, Do.POISON)
-
-
-class Finding(NamedTuple):
-    """One message (0: none in particular), and what is the matter with it."""
-
-    number: int
-    what: str
-
-
-@dataclass
-class Verdicts:
-    """`guilty` is empty after a clean run; `excused` has what a fault explains, each by name."""
-
-    guilty: dict[str, list[Finding]] = field(default_factory=lambda: {one: [] for one in FAULTS})
-    excused: dict[str, list[Finding]] = field(default_factory=dict)
-    again: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing was found."""
-        return not any(self.guilty.values())
-
-    def accuse(self, fault: str, number: int, what: str) -> None:
-        self.guilty[fault].append(Finding(number, what))
-
-    def excuse(self, fault: str, number: int, what: str) -> None:
-        self.excused.setdefault(fault, []).append(Finding(number, what))
+NEEDS = {Do.DISCARD: (Verdict.DISCARDED, 1), Do.POISON: (Verdict.FAILED, 1 + POISON_RETRIES)}
+"""What is in garbage must have ended so, in so many attempts."""
 
 
 def check(run: Run) -> Verdicts:
     """Judge a run."""
-    judge = _Judge(run)
-    for step in (judge.count, judge.lost, judge.expired, judge.early, judge.after_cancel,
-                 judge.again, judge.left, judge.processes):  # fmt: skip
+    case = Case(run)
+    judge = _Judge(case)
+    for step in (judge.count, judge.lost, judge.expired, judge.again, judge.astray, judge.left,
+                 judge.processes, judge.logs):  # fmt: skip
         step()
-    return judge.verdicts
+    for alone in (timing.early, timing.late, timing.late_by_its_due_time, timing.past_ttl,
+                  calls.failures, calls.after_cancel, calls.after_replace, calls.answers,
+                  repairs, growth):  # fmt: skip
+        alone(case)
+    return case.verdicts
 
 
 class _Judge:
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._messages = run.messages.rows
-        self._handled = run.handled.rows
-        self._causes = Causes.of(run.events, run.stalls)
-        self.verdicts = Verdicts()
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._run = case.run
+        self._messages = case.messages
+        self._handled = case.handled
+        self._causes = case.causes
+        self.verdicts = case.verdicts
         self._garbage = {
             (row["number"], place_number(row["topic"], row["group"]))
-            for row in run.final["live"] if row["state"] == "garbage"
+            for row in self._run.final["live"] if row["state"] == "garbage"
         }  # fmt: skip
         self._done = self._settled()
 
@@ -103,10 +90,12 @@ class _Judge:
         rows, counts = self._messages, self.verdicts.counts
         counts["attempted"] = len(rows)
         counts["confirmed"] = int((rows["confirmed"] > 0).sum())
-        counts["cancelled"] = int((rows["cancelled"] > 0).sum())
-        counts["moved"] = sum(1 for one in self._run.messages.moves.values() if one.confirmed)
+        counts["cancelled"] = int((rows["taken_back"] == TakenBack.CANCELLED).sum())
+        counts["moved"] = sum(1 for _ in self._case.changes("R", "r"))
         counts["replaced"] = int((rows["taken_back"] == TakenBack.REPLACED).sum())
         counts["handlings"] = len(self._handled)
+        accountable = self._causes.accountable(self._handled)
+        counts["handlings held to account"] = int(accountable.sum())
         for verdict in Verdict:
             n = int((self._handled["verdict"] == verdict).sum())
             counts[f"handlings: {verdict.name.lower()}"] = n
@@ -170,62 +159,16 @@ class _Judge:
         if unhandled > told and not self._causes.losses:
             self.verdicts.accuse("lost", 0, f"{unhandled} with a ttl unhandled, {told} expired")
 
-    def early(self) -> None:
-        """Handed over before it was due, by the message's own word or by its sender's."""
-        rows = self._handled
-        for row in np.nonzero(rows["begin"] < rows["due"] * 1000)[0]:
-            by = (rows["due"][row] * 1000 - rows["begin"][row]) / 1000
-            self._accuse_early(int(row), f"{by:.3f} ms before its due time")
-        promised = self._messages["due"][rows["message"]]
-        for row in np.nonzero((rows["attempt"] == 1) & (rows["due"] < promised))[0]:
-            if int(rows["message"][row]) not in self._run.messages.moves:
-                by = promised[row] - rows["due"][row]
-                self._accuse_early(int(row), f"its due time was {by} ms before what was asked for")
-        self._early_after_move()
-
-    def _early_after_move(self) -> None:
-        rows = self._handled
-        for message, move in self._run.messages.moves.items():
-            here = slice(*np.searchsorted(rows["message"], [message, message + 1]))
-            before = int(self._messages["due"][message])
-            holds = move.confirmed and self._causes.loss_of(move.confirmed) is None
-            for row in range(here.start, here.stop):
-                if rows["attempt"][row] > 1:
-                    continue
-                is_sure = holds and rows["begin"][row] > move.confirmed
-                least = move.due if is_sure else min(move.due, before)
-                if rows["due"][row] < least:
-                    by = least - rows["due"][row]
-                    self._accuse_early(row, f"{by} ms before its new due time")
-
-    def _accuse_early(self, row: int, what: str) -> None:
-        number = self._run.messages.number(int(self._handled["message"][row]))
-        self.verdicts.accuse("early", number, f"{what}, attempt {self._handled['attempt'][row]}")
-
-    def after_cancel(self) -> None:
-        """Handled, though Redis had confirmed that it never would be."""
-        rows = self._handled
-        cancelled = self._messages["cancelled"][rows["message"]]
-        least = np.where(rows["asked"] == 1, rows["begin"], rows["begin"] - UNSURE_US)
-        for row in np.nonzero((cancelled > 0) & (least > cancelled))[0]:
-            number = self._run.messages.number(int(rows["message"][row]))
-            at, begin = int(cancelled[row]), int(rows["begin"][row])
-            what = f"{(begin - at) / 1000:.3f} ms after its cancel was confirmed"
-            stopped = self._causes.stopped(int(rows["process"][row]), at, begin)
-            if self._causes.loss_of(at):
-                self.verdicts.excuse("after cancel", number, f"{what}: the server lost the cancel")
-            elif stopped:
-                self.verdicts.excuse("after cancel", number, f"{what}: its handler's {stopped}")
-            else:
-                self.verdicts.accuse("after cancel", number, what)
-
     def again(self) -> None:
         """Every handling after the first has a cause."""
-        for row in self._seconds():
-            before, again = self._hold(row - 1), self._hold(row)
+        for row in np.nonzero(~self._case.is_first)[0]:
+            before, again = self._case.hold(int(row) - 1), self._case.hold(int(row))
             message, place = int(self._handled["message"][row]), int(self._handled["place"][row])
             number, do = self._run.messages.number(message), int(self._messages["do"][message])
-            cause = self._causes.of_again(number, place, do, before, again)
+            if before.verdict == Verdict.FAILED:
+                cause = self._of_retry(number, place, do, before, again)
+            else:
+                cause = self._causes.of_again(number, place, do, before, again)
             if cause is None:
                 self.verdicts.accuse(
                     "unexplained", number,
@@ -236,17 +179,23 @@ class _Judge:
             else:
                 self.verdicts.again[cause] += 1
 
-    def _seconds(self) -> Iterator[int]:
-        rows = self._handled
-        same = (rows["message"][1:] == rows["message"][:-1]) & (
-            rows["place"][1:] == rows["place"][:-1]
+    def _of_retry(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
+        """The next attempt comes after the pause; else something was in the way."""
+        due = before.end + pause_ms(do) * 1000 - MARGIN_US
+        if again.attempt == before.attempt + 1 and again.begin >= due:
+            return "the attempt before failed"
+        return self._causes.of_again(number, place, do, before, again) or self._causes.around(
+            before.begin - ACK_US, again.begin
         )
-        yield from (int(row) + 1 for row in np.nonzero(same)[0])
 
-    def _hold(self, row: int) -> Hold:
-        one = self._handled[row]
-        return Hold(int(one["process"]), int(one["begin"]), int(one["end"]), int(one["verdict"]),
-                    int(one["attempt"]))  # fmt: skip
+    def astray(self) -> None:
+        """Handled as a message of another topic."""
+        rows = self._handled
+        topic = self._messages["topic"][rows["message"]]
+        for row in np.nonzero(topic != rows["place"] // MOST_GROUPS)[0]:
+            sent, handled = TOPICS[topic[row]].name, TOPICS[rows["place"][row] // MOST_GROUPS].name
+            what = f"sent to {sent}, and handled in {handled}"
+            self.verdicts.accuse("unexplained", self._case.number(int(row)), what)
 
     def left(self) -> None:
         """What is live at the end must be in garbage, and belong there."""
@@ -259,10 +208,12 @@ class _Judge:
                 continue
             known = self._run.messages.row(row["number"])
             do = None if known is None else Do(self._messages["do"][known])
-            if do not in ENDS_IN_GARBAGE:
+            if known is None or do not in ENDS_IN_GARBAGE:
                 self.verdicts.accuse(
                     "unexplained", row["number"], f"in garbage of {where}: {row['reason']}"
                 )
+            else:
+                self._deserves_garbage(row["number"], known, where)
         bodies = self._run.final["bodies"]
         named = {one["number"] for one in self._run.final["live"] if one["number"]}
         if bodies != len(named):
@@ -271,6 +222,25 @@ class _Judge:
             self.verdicts.accuse("unexplained", number, "handled, but sent by nobody")
         for one in self._run.final["findings"]:
             self.verdicts.accuse("unexplained", 0, "fsck: {kind} {topic} {id} {what}".format(**one))
+
+    def _deserves_garbage(self, number: int, message: int, where: str) -> None:
+        """Its handler must have given it up, or a fault have used up its attempts."""
+        do = Do(self._messages["do"][message])
+        rows = self._handled[self._case.handlings(message)]
+        verdict, least = NEEDS[do]
+        found = len(np.unique(rows["attempt"][rows["verdict"] == verdict]))
+        since = int(self._messages["due"][message]) * 1000
+        until = int(rows["begin"].max() if len(rows) else since) + SETTLES_US
+        # A handler writes down that it gives up before anyone else can know of it.
+        is_excused = do is Do.POISON and self._causes.around(since - ACK_US, until)
+        if found < least and not is_excused:
+            what = f"{do.name} in garbage of {where} after {found} of {least} attempts"
+            self.verdicts.accuse("unexplained", number, what)
+
+    def logs(self) -> None:
+        """What went wrong in a role, and it only logged."""
+        for trace in self._run.traces:
+            self.verdicts.accuse("unexplained", 0, trace)
 
     def processes(self) -> None:
         """No role ends unless it is told to, and then with exit code 0."""

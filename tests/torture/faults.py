@@ -18,7 +18,7 @@ from tests.torture.proxy import Trouble
 from tests.torture.stage import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from tests.torture.plan import Fault
     from tests.torture.stage import Stage
@@ -28,6 +28,9 @@ __all__ = ["begin"]
 CUT_AGAIN_S = 0.2
 ROLL_PAUSE_S = 0.5
 STARTS, START_AGAIN_S = 10, 0.5
+GATEWAY_AGAIN_S = 0.1
+REPAIR_TRIES = 10
+FINDS_TRIES, FINDS_AGAIN_S = 20, 0.05
 
 
 def begin(stage: Stage, fault: Fault) -> Iterator[float]:
@@ -43,10 +46,13 @@ def begin(stage: Stage, fault: Fault) -> Iterator[float]:
     by_verb = {"kill": _kill, "stop": _stop, "freeze": _stop}
     make = makers.get(fault.kind) or by_verb.get(verb) or _trouble
     touched: dict[str, Any] = {"kind": fault.kind, "target": fault.target, "since": now_us()}
+    how = "skipped"
     try:
-        yield from make(stage, fault, touched)
+        for pause in make(stage, fault, touched):
+            yield pause
+            how = "failed"  # half of it was done
     except (redis.RedisError, LisaError, OSError) as error:
-        touched["skipped"] = f"{type(error).__name__}: {error}"
+        touched[how] = f"{type(error).__name__}: {error}"
     touched["until"] = now_us()
     stage.note("fault", **touched)
 
@@ -66,6 +72,8 @@ def _kill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float
     role.is_wanted = True
     if not role.is_alive:
         stage.start(role)
+    while role.kind == "gateway" and role.is_alive and not stage.is_gateway_open:
+        yield GATEWAY_AGAIN_S  # until then nobody can reach it
 
 
 def _stop(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
@@ -83,18 +91,22 @@ def _clock(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[floa
     """A process with a clock that is an hour off takes the place of one whose clock is right."""
     role = stage.roles[fault.target]
     role.shift_s = fault.amount
-    yield from _replace(stage, fault.target)
+    if not (yield from _replace(stage, fault.target)):
+        role.shift_s = 0
+        touched["skipped"] = "it does not run"
+        return
     touched["shift"] = fault.amount
     yield fault.seconds
     role.shift_s = 0
     yield from _replace(stage, fault.target)
 
 
-def _replace(stage: Stage, name: str) -> Iterator[float]:
+def _replace(stage: Stage, name: str) -> Generator[float, None, bool]:
+    """A new process for a role; whether one was there to leave."""
     role = stage.roles[name]
     one = role.now
     if one is None or one.poll() is not None or not role.is_wanted:
-        return
+        return False
     role.is_wanted = False
     one.tell_to_leave()
     while one.poll() is None:
@@ -103,6 +115,7 @@ def _replace(stage: Stage, name: str) -> Iterator[float]:
     role.is_wanted = True
     if not role.is_alive:
         stage.start(role)
+    return True
 
 
 def _roll(stage: Stage, _fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
@@ -110,8 +123,8 @@ def _roll(stage: Stage, _fault: Fault, touched: dict[str, Any]) -> Iterator[floa
     touched["rolled"] = []
     for name, role in stage.roles.items():
         role.build = role.build._replace(path=None)
-        yield from _replace(stage, name)
-        touched["rolled"].append(name)
+        if (yield from _replace(stage, name)):
+            touched["rolled"].append(name)
         yield ROLL_PAUSE_S
 
 
@@ -170,18 +183,45 @@ def _trouble(stage: Stage, fault: Fault, _touched: dict[str, Any]) -> Iterator[f
 
 
 def _foreign(
-    work: Callable[[Stage, Fault], dict[str, Any]],
+    work: Callable[[Stage, Fault], dict[str, Any] | None],
 ) -> Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]:
-    """Something that a foreign hand does; some time later an operator has fsck repair it."""
+    """Something that a foreign hand does; some time later an operator has fsck repair it.
+
+    It waits for something to be there; if nothing comes it goes where there is most.
+    """
 
     def make(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-        touched |= work(stage, fault)
+        done = _tried(work, stage, fault)
+        for attempt in range(FINDS_TRIES):
+            if done is not None:
+                break
+            yield FINDS_AGAIN_S
+            if attempt >= FINDS_TRIES / 2 and stage.is_up:
+                fault = fault._replace(target=foreign.longest(stage, fault.kind))
+                touched["target"] = fault.target
+            touched["since"] = now_us()
+            done = _tried(work, stage, fault)
+        if done is None:
+            touched["skipped"] = "there was nothing to take"
+            return
+        touched |= done
         yield fault.seconds
         topic = fault.target.partition("/")[0]
-        for _ in range(50):  # another fault may be at work: the server away, or its memory full
-            with suppress(LisaError, redis.RedisError):
-                touched["repaired"] = foreign.repair(stage, topic)
+        for _ in range(REPAIR_TRIES):  # another fault may be at work: the server away, or full
+            found = yield from foreign.repair(stage, [topic])
+            if found is not None:
+                touched["repairing"], touched["repaired"] = found.began, found.kinds[topic]
+                touched["found"] = found.words[topic]
                 return
-            yield 0.2
 
     return make
+
+
+def _tried(
+    work: Callable[[Stage, Fault], dict[str, Any] | None], stage: Stage, fault: Fault
+) -> dict[str, Any] | None:
+    """None while nothing can be done."""
+    if stage.is_up:
+        with suppress(redis.RedisError, LisaError):
+            return work(stage, fault)
+    return None

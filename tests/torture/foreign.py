@@ -2,52 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lisa.admin.fsck import check
 from lisa.core.envelope import decode_content
 from lisa.core.errors import InvalidMessage
-from tests.torture.world import place_number
+from tests.torture.stage import now_us
+from tests.torture.world import TOPICS, place_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from tests.torture.plan import Fault
     from tests.torture.stage import Stage
 
-__all__ = ["delete_bodies", "delete_consumer", "destroy_group", "numbers_in", "repair", "trim"]
+__all__ = [
+    "Repaired", "delete_bodies", "delete_consumer", "destroy_group", "longest", "numbers_in",
+    "repair", "trim",
+]  # fmt: skip
+
+TOLD = 20
+LOOK_S = 0.1
 
 
-def trim(stage: Stage, fault: Fault) -> dict[str, Any]:
-    """Entries of a ready stream, unread and in flight alike: by XTRIM, or one by one by XDEL."""
+class Repaired(NamedTuple):
+    """Since when topics were put right; what was found of each, by kind, and some in words."""
+
+    began: int
+    kinds: dict[str, dict[str, int]]
+    words: dict[str, list[str]]
+
+
+def trim(stage: Stage, fault: Fault) -> dict[str, Any] | None:
+    """Entries of a ready stream, unread and in flight alike: by XTRIM, or one by one by XDEL.
+
+    None, here and below: there is nothing to be done, now.
+    """
     topic, group, stream = _place(stage, fault.target)
     rows = _command(stage, "XRANGE", stream, "-", "+", "COUNT", fault.amount)
     entries = [entry.decode() for entry, _ in rows]
     numbers = _numbers_of(stage, topic, [fields[1] for _, fields in rows])
-    if entries and fault.amount % 2:
+    if not numbers:
+        return None
+    if fault.amount % 2:
         stage.client.xdel(stream, *entries)
-    elif entries:
+    else:
         ms, _, serial = entries[-1].partition("-")
         stage.client.execute_command("XTRIM", stream, "MINID", "=", f"{ms}-{int(serial) + 1}")
     return {"messages": numbers, "places": [place_number(topic, group)]}
 
 
-def delete_bodies(stage: Stage, fault: Fault) -> dict[str, Any]:
+def delete_bodies(stage: Stage, fault: Fault) -> dict[str, Any] | None:
     """Bodies of messages that wait."""
     topic = fault.target
     keys = stage.store.keys.topic(topic)
     ids: list[bytes] = _command(stage, "ZRANDMEMBER", keys.waiting, fault.amount)
     if not ids:
-        return {}
+        return None
     bodies = [keys.body(one.decode()) for one in ids]
     # Together: another message may take the place of one of them at any moment.
     both = stage.client.pipeline(transaction=True)
     both.mget(bodies)
     both.unlink(*bodies)
-    return {"messages": numbers_in(both.execute()[0]), "deleted": True}
+    numbers = numbers_in(both.execute()[0])
+    return {"messages": numbers, "deleted": True} if numbers else None
 
 
-def delete_consumer(stage: Stage, fault: Fault) -> dict[str, Any]:
+def delete_consumer(stage: Stage, fault: Fault) -> dict[str, Any] | None:
     """A consumer's name, with what it had in flight: XGROUP DELCONSUMER forgets all of that."""
     topic, group, stream = _place(stage, fault.target)
     found: list[dict[str, Any]] = []
@@ -62,19 +85,67 @@ def delete_consumer(stage: Stage, fault: Fault) -> dict[str, Any]:
     held = [row["message_id"] for row in found]
     entries = [_command(stage, "XRANGE", stream, one, one) for one in held]
     ids = [one[0][1][1] for one in entries if one]
-    return {"messages": _numbers_of(stage, topic, ids), "places": [place_number(topic, group)]}
+    numbers = _numbers_of(stage, topic, ids)
+    # Else it held what had been handled, and nobody misses it.
+    return {"messages": numbers, "places": [place_number(topic, group)]} if numbers else None
 
 
-def destroy_group(stage: Stage, fault: Fault) -> dict[str, Any]:
+def destroy_group(stage: Stage, fault: Fault) -> dict[str, Any] | None:
     """The stream's group, its pending list with it. All that is in flight is delivered again."""
     topic, group, stream = _place(stage, fault.target)
-    stage.client.xgroup_destroy(stream, group)
+    if not stage.client.xgroup_destroy(stream, group):
+        return None
     return {"places": [place_number(topic, group)], "redelivers": True}
 
 
-def repair(stage: Stage, topic: str) -> dict[str, int]:
-    """What `lisa fsck --repair` does for a topic; what it found, by kind."""
-    return dict(stage.store.drive(check(stage.store, [topic], repair=True)).kinds)
+def longest(stage: Stage, kind: str) -> str:
+    """Where there is most to be done of a kind of fault: a topic, or a topic's group."""
+    pipe, places = stage.client.pipeline(transaction=False), []
+    for topic in TOPICS:
+        keys = stage.store.keys.topic(topic.name)
+        if kind == "delete-bodies":
+            pipe.zcard(keys.waiting)
+            places.append(topic.name)
+            continue
+        for group in topic.groups:
+            stream = keys.group(group).ready
+            if kind == "delete-consumer":
+                pipe.xpending(stream, group)
+            else:
+                pipe.xlen(stream)
+            places.append(f"{topic.name}/{group}")
+    # One without its group, for the moment, has nothing pending.
+    return max(zip(map(_amount, pipe.execute(raise_on_error=False)), places, strict=True))[1]
+
+
+def _amount(said: object) -> int:
+    pending = said.get("pending", 0) if isinstance(said, dict) else said
+    return pending if isinstance(pending, int) else 0
+
+
+def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Repaired | None]:
+    """`lisa fsck --repair` in a process of its own: here it would hold up the proxy.
+
+    Yields how long to wait before it is looked at again. None: it did not come through.
+    """
+    began = now_us()
+    out = stage.out / "logs" / f"fsck-{began}.json"  # two may be at work
+    command = ["fsck", *topics, "--repair", "--json", "--redis", stage.server.url]
+    with out.open("wb") as said, (stage.out / "logs" / "fsck.log").open("ab") as log:
+        one = stage.help([sys.executable, "-m", "lisa.cli.main", *command], said, log)
+    while one.poll() is None:
+        yield LOOK_S
+    if one.returncode not in (0, 1):  # 1: something is not for it to mend, and among the findings
+        return None
+    kinds: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
+    words: dict[str, list[str]] = {topic: [] for topic in topics}
+    for found in json.loads(out.read_bytes())["findings"]:
+        kinds[found["topic"]][found["kind"]] += 1
+        words[found["topic"]].append(" ".join(str(one) for one in found.values() if one))
+    return Repaired(
+        began, {topic: dict(some) for topic, some in kinds.items()},
+        {topic: some[:TOLD] for topic, some in words.items()},
+    )  # fmt: skip
 
 
 def _numbers_of(stage: Stage, topic: str, ids: Iterable[bytes]) -> list[int]:

@@ -26,6 +26,7 @@ from lisa import Consumer, Discard, Retry  # noqa: E402 - the clock is set first
 from tests.torture.world import (  # noqa: E402
     ACK_S,
     HANG_TIMEOUT_S,
+    RETRY_AFTER_MS,
     Do,
     Verdict,
     place_number,
@@ -43,7 +44,10 @@ T = TypeVar("T")
 COMMIT_EVERY_S = 0.5
 STALL_S = 0.5
 TICK_S = 0.1
-RETRY_AFTER = timedelta(milliseconds=100)
+SLOW_S, SLOW_OF = 0.05, 10
+"""So slow the way to the server is on a machine that is too busy, so many times on end."""
+
+RETRY_AFTER = timedelta(milliseconds=RETRY_AFTER_MS)
 
 
 class Trouble(Exception):
@@ -70,12 +74,14 @@ class Handling(NamedTuple):
 class Diary:
     """One process's ledger of handlings, and of the moments when the process stood still."""
 
-    def __init__(self, ledger: Path, clock_port: int) -> None:
+    def __init__(self, ledger: Path, clock_port: int, door_port: int) -> None:
         self._ledger = Ledger(ledger)
         self._stalls = Ledger(ledger.with_suffix(".stalls"))
         self._clock = RedisClock(clock_port)
+        self._door = RedisClock(door_port)
         self._ledger.commit_forever(COMMIT_EVERY_S)
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        for watch in (self._watch, self._watch_way):
+            threading.Thread(target=watch, name="watch", daemon=True).start()
 
     def begin(self, message: Message) -> Handling:
         """A handler was given a message."""
@@ -108,6 +114,21 @@ class Diary:
                 self._stalls.write([f"{before.low}\t{now.low}"])
             before = now
 
+    def _watch_way(self) -> None:
+        """Note when all answers came slowly for some time.
+
+        A heartbeat that asks one thing after the other may be too late then, by nobody's fault.
+        """
+        while True:
+            began, took_s = self._clock.now(), 0.0
+            for _ in range(SLOW_OF):
+                asked = time.monotonic()
+                self._door.ask()
+                took_s += time.monotonic() - asked
+                time.sleep(TICK_S)
+            if took_s > SLOW_OF * SLOW_S:
+                self._stalls.write([f"{began.low}\t{self._clock.now().low}"])
+
 
 def handling(diary: Diary, one: Handling) -> Generator[float, None, bool | None]:
     """What becomes of a message: yields the pauses, returns or raises what the handler is to."""
@@ -134,7 +155,10 @@ def _verdict(one: Handling) -> Verdict:
     return Verdict.FAILED if one.attempt <= fails.get(one.do, 0) else Verdict.OK
 
 
-diary = Diary(Path(os.environ["TORTURE_LEDGER"]), int(os.environ["TORTURE_CLOCK_PORT"]))
+diary = Diary(
+    Path(os.environ["TORTURE_LEDGER"]), int(os.environ["TORTURE_CLOCK_PORT"]),
+    int(os.environ["TORTURE_DOOR_PORT"]),
+)  # fmt: skip
 swift = Consumer()
 sturdy = Consumer(concurrency=16)
 

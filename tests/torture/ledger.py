@@ -7,12 +7,13 @@ cannot undo, and is on disk with the next commit.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,17 +28,38 @@ FORGET_S = 10.0
 SHIFT = "TORTURE_CLOCK_SHIFT_S"
 
 _time, _time_ns = time.time, time.time_ns
+_datetime = dt.datetime
 
 
 def shift_clock() -> None:
-    """Set this process's clock off by what the environment says, for all that ask `time`.
+    """Set this process's clock off by what the environment says, for all that ask Python.
 
-    To be called before anything else looks at a clock.
+    To be called before anything else looks at a clock, or imports `datetime.datetime`.
     """
     shift_s = int(os.environ.get(SHIFT, "0"))
     if shift_s:
         time.time = lambda: _time() + shift_s
         time.time_ns = lambda: _time_ns() + shift_s * 1_000_000_000
+        dt.datetime = _shifted(dt.timedelta(seconds=shift_s))  # type: ignore[misc]
+
+
+def _shifted(shift: dt.timedelta) -> type[dt.datetime]:
+    """`datetime` as it is where the clock is off. `today` needs no help: it asks `time`."""
+
+    class Meta(type):
+        def __instancecheck__(cls, one: object) -> bool:
+            return isinstance(one, _datetime)
+
+    class Shifted(_datetime, metaclass=Meta):
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> Self:
+            return super().now(tz) + shift
+
+        @classmethod
+        def utcnow(cls) -> Self:
+            return cls.now(dt.UTC).replace(tzinfo=None)
+
+    return Shifted
 
 
 class Ledger:
@@ -50,7 +72,8 @@ class Ledger:
         """Append lines with one write: whatever befalls the process now, they stay."""
         data = "".join(f"{line}\n" for line in lines).encode()
         if data:
-            os.write(self._file, data)
+            written = os.write(self._file, data)
+            assert written == len(data), f"only {written} of {len(data)} bytes fit on the disk"
 
     def commit(self) -> None:
         """Return once all that was written is on disk."""

@@ -36,6 +36,7 @@ class Options(NamedTuple):
     earlier: Path | None = None
     program: str = "valkey"
     out: Path = Path("torture")
+    check: bool = False
 
     @property
     def seconds(self) -> float:
@@ -84,7 +85,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--earlier", type=Path, metavar="DIR_OR_WHEEL", help="begin with this build of Lisa")
     add("--program", choices=("valkey", "redis"), default="valkey")
     add("--out", type=Path, help="where ledgers and report go, by default into build/torture")
+    add("--check", type=Path, metavar="DIR", help="only judge, anew, what a run left there")
     given = parser.parse_args(arguments)
+    if given.check is not None:
+        if not (given.check / "final.json").exists():
+            parser.error(f"{given.check} holds no run that came to its end")
+        return Options(out=given.check, check=True)
     if given.consumers < 2 or given.producers < 2:
         parser.error("two consumers and two producers are the least: they are of two kinds")
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed

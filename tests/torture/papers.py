@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.torture.checker import Verdicts, check
+from tests.torture.checker import check
 from tests.torture.reading import Run, load
 from tests.torture.restoring import ARCHIVED
 from tests.torture.world import TOPICS, Do, Verdict, number_of, place_number, topic_number
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.torture.verdicts import Verdicts
 
 __all__ = ["Papers", "us"]
 
@@ -39,7 +41,10 @@ class Papers:
         self.stats: dict[str, Any] = {topic.name: {} for topic in TOPICS}
         self.bodies: int | None = None
         self.archived: list[int] = []
+        self.logs: dict[str, str] = {}
+        self.samples: list[dict[str, Any]] = []
         self._count = self._calls = 0
+        self._dues: dict[int, float] = {}
         self.begin(SENDER, "producer-1")
         self.begin(HANDLER, "consumer-1")
 
@@ -72,6 +77,7 @@ class Papers:
     ) -> int:  # fmt: skip
         number = number_of(SENDER, self._count)
         self._count += 1
+        self._dues[number] = _seconds(due, at_s)
         self._call("S", at_s, topic_number(topic), number, 1, int(do), due, ttl_ms)
         self._answer(at_s, "a" if confirmed else None)
         return number
@@ -81,18 +87,21 @@ class Papers:
         self._answer(at_s, answer)
 
     def move(self, number: int, at_s: float, due: str, answer: str | None = "r") -> None:
+        if answer == "r":
+            self._dues[number] = _seconds(due, at_s)
         self._call("R", at_s, number, due)
         self._answer(at_s, answer)
 
-    def again(self, number: int, at_s: float, due: str) -> None:
+    def again(self, number: int, at_s: float, due: str, answer: str | None = "d") -> None:
         self._call("D", at_s, number, due)
-        self._answer(at_s, "d")
+        self._answer(at_s, answer)
 
-    def replace(self, number: int, at_s: float, due: str) -> int:
+    def replace(self, number: int, at_s: float, due: str, answer: str | None = "r") -> int:
         new = number_of(SENDER, self._count)
         self._count += 1
+        self._dues[new] = _seconds(due, at_s)
         self._call("P", at_s, topic_number("fickle"), new, number, due)
-        self._answer(at_s, "r")
+        self._answer(at_s, answer)
         return new
 
     def _call(self, kind: str, at_s: float, *fields: object) -> None:
@@ -101,9 +110,14 @@ class Papers:
 
     def _answer(self, at_s: float, letters: str | None) -> None:
         if letters is None:
-            self.sent.append(f"E\t{self._calls}\t{us(at_s + 4)}\t0\tServerUnavailable")
+            self.fail(at_s)
+            self.fault("hang", "producer", at_s, at_s + 3)
         else:
             self.sent.append(f"C\t{self._calls}\t{us(at_s + 0.01)}\t{letters}")
+
+    def fail(self, at_s: float, error: str = "ServerUnavailable", settled: int = 0) -> None:
+        """The last call ends in an error, four seconds after it began."""
+        self.sent.append(f"E\t{self._calls}\t{us(at_s + 4)}\t{settled}\t{error}")
 
     # What a handler writes
 
@@ -112,7 +126,9 @@ class Papers:
         group: str = "lisa", verdict: Verdict = Verdict.OK, attempt: int = 1,
         due_s: float | None = None, asked: bool = True, process: int = HANDLER,
     ) -> None:  # fmt: skip
-        due_ms = us(at_s if due_s is None else due_s) // 1000
+        if due_s is None:  # by what was asked for, unless that is what is wrong
+            due_s = min(at_s, self._dues.get(number, at_s)) if attempt == 1 else at_s
+        due_ms = us(due_s) // 1000
         end = 0 if took_s is None else us(at_s + took_s)
         self.handled.setdefault(process, []).append("\t".join(map(str, (
             number, place_number(topic, group), attempt, due_ms, us(at_s), end,
@@ -141,11 +157,25 @@ class Papers:
         bodies = len({row["number"] for row in self.live}) if self.bodies is None else self.bodies
         final = {"live": self.live, "bodies": bodies, "stats": self.stats,
                  "findings": self.findings}  # fmt: skip
+        (self.out / "logs").mkdir()
+        for name, text in self.logs.items():
+            (self.out / "logs" / name).write_text(text, encoding="utf-8")
+        _write(self.out / "samples.jsonl", [json.dumps(one) for one in self.samples])
         (self.out / ARCHIVED).write_text(json.dumps(self.archived), encoding="utf-8")
         (self.out / "final.json").write_text(json.dumps(final), encoding="utf-8")
 
     def verdicts(self) -> Verdicts:
         return check(self.run())
+
+    def verdicts_again(self) -> Verdicts:
+        """Of what was written already."""
+        return check(load(self.out))
+
+
+def _seconds(due: str, at_s: float) -> float:
+    if due.startswith("+"):
+        return at_s + int(due) / 1000
+    return (int(due) * 1000 - BEGAN_US) / 1e6
 
 
 def _write(path: Path, lines: list[str]) -> None:

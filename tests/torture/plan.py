@@ -79,7 +79,9 @@ KINDS: dict[str, Kind] = {
     "freeze-manager": Kind(lambda cast: cast.managers, 1.2 * ACK_S, 3 * ACK_S),
     "freeze-consumer": Kind(lambda cast: cast.consumers, 1.2 * ACK_S, 3 * ACK_S),
     "freeze-producer": Kind(lambda cast: cast.producers, 1.2 * ACK_S, 3 * ACK_S),
-    "clock": Kind(lambda cast: [*cast.consumers, *cast.producers], 5, 15, (-3600, 3600)),
+    "clock": Kind(
+        lambda cast: [*cast.consumers, *cast.producers, *cast.managers], 5, 15, (-3600, 3600)
+    ),
     "server-kill": Kind(_server, 0.05, ACK_S, alone=True),
     "server-stop": Kind(_server, 0.2, 0.8 * ACK_S, alone=True),
     "script-flush": Kind(_server),

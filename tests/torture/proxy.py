@@ -6,6 +6,7 @@ Each kind of role has a door of its own, so that trouble can be made for one of 
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import threading
 from collections import deque
@@ -138,7 +139,7 @@ class _Door:
     """Where one kind of role connects."""
 
     def __init__(self, server_port: int) -> None:
-        self.port = free_port()
+        self.port = 0
         self.trouble = Trouble.NONE
         self.delay_s = 0.0
         self.lost = 0
@@ -152,9 +153,25 @@ class _Door:
 
     async def open(self) -> None:
         if self._listener is None:
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: _Link(self, self._server_port).client, "127.0.0.1", self.port
-            )
+            self._listener = await (self._listen(self.port) if self.port else self._listen_first())
+
+    async def _listen_first(self) -> asyncio.Server:
+        """On a port that nobody else has: only listening on it tells."""
+        while True:
+            port = free_port()
+            try:
+                listener = await self._listen(port)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                self.port = port
+                return listener
+
+    async def _listen(self, port: int) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
+            lambda: _Link(self, self._server_port).client, "127.0.0.1", port
+        )
 
     async def close(self) -> None:
         listener, self._listener = self._listener, None
@@ -192,6 +209,10 @@ class Proxy:
     def url(self, door: str) -> str:
         """Where a role connects."""
         return f"redis://127.0.0.1:{self._doors[door].port}/0"
+
+    def port(self, door: str) -> int:
+        """The same, as a port of this machine."""
+        return self._doors[door].port
 
     def make(self, trouble: Trouble, door: str = "*", *, delay_s: float = 0.0) -> None:
         """Begin (or, with Trouble.NONE, end) trouble at one door, or at all."""

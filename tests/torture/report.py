@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.torture.causes import ACK_US, SLACK_US, Causes, Window
-from tests.torture.samples import flatness, read_samples
+from tests.torture.causes import ACK_US, SETTLES_US, Causes, Window, meet
+from tests.torture.samples import flatness, under_load
 from tests.torture.world import Verdict
 
 if TYPE_CHECKING:
@@ -17,50 +17,42 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tests.torture.checker import Finding, Verdicts
     from tests.torture.reading import Run
+    from tests.torture.verdicts import Finding, Verdicts
 
 __all__ = ["figures", "write"]
-
-SETTLES_US = ACK_US + SLACK_US
-"""A fault is counted as over one ack timeout and two seconds after it ended."""
 
 PERCENTILES = (50, 90, 99, 99.9, 100)
 SHOWN = 20
 WRITTEN = 10_000
 
 
-def figures(run: Run, verdicts: Verdicts, out: Path) -> dict[str, Any]:
+def figures(run: Run, verdicts: Verdicts) -> dict[str, Any]:
     """All that is measured, as plain values."""
     faults = [event for event in run.events if event["event"] == "fault"]
     begun = next(one for one in run.events if one["event"] == "begin")
     over = run.events[-1]
     skipped = [one for one in faults if "skipped" in one]
+    done = [one for one in faults if "skipped" not in one]
     return {
         "clean": verdicts.is_clean,
         "options": begun["options"],
         "seconds": (over["at"] - begun["at"]) / 1e6,
         "counts": dict(verdicts.counts),
         "errors": run.messages.errors,
-        "faults": dict(Counter(one["kind"] for one in faults)),
+        "faults": dict(Counter(one["kind"] for one in done)),
         "skipped": dict(Counter(one["kind"] for one in skipped)),
+        "half_done": dict(Counter(one["kind"] for one in done if "failed" in one)),
         "lost_replies": over.get("lost_replies", 0),
         "verdicts": {name: _plain(found) for name, found in verdicts.guilty.items()},
         "excused": {name: _plain(found) for name, found in verdicts.excused.items()},
         "handled_again": dict(verdicts.again.most_common()),
-        "lateness_ms": lateness(run, faults),
+        "lateness_ms": lateness(run, done),
         "redelivery": redelivery(run),
         "second_half": {
-            name: one._asdict() for name, one in flatness(_under_load(run, out)).items()
+            name: one._asdict() for name, one in flatness(under_load(run)).items()
         },
     }  # fmt: skip
-
-
-def _under_load(run: Run, out: Path) -> list[dict[str, Any]]:
-    """The samples from the first message to the last."""
-    instants = {one["event"]: one["at"] for one in run.events}
-    samples = read_samples(out / "samples.jsonl")
-    return [one for one in samples if instants["load"] <= one["at"] <= instants["sent"]]
 
 
 def _plain(found: list[Finding]) -> dict[str, Any]:
@@ -74,12 +66,8 @@ def lateness(run: Run, faults: list[dict[str, Any]]) -> dict[str, dict[str, floa
     rows = rows[rows["attempt"] == 1]
     due, begin = rows["due"] * 1000, rows["begin"]
     late = (begin - due) / 1000
-    windows = _merged([(one["since"], one["until"] + SETTLES_US) for one in faults])
-    inside = np.zeros(len(rows), bool)
-    if windows:
-        starts, ends = np.array(windows).T
-        last = np.searchsorted(starts, begin, "right") - 1
-        inside = (last >= 0) & (ends[last] >= due)
+    windows = [Window(one["since"], one["until"] + SETTLES_US, one["kind"]) for one in faults]
+    inside = meet(windows, due, begin)
     return {"outside faults": _spread(late[~inside]), "inside faults": _spread(late[inside])}
 
 
@@ -91,24 +79,14 @@ def _spread(values: NDArray[Any]) -> dict[str, float]:
     return found
 
 
-def _merged(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for since, until in sorted(windows):
-        if merged and since <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(until, merged[-1][1]))
-        else:
-            merged.append((since, until))
-    return merged
-
-
 def redelivery(run: Run) -> dict[str, dict[str, float]]:
     """From a handler's kill -9 to the next handling of what it had begun, in ack timeouts.
 
     `alone`: nothing else went wrong from the kill until then.
     """
     causes = Causes.of(run.events, run.stalls)
-    faults = [Window(one["since"], one["until"] + SETTLES_US, one["kind"])
-              for one in run.events if one["event"] == "fault"]  # fmt: skip
+    done = [one for one in run.events if one["event"] == "fault" and "skipped" not in one]
+    faults = [Window(one["since"], one["until"] + SETTLES_US, one["kind"]) for one in done]
     rows = run.handled.rows
     alone, every = [], []
     for row in np.nonzero((rows["end"][:-1] == 0) & (rows["verdict"][:-1] == Verdict.BEGUN))[0]:
@@ -143,6 +121,7 @@ def _text(found: dict[str, Any]) -> list[str]:
         *_table({f"error {name}": n for name, n in found["errors"].items()}),
         "", f"faults: {sum(found['faults'].values())}, replies lost: {found['lost_replies']}",
         *_table(found["faults"]),
+        *_table({f"{name}, half done": n for name, n in found["half_done"].items()}),
         *_table({f"{name}, not done": n for name, n in found["skipped"].items()}),
         "", "handled again, and why", *_table(found["handled_again"]),
     ]  # fmt: skip

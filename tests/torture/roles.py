@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Build", "Incarnation", "Role"]
+__all__ = ["Build", "Incarnation", "Role", "leash", "plain_environment"]
 
 LEAVES_WITHIN_S = 30.0
 
 
-def _leash() -> list[str]:
+def leash() -> list[str]:
     """What makes a process end with this one, also when this one is killed, where there is such."""
     found = shutil.which("setpriv")
     return [found, "--pdeathsig", "KILL"] if found else []
+
+
+def plain_environment(*path: str) -> dict[str, str]:
+    """This process's environment without Lisa's settings; what is imported, from `path` first."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+    return env | {
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]), "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
 
 
 class Incarnation:
@@ -109,15 +117,13 @@ class Role:
         """A new process; what it writes goes to the role's log."""
         number = self._numbers()
         path = [str(self.build.path)] if self.build.path else []
-        env = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
-        env |= {
-            "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]), "PYTHONUNBUFFERED": "1",
+        env = plain_environment(*path) | {
             "TORTURE_PROCESS": str(number), "TORTURE_CLOCK_SHIFT_S": str(self.shift_s),
             **self._env(number),
         }  # fmt: skip
         with (self._directory / f"{self.name}.log").open("ab") as log:
             popen = subprocess.Popen(
-                [*_leash(), sys.executable, *self._command], stdin=subprocess.DEVNULL,
+                [*leash(), sys.executable, *self._command], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, env=env, cwd=self._directory, start_new_session=True,
             )  # fmt: skip
         self.now = Incarnation(self, number, popen)

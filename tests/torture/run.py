@@ -25,6 +25,7 @@ from tests.torture.world import ACK_S, TOPICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.torture.foreign import Repaired
     from tests.torture.options import Options
     from tests.torture.plan import Fault
 
@@ -85,6 +86,7 @@ class _Run:
         for kind in ("manager", "consumer", "gateway", "puller", "archive"):
             self._start(kind)
         self._await_groups()
+        self._await_gateway()
         self._start("producer")
         if options.restore:
             self._await_archive()
@@ -103,7 +105,7 @@ class _Run:
             restore(stage)
         if options.persistence != "always" and set(FOREIGN) & set(options.kinds):
             # A server that forgets may forget a repair and keep what was to be repaired.
-            stage.note("repair", found={one.name: repair(stage, one.name) for one in TOPICS})
+            self._repair()
         self._drain()
         for kind in ("puller", "gateway", "consumer", "manager"):
             stage.end_roles(kind)
@@ -119,6 +121,14 @@ class _Run:
                 self._look()
                 time.sleep(TICK_S)
         self._stage.tail.begin()
+
+    def _await_gateway(self) -> None:
+        """A call that it cannot take yet fails for no fault of anyone's."""
+        ends = time.monotonic() + STARTS_WITHIN_S
+        while not self._stage.is_gateway_open:
+            assert time.monotonic() < ends, "the gateway did not begin"
+            self._look()
+            time.sleep(TICK_S)
 
     def _await_archive(self) -> None:
         ends = time.monotonic() + WITHIN_S
@@ -171,6 +181,17 @@ class _Run:
             + "  ".join(f"{n:,} {name}" for name, n in standing.items())
             + f"  ({self._doing})"
         )
+
+    def _repair(self) -> None:
+        work = repair(self._stage, [topic.name for topic in TOPICS])
+        while True:
+            try:
+                time.sleep(next(work))
+            except StopIteration as end:
+                found: Repaired = end.value
+                break
+            self._look()
+        self._stage.note("repair", repairing=found.began, found=found.kinds, details=found.words)
 
     def _drain(self) -> None:
         """Until nothing is left but garbage, or nothing has moved for as long as anything may."""

@@ -14,12 +14,21 @@ from tests.torture.stage import now_us
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tests.torture.case import Case
+    from tests.torture.reading import Run
     from tests.torture.stage import Stage
 
-__all__ = ["Flatness", "Sampler", "flatness", "read_samples"]
+__all__ = ["Flatness", "Sampler", "flatness", "growth", "read_samples", "under_load"]
 
 KB = 1024
 EVERY_S = 5.0
+
+JUDGED_FROM_S = 600.0
+"""In a shorter run the second half is not yet like any other time."""
+
+GROWS_BY = 0.2
+GROWS_MB, GROWS_KEYS = 16.0, 5_000.0
+"""By so much, and by this share of its mean, may a series rise in the second half of a run."""
 
 
 class Sampler:
@@ -89,6 +98,28 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
     """All looks, in order."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
+
+
+def under_load(run: Run) -> list[dict[str, Any]]:
+    """The samples from the first message to the last."""
+    instants = {one["event"]: one["at"] for one in run.events}
+    if "load" not in instants or "sent" not in instants:
+        return []
+    return [one for one in run.samples if instants["load"] <= one["at"] <= instants["sent"]]
+
+
+def growth(case: Case) -> None:
+    """In a long run the server's memory and keys, and each role's memory, must stay as they are."""
+    samples = under_load(case.run)
+    if not samples or samples[-1]["at"] - samples[0]["at"] < JUDGED_FROM_S * 1e6:
+        return
+    for name, one in flatness(samples).items():
+        if name != "keys" and not name.endswith("MB"):
+            continue
+        rises, most = one.growth * one.mean, GROWS_KEYS if name == "keys" else GROWS_MB
+        if rises > GROWS_BY * one.mean + most:
+            what = f"growth: {name} rose by {rises:,.1f} in the second half, to {one.most:,.1f}"
+            case.verdicts.accuse("unexplained", 0, what)
 
 
 def flatness(samples: list[dict[str, Any]]) -> dict[str, Flatness]:

@@ -24,7 +24,13 @@ shift_clock()
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer  # noqa: E402 - clock first
 from lisa.producer import Outgoing  # noqa: E402
 from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E402
-from tests.torture.world import Do, own_id, topic_number  # noqa: E402
+from tests.torture.world import (  # noqa: E402
+    POISON_RETRIES,
+    RETRY_AFTER_MS,
+    Do,
+    own_id,
+    topic_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -204,7 +210,7 @@ class Fickle:
         do = Do.HANG if topic == "hang" and self._chance.random() < 0.2 else Do.OK
         if topic == "hard":
             do = self._drawn(self.HARD)
-        retry = "100ms,100ms" if do is Do.POISON else None
+        retry = ",".join([f"{RETRY_AFTER_MS}ms"] * POISON_RETRIES) if do is Do.POISON else None
         self._send(topic, number, do, self._delay_ms(), retry=retry)
 
     def _drawn(self, weights: Mapping[T, int]) -> T:
@@ -248,17 +254,23 @@ class Fickle:
         elif story == "replace":
             [new] = self._book.numbers(1)
             call = self._book.attempt("P", topic_number(topic), new, number, f"+{delay}")
-            send = self._producer.send(
-                topic, [new, Do.OK], id=message_id, delay=later, on_duplicate="replace"
-            )
-            self._calls.append(self._note(call, send, "r"))
+            outgoing = Outgoing([new, Do.OK], id=message_id, delay=later)
+            self._calls.append(self._note(call, self._outcome(topic, outgoing, "replace")))
+        elif story == "again":
+            call = self._book.attempt("D", number, f"+{delay}")
+            outgoing = Outgoing([number, Do.OK], id=message_id, delay=later)
+            self._calls.append(self._note(call, self._outcome(topic, outgoing, "keep")))
         else:
             call = self._book.attempt("D", number, f"+{delay}")
-            mode = "keep" if story == "again" else "reject"
             send = self._producer.send(
-                topic, [number, Do.OK], id=message_id, delay=later, on_duplicate=mode
+                topic, [number, Do.OK], id=message_id, delay=later, on_duplicate="reject"
             )
-            self._calls.append(self._note(call, send, "d"))
+            self._calls.append(self._note(call, send, "a"))
+
+    async def _outcome(self, topic: str, outgoing: Outgoing, mode: str) -> str:
+        """What became of one message: only a call for many tells."""
+        [one] = await self._producer.send_many(topic, [outgoing], on_duplicate=mode)
+        return one.outcome
 
     async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> None:
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import time
 import zipfile
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from lisa.core.address import Address
 from lisa.core.connection import Connection
@@ -22,11 +24,12 @@ from tests.servers import connect, redis_server
 from tests.torture import restoring
 from tests.torture.ledger import Ledger
 from tests.torture.proxy import Proxy
-from tests.torture.roles import Build, Role
+from tests.torture.roles import Build, Role, leash, plain_environment
 from tests.torture.tail import Tail, tail_for
 from tests.torture.world import TOPICS, consumer_yaml, manager_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.torture.options import Options
@@ -67,6 +70,7 @@ class Stage:
         self.is_up = False
         self.earlier = Build(_unpacked(options.earlier, self.out)) if options.earlier else None
         self._numbers = count(1)
+        self._helpers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -95,6 +99,9 @@ class Stage:
         for role in self.roles.values():
             with suppress(ProcessLookupError):
                 role.end()
+        for one in self._helpers:
+            one.kill()
+            one.wait()
         if hasattr(self, "proxy"):
             with suppress(ProcessLookupError):
                 signal_server(self.server, signal.SIGCONT)
@@ -133,7 +140,8 @@ class Stage:
         kind, _, number = name.partition("-")
         url = self.proxy.url(kind) if kind in ("manager", "consumer", "gateway") else ""
         commands = {
-            "manager": ["-m", "lisa.cli.manager", "--config", "manager.yml", "--redis", url],
+            "manager": ["-m", "tests.torture.shifted", "lisa.cli.manager",
+                        "--config", "manager.yml", "--redis", url],
             "gateway": ["-m", "lisa.cli.gateway", "--redis", url,
                         "--port", str(self._gateway_port)],
             "archive": restoring.archive_command(self.server.url, self.out),
@@ -151,8 +159,10 @@ class Stage:
     def _env(self, name: str, number: int) -> dict[str, str]:
         kind, _, which = name.partition("-")
         folder = "sent" if kind == "producer" else "handled"
+        door = "gateway" if kind == "puller" else "consumer"
         env = {
             "TORTURE_CLOCK_PORT": str(self.server.port),
+            "TORTURE_DOOR_PORT": str(self.proxy.port(door)),
             "TORTURE_LEDGER": str(self.out / "ledgers" / f"{folder}-{number}.tsv"),
             "TORTURE_GATEWAY": f"http://127.0.0.1:{self._gateway_port}",
             "TORTURE_KIND": "pull",
@@ -210,6 +220,26 @@ class Stage:
         for one in leaving:
             one.wait()
             self.ended(one, "told to")
+
+    def help(
+        self, command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """Start an operator's command; it ends with the stage at the latest."""
+        one = subprocess.Popen(
+            [*leash(), *command], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            env=plain_environment(), cwd=self.out / "logs",
+        )  # fmt: skip
+        self._helpers = [*[other for other in self._helpers if other.poll() is None], one]
+        return one
+
+    @property
+    def is_gateway_open(self) -> bool:
+        """Whether the gateway takes connections, if there is one: its process needs time for it."""
+        if not self.options.gateway:
+            return True
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._gateway_port), 1):
+            return True
+        return False
 
     # The server
 

@@ -168,7 +168,7 @@ def test_early_by_its_own_due_time(papers: Papers) -> None:
 def test_early_in_a_retry(papers: Papers) -> None:
     number = papers.send("hard", do=Do.RAISE)
     papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED)
-    papers.handle(number, 1.2, topic="hard", attempt=2, due_s=1.3)
+    papers.handle(number, 1.35, topic="hard", attempt=2, due_s=1.4)
     assert accused(papers) == {"early": 1}
 
 
@@ -232,7 +232,7 @@ def test_handled_after_a_confirmed_cancel(papers: Papers) -> None:
 
 def test_handled_before_the_cancel_was_confirmed(papers: Papers) -> None:
     number = papers.send()
-    papers.cancel(number, 1.2)
+    papers.cancel(number, 1.095)
     papers.handle(number, 1.1)
     assert accused(papers) == {}
 
@@ -345,6 +345,13 @@ def hung(papers: Papers) -> None:
     papers.handle(number, 5.0, topic="hang", attempt=2)
 
 
+def hung_until_it_was_killed(papers: Papers) -> None:
+    number = papers.send("hang", do=Do.HANG)
+    papers.handle(number, 1.1, took_s=None, topic="hang")
+    papers.handle(number, 5.6, topic="hang", attempt=2)
+    papers.kill(2, 6.5)
+
+
 def failed(papers: Papers) -> None:
     number = papers.send("hard", do=Do.RAISE)
     papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED)
@@ -359,7 +366,8 @@ def by_another_group(papers: Papers) -> None:
 
 @pytest.mark.parametrize("story", [
     killed, killed_in_the_middle, frozen, cut_off, server_killed, trimmed, group_destroyed,
-    ack_lost_by_the_server, stood_still, woke_late, hung, failed, by_another_group,
+    ack_lost_by_the_server, stood_still, woke_late, hung, hung_until_it_was_killed,
+    failed, by_another_group,
 ])  # fmt: skip
 def test_handled_again_with_a_cause(papers: Papers, story: Callable[[Papers], None]) -> None:
     story(papers)
@@ -498,6 +506,7 @@ def test_what_was_settled_before_an_error_is_confirmed(papers: Papers) -> None:
     papers.sent += [
         f"S\t1\t{us(0)}\t0\t{1 << 32}\t3\t0\t+1000\t0", f"E\t1\t{us(4)}\t2\tServerUnavailable",
     ]  # fmt: skip
+    papers.fault("refuse", "producer", 0.5, 2.5)
     assert accused(papers) == {"lost": 2}
 
 

@@ -19,6 +19,7 @@ CAST = Options(gateway=True).cast
 OPTIONS = [
     "--minutes", "--seed", "--persistence", "--faults", "--every", "--rate", "--managers",
     "--consumers", "--producers", "--gateway", "--restore", "--earlier", "--program", "--out",
+    "--check",
 ]  # fmt: skip
 
 
@@ -82,7 +83,16 @@ def test_nobodys_files_are_deleted(tmp_path: Path) -> None:
     assert parse(["--out", str(tmp_path)]).out == tmp_path
 
 
-@pytest.mark.parametrize("wrong", [["--faults", "earthquake"], ["--consumers", "1"]])
+def test_an_earlier_run_is_judged_anew(tmp_path: Path) -> None:
+    (tmp_path / "final.json").touch()
+    options = parse(["--check", str(tmp_path)])
+    assert options.check
+    assert options.out == tmp_path
+
+
+@pytest.mark.parametrize("wrong", [
+    ["--faults", "earthquake"], ["--consumers", "1"], ["--check", "/nowhere"],
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

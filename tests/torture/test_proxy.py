@@ -11,6 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from lisa.embedded.server import free_port
 from tests.servers import wait_until
 from tests.torture.proxy import Proxy, Trouble
 
@@ -117,3 +118,13 @@ def test_a_lost_reply_is_that_of_a_request_that_arrived(
     assert client.get("n") == b"%d" % rounds
     assert heard == rounds - proxy.lost
     assert 0 < proxy.lost < rounds
+
+
+def test_a_port_that_was_taken_meanwhile(
+    valkey_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = [valkey_server.port, free_port()]
+    monkeypatch.setattr("tests.torture.proxy.free_port", iter([*ports]).__next__)
+    proxy = Proxy(valkey_server.port, ("one",))
+    assert proxy.port("one") == ports[1]
+    proxy.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from tests.torture.options import parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.torture.checker import Verdicts
+    from tests.torture.verdicts import Verdicts
 
 
 def run(out: Path, *options: str) -> Verdicts:
@@ -26,6 +27,9 @@ def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
     verdicts = run(tmp_path, "--minutes", "0.75", "--rate", "300", "--seed", "1", "--gateway")
     assert verdicts.counts["confirmed"] > 0.25 * 45 * 300
     assert verdicts.counts["handlings: ok"] > 0.25 * 45 * 300
+    assert verdicts.counts["handlings held to account"] > 0
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert set(report["faults"]) == set(report["options"]["kinds"]), report["skipped"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import httpx
 
 from tests.torture.book import Book, Orders, Pace, delay_ms, leaving
 from tests.torture.ledger import shift_clock
-from tests.torture.world import Do, Verdict, own_id, place_number
+from tests.torture.world import ANSWERS_OF_TROUBLE, Do, Verdict, own_id, place_number
 
 __all__: list[str] = []
 
@@ -24,10 +24,23 @@ TICK_S = 0.1
 PULL = {"max": 20, "wait_ms": 1_000, "group": "lisa"}
 PAUSE_S = 0.2
 ACK_TRIES = 5
+STALE = 409
 
 
 class Unanswered(Exception):
-    """The gateway gave no answer that counts; in the ledger it is one error like others."""
+    """The gateway gave no answer that counts; in the ledger it is one error like others.
+
+    `status`: what it gave; 0 for nothing at all.
+    """
+
+    def __init__(self, status: int = 0, said: str = "") -> None:
+        super().__init__(f"{status} {said}")
+        self.status = status
+
+    @property
+    def is_of_trouble(self) -> bool:
+        """Whether it tells of a server or a client in trouble: whatever else is the gateway's."""
+        return self.status in ANSWERS_OF_TROUBLE
 
 
 async def _post(client: httpx.AsyncClient, path: str, body: object) -> Any:
@@ -36,7 +49,7 @@ async def _post(client: httpx.AsyncClient, path: str, body: object) -> Any:
     except httpx.HTTPError as error:
         raise Unanswered from error
     if answer.status_code >= 300:
-        raise Unanswered(answer.text)
+        raise Unanswered(answer.status_code, answer.text)
     return answer.json()
 
 
@@ -77,13 +90,19 @@ async def _pull(client: httpx.AsyncClient) -> None:
             try:
                 await _post(client, f"messages/{message_id}/ack", {"receipt": receipt})
                 return
-            except Unanswered:
+            except Unanswered as error:
+                if error.status == STALE:  # its lease was lost
+                    return
+                if not error.is_of_trouble:
+                    raise
                 await asyncio.sleep(PAUSE_S)
 
     while not told:
         try:
             deliveries = (await _post(client, "pull", PULL))["deliveries"]
-        except Unanswered:
+        except Unanswered as error:
+            if not error.is_of_trouble:
+                raise
             await asyncio.sleep(PAUSE_S)
             continue
         acks = []

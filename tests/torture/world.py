@@ -7,8 +7,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 __all__ = [
-    "ACK_S", "HANG_TIMEOUT_S", "RETENTION_S", "TOPICS", "Do", "Topic",
-    "Verdict", "manager_yaml", "number_of", "own_id", "place_number", "topic_number",
+    "ACK_S", "ANSWERS_OF_TROUBLE", "HANG_TIMEOUT_S", "POISON_RETRIES", "RETENTION_S",
+    "RETRY_AFTER_MS", "TOPICS", "Do", "Topic", "Verdict", "manager_yaml", "number_of", "own_id",
+    "pause_ms", "place_number", "topic_number",
 ]  # fmt: skip
 
 ACK_S = 3.0
@@ -18,6 +19,11 @@ HANG_TIMEOUT_S = 2.0
 RETENTION_S = 60.0
 RETRY_DELAY_MS = 200
 RETRIES = 200  # the faults alone must never use up a message's attempts
+RETRY_AFTER_MS = 100
+POISON_RETRIES = 2
+ANSWERS_OF_TROUBLE = (0, 408, 502, 503, 504)
+"""By HTTP: what may be answered where a server or a client is in trouble. 0: nothing at all."""
+
 MOST_GROUPS = 4
 
 
@@ -56,6 +62,11 @@ class Verdict(IntEnum):
     OK = 1
     FAILED = 2
     DISCARDED = 3
+
+
+def pause_ms(do: int) -> int:
+    """How long a message that failed waits for its next attempt, at the least."""
+    return RETRY_AFTER_MS if do in (Do.RETRY, Do.POISON) else RETRY_DELAY_MS
 
 
 def topic_number(name: str) -> int:

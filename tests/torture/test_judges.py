@@ -1,0 +1,480 @@
+"""The judges that look at one thing alone: each can be provoked, innocent look-alikes go free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.torture.papers import Papers, us
+from tests.torture.world import Do, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    return Papers(tmp_path)
+
+
+def accused(papers: Papers) -> dict[str, int]:
+    """How many are accused of what."""
+    guilty = papers.verdicts().guilty
+    return {fault: len(found) for fault, found in guilty.items() if found}
+
+
+def unconfirmed(papers: Papers, error: str = "ServerUnavailable", role: str = "producer-1") -> None:
+    """A send that ends in an error."""
+    papers.events[0]["role"] = role
+    papers.send(at_s=20.0, confirmed=False)
+    papers.events.pop()  # what would excuse it
+    papers.sent[-1] = papers.sent[-1].replace("ServerUnavailable", error)
+
+
+# Calls that failed
+
+
+def test_a_call_that_fails_with_nothing_in_the_way(papers: Papers) -> None:
+    unconfirmed(papers)
+    assert accused(papers) == {"unexplained": 1}
+
+
+@pytest.mark.parametrize("error", ["TopicFull", "InvalidMessage", "LisaError", "KeyError", "error"])
+def test_an_error_that_no_fault_explains(papers: Papers, error: str) -> None:
+    unconfirmed(papers, error)
+    papers.fault("server-kill", "server", 19.0, 24.0)
+    assert accused(papers) == {"unexplained": 1}
+
+
+@pytest.mark.parametrize(("error", "guilty"), [
+    ("Unanswered", {}), ("Unanswered 503", {}), ("Unanswered 400", {"unexplained": 1}),
+    ("Unanswered 500", {"unexplained": 1}),
+])  # fmt: skip
+def test_an_answer_by_http_tells_whose_fault_it_is(
+    papers: Papers, error: str, guilty: dict[str, int]
+) -> None:
+    unconfirmed(papers, error, "producer-http")
+    papers.kill(9, 19.0, "gateway-1")
+    assert accused(papers) == guilty
+
+
+def server_away(papers: Papers) -> None:
+    papers.fault("server-stop", "server", 19.0, 21.0)
+
+
+def at_its_door(papers: Papers) -> None:
+    papers.fault("refuse", "producer", 19.0, 21.0)
+
+
+def at_every_door(papers: Papers) -> None:
+    papers.fault("hang", "*", 18.0, 19.5)
+
+
+def stopped_itself(papers: Papers) -> None:
+    papers.fault("freeze-producer", "producer-1", 19.0, 25.0, numbers=[1])
+
+
+def stood_still(papers: Papers) -> None:
+    papers.stalls[2] = [f"{us(21.0)}\t{us(23.0)}"]
+
+
+@pytest.mark.parametrize(
+    "story", [server_away, at_its_door, at_every_door, stopped_itself, stood_still]
+)
+@pytest.mark.parametrize("error", ["ServerUnavailable", "NotReplicated", "Misplaced"])
+def test_a_call_may_fail(papers: Papers, story: Callable[[Papers], None], error: str) -> None:
+    unconfirmed(papers, error)
+    story(papers)
+    assert accused(papers) == {}
+
+
+def at_another_door(papers: Papers) -> None:
+    papers.fault("refuse", "consumer", 19.0, 21.0)
+
+
+def of_another_process(papers: Papers) -> None:
+    papers.fault("freeze-producer", "producer-2", 19.0, 25.0, numbers=[7])
+
+
+def long_before(papers: Papers) -> None:
+    papers.fault("server-stop", "server", 8.0, 10.0)
+
+
+def not_done(papers: Papers) -> None:
+    papers.fault("server-stop", "server", 19.0, 21.0, skipped="it does not run")
+
+
+@pytest.mark.parametrize("story", [at_another_door, of_another_process, long_before, not_done])
+def test_a_call_may_not_fail(papers: Papers, story: Callable[[Papers], None]) -> None:
+    unconfirmed(papers)
+    story(papers)
+    assert accused(papers) == {"unexplained": 1}
+
+
+# Late
+
+
+def test_late_with_nothing_in_the_way(papers: Papers) -> None:
+    papers.handle(papers.send(), 4.1)
+    papers.handle(papers.send(), 3.9)
+    assert accused(papers) == {"late": 1}
+
+
+@pytest.mark.parametrize("story", [server_away, at_another_door, stood_still])
+def test_late_because_something_was_in_the_way(
+    papers: Papers, story: Callable[[Papers], None]
+) -> None:
+    papers.handle(papers.send(due="+20000"), 29.0)
+    story(papers)
+    assert accused(papers) == {}
+
+
+def test_late_in_a_later_attempt_is_not_judged(papers: Papers) -> None:
+    number = papers.send("hard", do=Do.RAISE)
+    papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED)
+    papers.handle(number, 8.0, topic="hard", attempt=2, due_s=1.4)
+    assert accused(papers) == {}
+
+
+def test_late_because_its_due_time_was_set_wrong(papers: Papers) -> None:
+    papers.handle(papers.send(), 5.0, due_s=5.0)
+    assert accused(papers) == {"late": 1}
+
+
+def test_put_off_is_late_by_its_new_due_time(papers: Papers) -> None:
+    in_time, late = papers.send(), papers.send()
+    for number in (in_time, late):
+        papers.move(number, 0.5, "+9000")
+    papers.handle(in_time, 9.6)
+    papers.handle(late, 12.6)
+    assert accused(papers) == {"late": 1}
+
+
+def test_brought_forward_and_still_handled_when_it_was_due_before(papers: Papers) -> None:
+    number = papers.send(due="+9000")
+    papers.move(number, 0.5, "+0")
+    papers.handle(number, 9.1, due_s=9.0)
+    assert accused(papers) == {"late": 1}
+
+
+@pytest.mark.parametrize("answer", ["i", None])
+def test_perhaps_brought_forward_is_not_late(papers: Papers, answer: str | None) -> None:
+    number = papers.send(due="+9000")
+    papers.move(number, 0.5, "+0", answer)
+    papers.handle(number, 9.1)
+    assert accused(papers) == {}
+
+
+def test_what_was_put_right_after_a_foreign_hand_is_due_then(papers: Papers) -> None:
+    number = papers.send()
+    papers.fault("trim", "fickle/lisa", 1.0, 3.0, messages=[number], repaired={"entry-lost": 1})
+    papers.handle(number, 3.1, due_s=3.0)
+    assert accused(papers) == {}
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_what_the_server_forgot_comes_late_from_an_archive(
+    papers: Papers, *, confirmed: bool
+) -> None:
+    number = papers.send("bulk", at_s=5.0, due="+20000", confirmed=confirmed)
+    papers.loss(4.0, 8.0)
+    papers.handle(number, 40.0, topic="bulk")
+    assert accused(papers) == {}
+
+
+def test_past_its_ttl(papers: Papers) -> None:
+    papers.handle(papers.send(ttl_ms=500), 2.4)
+    papers.handle(papers.send(ttl_ms=500), 2.6)
+    assert accused(papers) == {"late": 1}
+
+
+def test_past_its_ttl_as_its_handler_was_frozen(papers: Papers) -> None:
+    papers.handle(papers.send(ttl_ms=500), 2.6)
+    papers.fault("freeze-consumer", "consumer-1", 1.1, 2.5, numbers=[2])
+    assert accused(papers) == {}
+
+
+# After a replacement
+
+
+def test_handled_after_it_was_replaced(papers: Papers) -> None:
+    old = papers.send()
+    papers.handle(papers.replace(old, 0.5, "+1000"), 1.6)
+    papers.handle(old, 3.0)
+    assert accused(papers) == {"after replace": 1}
+
+
+def test_begun_with_what_a_consumer_held_when_it_was_replaced(papers: Papers) -> None:
+    old = papers.send()
+    papers.handle(papers.replace(old, 1.05, "+1000"), 2.1)
+    papers.handle(old, 1.2)
+    assert accused(papers) == {}
+
+
+def test_a_replacement_that_the_server_lost_is_excused(papers: Papers) -> None:
+    old = papers.send()
+    papers.replace(old, 0.5, "+1000")
+    papers.loss(0.3, 0.8)
+    papers.handle(old, 3.0)
+    assert accused(papers) == {}
+    assert set(papers.verdicts_again().excused) == {"after replace", "lost"}
+
+
+@pytest.mark.parametrize("is_handled", [False, True])
+def test_a_replacement_that_failed_leaves_a_perhaps(papers: Papers, *, is_handled: bool) -> None:
+    old = papers.send()
+    papers.replace(old, 0.5, "+1000", answer=None)
+    if is_handled:
+        papers.handle(old, 5.0, due_s=1.0)
+    assert accused(papers) == {}
+
+
+# What answers say
+
+
+def test_a_cancel_of_what_had_been_handled(papers: Papers) -> None:
+    number = papers.send()
+    papers.handle(number, 1.1)
+    papers.cancel(number, 1.2)
+    assert accused(papers) == {"unexplained": 1}
+
+
+@pytest.mark.parametrize("answer", ["d", "i"])
+def test_a_cancel_that_came_too_late_may_say_so(papers: Papers, answer: str) -> None:
+    number = papers.send()
+    papers.handle(number, 1.1)
+    papers.cancel(number, 1.2, answer)
+    assert accused(papers) == {}
+
+
+def test_a_cancel_of_what_was_handled_by_one_whose_lease_had_gone(papers: Papers) -> None:
+    number = papers.send()
+    papers.handle(number, 1.1, took_s=6.0)
+    papers.fault("freeze-consumer", "consumer-1", 1.2, 6.5, numbers=[2])
+    papers.cancel(number, 7.2)
+    assert accused(papers) == {}
+
+
+def test_a_duplicate_does_not_say_when(papers: Papers) -> None:
+    number = papers.send(due="+3000")
+    papers.again(number, 0.1, "+1000")
+    papers.handle(number, 1.2)
+    assert accused(papers) == {"early": 1}
+
+
+def test_accepted_twice(papers: Papers) -> None:
+    number = papers.send(due="+3000")
+    papers.again(number, 0.1, "+3000", "a")
+    papers.handle(number, 3.2)
+    assert accused(papers) == {"unexplained": 1}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_accepted_again_as_the_first_was_lost(papers: Papers, *, is_lost: bool) -> None:
+    number = papers.send(due="+3000")
+    if is_lost:
+        papers.loss(0.0, 0.5)
+    else:
+        papers.fault("delete-bodies", "fickle", 0.2, 0.5, messages=[number], deleted=True)
+    papers.again(number, 0.6, "+1000", "a")
+    papers.handle(number, 1.7, due_s=1.6)
+    assert accused(papers) == {}
+
+
+def test_replaced_and_yet_accepted_as_new(papers: Papers) -> None:
+    papers.handle(papers.replace(papers.send(), 0.5, "+1000", "a"), 1.6)
+    assert accused(papers) == {"unexplained": 1}
+
+
+def test_a_new_id_that_is_known(papers: Papers) -> None:
+    papers.send()
+    papers.sent[-1] = papers.sent[-1][:-1] + "d"
+    papers.handle(1 << 32, 1.1)
+    assert accused(papers) == {"unexplained": 1}
+
+
+# Attempts
+
+
+def failed_before(papers: Papers, attempt: int, at_s: float) -> None:
+    number = papers.send("hard", do=Do.RAISE)
+    papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED)
+    papers.handle(number, at_s, topic="hard", attempt=attempt, due_s=1.0)
+
+
+@pytest.mark.parametrize(("attempt", "at_s", "guilty"), [
+    (2, 1.4, {}), (2, 1.2, {"unexplained": 1}), (1, 1.4, {"unexplained": 1}),
+    (3, 1.4, {"unexplained": 1}),
+])  # fmt: skip
+def test_the_next_attempt_comes_after_the_pause(
+    papers: Papers, attempt: int, at_s: float, guilty: dict[str, int]
+) -> None:
+    failed_before(papers, attempt, at_s)
+    assert accused(papers) == guilty
+
+
+def test_something_was_in_the_way_of_the_next_attempt(papers: Papers) -> None:
+    failed_before(papers, 1, 1.15)
+    papers.fault("destroy-group", "hard/lisa", 1.101, 1.102, places=[16], redelivers=True)
+    assert accused(papers) == {}
+
+
+def test_handled_in_another_topic(papers: Papers) -> None:
+    papers.handle(papers.send(), 1.1)
+    papers.handle(papers.send(), 1.1, topic="async")
+    assert accused(papers) == {"unexplained": 1}
+
+
+@pytest.mark.parametrize(("do", "times", "guilty"), [
+    (Do.POISON, 3, {}), (Do.POISON, 2, {"unexplained": 1}), (Do.DISCARD, 0, {"unexplained": 1}),
+])  # fmt: skip
+def test_garbage_is_deserved(papers: Papers, do: Do, times: int, guilty: dict[str, int]) -> None:
+    number = papers.send("hard", do=do)
+    for n in range(times):
+        papers.handle(number, 1.1 + n, topic="hard", verdict=Verdict.FAILED, attempt=n + 1)
+    papers.stay(number, "garbage", "hard")
+    assert accused(papers) == guilty
+
+
+def test_attempts_that_a_fault_used_up(papers: Papers) -> None:
+    number = papers.send("hard", do=Do.POISON)
+    papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED, attempt=2)
+    papers.stay(number, "garbage", "hard")
+    papers.kill(2, 1.05)
+    assert accused(papers) == {}
+
+
+# What an operator found in the middle
+
+
+def foreign(papers: Papers, kind: str, repaired: dict[str, int], at_s: float = 5.0) -> None:
+    papers.fault(kind, "fickle/lisa", at_s, at_s + 1, repaired=repaired)
+
+
+@pytest.mark.parametrize(("kind", "left"), [
+    ("trim", "entry-lost"), ("trim", "pending-lost"), ("delete-bodies", "no-body"),
+    ("delete-consumer", "entry-lost"), ("destroy-group", "no-stream"),
+])  # fmt: skip
+def test_an_operator_finds_what_a_foreign_hand_left(papers: Papers, kind: str, left: str) -> None:
+    foreign(papers, kind, {left: 3})
+    assert accused(papers) == {}
+
+
+@pytest.mark.parametrize(("kind", "left"), [
+    ("trim", "no-body"), ("trim", "second-place"), ("delete-bodies", "entry-lost"),
+    ("delete-consumer", "pending-lost"), ("destroy-group", "no-place"),
+])  # fmt: skip
+def test_an_operator_finds_lisas_own_damage(papers: Papers, kind: str, left: str) -> None:
+    foreign(papers, kind, {left: 3})
+    assert accused(papers) == {"unexplained": 1}
+
+
+def test_what_was_repaired_before_is_no_excuse(papers: Papers) -> None:
+    foreign(papers, "delete-bodies", {"no-body": 1})
+    foreign(papers, "trim", {"no-body": 1}, 10.0)
+    assert accused(papers) == {"unexplained": 1}
+
+
+def test_what_was_not_repaired_yet_is_one(papers: Papers) -> None:
+    papers.fault("delete-bodies", "fickle", 5.0, 5.5)
+    foreign(papers, "trim", {"no-body": 1}, 10.0)
+    assert accused(papers) == {}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_at_the_end_a_repair_that_the_server_lost_is_made_again(
+    papers: Papers, *, is_lost: bool
+) -> None:
+    foreign(papers, "trim", {"entry-lost": 1})
+    if is_lost:
+        papers.loss(4.0, 7.0)
+    papers.events.append({"event": "repair", "at": us(40), "found": {"fickle": {"entry-lost": 1}}})
+    assert accused(papers) == ({} if is_lost else {"unexplained": 1})
+
+
+# Errors in the logs
+
+TRACE = """2026-11-22T01:11:19.798Z WARNING lisa.consumer: topic hard: was not handled
+Traceback (most recent call last):
+  File "handlers.py", line 131, in handling
+    raise Trouble(f"attempt {one.attempt}")
+"""
+
+
+def test_errors_that_were_only_logged(papers: Papers) -> None:
+    papers.logs["consumer-1.log"] = (
+        f"{TRACE}tests.torture.handlers.Trouble: attempt 1\n\n{TRACE}ValueError: no\n"
+    )
+    [found] = papers.verdicts().guilty["unexplained"]
+    assert found.what == "consumer-1.log:8: ValueError: no"
+
+
+def test_a_traceback_that_a_kill_tore_is_none(papers: Papers) -> None:
+    papers.logs["consumer-1.log"] = f"{TRACE}{TRACE}ValueErr"
+    papers.logs["archive-1.log"] = f"{TRACE}ValueError: no\n"
+    assert accused(papers) == {}
+
+
+def test_a_group_of_errors(papers: Papers) -> None:
+    papers.logs["gateway-1.log"] = (
+        "  + Exception Group Traceback (most recent call last):\n  |   File 'a.py', line 1\n"
+    )
+    assert accused(papers) == {"unexplained": 1}
+
+
+# Growth
+
+
+def long_run(papers: Papers, name: str, first: float, last: float, seconds: int = 1200) -> None:
+    papers.events += [{"event": "load", "at": us(0)}, {"event": "sent", "at": us(seconds)}]
+    papers.samples += [
+        {"at": us(at), "found": {name: first + (last - first) * at / seconds}}
+        for at in range(0, seconds + 1, 5)
+    ]
+
+
+@pytest.mark.parametrize(("name", "last"), [
+    ("server used MB", 200.0), ("consumer-1 rss MB", 200.0), ("keys", 200_000.0),
+])  # fmt: skip
+def test_what_grows_in_a_long_run(papers: Papers, name: str, last: float) -> None:
+    long_run(papers, name, last / 4, last)
+    assert accused(papers) == {"unexplained": 1}
+
+
+def test_what_may_grow(papers: Papers) -> None:
+    long_run(papers, "garbage", 10.0, 1000.0)
+    long_run(papers, "server used MB", 20.0, 30.0)
+    assert accused(papers) == {}
+
+
+def test_a_short_run_may_grow(papers: Papers) -> None:
+    long_run(papers, "keys", 0.0, 200_000.0, seconds=500)
+    assert accused(papers) == {}
+
+
+# How much is judged at all
+
+
+def test_handlings_that_no_window_would_excuse_are_counted(papers: Papers) -> None:
+    papers.begin(3, "consumer-2")
+    papers.handle(papers.send(), 1.1)
+    papers.handle(papers.send(), 1.1, process=3)
+    papers.handle(papers.send(due="+30000"), 30.1)
+    papers.fault("freeze-consumer", "consumer-1", 2.0, 4.0, numbers=[2])
+    counts = papers.verdicts().counts
+    assert counts["handlings"] == 3
+    assert counts["handlings held to account"] == 2
+
+
+@pytest.mark.parametrize(("since_s", "more"), [(2.0, {"skipped": "not done"}), (5.5, {})])
+def test_what_was_not_done_or_came_too_late_is_no_cause(
+    papers: Papers, since_s: float, more: dict[str, str]
+) -> None:
+    papers.begin(3, "consumer-2")
+    number = papers.send()
+    papers.handle(number, 1.1)
+    papers.handle(number, 5.0, attempt=2, process=3)
+    papers.fault("server-kill", "server", since_s, since_s + 1, **more)
+    assert accused(papers) == {"unexplained": 1}

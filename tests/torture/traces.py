@@ -1,0 +1,42 @@
+"""Errors that a role logged and went on: tracebacks in the logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["read_traces"]
+
+BEGINS = "Traceback (most recent call last):"
+EXPECTED = "tests.torture.handlers.Trouble:"
+"""What the handlers of a run raise when they are told to."""
+
+NOT_JUDGED = ("archive", "restore")  # a JVM tells of every server that was killed in its own way
+
+
+def read_traces(folder: Path) -> Iterator[str]:
+    """Tracebacks of anything but what the handlers are to raise: file, line, and their last line.
+
+    One that a kill tore has no last line: what follows is the next process's, or nothing.
+    """
+    for path in sorted(folder.glob("*.log")):
+        if not path.name.startswith(NOT_JUDGED):
+            yield from _of_one(path)
+
+
+def _of_one(path: Path) -> Iterator[str]:
+    began = 0
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.startswith(BEGINS):
+                began = number
+            elif BEGINS in line:  # a group's, indented and framed
+                yield f"{path.name}:{number}: {line.strip()}"
+            elif began and line.strip() and not line.startswith(" "):
+                is_torn = line[:4].isdigit() or not line.endswith("\n")  # a time begins a log line
+                if not is_torn and not line.startswith(EXPECTED):
+                    yield f"{path.name}:{began}: {line.strip()}"
+                began = 0
