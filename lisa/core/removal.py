@@ -107,11 +107,12 @@ def _remove(
 
 def _is_there(store: Store, topic: str, group: str) -> Flow[bool]:
     """Whether a group is declared, or anything is left of it."""
-    if group in (yield from store.groups(topic)):
-        return True
-    keys = store.keys.topic(topic).group(group)
-    found, mark = yield from store.commands([("EXISTS", *keys), mark_command(store, topic, group)])
-    return bool(found) or mark is not None
+    keys = store.keys.topic(topic)
+    declared, found, mark = yield from store.commands([
+        ("HEXISTS", keys.groups, group), ("EXISTS", *keys.group(group)),
+        mark_command(store, topic, group),
+    ])  # fmt: skip
+    return bool(declared or found) or mark is not None
 
 
 def _settle_all(

@@ -320,7 +320,7 @@ def test_a_removal_among_shards_ends_where_the_group_is_declared_anew(split_here
     split.into(2)
     first, second = split.layout.current("orders")
     removing = Halting(removal.remove(store, "orders", "lisa"), split)
-    looks_at_second = ("HKEYS", split.keys(second).groups)
+    looks_at_second = ("HEXISTS", split.keys(second).groups, "lisa")
     assert not removing.run_until(lambda command: command == looks_at_second)
     assert Split(split.url).store.drive(join(store, first, "lisa")) == "lisa"
     assert removing.run_until(lambda _: False)
