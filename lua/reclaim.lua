@@ -3,7 +3,7 @@
 -- is kept to; each call looks at one window, and the caller goes on from the cursor to the end.
 -- KEYS  the prelude's
 -- ARGV  own group's number; a random seed for jitter; first id of the window ('-', or '(' and the
---       last one seen); last id of the range; the window's size (80 at most, and as many leases)
+--       last one seen); last id of the range; the window's size (50 at most, and as many leases)
 -- Returns {'OK', cursor or '' at the end, ms until the next lease of this window ends or -1,
 --       entries cleared, id, the due it was delivered for or '', outcome ('r<due>' or 'g'), failed
 --       attempts, ...}; {'GROUPS', ...}
@@ -13,7 +13,7 @@ if changed then return changed end
 local group = groups[tonumber(ARGV[ARGS + 1])]
 math.randomseed(tonumber(ARGV[ARGS + 2]))
 local from, to = ARGV[ARGS + 3], ARGV[ARGS + 4]
-local most = math.min(tonumber(ARGV[ARGS + 5]), 80)
+local most = math.min(tonumber(ARGV[ARGS + 5]), 50)
 local timeout = option('ack_timeout')
 local _, now = clock()
 local retry_head = head(group.retry)

@@ -35,7 +35,7 @@ from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.restore import Place, Restore, RestoreItem
 from lisa.core.transitions.retry import Failure, Retry
 from lisa.core.transitions.trim import Trim
-from lisa.producer.calls import DEARER
+from lisa.producer.calls import DEARER, REPLACING
 
 __all__ = ["Round"]
 
@@ -137,7 +137,7 @@ class Round:
             yield Reschedule(TOPIC, moves)
         for names in chunks(ids, BATCH // Cancel.steps):
             yield Cancel(TOPIC, names)
-        for some in chunks(numbers, BATCH // (DEARER * Enqueue.steps)):
+        for some in chunks(numbers, BATCH // (REPLACING * Enqueue.steps)):
             names = [waiting_id(number) for number in some]
             dues = [due_text(number, self._now_ms) for number in some]
             data = [encode_envelope(TOKEN, BODY)] * len(some)

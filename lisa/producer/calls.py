@@ -34,6 +34,9 @@ T = TypeVar("T")
 DEARER = 2
 """What a message costs whose id may be known, or that goes straight to ready, against others."""
 
+REPLACING = 4
+"""What a message costs that may replace another: that one is taken out of wherever it is."""
+
 LARGEST_CALL_BYTES = 1 << 20
 """Envelopes of one script call, together, unless a single one is larger: it blocks the server."""
 
@@ -119,9 +122,11 @@ def calls(topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int) -> I
 
     One call holds at most `size` messages, and so many bytes that it does not block the server.
     """
-    if not whole.are_ids_new or list(whole.dues) == [NOW]:
-        size = max(1, size // DEARER)
-    for part in _parts(whole, size):
+    if not whole.are_ids_new and on_duplicate is OnDuplicate.REPLACE:
+        dearer = REPLACING
+    else:
+        dearer = DEARER if not whole.are_ids_new or list(whole.dues) == [NOW] else 1
+    for part in _parts(whole, max(1, size // dearer)):
         token = new_token()
         head = encode_head(token)
         yield Enqueue(

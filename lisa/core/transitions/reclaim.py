@@ -13,7 +13,7 @@ __all__ = ["FIRST", "LARGEST_WINDOW", "Reclaim", "Reclaimed", "TakenBack"]
 
 FIRST = "-"
 
-LARGEST_WINDOW = 80
+LARGEST_WINDOW = 50
 """Pending entries that one call looks at, at most; and as many leases."""
 
 

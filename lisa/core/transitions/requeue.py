@@ -16,7 +16,7 @@ class Requeue(ById[bool]):
     """Give dead messages a new life; answers which ids were in the group's garbage."""
 
     script: ClassVar[str] = "requeue"
-    steps: ClassVar[int] = 2
+    steps: ClassVar[int] = 3
     columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     group: str
