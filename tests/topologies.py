@@ -31,8 +31,15 @@ if TYPE_CHECKING:
 
 SLOTS = 16_384
 SERVICE = "mymaster"
-DOWN_AFTER = timedelta(milliseconds=800)
-"""How long a server may be silent before sentinels, or the other nodes, think it is gone."""
+DOWN_AFTER = timedelta(seconds=2)
+"""How long a server may be silent before sentinels think it is gone.
+
+They ask once a second, and a primary that they have only just turned to not before that: with less
+they would take it for dead, and choose another.
+"""
+
+NODE_TIMEOUT = timedelta(milliseconds=800)
+"""The same for the nodes of a cluster."""
 
 
 def program(name: str) -> Path | None:
@@ -368,7 +375,7 @@ def cluster(
     tls: Certificates | None = None,
     password: str | None = None,
     extra: Sequence[str] = (),
-    node_timeout: timedelta = DOWN_AFTER,
+    node_timeout: timedelta = NODE_TIMEOUT,
 ) -> Iterator[Cluster]:
     """Start one; `replicas` is how many each primary has (0 or 1). It ends with the block.
 
