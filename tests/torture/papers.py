@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.torture.verdicts import Verdicts
 
-__all__ = ["Papers", "us"]
+__all__ = ["Papers", "accused", "us"]
 
 BEGAN_US = 1_700_000_000_000_000
 SENDER = 1
@@ -170,6 +170,12 @@ class Papers:
     def verdicts_again(self) -> Verdicts:
         """Of what was written already."""
         return check(load(self.out))
+
+
+def accused(papers: Papers) -> dict[str, int]:
+    """How many are accused of what."""
+    guilty = papers.verdicts().guilty
+    return {fault: len(found) for fault, found in guilty.items() if found}
 
 
 def _seconds(due: str, at_s: float) -> float:

@@ -7,25 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.torture.checker import check
-from tests.torture.papers import Papers, us
+from tests.torture.papers import accused, us
 from tests.torture.reading import load
 from tests.torture.report import lateness, redelivery
 from tests.torture.world import ACK_S, Do, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-
-@pytest.fixture
-def papers(tmp_path: Path) -> Papers:
-    return Papers(tmp_path)
-
-
-def accused(papers: Papers) -> dict[str, int]:
-    """How many are accused of what."""
-    guilty = papers.verdicts().guilty
-    return {fault: len(found) for fault, found in guilty.items() if found}
+    from tests.torture.papers import Papers
 
 
 def test_a_plain_story_is_clean(papers: Papers) -> None:
