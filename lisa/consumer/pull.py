@@ -18,7 +18,7 @@ from lisa.core import presence
 from lisa.core.address import Address
 from lisa.core.clock import duration_ms
 from lisa.core.connection import Connection
-from lisa.core.errors import GroupRemoved, InvalidMessage
+from lisa.core.errors import GroupRemoved, InvalidMessage, LisaError
 from lisa.core.failures import ClientError, passes, translated
 from lisa.core.message import Message
 from lisa.core.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
@@ -145,6 +145,7 @@ class Puller:
         self._seen: dict[str, float] = {}
         self._followed: dict[str, float] = {}
         self._turn = 0
+        self._failing: set[str] = set()
 
     def pull(
         self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
@@ -171,23 +172,31 @@ class Puller:
         self, topic: str, group: str, batch: int, ends: float, timeout_ms: int | None
     ) -> list[Delivery]:
         while True:
-            found: list[Delivery] = []
-            empty: dict[str, Pulled] = {}
-            places = self._places(topic)
-            self._turn += 1
-            for i in range(len(places)):  # each comes first in its turn
-                place = places[(i + self._turn) % len(places)]
-                if len(found) == batch:
-                    break
-                pulled = self._pull_from(place, group, batch - len(found), timeout_ms)
-                found += self._opened(place, group, pulled.entries, timeout_ms)
+            places, empty = self._in_turn(topic), dict[str, Pulled]()
+            for place in places:
+                try:
+                    pulled = self._pull_from(place, group, batch, timeout_ms)
+                    found = self._opened(place, group, pulled.entries, timeout_ms)
+                except LisaError:
+                    self._failing.add(place)
+                    raise
+                self._failing.discard(place)
+                if found:  # given out before another place fails, and nobody gets them
+                    return found
                 if not pulled.entries:
                     empty[place] = pulled
             left_s = ends - time.monotonic()
-            if found or left_s <= 0:
-                return found
+            if left_s <= 0:
+                return []
             if len(empty) == len(places):
                 self._wait(group, empty, left_s)
+
+    def _in_turn(self, topic: str) -> list[str]:
+        """A topic's places, each first in its turn; those that failed last time come last."""
+        places = self._places(topic)
+        self._turn = (self._turn + 1) % len(places)
+        rotated = [*places[self._turn :], *places[: self._turn]]
+        return sorted(rotated, key=self._failing.__contains__)
 
     def _places(self, topic: str) -> list[str]:
         """Where a topic's messages are, as was known a second ago at most."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from lisa import Consumer, Manager, Producer, message_acked
+from lisa import Consumer, LisaError, Manager, Producer, message_acked
 from lisa.admin import groups, topics
 from lisa.admin.fsck import check
 from lisa.consumer.joining import ask_for_group, join
@@ -105,6 +105,29 @@ def test_a_pull_takes_from_all_shards(split: Split) -> None:
                 taken.append(delivery.id)
         assert sorted(taken) == sorted(sent)
         consumer.stop()
+
+
+def test_a_pull_gives_what_it_took_though_another_shard_fails(split: Split) -> None:
+    split.into(4)
+    split.store.drive(groups.add(split.store, "orders", "lisa"))
+    with Producer(split.url) as producer:
+        sent = [one.id for one in producer.send_many("orders", range(40))]
+    failing = split.keys(split.layout.places("orders")[2])
+    split.store.ask("DEL", failing.options)
+    split.store.ask("SET", failing.options, "a foreign hand's")
+    left = split.store.ask("XLEN", failing.group("lisa").ready)
+    consumer, taken, faults = Consumer(split.url, group="lisa"), list[str](), 0
+    while faults < 3:
+        try:
+            found = consumer.pull("orders", batch=7, wait=timedelta(0))
+        except LisaError:
+            faults += 1
+        else:
+            assert found, "nobody told of the trouble"
+            taken += [one.id for one in found if one.ack() == "acked"]
+    consumer.stop()
+    assert 0 < left < 40
+    assert len(set(taken) & set(sent)) == 40 - left, "some were taken, and given to nobody"
 
 
 class Load:
