@@ -12,8 +12,8 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 
 help:
 	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
-	@echo "make test    lint, types and all tests"
-	@echo "make test-slow  more cases of the tests that kill whole JVMs"
+	@echo "make test    lint, types and all tests but the slow ones"
+	@echo "make test-slow  the slow ones: torture under each persistence, clusters on Redis, all kill points"
 	@echo "make torture  three minutes of faults; ARGS='--minutes 60 --rate 1500 --gateway' for more"
 	@echo "make mutants  known defects put back, and the test that catches each: two minutes"
 	@echo "make lint    ruff"

@@ -16,7 +16,7 @@ from lisa.core.keys import TopicKeys
 from lisa.core.store import Store
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.marks import Gap, Mark, before
-from lisa.pipeline.source.undivided import refuse_shards
+from lisa.pipeline.source.undivided import leave_out_shards, refuse_shards
 
 __all__ = [
     "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "journaled_topics", "latest", "look",
@@ -192,11 +192,17 @@ def _search(store: Store, command: str, key: str, start: str, end: str) -> Flow[
 
 
 def journaled_topics(store: Store, named: Sequence[str]) -> Flow[list[str]]:
-    """Topics that have a journal; of those named, or of all that are registered."""
-    topics = list(named) or (yield from store.topics())
+    """Topics that have a journal; of those named, or of all that are registered.
+
+    Raises ConfigError if one that is named has shards with journals.
+    """
+    if named:
+        topics = list(named)
+        yield from refuse_shards(store, topics, what="A stream of the journal")
+    else:
+        topics = yield from leave_out_shards(store, (yield from store.topics()))
     if not topics:
         return []
-    yield from refuse_shards(store, topics, what="A stream of the journal")
     there = yield from store.commands(
         [("EXISTS", store.keys.topic(topic).events) for topic in topics]
     )
