@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lisa.core.durability import Replicas
-from lisa.core.errors import LisaError, Misplaced
+from lisa.core.errors import InvalidMessage, LisaError, Misplaced, TopicFull
 from lisa.core.flow import Flow, Pause
 from lisa.core.shards import PLAIN, Layout, base
 from lisa.core.transitions.base import ById, Elsewhere, Transition
@@ -82,7 +82,7 @@ class _Search(Generic[T]):
         while True:
             yield from self._round(todo)
             misplaced = sorted(self._misplaced)
-            if self._error is not None:
+            if self._error is not None and not (misplaced and _refuses(self._error)):
                 self._error.outcomes = self._results
                 raise self._error
             before = self._layout
@@ -93,10 +93,12 @@ class _Search(Generic[T]):
                     return self._results  # type: ignore[return-value]  # none is None any more
                 pause = self._patience.next_pause()
                 if pause is None:
-                    raise Misplaced(
+                    error = Misplaced(
                         f"the shards of topic {self._topic!r} are being changed, and no manager "
                         "has finished that in time: see that one runs"
                     )
+                    error.outcomes = self._results
+                    raise error
                 yield Pause(pause)
             # What failed may have arrived in a place that is an older one by now.
             self._transition = self._transition.with_known_ids()
@@ -187,7 +189,9 @@ class _Search(Generic[T]):
             if isinstance(reply, Misplaced):
                 self._misplaced.update(some)
             elif isinstance(reply, LisaError):
-                self._error = self._error or reply
+                # What one place refused says nothing of another that may have written.
+                if self._error is None or (_refuses(self._error) and not _refuses(reply)):
+                    self._error = reply
                 self._failed.update(some)
                 for i in some:
                     self._results[i] = None
@@ -208,3 +212,8 @@ class _Search(Generic[T]):
             except LisaError as error:
                 replies.append(error)
         return replies
+
+
+def _refuses(error: LisaError) -> bool:
+    """Whether a place that says so has surely written nothing of that call."""
+    return isinstance(error, (InvalidMessage, TopicFull))

@@ -186,11 +186,12 @@ class Runner:
             return groups
         if own is None:
             return ()
-        try:
-            reply = yield Execute(("HKEYS", keys.groups))
-        except failures.ClientError as error:
-            yield from self._wait(error, patience)
-            return (yield from self._groups_for(transition, keys, patience))
+        while True:
+            try:
+                reply = yield Execute(("HKEYS", keys.groups))
+                break
+            except failures.ClientError as error:
+                yield from self._wait(error, patience)
         found = self._groups[keys.topic] = tuple(sorted(text(name) for name in reply))
         if own not in found:
             raise GroupRemoved(f"group {own!r} is not declared on topic {keys.topic!r}")

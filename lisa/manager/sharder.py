@@ -16,7 +16,7 @@ from lisa.core import removal
 from lisa.core.clock import duration_ms
 from lisa.core.keys import TopicKeys
 from lisa.core.options import TopicOptions
-from lisa.core.shards import Layout, base, bases, count_of
+from lisa.core.shards import MOST_SHARDS, Layout, base, bases, count_of
 from lisa.core.spread import renumber, spread
 from lisa.core.store import SyncStore, pairs
 from lisa.core.transitions.base import text
@@ -117,6 +117,11 @@ def _holding(keys: TopicKeys, groups: Iterable[str]) -> list[str]:
 
 
 def _lost(places: Iterable[str], layouts: Mapping[str, Layout]) -> list[str]:
-    """The places that are none of their topic's, by its layout."""
+    """The places that are none of their topic's, by its layout, but of a number there may be."""
     counted = {topic: set(layout.counted(topic)) for topic, layout in layouts.items()}
-    return [place for place in places if place not in counted[base(place)]]
+    return [
+        place for place in places
+        if place not in counted[base(place)]
+        and count_of(place) <= MOST_SHARDS
+        and place in Layout(shards=count_of(place)).current(base(place))
+    ]  # fmt: skip
