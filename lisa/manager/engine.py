@@ -310,22 +310,27 @@ class Engine:
 
     def _finish_splits(self) -> None:
         """Whoever changed a number of shards may have died half-way, also before we came."""
-        heard = {self._split_anew.get() for _ in range(self._split_anew.qsize())}
+        heard = dict.fromkeys(self._split_anew.get() for _ in range(self._split_anew.qsize()))
         if self._may_be_split.is_set():
             self._may_be_split.clear()
             try:
                 for page in chunks(self._registry.topics, PAGE):
-                    heard.update(self._sharder.pick(page))
+                    heard |= dict.fromkeys(self._sharder.pick(page))
             except LisaError:
                 self._may_be_split.set()
                 self._put_back(heard)
                 raise
-        self._put_back([topic for topic in sorted(heard) if not self._finish_split(topic)])
+        topics, failed = iter(heard), list[str]()
+        for topic in topics if self._pulse.reachable.is_set() else ():
+            error = self._finish_split(topic)
+            if error is not None:
+                failed.append(topic)
+            if isinstance(error, ServerUnavailable):
+                break  # each of a node that is away would take as long: the others come first then
+        self._put_back([*topics, *failed])
 
-    def _finish_split(self, topic: str) -> bool:
-        """Whether it is done: one topic's trouble never stops another's."""
-        if not self._pulse.reachable.is_set():
-            return False
+    def _finish_split(self, topic: str) -> LisaError | None:
+        """Why it is not done: one topic's trouble never stops another's."""
         troubles = self._jobs.troubles["refresh"]
         try:
             self._sharder.step(topic)
@@ -334,9 +339,9 @@ class Engine:
             if away:
                 self._suspect()
             troubles.failed(topic, error, quietly=away and not self._pulse.reachable.is_set())
-            return False
+            return error
         troubles.passed(topic)
-        return True
+        return None
 
     def _put_back(self, topics: Iterable[str]) -> None:
         for topic in topics:
