@@ -5,6 +5,7 @@ Messages stand in columns here, not in rows: an object for each would cost more 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,7 +33,8 @@ __all__ = [
 T = TypeVar("T")
 
 DEARER = 2
-"""What a message costs whose id may be known, or that goes straight to ready, against others."""
+"""What a message costs against a new one for later that shares its due time with the others: one
+whose id may be known, that may go straight to ready, or that has a due time of its own."""
 
 REPLACING = 4
 """What a message costs that may replace another: that one is taken out of wherever it is."""
@@ -122,17 +124,22 @@ def calls(topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int) -> I
 
     One call holds at most `size` messages, and so many bytes that it does not block the server.
     """
-    if not whole.are_ids_new and on_duplicate is OnDuplicate.REPLACE:
-        dearer = REPLACING
-    else:
-        dearer = DEARER if not whole.are_ids_new or list(whole.dues) == [NOW] else 1
-    for part in _parts(whole, max(1, size // dearer)):
+    for part in _parts(whole, max(1, size // _cost(whole, on_duplicate))):
         token = new_token()
         head = encode_head(token)
         yield Enqueue(
             topic, token, part.ids, part.dues, [head + tail for tail in part.tails],
             part.ttls_ms, part.policies, on_duplicate, part.are_ids_new,
         )  # fmt: skip
+
+
+def _cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
+    """What one of these messages costs the server, against the cheapest."""
+    if not whole.are_ids_new:
+        return REPLACING if on_duplicate is OnDuplicate.REPLACE else DEARER
+    due, *others = whole.dues
+    is_past = due == NOW or (due[0] != "+" and int(due) <= time.time() * 1000)
+    return DEARER if others or is_past else 1
 
 
 def fitting(lengths: Iterable[int], size: int) -> int:

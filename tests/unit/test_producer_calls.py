@@ -91,8 +91,13 @@ def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
 
     hour = timedelta(hours=1)
     assert sizes([1] * 8, delay=hour) == [8]
+    assert sizes([1] * 8, at_ms=4_000_000_000_000) == [8]
     assert sizes([1] * 8) == [4] * 2, "straight to ready"
-    assert sizes([Outgoing(1, id=str(n)) for n in range(8)], delay=hour) == [4] * 2, "may be known"
+    assert sizes([1] * 8, at_ms=1) == [4] * 2, "straight to ready"
+    assert sizes([Outgoing(1, at_ms=n) for n in range(8)]) == [4] * 2, "a due time each"
+    known = [Outgoing(1, id=str(n)) for n in range(8)]
+    assert sizes(known, delay=hour) == [4] * 2, "may be known"
+    assert sizes(known, delay=hour, on_duplicate="replace") == [2] * 4, "may replace others"
 
 
 def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
@@ -120,7 +125,7 @@ def test_one_due_time_for_all_is_said_once() -> None:
     assert [list(call.dues) for call in (plain, rows)] == [["7"], ["7"]]
     assert plain.are_ids_new
     assert rows.are_ids_new
-    parts = made([Outgoing(n, at_ms=n) for n in range(3)], size=2)
+    parts = made([Outgoing(n, at_ms=n) for n in range(3)], size=4)
     assert [list(call.dues) for call in parts] == [["0", "1"], ["2"]]
 
 
