@@ -101,7 +101,8 @@ class Causes:
                 self.kills[process] = event["killed"]
         if kind in EVERYBODY:
             self.of_all.append(window)
-        for one in _concerned(kind, target):
+        gateways = [one for one in event.get("rolled", ()) if one.startswith("gateway-")]
+        for one in _concerned(kind, gateways[0] if gateways else target):
             self.of_kind.setdefault(one, []).append(window)
         for number in event.get("messages", ()):
             self.named.setdefault(number, []).append(window)

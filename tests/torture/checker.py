@@ -114,10 +114,10 @@ class _Judge:
         live = {(row["number"], row["group"]) for row in self._run.final["live"]}
         for row, group in zip(*np.nonzero(self._owed()), strict=True):
             message = self._messages[row]
-            if message["ttl"]:
+            number, topic = self._run.messages.number(int(row)), TOPICS[message["topic"]]
+            if message["ttl"] and number not in self._causes.deleted:
                 self._let_expire(int(row))
                 continue
-            number, topic = self._run.messages.number(int(row)), TOPICS[message["topic"]]
             if (number, topic.groups[group]) in live or (number, None) in live:
                 continue  # stuck, and told so there
             what = f"{topic.name}/{topic.groups[group]}, {Do(message['do']).name}"

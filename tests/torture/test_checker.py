@@ -122,8 +122,9 @@ def test_what_must_end_in_garbage_is_lost_elsewhere(papers: Papers) -> None:
     assert accused(papers) == {"lost": 1}
 
 
-def test_a_body_that_a_foreign_hand_deleted_is_excused_by_name(papers: Papers) -> None:
-    deleted, lost = papers.send(), papers.send()
+@pytest.mark.parametrize("ttl_ms", [0, 500])
+def test_a_body_that_a_foreign_hand_deleted_is_excused_by_name(papers: Papers, ttl_ms: int) -> None:
+    deleted, lost = papers.send(ttl_ms=ttl_ms), papers.send()
     papers.fault("delete-bodies", "fickle", 0.5, 0.6, messages=[deleted], deleted=True)
     verdicts = papers.verdicts()
     assert [one.number for one in verdicts.excused["lost"]] == [deleted]

@@ -50,6 +50,17 @@ def test_an_answer_by_http_tells_whose_fault_it_is(
     assert accused(papers) == guilty
 
 
+@pytest.mark.parametrize(("rolled", "guilty"), [
+    (["manager-1", "gateway-1"], {}), (["manager-1"], {"unexplained": 1}),
+])  # fmt: skip
+def test_a_gateway_that_is_rolled_to_another_build_is_away_for_a_while(
+    papers: Papers, rolled: list[str], guilty: dict[str, int]
+) -> None:
+    unconfirmed(papers, "Unanswered", "producer-http")
+    papers.fault("roll", "server", 19.0, 24.0, rolled=rolled)
+    assert accused(papers) == guilty
+
+
 def server_away(papers: Papers) -> None:
     papers.fault("server-stop", "server", 19.0, 21.0)
 
