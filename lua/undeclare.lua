@@ -3,7 +3,8 @@
 -- The caller lists a page of the group's ids, this ends what they were to it; with no ids left it
 -- drops the group's keys. Safe to repeat after a crash at any point: until then a mark stands among
 -- the topic's options. Without it a removal that has begun does not go on: the group was declared
--- anew.
+-- anew. Nor does it where the group is declared beside its mark, which then goes: only a foreign
+-- hand can have written that, or an archive that was put back.
 -- KEYS  the prelude's (the groups that stay), then the seven of the group that goes, then for each
 --       message: body, done
 -- ARGV  the group that goes; 1 if the removal has begun, else 0; 1 to drop its keys if nothing is
@@ -11,7 +12,10 @@
 -- Returns {'OK', ids settled for good, 1 if there is nothing more to do, else 0}; {'GROUPS', ...}
 local name, begun, drop = ARGV[ARGS + 1], ARGV[ARGS + 2] == '1', ARGV[ARGS + 3] == '1'
 local mark, _, now = 'removing:' .. name, clock()
-if begun and call('HEXISTS', OPTIONS, mark) == 0 then return {'OK', 0, 1} end
+if begun and (call('HEXISTS', OPTIONS, mark) == 0 or call('HEXISTS', GROUPS, name) == 1) then
+  call('HDEL', OPTIONS, mark)
+  return {'OK', 0, 1}
+end
 begin_freeing()
 call('HSET', OPTIONS, mark, int(now))
 call('HDEL', GROUPS, name)

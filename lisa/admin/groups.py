@@ -7,6 +7,7 @@ from collections.abc import Callable
 from lisa.admin import push
 from lisa.admin.parts import places
 from lisa.core import removal
+from lisa.core.errors import RemovalUnfinished
 from lisa.core.flow import Flow
 from lisa.core.keys import check_group
 from lisa.core.spread import spread
@@ -40,6 +41,17 @@ def add(store: Store, topic: str, group: str) -> Flow[bool]:
 def remove(
     store: Store, topic: str, group: str, *, progress: Callable[[int], None] | None = None
 ) -> Flow[int | None]:
-    """Take a group away and settle what it owed, see `removal.remove`; it is pushed no more."""
+    """Take a group away and settle what it owed, see `removal.remove`; it is pushed no more.
+
+    Raises RemovalUnfinished if somebody declared it anew before all shards had let it go.
+    """
     yield from push.remove(store, topic, group)  # or a gateway would join the group anew
-    return (yield from removal.remove(store, topic, group, progress=progress))
+    settled = yield from removal.remove(store, topic, group, progress=progress)
+    is_split = len((yield from places(store, topic))) > 1
+    if settled is not None and is_split and group in (yield from store.groups(topic)):
+        raise RemovalUnfinished(
+            f"group {group!r} of topic {topic!r} was declared anew while it was being removed, and "
+            f"stays; {settled} messages that only it had owed were purged. Stop what declares it "
+            "(a consumer, a manager's configuration), then remove it again"
+        )
+    return settled

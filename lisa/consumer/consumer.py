@@ -235,8 +235,10 @@ class Consumer:
     ) -> list[Delivery]:
         """At most `batch` deliveries for one's own loop; waits up to `wait` for the first.
 
-        Needs neither handlers nor `start`. `ack_timeout` replaces the topic's for these. Of a
-        topic that is split they are one shard's, another's the next time. Raises LisaError.
+        Needs neither handlers nor `start`. `batch` may be up to 500, but no more than 250 come at
+        once, and fewer where the topic has several groups. `ack_timeout` replaces the topic's for
+        these. Of a topic that is split they are one shard's, another's the next time. Raises
+        LisaError.
         """
         check_topic(topic)
         with self._lock:

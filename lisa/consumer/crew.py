@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.held import Held
 from lisa.consumer.joining import find_group
+from lisa.consumer.leaving import LAST_CALLS_S, LastCalls, give_back
 from lisa.consumer.metrics import own_numbers
 from lisa.consumer.pull import Puller
 from lisa.consumer.reader import Reader
@@ -29,7 +30,7 @@ from lisa.core.keys import Keys
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.presence import unique_name
 from lisa.core.shards import PLAIN, base
-from lisa.core.store import SyncStore
+from lisa.core.store import SyncStore, chunks
 
 __all__ = ["Crew", "Wanted"]
 
@@ -38,7 +39,8 @@ log = logging.getLogger("lisa.consumer")
 PATIENCE = timedelta(seconds=1)
 """How long one call is repeated; whoever made it goes on trying in a way of its own."""
 
-LAST_CALLS_S = 2.0
+HEARTBEAT_S = 5.0
+"""So long at most a beat that has begun is waited for."""
 
 
 class Wanted(NamedTuple):
@@ -82,6 +84,7 @@ class Crew:
         )
         self._wanted: dict[tuple[str, str], Wanted] = {}
         self._places: dict[tuple[str, str], set[str]] = {}
+        self._failed_at: dict[str, float] = {}
         self._readers: dict[Subscription, Reader] = {}
         self._puller: Puller | None = None
         self._lock = threading.Lock()
@@ -121,20 +124,37 @@ class Crew:
         return (self._store.known_layout(topic) or PLAIN).places(topic)
 
     def _follow(self) -> None:
-        """Read what topics were split into meanwhile, and no longer what is done with."""
+        """Read what topics were split into meanwhile, and no longer what is done with.
+
+        Raises LisaError at the first topic whose node does not answer: it comes last next time.
+        """
         with self._lock:
-            all_wanted = list(self._wanted.items())
-        self._store.drive(self._store.layouts([wanted.topic for _, wanted in all_wanted]))
-        for (topic, group), wanted in all_wanted:
-            places = self._places_of(topic)
-            with self._lock:
-                known = set(self._places.get((topic, group), ()))
-            # Nothing is begun anew where the group was removed, and each reader has ended.
-            if any(self._reads(place, group) for place in known):
-                for place in [one for one in places if one not in known]:
-                    self._take_place(wanted, place)
-            for place in known.difference(places):
-                self._leave_place(place, group)
+            all_wanted = list(self._wanted.values())
+        all_wanted.sort(key=lambda wanted: self._failed_at.get(wanted.topic, 0.0))
+        # A cluster is asked for one after the other anyway.
+        at_once = 1 if self._address.kind == "cluster" else max(1, len(all_wanted))
+        for some in chunks(all_wanted, at_once):
+            topics = [wanted.topic for wanted in some]
+            try:
+                self._store.drive(self._store.layouts(topics))
+            except LisaError:
+                self._failed_at |= dict.fromkeys(topics, time.monotonic())
+                raise
+            for wanted in some:
+                self._failed_at.pop(wanted.topic, None)
+                self._follow_one(wanted)
+
+    def _follow_one(self, wanted: Wanted) -> None:
+        topic, group = wanted.topic, wanted.group or ""
+        places = self._places_of(topic)
+        with self._lock:
+            known = set(self._places.get((topic, group), ()))
+        # Nothing is begun anew where the group was removed, and each reader has ended.
+        if any(self._reads(place, group) for place in known):
+            for place in [one for one in places if one not in known]:
+                self._take_place(wanted, place)
+        for place in known.difference(places):
+            self._leave_place(place, group)
 
     def _leave_place(self, place: str, group: str) -> None:
         """Nothing is left there: the heartbeat sees to the rest."""
@@ -180,7 +200,7 @@ class Crew:
             readers = {sub: one for sub, one in self._readers.items() if sub.whole == topic}
         for sub in readers:
             sub.closing.set()
-        self._end_reading(readers)
+        self._end_reading(readers, LastCalls(self._address))
 
     def pause(self, topic: str | None, *, paused: bool) -> None:
         """Stop or resume reading, in this consumer only."""
@@ -237,30 +257,34 @@ class Crew:
             readers = dict(self._readers)
         for sub in readers:
             sub.closing.set()
+        last = LastCalls(self._address)
         if was_started:
-            self._end_reading(readers)
-            self._slots.wait_all_free(max(0.0, ends - time.monotonic()))
-            self._take_away(readers)
+            self._end_reading(readers, last)
+            waiting = time.monotonic()
+            self._slots.wait_all_free(max(0.0, ends - waiting))
+            if time.monotonic() - waiting > LAST_CALLS_S:  # the server may be back
+                last = LastCalls(self._address)
+            self._take_away(readers, last)
             self._settler.hurry()
-            self._settler.close(LAST_CALLS_S)
-            self._heartbeat.close()
+            self._settler.close(last.left_s())
+            self._heartbeat.close(last.left_s(HEARTBEAT_S))
             self._dispatcher.close()
-        self._leave(readers)
+        self._leave(readers, last)
         self._store.close()
         self._patient_store.close()
 
     @staticmethod
-    def _end_reading(readers: Mapping[Subscription, Reader]) -> None:
+    def _end_reading(readers: Mapping[Subscription, Reader], last: LastCalls) -> None:
         taken = {sub: sub.withdraw() for sub in readers}
-        is_answered = _interrupt(readers.values())
-        is_answered = _give_back(taken, is_answered=is_answered)
-        ends = time.monotonic() + LAST_CALLS_S
+        last.make(lambda: _interrupt(readers.values()))
+        give_back(taken, last)
+        ends = time.monotonic() + last.left_s()
         for reader in readers.values():
             if reader.thread is not threading.current_thread():
-                is_answered = reader.end(ends, is_answered=is_answered)
-        _give_back({sub: sub.withdraw() for sub in readers}, is_answered=is_answered)
+                last.make(partial(reader.end, ends, is_answered=last.is_answered))
+        give_back({sub: sub.withdraw() for sub in readers}, last)
 
-    def _take_away(self, subs: Iterable[Subscription]) -> None:
+    def _take_away(self, subs: Iterable[Subscription], last: LastCalls) -> None:
         """After the grace time: cancel what can be cancelled; the rest keeps its lease's end."""
         taken: dict[Subscription, list[Held]] = {}
         for sub in subs:
@@ -271,7 +295,7 @@ class Crew:
             if left := len(running) - len(cancelled):
                 log.warning("topic %s: %d handlers did not finish in time; their messages come "
                             "back when the leases end", sub.topic, left)  # fmt: skip
-        _give_back(taken)
+        give_back(taken, last)
         self._dispatcher.cancel_tasks()
 
     def _drained(self, sub: Subscription) -> None:
@@ -284,20 +308,22 @@ class Crew:
             self._readers.pop(sub, None)
         self._dispatcher.forget(sub)
 
-    def _leave(self, subs: Iterable[Subscription]) -> None:
+    def _leave(self, subs: Iterable[Subscription], last: LastCalls) -> None:
         leaving: list[Callable[[], None]] = [partial(self._leave_one, sub) for sub in subs]
         if self._puller is not None:
-            leaving.append(self._puller.close)
-        ends, failed = time.monotonic() + LAST_CALLS_S, False
-        for leave in leaving:
-            if failed and time.monotonic() > ends:
-                break  # records of who is gone end by themselves
-            try:
-                leave()
-            except LisaError as error:
-                if not failed:
-                    log.warning("left without saying so: %s", error)
-                failed = True
+            leaving += self._puller.close(self._store)
+        for leave in leaving:  # records of who is gone end by themselves
+            last.make(partial(self._has_left, leave, last))
+
+    @staticmethod
+    def _has_left(leave: Callable[[], None], last: LastCalls) -> bool:
+        try:
+            leave()
+        except LisaError as error:
+            if last.is_answered:
+                log.warning("left without saying so: %s", error)
+            return False
+        return True
 
     def _leave_one(self, sub: Subscription) -> None:
         # Subscribed again while it still drained: the successor lives under the same name.
@@ -317,18 +343,3 @@ def _interrupt(readers: Iterable[Reader]) -> bool:
     for reader in readers:
         reader.wake()
     return all(reader.interrupt() for reader in readers)
-
-
-def _give_back(taken: Mapping[Subscription, Sequence[Held]], *, is_answered: bool = True) -> bool:
-    """Give back what no handler is to see any more; whether the server answered each time.
-
-    Once it fails, the rest is tried for a while only, and then left to the leases.
-    """
-    ends = time.monotonic() + LAST_CALLS_S
-    for sub, deliveries in taken.items():
-        if is_answered or time.monotonic() < ends:
-            is_answered = sub.give_back(deliveries) and is_answered
-        else:
-            for held in deliveries:
-                sub.drop(held)
-    return is_answered

@@ -8,8 +8,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from lisa.consumer.held import Held
 from lisa.consumer.joining import is_emptied
@@ -31,6 +32,13 @@ LONGEST_TICK_S = 0.5
 FOLLOW_S = 1.0
 """How often it is asked whether topics were split anew."""
 SHORTEST_TICK_S = 0.02
+MOST_AT_ONCE = 32
+"""So many subscriptions' leases are kept side by side while a node may hang."""
+
+_Work = Callable[[Any], bool | None]
+"""Whether the server answered; None if there was nothing to ask. Raises LisaError."""
+
+_Call = tuple[Subscription | None, _Work]
 
 
 class Heartbeat:
@@ -57,7 +65,7 @@ class Heartbeat:
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
         self._told: dict[Subscription, float] = {}
-        self._trouble = False
+        self._failing: dict[_Call, None] = {}
         self._closed = False
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lisa-heartbeat", daemon=True)
@@ -70,12 +78,12 @@ class Heartbeat:
         """Take the next step now."""
         self._woken.set()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, timeout_s: float) -> None:
+        """End the thread; wait for it at most so long."""
         self._closed = True
         self.wake()
         if self._thread.ident is not None:
-            self._thread.join(5)
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         tick = 0.0
@@ -93,54 +101,100 @@ class Heartbeat:
     def step(self) -> float:
         """Do what is due for each subscription; how many seconds until the next step.
 
-        Leases come first, and again once a tick has passed: at a server that is slow to answer, all
-        that may wait takes longer than a lease.
+        Leases come first, and again once a tick has passed. A call may hang for longer than that,
+        where one node of several does: so a step ends with the first that failed late, and what
+        failed last time is tried after all else, one that still fails each step.
         """
-        began, tick = time.monotonic(), LONGEST_TICK_S
-        subscriptions = list(self._subscriptions())
+        began, subscriptions = time.monotonic(), list(self._subscriptions())
+        ticks = [max(SHORTEST_TICK_S, sub.ack_timeout_s / 6) for sub in subscriptions]
+        ends = began + min([LONGEST_TICK_S, *ticks])
+        listed = {None, *subscriptions}
+        self._failing = {one: None for one in self._failing if one[0] in listed}
+        is_well = self._keep_all(self._well(subscriptions, self._keep), ends)
+        if is_well and self._tell_all(self._well(subscriptions, self._tell), ends):
+            self._try_failing(ends)
+        return max(0.0, ends - time.monotonic())
+
+    def _keep_all(self, subscriptions: Sequence[Subscription], ends: float) -> bool:
+        """False if one failed late. Once anything fails, whoever hangs too holds up nobody else."""
+        if self._failing:
+            with ThreadPoolExecutor(MOST_AT_ONCE, "lisa-leases") as several:
+                kept = list(several.map(lambda sub: self._try(sub, self._keep), subscriptions))
+            return all(kept) or time.monotonic() <= ends
         for sub in subscriptions:
-            self._try(sub, self._keep)
-            tick = min(tick, max(SHORTEST_TICK_S, sub.ack_timeout_s / 6))
-        if began - self._followed >= FOLLOW_S:
-            self._followed = began
-            with suppress(LisaError):  # the subscriptions' own calls tell of it
-                self._follow()
+            if not self._try(sub, self._keep) and time.monotonic() > ends:
+                return False
+        return True
+
+    def _tell_all(self, subscriptions: Iterable[Subscription], ends: float) -> bool:
+        """Of one at least, the next time of others; False if it failed late."""
         for sub in sorted(subscriptions, key=lambda one: self._told.get(one, -math.inf)):
-            if time.monotonic() - began > tick:
-                return 0.0
-            self._told[sub] = began
-            self._try(sub, self._tell)
-        return tick
+            self._told[sub] = time.monotonic()
+            is_well = self._try(sub, self._tell)
+            if time.monotonic() > ends:
+                return is_well
+        return True
 
-    def _try(self, sub: Subscription, work: Callable[[Subscription], None]) -> None:
+    def _try_failing(self, ends: float) -> None:
+        """One at least, and others for as long as they work again."""
+        failing = list(self._failing)
+        if (None, self._look) not in self._failing and not self._try(None, self._look):
+            return
+        for sub, work in failing:
+            if not self._try(sub, work) or time.monotonic() > ends:
+                return
+
+    def _well(self, subscriptions: Iterable[Subscription], work: _Work) -> list[Subscription]:
+        return [sub for sub in subscriptions if (sub, work) not in self._failing]
+
+    def _try(self, sub: Subscription | None, work: _Work) -> bool:
+        """False if it failed."""
+        is_answered: bool | None = False
         try:
-            work(sub)
-            self._trouble = False
+            is_answered = work(sub)
         except GroupRemoved:
-            pass  # the reader finds out, and says so
+            is_answered = True  # the reader finds out, and says so
         except LisaError as error:
-            if not self._trouble:
+            if sub is not None and all(one is not sub for one, _ in list(self._failing)):
                 log.warning("topic %s: no heartbeat: %s", sub.topic, error)
-            self._trouble = True
+        if is_answered is not None:
+            self._failing.pop((sub, work), None)
+        if is_answered is False:
+            self._failing[sub, work] = None  # behind all others
+        return is_answered is not False
 
-    def _keep(self, sub: Subscription) -> None:
+    def _look(self, _: None) -> bool | None:
+        """Whether topics were split anew."""
+        if time.monotonic() - self._followed < FOLLOW_S:
+            return None
+        try:
+            self._follow()
+        finally:
+            self._followed = time.monotonic()
+        return True
+
+    def _keep(self, sub: Subscription) -> bool | None:
         """See to what it holds."""
-        if sub.group:
-            now = time.monotonic()
-            if sub.unstarted:
-                give_back_late(sub, now)
-            if sub.held:
-                end_overdue(sub, now)
-                extend(sub, now)
+        if not sub.group:
+            return None
+        now, is_answered = time.monotonic(), None
+        if sub.unstarted:
+            is_answered = give_back_late(sub, now)
+        if sub.held and is_answered is not False:
+            end_overdue(sub, now)
+            is_answered = extend(sub, now) or is_answered
+        return is_answered
 
-    def _tell(self, sub: Subscription) -> None:
+    def _tell(self, sub: Subscription) -> bool | None:
         """That it is alive, or that it is through."""
         now = time.monotonic()
         if sub.closing.is_set() and not sub.held and not sub.unstarted:
             self._drained(sub)
-        elif self._beats.get(sub, -1e9) + presence.BEAT.total_seconds() <= now:
+        elif self._beats.get(sub, -math.inf) + presence.BEAT.total_seconds() <= now:
             self.beat(sub)
             self._beats[sub] = now
+            return True
+        return None
 
     def beat(self, sub: Subscription) -> None:
         """Renew the presence record, and learn the topic's options. Raises LisaError."""
@@ -167,17 +221,21 @@ class Heartbeat:
             self._store.call(Forget(sub.topic, sub.group, [sub.name], 0))
 
 
-def give_back_late(sub: Subscription, now: float) -> None:
-    """Release what waits behind slow handlers: another consumer may be free. Raises LisaError."""
+def give_back_late(sub: Subscription, now: float) -> bool | None:
+    """Release what waits behind slow handlers: another consumer may be free.
+
+    Whether the server took it; None if nothing waits for too long.
+    """
     try:
         oldest = sub.unstarted[0]
     except IndexError:
-        return
+        return None
     first = oldest[0] if isinstance(oldest, list) else oldest
-    if now - first.opened > START_WITHIN_S + _gathering_s(oldest):
-        waiting = sub.withdraw()
-        sub.give_back(waiting)
-        log.debug("topic %s: gave %d back that could not start", sub.topic, len(waiting))
+    if now - first.opened <= START_WITHIN_S + _gathering_s(oldest):
+        return None
+    waiting = sub.withdraw()
+    log.debug("topic %s: gives %d back that could not start", sub.topic, len(waiting))
+    return sub.give_back(waiting)
 
 
 def _gathering_s(work: Held | list[Held]) -> float:
@@ -199,13 +257,16 @@ def end_overdue(sub: Subscription, now: float) -> None:
                 held.task.cancel()
 
 
-def extend(sub: Subscription, now: float) -> None:
-    """Renew the leases that have used up a third of their time. Raises LisaError."""
+def extend(sub: Subscription, now: float) -> bool | None:
+    """Renew the leases that have used up a third of their time; None if there are none.
+
+    Raises LisaError.
+    """
     due = [
-        held
-        for held in list(sub.held.values())
-        if not held.overdue and _wants_extension(held.lease_ends - now, sub.ack_timeout_s)
-    ]
+        held for held in list(sub.held.values())
+        if held.lease_ends and not held.overdue
+        and _wants_extension(held.lease_ends - now, sub.ack_timeout_s)
+    ]  # fmt: skip
     for some in chunks(due, sub.store.batch_size(sub.topic, Extend)):
         asked = time.monotonic()
         receipts = [held.receipt for held in some]
@@ -215,6 +276,7 @@ def extend(sub: Subscription, now: float) -> None:
                 held.lease_ends = asked + sub.ack_timeout_s
             elif not held.ended and held.entry in sub.held:
                 _lost(sub, held)
+    return True if due else None
 
 
 def _wants_extension(left_s: float, ack_timeout_s: float) -> bool:

@@ -38,7 +38,7 @@ class Held(msgspec.Struct, eq=False):
     `entry` is the stream entry id, `data` the envelope as it was handed over at `handed_us`, by
     Redis's clock in microseconds. The other times are of the monotonic clock, in seconds;
     `started` is 0 while no handler runs. `lease_ends` is when the manager may take the delivery
-    back, as far as this side knows.
+    back, as far as this side knows; 0 once it has.
     """
 
     entry: str

@@ -10,7 +10,7 @@ from lisa.core.shards import base
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
 
-__all__ = ["ask_for_group", "find_group", "is_emptied", "join"]
+__all__ = ["ask_for_group", "find_group", "has_traces", "is_emptied", "join"]
 
 
 def find_group(store: Store, topic: str) -> Flow[str | None]:
@@ -68,3 +68,12 @@ def is_emptied(store: Store, topic: str, name: str) -> Flow[bool]:
         return True
     record = yield from store.command("HEXISTS", store.keys.topic(topic).consumers, name)
     return not record
+
+
+def has_traces(store: Store, topic: str, group: str) -> Flow[bool]:
+    """Whether counters of a group that is gone are left: then somebody removed it.
+
+    A record may be swept, by a manager that heard nothing of its consumer for a while, and what is
+    no group's own may have been written again since the server was emptied.
+    """
+    return any(name.endswith(f"@{group}") for name in (yield from store.stats(topic)))

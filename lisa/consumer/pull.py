@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from lisa.consumer.heartbeat import FOLLOW_S
-from lisa.consumer.joining import ask_for_group, is_emptied, join
+from lisa.consumer.joining import ask_for_group, has_traces, is_emptied, join
 from lisa.consumer.opening import settlement_of, unpack
 from lisa.consumer.signalling import Announcer
 from lisa.core import presence
 from lisa.core.address import Address
 from lisa.core.clock import duration_ms
 from lisa.core.connection import Connection
-from lisa.core.errors import GroupRemoved, InvalidMessage, LisaError
+from lisa.core.errors import GroupRemoved, InvalidMessage, LisaError, RemovalUnfinished
 from lisa.core.failures import ClientError, passes, translated
 from lisa.core.message import Message
 from lisa.core.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
@@ -37,6 +38,8 @@ from lisa.core.transitions.retry import Retry as Fail
 __all__ = ["Delivery", "Puller"]
 
 MOST = 500
+"""So many may be asked for; a topic with one group gives 250 at once, with several fewer."""
+
 LONGEST_WAIT_S = 60.0
 """One blocking read waits at most so long; then the next one goes on."""
 
@@ -162,9 +165,14 @@ class Puller:
             return self._pull(topic, group, batch, ends, timeout_ms)
         except GroupRemoved:
             self._groups.pop(topic, None)
-            if not self._store.drive(is_emptied(self._store, topic, self._name)):
+            drive = self._store.drive
+            if not drive(is_emptied(self._store, topic, self._name)) or drive(
+                has_traces(self._store, topic, group)
+            ):
                 raise
-            self._seen = {one: at for one, at in self._seen.items() if base(one) != topic}
+            for place in list(self._seen):  # other threads may pull
+                if base(place) == topic:
+                    self._seen.pop(place, None)
             return self.pull(topic, batch, timedelta(seconds=max(0.0, ends - time.monotonic())),
                              ack_timeout)  # fmt: skip
 
@@ -216,15 +224,24 @@ class Puller:
             whole = base(place)
             if whole == place or group not in self._store.drive(self._store.groups(whole)):
                 raise
-            self._store.call(Declare(place, group))  # it is just being told of its groups
+            try:
+                self._store.call(Declare(place, group))  # it is just being told of its groups
+            except RemovalUnfinished:  # of an earlier group of that name: another turn, then
+                return Pulled(paused=False, last_id="", entries=[])
             return self._store.call(call)
 
-    def close(self) -> None:
-        """Take the consumer's records away. Raises LisaError."""
+    def close(self, store: SyncStore) -> list[Callable[[], None]]:
+        """End; one call for each place, on a store of the caller's, takes the record there away.
+
+        Each raises LisaError.
+        """
         self._waiting.close()
-        for place in list(self._seen):
-            self._store.drive(presence.leave_consumer(self._store, place, self._name))
+        places = list(self._seen)
         self._seen.clear()
+        return [
+            partial(store.drive, presence.leave_consumer(store, place, self._name))
+            for place in places
+        ]
 
     def _group(self, topic: str, ends: float) -> str | None:
         group = self._groups.get(topic)

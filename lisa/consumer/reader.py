@@ -13,7 +13,7 @@ from typing import Any
 from lisa.consumer.batches import Collector
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
-from lisa.consumer.joining import ask_for_group, is_emptied, join
+from lisa.consumer.joining import ask_for_group, has_traces, is_emptied, join
 from lisa.consumer.pace import MOST
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import Turn
@@ -184,6 +184,8 @@ class Reader:
         try:
             flow = is_emptied(sub.store, sub.topic, sub.name)
             emptied = sub.is_forgotten or sub.store.drive(flow)
+            if emptied:
+                emptied = not sub.store.drive(has_traces(sub.store, sub.topic, sub.group))
         except LisaError as another:
             self._wait_out(another)
             return
@@ -341,13 +343,15 @@ class Reader:
         block_ms = block // timedelta(milliseconds=1)
         count = max(1, min(count, MOST))
         command = read_command(stream, sub.group, sub.name, count, block_ms)
-        self._blocked = True
+        self._blocked, was_forgotten = True, sub.is_forgotten
         try:
             if self._is_interrupted():
                 return
             reply = self._ask(command)
         finally:
             self._blocked = False
+        if was_forgotten:  # the group is there all the same: only the record was swept
+            sub.is_forgotten = False
         self._read_at = time.monotonic()
         self._unopened = parse_read(reply)
 

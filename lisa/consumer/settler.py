@@ -163,8 +163,12 @@ class Settler:
 
     def flush(self) -> bool:
         """Settle all that is finished; whether something is left for a later try."""
-        for sub in list(self._subscriptions()):
+        subscriptions = list(self._subscriptions())
+        for sub in self._pauses.keys() - subscriptions:  # it was let go meanwhile
+            del self._pauses[sub]
+        for sub in subscriptions:
             if not (sub.acks or sub.failures or sub.expired):
+                self._goes_on(sub)  # whatever was left went along with a read
                 continue
             again, _ = self._pauses.get(sub, (0.0, 0.0))
             if again > time.monotonic() and self._closes is None:
@@ -176,9 +180,12 @@ class Settler:
             except Exception as error:  # noqa: BLE001  logged, and tried again
                 self._postpone(sub, error)
             else:
-                if self._pauses.pop(sub, None):
-                    log.info("topic %s: settling again", sub.topic)
+                self._goes_on(sub)
         return bool(self._pauses)
+
+    def _goes_on(self, sub: Subscription) -> None:
+        if self._pauses.pop(sub, None):
+            log.info("topic %s: settling again", sub.topic)
 
     def _postpone(self, sub: Subscription, error: Exception) -> None:
         _, last = self._pauses.get(sub, (0.0, 0.0))

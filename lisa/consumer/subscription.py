@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lisa.consumer.held import Held, Outcome, Verdict
 from lisa.consumer.opening import unpack
 from lisa.consumer.pace import Pace
-from lisa.core.errors import LisaError
+from lisa.core.errors import LisaError, ServerUnavailable
 from lisa.core.metrics.families import HANDLER_SECONDS
 from lisa.core.metrics.numbers import Spread
 from lisa.core.shards import base
@@ -260,12 +260,17 @@ class Subscription:
 
     def release(self, receipts: Sequence[tuple[str, str]]) -> bool:
         """Put deliveries back into the group's stream, no attempt counted; whether all are."""
-        released = True
+        released, left = True, len(receipts)
         for some in chunks(receipts, self.store.batch_size(self.topic, Release)):
             try:
                 self.store.call(Release(self.topic, self.group, some))
             except LisaError as error:
+                away = isinstance(error, ServerUnavailable)
                 log.warning("topic %s: %d messages could not be given back (%s): they come back "
-                            "when their lease ends", self.topic, len(some), error)  # fmt: skip
+                            "when their lease ends", self.topic, left if away else len(some),
+                            error)  # fmt: skip
                 released = False
+                if away:  # each further call would wait as long
+                    break
+            left -= len(some)
         return released

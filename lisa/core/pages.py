@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lisa.core.flow import Flow
 from lisa.core.keys import check_id
-from lisa.core.store import Store
+
+if TYPE_CHECKING:
+    from lisa.core.store import Store
 
 __all__ = ["PAGE", "START", "member_page", "readable"]
 

@@ -63,8 +63,8 @@ def spread(store: Store, topic: str) -> Flow[Layout]:
         for count in (layout.shards, *layout.older):
             if count > 1:
                 own = Layout(layout.number, count).current(topic)
-                added = yield from _equip(store, whole, {one: seen[one] for one in own}, count)
-                yield from _take_back(store, topic, added)
+                told = yield from _equip(store, whole, {one: seen[one] for one in own}, count)
+                yield from _take_back(store, topic, told)
         latest = yield from _hand_over(store, topic, layout, seen)
         if latest is None:
             return layout
@@ -102,7 +102,7 @@ def _look(store: Store, places: Sequence[str]) -> Flow[list[_Seen]]:
 def _equip(
     store: Store, whole: _Seen, places: Mapping[str, _Seen], count: int
 ) -> Flow[list[Declare]]:
-    """Give places the topic's options and groups; the groups that were new to a place."""
+    """Give places the topic's options and groups; the groups that were told to a place."""
     wanted = _options(whole.options, count)
     calls: list[Transition[Any]] = []
     for place, seen in places.items():
@@ -112,26 +112,27 @@ def _equip(
         calls += [Declare(place, group) for group in sorted(whole.groups - seen.groups)]
     if not calls:
         return []
-    added: list[Declare] = []
+    told: list[Declare] = []
     for call, result in zip(calls, (yield from store.run_many(calls)), strict=True):
         # Where a group's removal is not finished the place is told the next time.
         if isinstance(result, LisaError) and not isinstance(result, RemovalUnfinished):
             raise result
-        if isinstance(call, Declare) and result is True:
-            added.append(call)
-    return added
+        # Also one that answers "not new": an earlier call's reply may have been lost.
+        if isinstance(call, Declare) and not isinstance(result, LisaError):
+            told.append(call)
+    return told
 
 
-def _take_back(store: Store, topic: str, added: Sequence[Declare]) -> Flow[None]:
+def _take_back(store: Store, topic: str, told: Sequence[Declare]) -> Flow[None]:
     """Undo what was declared for a topic whose group was removed since it was looked at.
 
     That removal takes the topic's own declaration first, and does not come back to its places.
     """
-    if added:
+    if told:
         groups = yield from store.groups(topic)
-        for one in added:
-            if one.group not in groups:
-                yield from removal.remove(store, one.topic, one.group)
+        for group in sorted({one.group for one in told}.difference(groups)):
+            places = [one.topic for one in told if one.group == group]
+            yield from removal.withdraw(store, topic, group, places)
 
 
 def _options(whole: Mapping[str, str], count: int) -> dict[str, str | None]:

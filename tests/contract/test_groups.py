@@ -145,6 +145,14 @@ def test_a_removal_does_not_go_on_once_the_group_was_declared_anew(bench: Bench)
     assert bench.state() == before
 
 
+def test_a_mark_beside_a_declared_group_goes_and_nothing_else(bench: Bench) -> None:
+    bench.put(body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
+    before = bench.state()
+    bench.store.ask("HSET", bench.keys.options, "removing:lisa", 1)
+    assert bench.call(Undeclare(TOPIC, "lisa", ["m"], drop=True, begun=True)) == Undeclared(0, True)
+    assert bench.state() == before
+
+
 def test_a_message_replaced_by_one_due_later_is_not_handed_out_by_a_group_half_removed(
     bench: Bench,
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lisa import Consumer, LisaError, Manager, NotReplicated, Producer, replicas
 from lisa.admin import groups
-from lisa.consumer.crew import LAST_CALLS_S
+from lisa.consumer.leaving import LAST_CALLS_S
 from lisa.core import removal
 from lisa.core.errors import ServerUnavailable
 from lisa.core.shards import Layout

@@ -41,6 +41,7 @@ def undeclare(
     """
     if begun and removing(name) not in topic.options:
         return 0, True
+    assert not (name in topic.declared and removing(name) in topic.options), "only a foreign hand"
     topic.options[removing(name)] = clock.now
     topic.declared.pop(name, None)
     group = topic.all_groups.get(name, Group(name))

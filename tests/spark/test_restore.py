@@ -18,12 +18,14 @@ from lisa import Consumer, Manager, Message, Producer
 from lisa.admin.topics import set_options
 from lisa.core.envelope import decode_envelope
 from lisa.core.errors import ConfigError, LisaError
+from lisa.core.transitions.configure import Configure
 from lisa.pipeline.archive.records import Gap
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs import putting_back, remaining
+from lisa.pipeline.jobs.archive import _Keeper
 from lisa.pipeline.jobs.archive import archive as run_archive
 from lisa.pipeline.jobs.putting_back import PLAN_SCHEMA, restoring
-from lisa.pipeline.jobs.restore import Restoration, restore
+from lisa.pipeline.jobs.restore import Restoration, _rebuild, restore
 from lisa.pipeline.jobs.server import Server, now_ms
 from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import Process, Processes, connect, flush, wait_until
@@ -570,3 +572,14 @@ def handle_all(
             for consumer in consumers:
                 consumer.stop()
     return handled
+
+
+def test_a_removal_under_way_is_neither_archived_nor_restored(server: Server) -> None:
+    options = {"ack_timeout": "30000", "removing:lisa": "1700000000000"}
+    keeper = _Keeper(server, "one")
+    with server.open() as store:
+        store.call(Configure("orders", options))
+        assert keeper.topics(["orders"])["orders"].options == {"ack_timeout": "30000"}
+        store.drive(_rebuild(store, "other", ["lisa"], options))  # from an earlier archive
+        assert store.ask("HKEYS", store.keys.topic("other").options) == [b"ack_timeout"]
+    keeper.close()

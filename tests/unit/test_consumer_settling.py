@@ -250,6 +250,33 @@ def test_acks_that_were_not_simply_taken_come_back_to_the_settler_in_order(reply
     assert sub.held == {}
 
 
+def test_a_pause_ends_with_acks_that_went_along_with_a_read() -> None:
+    settler, sub, _ = settler_for(Script(ServerUnavailable("down")))
+    finished(sub, "a")
+    assert settler.flush()
+    along = settler.along(sub)
+    assert along is not None
+    along.take([b"OK", b"a"])
+    assert not settler.flush()
+    assert settler._next_try_s() is None
+
+
+def test_a_pause_ends_with_its_subscription() -> None:
+    settler, sub, _ = settler_for(Script(ServerUnavailable("down")))
+    finished(sub, "a")
+    assert settler.flush()
+    settler._subscriptions = list
+    assert not settler.flush()
+    assert settler._next_try_s() is None
+
+
+def test_giving_back_ends_at_the_first_call_without_an_answer() -> None:
+    store = Script(ServerUnavailable("it hangs"))
+    _, sub, _ = settler_for(store)
+    assert not sub.release([(name, f"{name}-1") for name in "abcdef"])
+    assert len(store.calls) == 1
+
+
 def test_many_acks_and_those_that_somebody_listens_for_are_the_settlers_own() -> None:
     settler, sub, signals = settler_for(Script())
     finished(sub, "abc")

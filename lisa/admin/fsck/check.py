@@ -39,8 +39,9 @@ def check(
     """Check the topics named, or all that there are; mend what is wrong with `repair`.
 
     No repair loses a message: one without a place becomes due now, and a group whose declaration
-    was lost is declared again rather than emptied. `found` hears of each finding as it is made,
-    `progress` of the phase that begins.
+    was lost is declared again rather than emptied. A group that only shards know of is taken away
+    from them if the topic knows others, which are given the same messages. `found` hears of each
+    finding as it is made, `progress` of the phase that begins.
     """
     run = _Check(store, Report(found), repair, tuple(map(check_topic, topics)))
     for phase, step in (
@@ -118,12 +119,46 @@ class _Check:
     def check_groups(self) -> Flow[None]:
         """Keys of groups that are not declared, and declared groups without a stream.
 
-        The former are a removal cut short, or a declaration lost.
+        The former are a removal cut short, or a declaration lost. And groups that only shards know.
         """
         for topic in sorted(self.topics):
             yield from self.in_streams.missing(topic)
             for group in sorted(self.places.undeclared[topic]):
                 yield from self._undeclared(topic, group)
+        for topic in bases(self.topics):
+            yield from self._stray(topic)
+
+    def _stray(self, topic: str) -> Flow[None]:
+        """Groups that shards declare, their topic does not, and no removal's mark explains.
+
+        One was told to a shard by a process that died before it could take that back.
+        """
+        shards = sorted(one for one in self.topics if one != topic and base(one) == topic)
+        if not shards or topic in self.broken or not (yield from self._strays(topic, shards)):
+            return
+        yield Pause(LOOK_AGAIN_S)
+        for group, places in sorted((yield from self._strays(topic, shards)).items()):
+            what = f"declared in {', '.join(places)}; "
+            is_mended = self.repair and bool((yield from self.store.groups(topic)))
+            if is_mended:
+                settled = yield from removal.withdraw(self.store, topic, group, places)
+                what += f"taken away, {settled} messages purged"
+            else:
+                what += "remove it from the topic, or add it there"
+            self.report.add(
+                Finding(kind="stray-group", topic=topic, group=group, what=what, repaired=is_mended)
+            )
+
+    def _strays(self, topic: str, shards: list[str]) -> Flow[dict[str, list[str]]]:
+        places: dict[str, list[str]] = {}
+        for shard in shards:
+            for group in (yield from self.store.groups(shard)):
+                places.setdefault(group, []).append(shard)
+        # Asked last: a group is declared in its topic first.
+        keys = self.store.keys.topic(topic)
+        options = yield from self.store.command("HKEYS", keys.options)
+        known = removal.marked(options).union((yield from self.store.groups(topic)))
+        return {group: found for group, found in places.items() if group not in known}
 
     def _undeclared(self, topic: str, group: str) -> Flow[None]:
         keys = self.store.keys.topic(topic).group(group)
@@ -143,7 +178,7 @@ class _Check:
             what += self._cure("its keys are gone", "remove it")
         if self.repair:
             if age_ms is not None:
-                yield from removal.remove(self.store, topic, group)
+                yield from removal.finish(self.store, topic, group, removal.ABANDONED_MS)
             elif owed:
                 yield from self.store.run(Declare(topic, group))
             else:

@@ -20,6 +20,7 @@ KINDS = {
     "pending-lost": "a delivery on the pending list whose entry is gone",
     "no-stream": "a declared group without its stream",
     "undeclared-group": "keys of a group that is not declared",
+    "stray-group": "a group that a shard declares and its topic does not",
     "unregistered": "a topic with messages that no manager can know of",
     "bad-id": "an id that no sender of ours can have written",
     "wrong-type": "a key of another type where one of Lisa's belongs",

@@ -14,9 +14,10 @@ __all__ = ["Declare"]
 
 @dataclass(frozen=True, slots=True)
 class Declare(Transition[bool]):
-    """Declare a group and make its stream; answers whether it is new.
+    """Declare a group and make its stream; answers whether it is new: a repeated call says no.
 
-    only_mend: leave a group alone that is not declared (any more). Raises RemovalUnfinished.
+    Raises RemovalUnfinished if it owes messages since its removal.
+    only_mend: leave a group alone that is not declared (any more).
     """
 
     script: ClassVar[str] = "declare"

@@ -26,10 +26,11 @@ class Undeclared(NamedTuple):
 class Undeclare(Transition[Undeclared]):
     """One page: the group is declared no more, and `ids` are no longer owed to it.
 
-    begun: this is not the removal's first call, so it does nothing if the group was declared anew.
+    begun: this is not the removal's first call, so it does nothing if the group is declared (anew).
     """
 
     script: ClassVar[str] = "undeclare"
+    steps: ClassVar[int] = 4  # as Purge: it does the same to an id, and asks all other groups
     topic: str
     group: str
     ids: Sequence[str] = ()

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lisa.admin import push
+from lisa.core import removal
 from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.shards import is_of_layout
 from lisa.core.store import pairs
@@ -298,10 +299,10 @@ class _Keeper:
         for name, options, groups in zip(names, replies[::2], replies[1::2], strict=True):
             told = {text(key): text(value) for key, value in pairs(options).items()}
             # Where a group is pushed stands beside the secret that signs: not for an archive.
-            # How a topic was split is for the server that it is on.
+            # How a topic was split, and what is being removed, is for the server that it is on.
             told = {
                 key: value for key, value in told.items()
-                if not key.startswith(push.FIELD) and not is_of_layout(key)
+                if not (key.startswith(push.FIELD) or is_of_layout(key) or removal.is_mark(key))
             }  # fmt: skip
             found[name] = TopicRecord(told, tuple(sorted(map(text, groups))))
         return found

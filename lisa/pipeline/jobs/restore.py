@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 
 from lisa.admin.reading import entry_number
 from lisa.admin.topics import counts as topic_counts
+from lisa.core import removal
 from lisa.core.clock import datetime_ms
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Flow
@@ -221,13 +222,16 @@ def _check_journal(store: Store, remainder: Remainder) -> Flow[None]:
 def _rebuild(
     store: Store, topic: str, groups: Iterable[str], options: Mapping[str, str]
 ) -> Flow[None]:
-    """Give a topic its registration, and the options and groups that it lacks; never a pause."""
+    """Give a topic its registration, and the options and groups that it lacks.
+
+    Never a pause, nor a removal that was under way: earlier archives hold its mark.
+    """
     yield from store.register([topic])
     reply = yield from store.command("HGETALL", store.keys.topic(topic).options)
     there = {text(name) for name in pairs(reply)}
     lacking = {
         name: value for name, value in options.items()
-        if name != "paused" and name not in there
+        if name != "paused" and not removal.is_mark(name) and name not in there
     }  # fmt: skip
     if lacking:
         yield from store.run(Configure(topic, lacking))

@@ -1,0 +1,256 @@
+"""A consumer whose server, or a node of it, hangs or is away; and what it forgets meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.crc import key_slot
+
+from lisa.consumer import Consumer
+from lisa.consumer.crew import PATIENCE
+from lisa.consumer.leaving import LAST_CALLS_S
+from lisa.core import presence, removal
+from lisa.core.address import Address
+from lisa.core.errors import GroupRemoved, ServerUnavailable
+from lisa.core.transitions.undeclare import Undeclare
+from tests import clusters
+from tests.consumers import Bench, ignore, presences_running, settled
+from tests.servers import connect, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lisa.consumer.subscription import Subscription
+    from lisa.core.message import Message
+    from lisa.core.shards import Layout
+    from lisa.embedded import EmbeddedServer
+    from tests.shards import Split
+
+TOPIC = "orders"
+SOCKET_TIMEOUT_S = 1.0
+GRACE = timedelta(milliseconds=500)
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    bench.declare(TOPIC)
+    yield bench
+    bench.store.close()
+
+
+@pytest.fixture
+def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=50))
+
+
+# Something hangs
+
+
+def test_messages_of_a_healthy_node_are_handled_once_while_another_node_hangs() -> None:
+    ack_timeout = timedelta(seconds=4 * SOCKET_TIMEOUT_S)
+    with clusters.two_nodes() as nodes, connect(nodes[1]) as other:
+        bench = Bench(clusters.address(nodes))
+        slots = {f"t{n}": key_slot(b"t%d" % n) for n in range(40)}
+        well = next(topic for topic, slot in slots.items() if slot < 8192)
+        hung = [topic for topic, slot in slots.items() if slot >= 8192][:3]
+        handled, go_on = list[str](), threading.Event()
+
+        def handle(message: Message) -> None:
+            handled.append(message.topic)
+            go_on.wait(60)
+
+        address = Address(bench.url, socket_timeout_s=SOCKET_TIMEOUT_S)
+        consumer = Consumer(address, concurrency=8, grace=GRACE)
+        for topic in (*hung, well):
+            bench.declare(topic, ack_timeout=ack_timeout, retry_delays=["0"])
+            consumer.on(topic, handle)
+            bench.send(topic, [1])
+        pid = int(other.info("server")["process_id"])
+        with consumer:
+            wait_until(lambda: sorted(handled) == sorted([*hung, well]))
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with bench.manager(well):
+                    time.sleep(2.5 * ack_timeout.total_seconds())
+            finally:
+                os.kill(pid, signal.SIGCONT)
+                go_on.set()
+            assert handled.count(well) == 1
+            assert bench.stat(well, "reclaimed") == 0
+        bench.store.close()
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+def test_stop_at_a_server_that_hangs(own_server: EmbeddedServer, *, is_blocked: bool) -> None:
+    bench = Bench(own_server.url)
+    topics, go_on, begun = ("a", "b", "c"), threading.Event(), list[str]()
+
+    def handle(message: Message) -> None:
+        begun.append(message.id)
+        if len(begun) > 300:
+            go_on.wait(60)
+
+    address = Address(own_server.url, socket_timeout_s=SOCKET_TIMEOUT_S)
+    consumer = Consumer(address, concurrency=4, grace=GRACE)
+    for topic in topics:
+        bench.declare(topic)
+        consumer.on(topic, handle)
+        if not is_blocked:
+            bench.send(topic, range(600))
+    consumer.start()
+    if is_blocked:
+        wait_until(lambda: all(presences_running(bench, topic)() for topic in topics))
+    else:
+        wait_until(lambda: len(begun) > 303)
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        consumer.stop()
+        took_s = time.monotonic() - began
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+        go_on.set()
+    # A call that fails, a while for the rest, and one more that had begun by then.
+    assert took_s < GRACE.total_seconds() + 2 * SOCKET_TIMEOUT_S + LAST_CALLS_S + 1
+    bench.store.close()
+
+
+def test_one_who_pulled_stops_while_the_server_is_away(own_server: EmbeddedServer) -> None:
+    bench = Bench(own_server.url)
+    consumer = Consumer(own_server.url)
+    for topic in ("a", "b", "c", "d"):
+        bench.declare(topic)
+        consumer.pull(topic)
+    own_server.kill()
+    began = time.monotonic()
+    consumer.stop()
+    assert time.monotonic() - began < LAST_CALLS_S + 2 * PATIENCE.total_seconds()
+    bench.store.close()
+
+
+def test_places_behind_one_that_cannot_be_left_are_left_by_a_puller(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = Consumer(bench.url)
+    for topic in "abc":
+        bench.declare(topic)
+        consumer.pull(topic)
+    crew = consumer._crew
+    assert crew is not None
+    drive, flows = crew._store.drive, list[Any]()
+
+    def away_at_first(flow: Any) -> Any:
+        flows.append(flow)
+        if len(flows) == 1:
+            raise ServerUnavailable("its node is away")
+        return drive(flow)
+
+    monkeypatch.setattr(crew._store, "drive", away_at_first)
+    consumer.stop()
+    left = [one for one in "abc" if bench.ask("HLEN", bench.store.keys.topic(one).consumers)]
+    assert left == ["a"]
+
+
+def test_a_topic_that_cannot_be_asked_keeps_no_other_from_being_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consumer = Consumer("redis+cluster://127.0.0.1:1")
+    crew = consumer._new_crew()
+    asked: list[Sequence[str]] = []
+
+    def layouts(topics: Sequence[str]) -> list[Layout]:
+        asked.append(topics)
+        if topics == ["hung"]:
+            raise ServerUnavailable("its node is away")
+        return []
+
+    monkeypatch.setattr(crew._store, "layouts", layouts)
+    monkeypatch.setattr(crew._store, "drive", lambda found: found)
+    for topic in ("hung", "well"):
+        consumer.on(topic, ignore)
+        crew.take(consumer._all_wanted()[-1])
+    for _ in range(2):
+        with pytest.raises(ServerUnavailable):
+            crew._follow()
+    assert asked == [["hung"], ["well"], ["hung"]]
+
+
+# A record is swept, a group removed
+
+
+def sole(consumer: Consumer) -> Subscription:
+    assert consumer._crew is not None
+    [sub] = consumer._crew._readers
+    return sub
+
+
+def sweep(bench: Bench, sub: Subscription) -> None:
+    """As a manager does that heard nothing of it for a while; the next beat finds out."""
+    bench.ask("HDEL", bench.store.keys.topic(TOPIC).consumers, sub.name)
+    wait_until(lambda: sub.is_forgotten)
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_a_record_that_was_swept_is_old_news_after_the_next_read(bench: Bench) -> None:
+    consumer = Consumer(bench.url, group="lisa", poll_timeout=timedelta(milliseconds=200))
+    consumer.on(TOPIC, ignore)
+    with consumer:
+        wait_until(presences_running(bench))
+        sub = sole(consumer)
+        sweep(bench, sub)
+        wait_until(lambda: not sub.is_forgotten)
+        bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
+        wait_until(sub.closing.is_set)
+    assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_a_group_that_is_removed_just_after_its_consumer_s_record_stays_removed(
+    bench: Bench,
+) -> None:
+    consumer = Consumer(bench.url, group="lisa", poll_timeout=timedelta(seconds=60))
+    consumer.on(TOPIC, ignore)
+    with consumer:
+        [sent] = bench.send(TOPIC, [1])
+        wait_until(settled(bench, sent))
+        wait_until(presences_running(bench))
+        sub = sole(consumer)
+        sweep(bench, sub)
+        bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
+        wait_until(sub.closing.is_set)
+    assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+
+
+def test_a_group_that_is_removed_between_two_pulls_stays_removed(bench: Bench) -> None:
+    consumer = Consumer(bench.url, group="lisa")
+    bench.send(TOPIC, [1])
+    [delivery] = consumer.pull(TOPIC)
+    delivery.ack()
+    bench.ask("DEL", bench.store.keys.topic(TOPIC).consumers)
+    bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
+    with pytest.raises(GroupRemoved):
+        consumer.pull(TOPIC)
+    consumer.stop()
+    assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+
+
+def test_a_pull_goes_past_a_shard_in_which_a_removal_is_unfinished(split_here: Split) -> None:
+    split_here.into(2)
+    bench = Bench(split_here.url)
+    whole, shard, *_ = split_here.layout.places(TOPIC)
+    for place in split_here.layout.places(TOPIC):
+        bench.declare(place)
+    bench.send(shard, [1])
+    bench.store.call(Undeclare(shard, "lisa"))
+    consumer = Consumer(bench.url, group="lisa")
+    sent = bench.send(whole, [2])
+    assert [one.id for _ in range(4) for one in consumer.pull(TOPIC)] == sent
+    consumer.stop()
+    bench.store.close()

@@ -1,0 +1,230 @@
+"""Removals of groups that others come between: sweeps, changes of shards, who declares anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Producer
+from lisa.admin import groups
+from lisa.admin.fsck import check
+from lisa.core import removal
+from lisa.core.errors import RemovalUnfinished
+from lisa.core.spread import spread
+from lisa.core.transitions.base import STEPS_PER_CALL
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.purge import Purge
+from lisa.core.transitions.undeclare import Undeclare
+from lisa.manager.announcer import Announcer
+from lisa.manager.expirer import Expirer
+from lisa.manager.sharder import Sharder
+from lisa.manager.sweeper import Sweeper
+from tests.integration.test_shards_life import Halting
+from tests.shards import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lisa.core.flow import Command
+
+N = 12
+
+
+@pytest.fixture
+def split(split_here: Split) -> Split:
+    """A topic with two groups, of which `lisa` is removed."""
+    for group in ("lisa", "audit"):
+        split_here.store.drive(groups.add(split_here.store, "orders", group))
+    return split_here
+
+
+def declared(split: Split) -> dict[str, tuple[str, ...]]:
+    store = split.store
+    return {one: store.drive(store.groups(one)) for one in split.layout.counted("orders")}
+
+
+def are_all(split: Split, *names: str) -> bool:
+    return set(declared(split).values()) == {names}
+
+
+def owed(split: Split) -> int:
+    return split.store.drive(groups.owed_in_all(split.store, "orders", "lisa"))
+
+
+def send(split: Split) -> None:
+    with Producer(split.url) as producer:
+        producer.send_many("orders", range(N))
+
+
+def add_anew(split: Split) -> None:
+    """As another operator does, and messages follow."""
+    other = Split(split.url)
+    assert other.store.drive(groups.add(other.store, "orders", "lisa")) is True
+    send(split)
+
+
+def marks(split: Split) -> list[str]:
+    return [
+        one for one in split.layout.counted("orders")
+        if split.store.ask("HEXISTS", split.keys(one).options, "removing:lisa")
+    ]  # fmt: skip
+
+
+def sweep(split: Split) -> None:
+    """A while later: all marks are of long ago by then."""
+    store = split.store
+    for place in marks(split):
+        store.call(Configure(place, {"removing:lisa": "1"}))
+    sweeper = Sweeper(store, Expirer(store, Announcer(store)), lambda _: True)
+    for place in split.layout.counted("orders"):
+        sweeper.step(place)
+
+
+def first_undeclares(place: str) -> Callable[[Command], bool]:
+    def halts(command: Command) -> bool:
+        return command[0] == "EVALSHA" and place in command and "lisa" in command
+
+    return halts
+
+
+def test_who_finishes_late_takes_nothing_from_the_group_declared_anew(split: Split) -> None:
+    split.into(3)
+    first = split.layout.current("orders")[0]
+    split.store.call(Undeclare("orders", "lisa"))  # and its process is killed
+    late = Halting(removal.finish(split.store, "orders", "lisa"), split)
+    assert not late.run_until(lambda command: command == ("TIME",)), "it has read the mark"
+    other = Split(split.url)
+    other.store.drive(removal.finish(other.store, "orders", "lisa"))
+    looks_at_first = ("HEXISTS", split.keys(first).groups, "lisa")
+    is_over = late.run_until(lambda command: command == looks_at_first)
+    add_anew(split)
+    assert is_over or late.run_until(lambda _: False)
+    assert are_all(split, "audit", "lisa")
+    assert owed(split) == N
+
+
+def test_a_removal_takes_the_shards_that_were_made_as_it_began(split: Split) -> None:
+    removing = Halting(removal.remove(split.store, "orders", "lisa"), split)
+    assert not removing.run_until(lambda command: command[0] == "HEXISTS")
+    Split(split.url).into(3)
+    assert removing.run_until(lambda _: False)
+    Sharder(split.store).step("orders")
+    assert are_all(split, "audit")
+    assert split.store.drive(check(split.store, ["orders"])).findings == []
+
+
+def test_what_is_declared_anew_just_before_a_shard_is_reached_stays_with_all_it_owes(
+    split: Split,
+) -> None:
+    split.into(2)
+    second = split.layout.current("orders")[1]
+    removing = Halting(removal.remove(split.store, "orders", "lisa"), split)
+    assert not removing.run_until(first_undeclares(second))
+    add_anew(split)
+    assert removing.run_until(lambda _: False)
+    sweep(split)
+    assert are_all(split, "audit", "lisa")
+    assert (owed(split), marks(split)) == (N, [])
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_a_removal_tells_that_its_group_was_declared_anew(split: Split, shards: int) -> None:
+    split.into(shards)
+    send(split)
+    removing = Halting(groups.remove(split.store, "orders", "lisa"), split)
+    last = split.layout.current("orders")[-1]
+    assert not removing.run_until(first_undeclares(last))
+    Split(split.url).store.call(Declare("orders", "lisa"))  # a consumer, say
+    with pytest.raises(RemovalUnfinished, match="'lisa' of topic 'orders' was declared anew"):
+        removing.run_until(lambda _: False)
+    split.store.drive(spread(split.store, "orders"))
+    assert are_all(split, "audit", "lisa")
+    assert marks(split) == []
+
+
+def test_a_topic_s_mark_is_renewed_while_its_shards_settle(split: Split) -> None:
+    split.into(2)
+    send(split)
+    first = split.layout.current("orders")[0]
+    own = split.keys(first).group("lisa")
+    removing = Halting(removal.remove(split.store, "orders", "lisa"), split)
+    assert not removing.run_until(lambda command: command[:2] == ("HSCAN", own.entries))
+    split.store.call(Configure("orders", {"removing:lisa": "1"}))
+    assert not removing.run_until(lambda command: command[:2] == ("ZSCAN", own.retry))
+    age_ms = split.store.drive(removal.age_ms(split.store, "orders", "lisa"))
+    assert age_ms is not None
+    assert age_ms < removal.ABANDONED_MS
+
+
+def test_a_step_settles_the_fewer_messages_the_more_groups_there_are(split: Split) -> None:
+    send(split)
+    for n in range(20):
+        split.store.call(Declare("orders", f"g{n}"))
+    bodies = split.keys("orders").body("")
+    sizes = list[int]()
+
+    def counts(command: Command) -> bool:
+        if command[0] == "EVALSHA":
+            sizes.append(sum(str(one).startswith(bodies) for one in command))
+        return False
+
+    assert Halting(removal.remove(split.store, "orders", "lisa"), split).run_until(counts)
+    assert sum(sizes) == N
+    assert max(sizes) * 21 * Purge.steps <= STEPS_PER_CALL
+
+
+def test_a_mark_beside_a_declared_group_removes_nothing(split: Split) -> None:
+    send(split)
+    split.store.call(Configure("orders", {"removing:lisa": "1700000000000"}))
+    sweep(split)
+    assert are_all(split, "audit", "lisa")
+    assert (owed(split), marks(split)) == (N, [])
+
+
+def half_told(split: Split, *, again: bool) -> None:
+    """A shard is told of a group that was removed since; the reply does not arrive."""
+    store = split.store
+    spreading = Halting(spread(store, "orders"), split)
+    first = split.layout.current("orders")[0]
+    looks_at_first = ("HGETALL", split.keys(first).options)
+    assert not spreading.run_until(lambda command: command == looks_at_first)
+    assert store.drive(removal.remove(store, "orders", "lisa")) == 0
+    assert not spreading.run_until(first_undeclares(first))
+    for command in spreading._step.commands:
+        store.ask(*command)
+    if again:
+        assert spreading.run_until(lambda _: False)
+
+
+def test_what_a_shard_was_told_twice_is_taken_back(split: Split) -> None:
+    split.into(2)
+    half_told(split, again=True)
+    assert are_all(split, "audit")
+
+
+def test_a_group_that_only_shards_know_of_is_found_and_taken_away(split: Split) -> None:
+    split.into(2)
+    half_told(split, again=False)
+    assert not are_all(split, "audit")
+    send(split)
+    store = split.store
+    found = store.drive(check(store, ["orders"]))
+    assert found.kinds == {"stray-group": 1}
+    assert found.findings[0].what.startswith("declared in orders~0of2, orders~1of2; remove it")
+    assert store.drive(check(store, ["orders"], repair=True)).ok
+    assert are_all(split, "audit")
+    assert store.drive(check(store, ["orders"])).findings == []
+
+
+def test_a_topic_without_any_group_is_not_mended_by_taking_those_of_its_shards(
+    split: Split,
+) -> None:
+    split.into(2)
+    send(split)
+    split.store.ask("DEL", split.keys("orders").groups)
+    report = split.store.drive(check(split.store, ["orders"], repair=True))
+    assert report.kinds["stray-group"] == 2
+    assert not report.ok
+    assert owed(split) == N
