@@ -10,7 +10,7 @@ from lisa.core.shards import base
 from lisa.core.store import Store
 from lisa.core.transitions.declare import Declare
 
-__all__ = ["ask_for_group", "find_group", "has_traces", "is_emptied", "join"]
+__all__ = ["ask_for_group", "find_group", "has_traces", "is_emptied", "join", "was_emptied"]
 
 
 def find_group(store: Store, topic: str) -> Flow[str | None]:
@@ -68,6 +68,13 @@ def is_emptied(store: Store, topic: str, name: str) -> Flow[bool]:
         return True
     record = yield from store.command("HEXISTS", store.keys.topic(topic).consumers, name)
     return not record
+
+
+def was_emptied(store: Store, topic: str, name: str, group: str) -> Flow[bool]:
+    """The same where a group is found gone: whether nobody has removed it."""
+    if not (yield from is_emptied(store, topic, name)):
+        return False
+    return not (yield from has_traces(store, topic, group))
 
 
 def has_traces(store: Store, topic: str, group: str) -> Flow[bool]:

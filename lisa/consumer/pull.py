@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lisa.consumer.heartbeat import FOLLOW_S
-from lisa.consumer.joining import ask_for_group, has_traces, is_emptied, join
+from lisa.consumer.joining import ask_for_group, join, was_emptied
 from lisa.consumer.opening import settlement_of, unpack
 from lisa.consumer.signalling import Announcer
 from lisa.core import presence
@@ -165,10 +165,7 @@ class Puller:
             return self._pull(topic, group, batch, ends, timeout_ms)
         except GroupRemoved:
             self._groups.pop(topic, None)
-            drive = self._store.drive
-            if not drive(is_emptied(self._store, topic, self._name)) or drive(
-                has_traces(self._store, topic, group)
-            ):
+            if not self._store.drive(was_emptied(self._store, topic, self._name, group)):
                 raise
             for place in list(self._seen):  # other threads may pull
                 if base(place) == topic:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from lisa.consumer.heartbeat import FOLLOW_S
-from lisa.consumer.joining import ask_for_group, is_emptied, join
+from lisa.consumer.joining import ask_for_group, join, was_emptied
 from lisa.core import presence
 from lisa.core.connection import AsyncConnection
 from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
@@ -134,16 +134,16 @@ class WaitingRoom:
                 return await self._stand_in_line(topic, joined, most, ends, timeout_ms)
             except GroupRemoved:
                 self._forget(topic)
-                was_emptied = await self._is_emptied(topic, since, ends)
-                if group is not None and not was_emptied:
+                was_lost = await self._was_emptied(topic, group or "", since, ends)
+                if group is not None and not was_lost:
                     raise
                 self._seen.pop(topic, None)
 
-    async def _is_emptied(self, topic: str, since: float, ends: float) -> bool:
+    async def _was_emptied(self, topic: str, group: str, since: float, ends: float) -> bool:
         """Whether the server has lost all since then: nobody has removed the group."""
         while self._emptied.get(topic, -math.inf) < since:
             try:
-                if not await self.store.drive(is_emptied(self.store, topic, self.name)):
+                if not await self.store.drive(was_emptied(self.store, topic, self.name, group)):
                     break
                 self._mark_emptied(topic)
             except ServerUnavailable:

@@ -12,6 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from lisa import Manager
+from lisa.core import removal
 from lisa.core.errors import GroupRemoved, ServerUnavailable
 from lisa.core.settings import GatewaySettings
 from lisa.core.transitions.declare import Declare
@@ -300,6 +301,20 @@ async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(hub: Hub, to
     await hub.store.call(Declare(topic, "another"))  # an entry to wake nobody
     with pytest.raises(GroupRemoved):
         await asyncio.wait_for(named, 2 * line.BEAT_S + SOON_S)
+
+
+async def test_a_group_that_is_removed_between_two_pulls_stays_removed(
+    hub: Hub, topic: str
+) -> None:
+    await hub.sender.offer(topic, Outgoing("x"))
+    (found,) = await hub.room.pull(topic, group="lisa")
+    assert await hub.settler.ack(topic, found.receipt) == "acked"
+    # As a manager does that heard nothing of the gateway for a while.
+    await hub.store.drive(hub.store.command("DEL", hub.store.keys.topic(topic).consumers))
+    await hub.store.drive(removal.remove(hub.store, topic, "lisa"))
+    with pytest.raises(GroupRemoved):
+        await hub.room.pull(topic, group="lisa")
+    assert await hub.store.drive(hub.store.groups(topic)) == ()
 
 
 async def test_no_more_pulls_wait_than_may(redis_url: str) -> None:
