@@ -17,22 +17,24 @@ from lisa.core.store import SyncStore
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
 
-__all__ = ["BOUND_MS", "Call", "Observer", "Stopwatch", "quantile", "summary"]
+__all__ = ["BOUND_MS", "COUNTING", "Call", "Observer", "Stopwatch", "quantile", "summary"]
 
 BOUND_MS = 5.0
 PING_EVERY_S = 0.001
-IDLE = "local n = 0 for i = 1, tonumber(ARGV[1]) do n = n + i end return n"
+COUNTING = "(counting)"
+COUNT = "local n = 0 for i = 1, tonumber(ARGV[1]) do n = n + i end return n"
 """Takes time and does nothing."""
 
 
 class Call(NamedTuple):
     """One call: how long it took by the server's clock, and how much of that its thread had a core.
 
-    The difference is what other processes of this machine took.
+    The difference is what other processes of this machine took. `number` counts before it.
     """
 
     took_ms: float
     own_ms: float
+    number: int
 
 
 class Stopwatch:
@@ -42,6 +44,7 @@ class Stopwatch:
         self._store = store
         self._schedule = Path(f"/proc/{pid}/schedstat")
         self.calls: dict[str, list[Call]] = defaultdict(list)
+        self.counted_ms: list[float] = []
 
     def run(self, transition: Transition[Any]) -> Any:
         """One transition, timed."""
@@ -50,17 +53,24 @@ class Stopwatch:
         self._note(label(transition), before, self._clocks("evalsha"))
         return reply
 
-    def idle(self, name: str, loops: int) -> float:
+    def count(self, loops: int) -> float:
         """A script that does nothing but count, timed; its milliseconds."""
         before = self._clocks("eval")
-        self._store.ask("EVAL", IDLE, 0, loops)
-        self._note(name, before, self._clocks("eval"))
-        return self.calls[name][-1].own_ms
+        self._store.ask("EVAL", COUNT, 0, loops)
+        self._note(COUNTING, before, self._clocks("eval"))
+        self.counted_ms.append(self.calls[COUNTING][-1].own_ms)
+        return self.counted_ms[-1]
+
+    def forget(self) -> None:
+        """All that was noted so far."""
+        self.calls.clear()
+        self.counted_ms.clear()
 
     def _note(self, name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
         took_ms, core_ms = (after[0] - before[0]) / 1e3, (after[1] - before[1]) / 1e6
         # The thread ran before and after the call as well, some 0.1 ms, or for a cron of its own.
-        self.calls[name].append(Call(took_ms, min(took_ms, core_ms)))
+        own_ms = min(took_ms, core_ms)
+        self.calls[name].append(Call(took_ms, own_ms, len(self.counted_ms)))
 
     def _clocks(self, command: str) -> tuple[int, int]:
         """Microseconds that the command has taken so far, nanoseconds that the thread has run.
@@ -121,9 +131,16 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
-def summary(calls: Sequence[Call]) -> dict[str, float]:
-    """What is told of one script's calls."""
+def summary(calls: Sequence[Call], counted_ms: Sequence[float]) -> dict[str, float]:
+    """What is told of one script's calls. `counted_ms`: how long counting took, time after time.
+
+    At full speed a call takes less by as much as counting was slower, both before and after it,
+    than at its best. (A stall that meets one of the three alone slows no other.)
+    """
     own, took = [one.own_ms for one in calls], [one.took_ms for one in calls]
+    best = min(counted_ms)
+    fast = [one.own_ms * best / min(counted_ms[max(0, one.number - 1) : one.number + 1])
+            for one in calls]  # fmt: skip
     over = sum(one >= BOUND_MS for one in own)
     return {
         "calls": len(calls),
@@ -134,4 +151,8 @@ def summary(calls: Sequence[Call]) -> dict[str, float]:
         "over": over,
         "over_percent": round(100 * over / len(own), 2),
         "took_max_ms": round(max(took), 3),
+        "fast_median_ms": round(quantile(fast, 0.5), 3),
+        "fast_p99_9_ms": round(quantile(fast, 0.999), 3),
+        "fast_max_ms": round(max(fast), 3),
+        "fast_over": sum(one >= BOUND_MS for one in fast),
     }
