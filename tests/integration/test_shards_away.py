@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from lisa import Manager
@@ -38,7 +39,8 @@ def test_topics_whose_node_is_away_do_not_hold_up_what_else_a_manager_does(
     monkeypatch.setattr(Sharder, "pick", pick)
     monkeypatch.setattr(Sharder, "step", step)
     monkeypatch.setattr(Registry, "step", registers)
-    with Manager(redis_url, groups={topic: ["lisa"] for topic in TOPICS}):
+    groups = {topic: ["lisa"] for topic in TOPICS}
+    with Manager(redis_url, groups=groups, sweep=timedelta(hours=1)):  # it looks at them as well
         wait_until(lambda: done.count("t0") >= 2)
     assert set(done) == {*TOPICS, "others"}, "each has its turn"
     tried = [(done[i], done[i + 1]) for i in range(len(done) - 1) if done[i] != "others"]
