@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pace", "read_stretch"]
 
-FIRST_PAGE = 8
+FIRST_PAGE = 4  # within WORST_BYTES for bodies of a megabyte
 LARGEST_PAGE = 64  # larger ones are no faster; a jump to large envelopes costs one page
 PAGE_BYTES = 1 << 20
 WORST_BYTES = 4 << 20  # what a page may have if all its entries were like the largest of late

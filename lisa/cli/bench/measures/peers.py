@@ -128,7 +128,7 @@ class _Measuring:
         self._paced(lateness.RATE, lateness.STEADY)
 
     def _paced(self, rate: float, label: str) -> None:
-        count = max(20, int(rate * self._run.sizes.peer_seconds))
+        count = self._most(max(20, int(rate * self._run.sizes.peer_seconds)))
         for _ in self._run.repeats(f"{self._name}: lateness at {label}", peer=True):
             with (
                 fresh_server() as server,
