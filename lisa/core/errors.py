@@ -68,9 +68,9 @@ class GroupRemoved(LisaError):
 class RemovalUnfinished(LisaError):
     """A group that was removed still owes messages: once it owes none it can be declared again.
 
-    A removal that was cut short is finished by a manager within two minutes, or by giving the
-    command again. Whoever removes a group of a topic with shards is told so where somebody declared
-    it anew before all of them had let it go.
+    A removal that was cut short is taken up by a manager within two minutes, or finished by giving
+    the command again. Whoever removes a group of a topic with shards is told so where somebody
+    declared it anew before all of them had let it go.
     """
 
 

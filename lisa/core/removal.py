@@ -12,6 +12,8 @@ topic lets the group go, then all shards do, then what they owe is settled; the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from lisa.core.flow import Command, Flow
 from lisa.core.keys import GroupKeys
@@ -24,6 +26,8 @@ from lisa.core.transitions.undeclare import Undeclare
 
 __all__ = [
     "ABANDONED_MS",
+    "Allowance",
+    "Finished",
     "age_ms",
     "finish",
     "is_mark",
@@ -41,6 +45,48 @@ MOST_IDS = 100
 """One step takes no more ids of a page, however few groups there are."""
 
 _MARK = "removing:"
+
+
+class Finished(NamedTuple):
+    """How many messages ended with a removal that was cut short, and whether it is done."""
+
+    settled: int
+    is_done: bool
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What may be done at once: so many calls that settle messages, and none once `stopped`.
+
+    Looking for them is free, or pages that were settled before would use it up.
+    """
+
+    calls: int
+    stopped: Callable[[], bool]
+
+
+class _UsedUp(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Work:
+    progress: Callable[[int], None] | None = None
+    allowance: Allowance | None = None
+    settled: int = 0
+
+    def ask(self, calls: int = 0) -> None:
+        """Before each command, with the calls that it is."""
+        left = self.allowance
+        if left is None:
+            return
+        if left.stopped() or left.calls < calls:
+            raise _UsedUp
+        left.calls -= calls
+
+    def tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.settled)
 
 
 def is_mark(field: str) -> bool:
@@ -87,23 +133,33 @@ def remove(
     """
     if not (yield from _is_anywhere(store, topic, group)):
         return None
-    return (yield from _remove(store, topic, group, progress or _tells_nobody, begun=False))
+    work = _Work(progress)
+    return work.settled if (yield from _remove(store, topic, group, work, begun=False)) else None
 
 
-def finish(store: Store, topic: str, group: str, older_than_ms: int = 0) -> Flow[int | None]:
-    """End a removal that was cut short, in a topic or some of its shards; how many ended with it.
+def finish(
+    store: Store,
+    topic: str,
+    group: str,
+    older_than_ms: int = 0,
+    *,
+    allowance: Allowance | None = None,
+) -> Flow[Finished | None]:
+    """End a removal that was cut short, in a topic or some of its shards.
 
-    None: nothing is left of any that nobody has worked at for so long.
+    None: nothing is left of any that nobody has worked at for so long. Where the allowance does not
+    suffice the rest may be finished at once, by anyone.
     """
     parts = (yield from store.layout(topic)).counted(topic)
-    total = None
+    work, found = _Work(allowance=allowance), False
     for place in sorted(parts, key=lambda one: one != topic):
         age = yield from age_ms(store, place, group)
         if age is not None and age >= older_than_ms:
-            settled = yield from _remove(store, place, group, _tells_nobody, begun=True)
-            if settled is not None:
-                total = (total or 0) + settled
-    return total
+            try:
+                found |= yield from _remove(store, place, group, work, begun=True)
+            except _UsedUp:
+                return Finished(work.settled, is_done=False)
+    return Finished(work.settled, is_done=True) if found else None
 
 
 def withdraw(store: Store, topic: str, group: str, places: Sequence[str]) -> Flow[int]:
@@ -116,36 +172,29 @@ def withdraw(store: Store, topic: str, group: str, places: Sequence[str]) -> Flo
         return not (yield from _is_declared(store, topic, group))
 
     reached, _ = yield from _let_go(store, topic, group, places, is_still_gone)
-    total = 0
+    work = _Work()
     for place in reached:
-        total = yield from _settle_all(store, place, group, total, _tells_nobody)
-    return total
+        yield from _settle_all(store, place, group, work)
+    return work.settled
 
 
-def _tells_nobody(_: int) -> None:
-    pass
-
-
-def _remove(
-    store: Store, topic: str, group: str, progress: Callable[[int], None], *, begun: bool
-) -> Flow[int | None]:
-    """None: what had begun has ended meanwhile, or the group was declared anew."""
+def _remove(store: Store, topic: str, group: str, work: _Work, *, begun: bool) -> Flow[bool]:
+    """False: what had begun has ended meanwhile, or the group was declared anew."""
 
     def goes_on() -> Flow[bool]:
         return not (yield from store.run(Undeclare(topic, group, begun=True))).gone
 
     if (yield from store.run(Undeclare(topic, group, begun=begun))).gone:
-        return None
+        return False
     # Asked only now: shards made before that first step may have the group, later ones do not.
     parts = (yield from store.layout(topic)).counted(topic)
     shards = yield from _those_with(store, [one for one in parts if one != topic], group)
     reached, is_ours = yield from _let_go(store, topic, group, shards, goes_on)
-    total = 0
     for place in reached:
-        total = yield from _settle_all(store, place, group, total, progress, goes_on=goes_on)
+        yield from _settle_all(store, place, group, work, goes_on=goes_on)
     if is_ours:
-        total = yield from _settle_all(store, topic, group, total, progress)
-    return total
+        yield from _settle_all(store, topic, group, work)
+    return True
 
 
 def _let_go(
@@ -205,10 +254,10 @@ def _those_with(store: Store, places: Sequence[str], group: str) -> Flow[list[st
 
 
 def _settle_all(
-    store: Store, topic: str, group: str, settled: int, progress: Callable[[int], None], *,
+    store: Store, topic: str, group: str, work: _Work, *,
     goes_on: Callable[[], Flow[bool]] | None = None,
-) -> Flow[int]:  # fmt: skip
-    """Settle what one place owes; how many were settled by then, with those before.
+) -> Flow[None]:  # fmt: skip
+    """Settle what one place owes.
 
     goes_on: renews the mark of the topic whose shard this is, with each page.
     """
@@ -219,23 +268,24 @@ def _settle_all(
         ):  # fmt: skip
             cursor = None
             while cursor != START:
+                work.ask()
                 cursor, ids = yield from member_page(store, command, key, cursor or START)
-                settled += yield from _settle(store, topic, group, ids)
+                yield from _settle(store, topic, group, ids, work)
                 if ids and goes_on is not None:
                     yield from goes_on()
-                progress(settled)
+                work.tell()
         if (yield from store.run(Undeclare(topic, group, drop=True, begun=True))).gone:
-            return settled
+            return
 
 
-def _settle(store: Store, topic: str, group: str, ids: list[bytes]) -> Flow[int]:
+def _settle(store: Store, topic: str, group: str, ids: list[bytes], work: _Work) -> Flow[None]:
     names, foreign = readable(ids)
-    settled = 0
     for some in chunks(names, min(MOST_IDS, store.batch_size(topic, Undeclare))):
-        settled += (yield from store.run(Undeclare(topic, group, some, begun=True))).settled
+        work.ask(calls=1)
+        page = yield from store.run(Undeclare(topic, group, some, begun=True))
+        work.settled += page.settled
     if foreign:
         keys = store.keys.topic(topic).group(group)
         yield from store.command("HDEL", keys.entries, *foreign)
         yield from store.command("ZREM", keys.retry, *foreign)
         yield from store.command("ZREM", keys.garbage, *foreign)
-    return settled

@@ -81,7 +81,7 @@ class Engine:
         self._trimmer = Trimmer(store)
         self._pruner = Pruner(store)
         self._sampler = Sampler(store)
-        self._sweeper = Sweeper(store, expirer, registry.is_kept)
+        self._sweeper = Sweeper(store, expirer, registry.is_kept, self._stopped.is_set)
         self._sharder = Sharder(store)
         # A cluster's pipeline is one command after the other: nothing is gained by batches.
         together = (1, 1) if address.kind == "cluster" else (BATCH, LOOKS)

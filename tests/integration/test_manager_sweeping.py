@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core import presence
+from lisa.core import presence, scripts
 from lisa.core.address import Address
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
-from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS
+from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS, MOST_CALLS
 
 if TYPE_CHECKING:
     import redis
 
+    from lisa.core.flow import Command
     from tests.roles import Cast, Services
 
 
@@ -66,6 +67,71 @@ class TestSweeper:
         assert "removal of group g had been cut short; finished it: 1 " in caplog.text
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
+
+    def test_a_removal_that_owes_much_is_finished_a_part_each_run(
+        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        caplog.set_level("WARNING")
+        monkeypatch.setattr("lisa.core.removal.MOST_IDS", 1)
+        for _ in range(2 * MOST_CALLS + 1):
+            cast.send()
+        cast.store.call(Undeclare("orders", "g"))
+        cast.configure(**{"removing:g": "1"})
+        owed = list[int]()
+        for _ in range(3):
+            kit.sweeper.step("orders")
+            owed.append(cast.store.ask("HLEN", cast.own.entries))
+        assert owed == [MOST_CALLS + 1, 1, 0]
+        assert f"cut short; finished it: {2 * MOST_CALLS + 1} " in caplog.text
+        assert len(caplog.records) == 1
+        assert kit.sweeper.pick(["orders"]) == []
+        assert cast.store.call(Declare("orders", "g"))
+
+    def test_groups_whose_removals_are_finished_share_one_run(
+        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lisa.core.removal.MOST_IDS", 1)
+        other = cast.on("orders", "h").declare()
+        for _ in range(MOST_CALLS // 2 + 1):
+            cast.send()
+        for group in ("g", "h"):
+            cast.store.call(Undeclare("orders", group))
+            cast.configure(**{f"removing:{group}": "1"})
+        kit.sweeper.step("orders")
+        assert [cast.store.ask("HLEN", one.own.entries) for one in (cast, other)] == [0, 2]
+        kit.sweeper.step("orders")
+        assert cast.store.ask("HLEN", other.own.entries) == 0
+        other.store.close()
+
+    def test_a_manager_that_stops_leaves_a_removal_after_the_call_that_runs(
+        self, server: str, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lisa.core.removal.MOST_IDS", 1)
+        for _ in range(9):
+            cast.send()
+        cast.store.call(Undeclare("orders", "g"))
+        cast.configure(**{"removing:g": "1"})
+        plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
+        engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
+        execute, undeclare = engine.store.connection.execute, scripts.load("undeclare").sha
+        calls: list[Command] = []
+
+        def counting(command: Command) -> Any:
+            if command[:2] == ("EVALSHA", undeclare):
+                calls.append(command)
+            if len(calls) == 4:
+                engine._stopped.set()
+            return execute(command)
+
+        monkeypatch.setattr(engine.store.connection, "execute", counting)
+        engine._sweep("orders")
+        assert len(calls) == 4
+        assert cast.store.ask("HLEN", cast.own.entries) == 6
+        engine.store.close()
+        cast.configure(**{"removing:g": "1"})
+        kit.sweeper.step("orders")
+        assert not cast.store.ask("EXISTS", *cast.own), "another manager finishes it"
 
     def test_forgets_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
