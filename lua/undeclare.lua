@@ -4,14 +4,32 @@
 -- drops the group's keys. Safe to repeat after a crash at any point: until then a mark stands among
 -- the topic's options. Without it a removal that has begun does not go on: the group was declared
 -- anew. Nor does it where the group is declared beside its mark, which then goes: only a foreign
--- hand can have written that, or an archive that was put back.
+-- hand can have written that, or an archive that was put back. Keys without messages that nobody's
+-- removal left are dropped in a call of their own, if the group is not declared by then.
 -- KEYS  the prelude's (the groups that stay), then the seven of the group that goes, then for each
 --       message: body, done
--- ARGV  the group that goes; 1 if the removal has begun, else 0; 1 to drop its keys if nothing is
---       left, else 0; n; n times id
+-- ARGV  the group that goes; 1 if the removal has begun, 2 if there is none and only keys without
+--       messages are left, else 0; 1 to drop its keys if nothing is left, else 0; n; n times id
 -- Returns {'OK', ids settled for good, 1 if there is nothing more to do, else 0}; {'GROUPS', ...}
 local name, begun, drop = ARGV[ARGS + 1], ARGV[ARGS + 2] == '1', ARGV[ARGS + 3] == '1'
 local mark, _, now = 'removing:' .. name, clock()
+local k = ID_KEYS
+local group = {
+  name = name, ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
+  garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
+}
+
+local function drop_keys()
+  call('UNLINK', group.ready, group.entries, group.retry, group.garbage, group.attempts,
+    group.reasons, group.leases)
+end
+
+if ARGV[ARGS + 2] == '2' then
+  if call('HEXISTS', GROUPS, name) + call('HEXISTS', OPTIONS, mark)
+    + call('EXISTS', group.entries, group.retry, group.garbage) > 0 then return {'OK', 0, 0} end
+  drop_keys()
+  return {'OK', 0, 1}
+end
 if begun and (call('HEXISTS', OPTIONS, mark) == 0 or call('HEXISTS', GROUPS, name) == 1) then
   call('HDEL', OPTIONS, mark)
   return {'OK', 0, 1}
@@ -22,11 +40,6 @@ call('HDEL', GROUPS, name)
 local changed = changed_groups()
 if changed then return changed end
 
-local k = ID_KEYS
-local group = {
-  name = name, ready = KEYS[k + 1], entries = KEYS[k + 2], retry = KEYS[k + 3],
-  garbage = KEYS[k + 4], attempts = KEYS[k + 5], reasons = KEYS[k + 6], leases = KEYS[k + 7],
-}
 local n, first = tonumber(ARGV[ARGS + 4]), ARGS + 4
 local settled = 0
 local events, journaled = {}, is_journaled()
@@ -51,8 +64,7 @@ count('purged', settled, group)
 local left = call('HLEN', group.entries) + call('ZCARD', group.retry) + call('ZCARD', group.garbage)
 local gone = 0
 if drop and left == 0 then
-  call('UNLINK', group.ready, group.entries, group.retry, group.garbage, group.attempts,
-    group.reasons, group.leases)
+  drop_keys()
   call('HDEL', OPTIONS, mark)
   gone = 1
 end

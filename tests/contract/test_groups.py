@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,6 +52,42 @@ def test_a_repair_declares_no_group_that_was_removed_meanwhile(bench: Bench) -> 
     bench.call(Undeclare(TOPIC, "lisa", [], drop=True))
     assert bench.call(Declare(TOPIC, "lisa", only_mend=True)) is False
     bench.check(declared=["audit"], audit=G())
+
+
+def test_a_repair_brings_back_what_was_lost_and_nothing_else(bench: Bench) -> None:
+    bench.put(declared=["audit"], body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
+    assert bench.call(Declare(TOPIC, "lisa", only_lost=True)) is True
+    bench.check(body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
+    assert bench.call(Declare(TOPIC, "lisa", only_lost=True)) is False
+    bench.call(Undeclare(TOPIC, "lisa"))
+    before = bench.state()
+    assert bench.call(Declare(TOPIC, "lisa", only_lost=True)) is False
+    assert bench.state() == before, "its removal is at work"
+    bench.call(Undeclare(TOPIC, "lisa", ["m"], drop=True))
+    before = bench.state()
+    assert bench.call(Declare(TOPIC, "lisa", only_lost=True)) is False
+    assert bench.state() == before, "it owes nothing"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"lisa": G()},
+        {"declared": [], "lisa": G(), "options": {"removing:lisa": 1}},
+        {"declared": [], "lisa": G(retry={"m": 1}), "body": {"m": "A-"}},
+    ],
+    ids=["declared", "being removed", "owing"],
+)
+def test_only_keys_of_no_use_are_dropped_without_a_removal(
+    bench: Bench, kept: dict[str, Any]
+) -> None:
+    bench.put(**kept)
+    assert bench.call(Undeclare(TOPIC, "lisa", rest=True)) == Undeclared(0, False)
+    bench.check(**kept)
+    bench.call(Undeclare(TOPIC, "lisa", ["m"], drop=True))
+    bench.put(declared=[], lisa=G(attempts={"x": 1}, reasons={"x": "no"}))
+    assert bench.call(Undeclare(TOPIC, "lisa", rest=True)) == Undeclared(0, True)
+    assert not bench.store.ask("EXISTS", *bench.keys.group("lisa"))
 
 
 def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:

@@ -18,19 +18,21 @@ class Declare(Transition[bool]):
 
     Raises RemovalUnfinished if it owes messages since its removal.
     only_mend: leave a group alone that is not declared (any more).
+    only_lost: declare it only if it owes messages though nobody removed it.
     """
 
     script: ClassVar[str] = "declare"
     topic: str
     group: str
     only_mend: bool = False
+    only_lost: bool = False
 
     @property
     def fixed_groups(self) -> tuple[str, ...]:
         return (self.group,)
 
     def args(self) -> Sequence[Argument]:
-        return (int(self.only_mend),)
+        return (2 if self.only_lost else int(self.only_mend),)
 
     def parse(self, reply: Sequence[Any]) -> bool:
         return bool(reply[0])

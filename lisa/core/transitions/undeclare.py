@@ -27,6 +27,7 @@ class Undeclare(Transition[Undeclared]):
     """One page: the group is declared no more, and `ids` are no longer owed to it.
 
     begun: this is not the removal's first call, so it does nothing if the group is declared (anew).
+    rest: there is no removal; only drop keys without messages, if nobody declares the group.
     """
 
     script: ClassVar[str] = "undeclare"
@@ -36,13 +37,15 @@ class Undeclare(Transition[Undeclared]):
     ids: Sequence[str] = ()
     drop: bool = False
     begun: bool = False
+    rest: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         single = [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
         return [*keys.group(self.group), *single]
 
     def args(self) -> Sequence[Argument]:
-        return [self.group, int(self.begun), int(self.drop), len(self.ids), *self.ids]
+        begun = 2 if self.rest else int(self.begun)
+        return [self.group, begun, int(self.drop), len(self.ids), *self.ids]
 
     def parse(self, reply: Sequence[Any]) -> Undeclared:
         return Undeclared(reply[0], bool(reply[1]))
