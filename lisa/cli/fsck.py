@@ -26,7 +26,8 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
 
     Nothing has to be stopped for it, and no step blocks the server for more than a few
     milliseconds. A message without a place becomes due now; a group whose declaration was lost is
-    declared again. Exit code 1 if anything is wrong and not repaired.
+    declared again. What cannot be repaired is told with its reason. Exit code 1 if anything is
+    wrong and not repaired.
     """
     from lisa.admin.fsck import check
     from lisa.cli.output import console, print_json
@@ -46,7 +47,7 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
             "findings": [_fields(finding) for finding in report.findings],
         })  # fmt: skip
     else:
-        _show(report)
+        _show(report, repair=repair)
     if not report.ok:
         raise click.exceptions.Exit(1)
 
@@ -58,7 +59,7 @@ def _fields(finding: Finding) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, repair: bool) -> None:
     from lisa.admin.fsck import KINDS
     from lisa.cli.output import print_table
 
@@ -83,6 +84,6 @@ def _show(report: Report) -> None:
         click.echo(f"{looked}: all in place")
         return
     left = report.total - report.repaired
-    cure = "" if report.repaired else "; --repair mends them"
+    cure = "" if repair else "; --repair mends them"
     click.echo(f"{looked}: {report.total} wrong, {report.repaired} repaired"
                + (f", {left} left{cure}" if left else ""))  # fmt: skip

@@ -18,7 +18,7 @@ from lisa.admin.fsck import check
 from lisa.consumer.joining import ask_for_group, join
 from lisa.core import removal, scripts
 from lisa.core.errors import ConfigError
-from lisa.core.flow import ExecuteMany
+from lisa.core.flow import Execute, Pause
 from lisa.core.spread import spread
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
@@ -379,7 +379,10 @@ class Halting:
         """Up to the first command that halts it, which is not sent; whether it came to its end."""
         with suppress(StopIteration):
             while True:
-                many = isinstance(self._step, ExecuteMany)
+                if isinstance(self._step, Pause):
+                    self._step = self._flow.send(None)
+                    continue
+                many = not isinstance(self._step, Execute)
                 replies = []
                 for command in self._step.commands if many else [self._step.command]:
                     if halts(command):

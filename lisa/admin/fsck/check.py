@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lisa.admin.fsck.places import Places
-from lisa.admin.fsck.report import Finding, Report
+from lisa.admin.fsck.report import Finding, Report, attempt
 from lisa.admin.fsck.streams import Streams
 from lisa.admin.reading import scan_keys
 from lisa.core import removal
+from lisa.core.errors import LisaError
 from lisa.core.flow import Flow, Pause
 from lisa.core.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
 from lisa.core.pages import START
@@ -40,8 +41,10 @@ def check(
 
     No repair loses a message: one without a place becomes due now, and a group whose declaration
     was lost is declared again rather than emptied. A group that only shards know of is taken away
-    from them if the topic knows others, which are given the same messages. `found` hears of each
-    finding as it is made, `progress` of the phase that begins.
+    from them if the topic knows others, which are given the same messages. A repair that is refused
+    is told with its finding, and the check goes on; only a server that does not answer ends it
+    (ServerUnavailable). `found` hears of each finding as it is made, `progress` of the phase that
+    begins.
     """
     run = _Check(store, Report(found), repair, tuple(map(check_topic, topics)))
     for phase, step in (
@@ -138,16 +141,17 @@ class _Check:
             return
         yield Pause(LOOK_AGAIN_S)
         for group, places in sorted((yield from self._strays(topic, shards)).items()):
-            what = f"declared in {', '.join(places)}; "
-            is_mended = self.repair and bool((yield from self.store.groups(topic)))
-            if is_mended:
-                settled = yield from removal.withdraw(self.store, topic, group, places)
-                what += f"taken away, {settled} messages purged"
-            else:
-                what += "remove it from the topic, or add it there"
-            self.report.add(
-                Finding(kind="stray-group", topic=topic, group=group, what=what, repaired=is_mended)
-            )
+            done: int | LisaError | None = None
+            if self.repair and (yield from self.store.groups(topic)):
+                done = yield from attempt(removal.withdraw(self.store, topic, group, places))
+                if group in (yield from self.store.groups(topic)):
+                    continue
+            cure = "remove it from the topic, or add it there"
+            if isinstance(done, int):
+                cure = f"taken away, {done} messages purged"
+            what = f"declared in {', '.join(places)}; {cure}"
+            finding = Finding(kind="stray-group", topic=topic, group=group, what=what)
+            self.report.add(finding if done is None else finding.after(done))
 
     def _strays(self, topic: str, shards: list[str]) -> Flow[dict[str, list[str]]]:
         places: dict[str, list[str]] = {}
@@ -169,26 +173,38 @@ class _Check:
             return
         age_ms = yield from removal.age_ms(self.store, topic, group)
         owed = yield from removal.owed(self.store, keys)
-        what = f"owes {owed} messages; "
         if age_ms is not None:
-            what += "its removal was cut short: " + self._cure("finished", "remove it again")
+            what, cures = "its removal was cut short: ", ("finished", "remove it again")
+            repair = self._finish(topic, group)
         elif owed:
-            what += self._cure("declared again", "declare it again, or remove it")
+            what, cures = "", ("declared again", "declare it again, or remove it")
+            repair = self._bring_back(topic, group)
         else:
-            what += self._cure("its keys are gone", "remove it")
-        if self.repair:
-            if age_ms is not None:
-                yield from removal.finish(self.store, topic, group, removal.ABANDONED_MS)
-            elif owed:
-                yield from self.store.run(Declare(topic, group))
-            else:
-                yield from self.store.run(Undeclare(topic, group, drop=True))
+            what, cures = "", ("its keys are gone", "remove it")
+            repair = self._drop_rest(topic, group)
+        done = (yield from attempt(repair)) if self.repair else None
+        if done is False:
+            return
+        is_mended = self.repair and not isinstance(done, LisaError)
+        if is_mended:
             self.places.undeclared[topic].discard(group)
-        self.report.add(
-            Finding(
-                kind="undeclared-group", topic=topic, group=group, what=what, repaired=self.repair
-            )
-        )
+        what = f"owes {owed} messages; {what}{cures[0 if is_mended else 1]}"
+        finding = Finding(kind="undeclared-group", topic=topic, group=group, what=what)
+        self.report.add(finding.after(done) if self.repair else finding)
+
+    def _finish(self, topic: str, group: str) -> Flow[bool]:
+        """False: somebody else did, or is at work on it."""
+        done = yield from removal.finish(self.store, topic, group, removal.ABANDONED_MS)
+        return done is not None
+
+    def _bring_back(self, topic: str, group: str) -> Flow[bool]:
+        """False: it was removed meanwhile, by a command."""
+        yield from self.store.run(Declare(topic, group, only_lost=True))
+        return group in (yield from self.store.groups(topic))
+
+    def _drop_rest(self, topic: str, group: str) -> Flow[bool]:
+        """False: it was declared meanwhile, or somebody is at work on it."""
+        return (yield from self.store.run(Undeclare(topic, group, rest=True))).gone
 
     def _is_left(self, topic: str, group: str, keys: GroupKeys) -> Flow[bool]:
         """Whether keys stand there undeclared and nobody is at work on them."""
@@ -199,9 +215,6 @@ class _Check:
         ])  # fmt: skip
         is_worked_on = mark is not None and (age_ms is None or age_ms < removal.ABANDONED_MS)
         return bool(found and still) and not declared and not is_worked_on
-
-    def _cure(self, done: str, to_do: str) -> str:
-        return done if self.repair else to_do
 
     def bodies(self) -> Flow[None]:
         """Judge every live message."""
@@ -238,9 +251,10 @@ class _Check:
         # A sweeper that unregisters an idle topic looks again at once: so do we, a little later.
         yield Pause(LOOK_AGAIN_S)
         for topic in (yield from self._unknown(suspects)):
+            finding = Finding(kind="unregistered", topic=topic)
             if self.repair:
-                yield from self.store.register([topic])
-            self.report.add(Finding(kind="unregistered", topic=topic, repaired=self.repair))
+                finding = finding.after((yield from attempt(self.store.register([topic]))))
+            self.report.add(finding)
 
     def _unknown(self, topics: list[str]) -> Flow[list[str]]:
         found = []

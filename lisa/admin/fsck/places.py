@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lisa.admin.fsck.report import Finding, Report
+from lisa.admin.fsck.report import Finding, Report, attempt
 from lisa.admin.reading import scan_keys
 from lisa.core import removal
+from lisa.core.errors import LisaError
 from lisa.core.flow import Flow
 from lisa.core.pages import START, member_page, readable
 from lisa.core.store import Store, chunks
@@ -97,14 +98,16 @@ class Places:
                     del wrong[one]
             if only:
                 wrong = {one: words for one, words in wrong.items() if only in words}
+            mended: list[list[str]] | LisaError = []
             if self.repair and wrong:
-                # What the mending says counts: an id may have come right or gone since.
-                mended = yield from self.store.run(Mend(topic, list(wrong)))
-                wrong = dict(zip(wrong, mended, strict=True))
+                mended = yield from attempt(self.store.run(Mend(topic, list(wrong))))
+                if not isinstance(mended, LisaError):
+                    # What the mending says counts: an id may have come right or gone since.
+                    wrong = dict(zip(wrong, mended, strict=True))
             for one, words in wrong.items():
                 for kind in dict.fromkeys(words):
-                    finding = Finding(kind=kind, topic=topic, id=one, repaired=self.repair)
-                    self.report.add(finding)
+                    finding = Finding(kind=kind, topic=topic, id=one)
+                    self.report.add(finding.after(mended) if self.repair else finding)
 
     def _said(self, topic: str, ids: Sequence[str]) -> Flow[dict[str, list[str]]]:
         said = yield from self.store.run(Mend(topic, ids, judge=True))

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from lisa.core.errors import LisaError, ServerUnavailable
+from lisa.core.flow import Flow
 from lisa.core.shards import base
 
-__all__ = ["KINDS", "Finding", "Report"]
+__all__ = ["KINDS", "Finding", "Report", "attempt"]
+
+T = TypeVar("T")
 
 KINDS = {
     "no-place": "a body whose message stands nowhere",
@@ -41,6 +46,22 @@ class Finding:
     id: str | None = None
     what: str = ""
     repaired: bool = False
+
+    def after(self, repair: object) -> Finding:
+        """The same once its repair was tried: repaired, or with the error that it ended in."""
+        if not isinstance(repair, LisaError):
+            return replace(self, repaired=True)
+        return replace(self, what=f"{self.what}; not repaired: {repair}".removeprefix("; "))
+
+
+def attempt(repair: Flow[T]) -> Flow[T | LisaError]:
+    """What a repair answers, or its error: the check goes on. Raises ServerUnavailable."""
+    try:
+        return (yield from repair)
+    except ServerUnavailable:
+        raise
+    except LisaError as error:
+        return error
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lisa.admin.fsck.report import Finding, Report
+from lisa.admin.fsck.report import Finding, Report, attempt
 from lisa.admin.reading import ask_stream, stream_group, stream_ids
 from lisa.core.flow import Flow
 from lisa.core.keys import GroupKeys
@@ -40,11 +40,13 @@ class Streams:
             declared = group in (yield from self.store.groups(topic))
             if not declared or (yield from self._finds_group(stream, group)):
                 continue
+            finding = Finding(kind="no-stream", topic=topic, group=group)
             if self.repair:
-                yield from self.store.run(Declare(topic, group))
-            self.report.add(
-                Finding(kind="no-stream", topic=topic, group=group, repaired=self.repair)
-            )
+                done = yield from attempt(self.store.run(Declare(topic, group, only_mend=True)))
+                if group not in (yield from self.store.groups(topic)):
+                    continue
+                finding = finding.after(done)
+            self.report.add(finding)
 
     def _finds_group(self, stream: str, group: str) -> Flow[bool]:
         reply = yield from ask_stream(self.store, "XINFO", "GROUPS", stream)
@@ -75,14 +77,13 @@ class Streams:
         still = yield from self.store.command("XRANGE", keys.ready, entry, entry)
         if not still:
             return
-        if self.repair:
-            yield from self.store.command("XACK", keys.ready, group, entry)
-            yield from self.store.command("XDEL", keys.ready, entry)
         one = stream_ids(still)[0][1]
         what = f"entry {entry}" + (f", id {one.decode('utf-8', 'replace')[:80]!r}" if one else "")
-        self.report.add(
-            Finding(kind="foreign-entry", topic=topic, group=group, what=what, repaired=self.repair)
-        )
+        finding = Finding(kind="foreign-entry", topic=topic, group=group, what=what)
+        if self.repair:
+            away = [("XACK", keys.ready, group, entry), ("XDEL", keys.ready, entry)]
+            finding = finding.after((yield from attempt(self.store.commands(away))))
+        self.report.add(finding)
 
     def _pending(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
         start = "-"
@@ -105,11 +106,9 @@ class Streams:
         still = yield from ask_stream(self.store, "XPENDING", keys.ready, group, entry, entry, 1)
         if not still:
             return
+        what = f"entry {entry}, held by {still[0][1].decode('utf-8', 'replace')}"
+        finding = Finding(kind="pending-lost", topic=topic, group=group, what=what)
         if self.repair:
-            yield from self.store.command("XACK", keys.ready, group, entry)
-        self.report.add(
-            Finding(
-                kind="pending-lost", topic=topic, group=group, repaired=self.repair,
-                what=f"entry {entry}, held by {still[0][1].decode('utf-8', 'replace')}",
-            )
-        )  # fmt: skip
+            away = self.store.command("XACK", keys.ready, group, entry)
+            finding = finding.after((yield from attempt(away)))
+        self.report.add(finding)

@@ -1,0 +1,221 @@
+"""What others do between fsck's look and its repair, and repairs that the server refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from lisa import Producer
+from lisa.admin import groups
+from lisa.admin.fsck import check
+from lisa.cli.main import main
+from lisa.core import scripts
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.undeclare import Undeclare
+from tests.integration.test_shards_life import Halting
+from tests.shards import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lisa.admin.fsck import Finding
+    from lisa.core.flow import Command
+
+N = 12
+
+
+@pytest.fixture
+def here(split_here: Split) -> Split:
+    """A topic with two groups, of which fsck finds something wrong with `lisa`."""
+    for group in ("lisa", "audit"):
+        split_here.store.drive(groups.add(split_here.store, "orders", group))
+    return split_here
+
+
+class Repair:
+    """A repair that waits where it is about to call a script for the group."""
+
+    def __init__(self, here: Split) -> None:
+        self.found: list[Finding] = []
+        flow = check(here.store, ["orders"], repair=True, found=self.found.append)
+        self._run = Halting(flow, here)
+
+    def until(self, script: str, place: str = "orders") -> None:
+        assert not self._run.run_until(calls(script, place))
+
+    def until_command(self, *command: str) -> None:
+        assert not self._run.run_until(lambda one: tuple(one) == command)
+
+    def finish(self) -> list[str]:
+        assert self._run.run_until(lambda _: False)
+        return [one.kind for one in self.found]
+
+
+def calls(script: str, place: str) -> Callable[[Command], bool]:
+    name = scripts.load(script).sha
+    return lambda one: one[:2] == ("EVALSHA", name) and {"lisa", place} <= set(one)
+
+
+def send(here: Split) -> None:
+    with Producer(here.url) as producer:
+        producer.send_many("orders", range(N))
+
+
+def declared(here: Split) -> tuple[str, ...]:
+    return here.store.drive(here.store.groups("orders"))
+
+
+def owed(here: Split) -> int:
+    return here.store.drive(groups.owed_in_all(here.store, "orders", "lisa"))
+
+
+def lose_declaration(here: Split) -> None:
+    here.store.ask("HDEL", here.keys("orders").groups, "lisa")
+
+
+def lose_stream(here: Split) -> None:
+    here.store.ask("DEL", here.keys("orders").group("lisa").ready)
+
+
+@pytest.mark.parametrize("lose", [lose_stream, lose_declaration])
+def test_a_group_that_is_removed_before_its_repair_stays_removed(
+    here: Split, lose: Callable[[Split], None]
+) -> None:
+    send(here)
+    lose(here)
+    repair = Repair(here)
+    repair.until("declare")
+    other = Split(here.url).store
+    other.drive(groups.remove(other, "orders", "lisa"))
+    assert repair.finish() == []
+    assert declared(here) == ("audit",)
+    assert not here.store.ask("EXISTS", *here.keys("orders").group("lisa"))
+
+
+@pytest.mark.parametrize("lose", [lose_stream, lose_declaration])
+def test_a_removal_that_begins_before_the_repair_goes_on(
+    here: Split, lose: Callable[[Split], None]
+) -> None:
+    send(here)
+    lose(here)
+    repair = Repair(here)
+    repair.until("declare")
+    here.store.call(Undeclare("orders", "lisa"))
+    assert repair.finish() == []
+    assert declared(here) == ("audit",)
+    assert owed(here) == N
+
+
+def test_a_removal_that_another_takes_up_is_no_finding(here: Split) -> None:
+    send(here)
+    here.store.call(Undeclare("orders", "lisa"))
+    here.store.call(Configure("orders", {"removing:lisa": "1"}))
+    repair = Repair(here)
+    repair.until_command("HLEN", here.keys("orders").group("lisa").entries)
+    other = Split(here.url).store
+    other.drive(groups.remove(other, "orders", "lisa"))
+    assert repair.finish() == []
+    assert declared(here) == ("audit",)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_group_declared_anew_is_not_cleared_away_as_a_ruin(
+    here: Split, *, is_given: bool
+) -> None:
+    lose_declaration(here)
+    repair = Repair(here)
+    repair.until("undeclare")
+    other = Split(here.url).store
+    other.drive(groups.add(other, "orders", "lisa"))
+    if is_given:
+        send(here)
+    assert repair.finish() == []
+    assert declared(here) == ("audit", "lisa")
+    assert owed(here) == N * is_given
+    assert not here.store.ask("HEXISTS", here.keys("orders").options, "removing:lisa")
+
+
+def test_a_ruin_that_was_filled_is_not_cleared_away(here: Split) -> None:
+    lose_declaration(here)
+    repair = Repair(here)
+    repair.until("undeclare")
+    here.store.call(Declare("orders", "lisa"))
+    send(here)
+    lose_declaration(here)
+    assert repair.finish() == []
+    assert owed(here) == N
+    assert here.store.drive(check(here.store, ["orders"], repair=True)).ok
+    assert declared(here) == ("audit", "lisa")
+    assert owed(here) == N
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("moment", ["before it asks", "after it asked"])
+def test_a_stray_group_that_is_declared_anew_stays_with_all_it_owes(
+    here: Split, shards: int, moment: str
+) -> None:
+    here.into(shards)
+    send(here)
+    lose_stream(here)
+    lose_declaration(here)
+    repair = Repair(here)
+    if moment == "before it asks":
+        repair.until_command("HEXISTS", here.keys("orders").groups, "lisa")
+    else:
+        repair.until("undeclare", here.layout.current("orders")[0])
+    other = Split(here.url).store
+    other.drive(groups.add(other, "orders", "lisa"))
+    assert repair.finish() == []
+    assert {here.store.drive(here.store.groups(one)) for one in here.layout.counted("orders")} == {
+        ("audit", "lisa")
+    }
+    assert owed(here) == N
+
+
+@pytest.fixture
+def weak(here: Split) -> Iterator[Split]:
+    """May look at everything, and make no group."""
+    here.store.ask("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-xgroup")
+    weak = Split(here.url.replace("//", "//weak:pw@"))
+    yield weak
+    weak.store.close()
+    here.store.ask("ACL", "DELUSER", "weak")
+
+
+@pytest.mark.parametrize(
+    ("lose", "kind", "said"),
+    [
+        (lose_stream, "no-stream", "not repaired: "),
+        (lose_declaration, "undeclared-group", "declare it again, or remove it; not repaired: "),
+    ],
+)
+def test_a_repair_that_is_refused_is_told_and_the_others_are_made(
+    here: Split, weak: Split, lose: Callable[[Split], None], kind: str, said: str
+) -> None:
+    send(here)
+    lose(here)
+    here.store.ask("HSET", here.keys("orders").policy, "gone", "0")
+    report = weak.store.drive(check(weak.store, ["orders"], repair=True))
+    refused, made = [one for one in report.findings if one.kind in {kind, "no-body"}]
+    assert (refused.kind, refused.group, refused.repaired) == (kind, "lisa", False)
+    assert said in refused.what
+    assert "xgroup" in refused.what
+    assert (made.kind, made.id, made.repaired) == ("no-body", "gone", True)
+    assert report.total == report.repaired + 1
+    assert not report.ok
+    assert here.store.drive(check(here.store, ["orders"], repair=True)).ok
+
+
+def test_the_command_tells_what_it_could_not_repair(here: Split, weak: Split) -> None:
+    lose_stream(here)
+    found = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "orders"])
+    assert found.exit_code == 1
+    assert "1 wrong, 0 repaired, 1 left\n" in found.stdout
+    asked = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "--json"])
+    assert asked.exit_code == 1
+    (finding,) = json.loads(asked.stdout)["findings"]
+    assert finding["what"].startswith("not repaired: ")
