@@ -77,7 +77,9 @@ class Crew:
         self._patient_store = SyncStore(Connection(address), keys, who="consumer")
         self._slots = Slots(concurrency)
         self._announcer = Announcer(handlers.signals, self._spawn)
-        self._settler = Settler(self._subscriptions, self._announcer)
+        self._settler = Settler(
+            self._subscriptions, self._announcer, has_nodes=address.kind == "cluster"
+        )
         self._dispatcher = Dispatcher(self._slots, handlers, self._settler)
         self._heartbeat = Heartbeat(
             self._store, self._subscriptions, concurrency, self._drained, self._follow

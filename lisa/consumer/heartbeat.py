@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from lisa.consumer.abreast import Abreast
 from lisa.consumer.held import Held
 from lisa.consumer.joining import is_emptied
 from lisa.consumer.subscription import Subscription
@@ -32,8 +33,6 @@ LONGEST_TICK_S = 0.5
 FOLLOW_S = 1.0
 """How often it is asked whether topics were split anew."""
 SHORTEST_TICK_S = 0.02
-MOST_AT_ONCE = 32
-"""So many subscriptions' leases are kept side by side while a node may hang."""
 
 _Work = Callable[[Any], bool | None]
 """Whether the server answered; None if there was nothing to ask. Raises LisaError."""
@@ -66,6 +65,7 @@ class Heartbeat:
         self._beats: dict[Subscription, float] = {}
         self._told: dict[Subscription, float] = {}
         self._failing: dict[_Call, None] = {}
+        self._abreast: Abreast[Subscription] = Abreast("lisa-leases")
         self._closed = False
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lisa-heartbeat", daemon=True)
@@ -91,6 +91,7 @@ class Heartbeat:
             self._woken.wait(tick)
             self._woken.clear()
             if self._closed:
+                self._abreast.close()
                 return
             try:
                 tick = self.step()
@@ -118,13 +119,18 @@ class Heartbeat:
     def _keep_all(self, subscriptions: Sequence[Subscription], ends: float) -> bool:
         """False if one failed late. Once anything fails, whoever hangs too holds up nobody else."""
         if self._failing:
-            with ThreadPoolExecutor(MOST_AT_ONCE, "lisa-leases") as several:
-                kept = list(several.map(lambda sub: self._try(sub, self._keep), subscriptions))
+            kept: list[bool] = []
+            for sub in subscriptions:
+                self._abreast.start(sub, partial(self._keep_one, sub, kept))
+            self._abreast.wait()
             return all(kept) or time.monotonic() <= ends
         for sub in subscriptions:
             if not self._try(sub, self._keep) and time.monotonic() > ends:
                 return False
         return True
+
+    def _keep_one(self, sub: Subscription, kept: list[bool]) -> None:
+        kept.append(self._try(sub, self._keep))
 
     def _tell_all(self, subscriptions: Iterable[Subscription], ends: float) -> bool:
         """Of one at least, the next time of others; False if it failed late."""

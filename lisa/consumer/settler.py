@@ -8,11 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from blinker import Signal
 
+from lisa.consumer.abreast import Abreast
 from lisa.consumer.held import Held, Verdict
 from lisa.consumer.opening import settlements_of
 from lisa.consumer.signalling import Announcer
@@ -52,14 +54,21 @@ class Settler:
     """One thread: waits for the first word, a moment for more, then flushes topic by topic.
 
     `subscriptions` gives those to look at. What the server does not take is kept and tried again,
-    with growing pauses for its topic alone.
+    with growing pauses for its topic alone. Of a server that `has_nodes` one may hang: then each
+    subscription is flushed on a thread of its own, and waits for no other.
     """
 
     def __init__(
-        self, subscriptions: Callable[[], Iterable[Subscription]], announcer: Announcer
+        self,
+        subscriptions: Callable[[], Iterable[Subscription]],
+        announcer: Announcer,
+        *,
+        has_nodes: bool = False,
     ) -> None:
         self._subscriptions = subscriptions
         self._announcer = announcer
+        self._has_nodes = has_nodes
+        self._abreast = Abreast("lisa-settler", self._ended)
         self._awake = False
         self._rung = threading.Event()
         self._hurried = threading.Event()
@@ -73,7 +82,7 @@ class Settler:
 
     def owns_this_thread(self) -> bool:
         """Whether the caller is a receiver that is told what was settled."""
-        return threading.current_thread() is self._thread
+        return threading.current_thread() is self._thread or self._abreast.owns_this_thread()
 
     def ring(self) -> None:
         """Something was finished: flush within 5 ms. Cheap if the settler knows already."""
@@ -87,7 +96,7 @@ class Settler:
 
     def hurry_for(self, sub: Subscription) -> None:
         """Flush at once what a subscription has finished, if anything."""
-        if sub.acks or sub.failures or sub.expired:
+        if _has_finished(sub):
             self.ring()
             self.hurry()
 
@@ -152,36 +161,54 @@ class Settler:
             closes = self._closes
             if closes is not None:
                 if not left or time.monotonic() > closes:
+                    self._abreast.close()
                     return
-                time.sleep(FIRST_PAUSE_S)
+                if self._abreast.wait(FIRST_PAUSE_S) and self._pauses:
+                    time.sleep(FIRST_PAUSE_S)
                 self._rung.set()
 
     def _next_try_s(self) -> float | None:
-        if not self._pauses:
-            return None
-        return max(0.0, min(again for again, _ in self._pauses.values()) - time.monotonic())
+        tries = [
+            again for sub, (again, _) in list(self._pauses.items())
+            if not self._abreast.is_at(sub)
+        ]  # fmt: skip
+        return max(0.0, min(tries) - time.monotonic()) if tries else None
 
     def flush(self) -> bool:
         """Settle all that is finished; whether something is left for a later try."""
         subscriptions = list(self._subscriptions())
-        for sub in self._pauses.keys() - subscriptions:  # it was let go meanwhile
-            del self._pauses[sub]
+        for sub in set(self._pauses).difference(subscriptions):  # it was let go meanwhile
+            self._pauses.pop(sub, None)
+        one_by_one = not self._has_nodes or len(subscriptions) == 1
         for sub in subscriptions:
-            if not (sub.acks or sub.failures or sub.expired):
+            if self._abreast.is_at(sub):
+                continue
+            if not _has_finished(sub):
                 self._goes_on(sub)  # whatever was left went along with a read
                 continue
             again, _ = self._pauses.get(sub, (0.0, 0.0))
             if again > time.monotonic() and self._closes is None:
                 continue
-            try:
-                self._flush_one(sub)
-            except GroupRemoved as error:
-                self._give_up(sub, error)
-            except Exception as error:  # noqa: BLE001  logged, and tried again
-                self._postpone(sub, error)
+            if one_by_one:
+                self._settle(sub)
             else:
-                self._goes_on(sub)
-        return bool(self._pauses)
+                self._abreast.start(sub, partial(self._settle, sub))
+        return not self._abreast.wait(0) or bool(self._pauses)
+
+    def _settle(self, sub: Subscription) -> None:
+        try:
+            self._flush_one(sub)
+        except GroupRemoved as error:
+            self._give_up(sub, error)
+        except Exception as error:  # noqa: BLE001  logged, and tried again
+            self._postpone(sub, error)
+        else:
+            self._goes_on(sub)
+
+    def _ended(self, sub: Subscription) -> None:
+        """While it was flushed, the settler has not looked at it."""
+        if sub in self._pauses or _has_finished(sub):
+            self._rung.set()
 
     def _goes_on(self, sub: Subscription) -> None:
         if self._pauses.pop(sub, None):
@@ -274,6 +301,10 @@ class Settler:
         if self._announcer.heard(pair):
             self._announcer.fire(pair, msgspec.structs.replace(
                 held.message, reason=verdict.reason, next_due_ms=outcome.due_ms))  # fmt: skip
+
+
+def _has_finished(sub: Subscription) -> bool:
+    return bool(sub.acks or sub.failures or sub.expired)
 
 
 def _first(queue: deque[T], size: int) -> list[T]:

@@ -53,6 +53,22 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 # Something hangs
 
 
+def topic_of_each_node() -> tuple[str, str]:
+    slots = {f"t{n}": key_slot(b"t%d" % n) for n in range(40)}
+    return (
+        next(topic for topic, slot in slots.items() if slot < 8192),
+        next(topic for topic, slot in slots.items() if slot >= 8192),
+    )
+
+
+def all_finished(consumer: Consumer, topic: str) -> bool:
+    """Whether what it holds of a topic is only to be settled."""
+    assert consumer._crew is not None
+    held = [one for sub in consumer._crew._readers if sub.topic == topic
+            for one in sub.held.values()]  # fmt: skip
+    return bool(held) and all(one.ended for one in held)
+
+
 def test_messages_of_a_healthy_node_are_handled_once_while_another_node_hangs() -> None:
     ack_timeout = timedelta(seconds=4 * SOCKET_TIMEOUT_S)
     with clusters.two_nodes() as nodes, connect(nodes[1]) as other:
@@ -84,6 +100,42 @@ def test_messages_of_a_healthy_node_are_handled_once_while_another_node_hangs() 
                 go_on.set()
             assert handled.count(well) == 1
             assert bench.stat(well, "reclaimed") == 0
+        bench.store.close()
+
+
+def test_acks_of_a_healthy_node_do_not_wait_for_a_node_that_hangs() -> None:
+    hangs_s = 5 * SOCKET_TIMEOUT_S
+    with clusters.two_nodes() as nodes, connect(nodes[1]) as other:
+        bench = Bench(clusters.address(nodes))
+        well, hung = topic_of_each_node()
+        begun, go_on = threading.Event(), threading.Event()
+
+        def finish_once_it_hangs(_: Message) -> None:
+            begun.set()
+            go_on.wait(60)
+
+        consumer = Consumer(Address(bench.url, socket_timeout_s=hangs_s), concurrency=4)
+        consumer.on(well, ignore)
+        consumer.on(hung, finish_once_it_hangs)
+        for topic in (well, hung):
+            bench.declare(topic, ack_timeout=timedelta(minutes=1))
+        [late] = bench.send(hung, [1])
+        pid = int(other.info("server")["process_id"])
+        with consumer:
+            assert begun.wait(20)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                go_on.set()
+                wait_until(lambda: all_finished(consumer, hung))
+                began = time.monotonic()
+                for body in range(3):
+                    [sent] = bench.send(well, [body])
+                    wait_until(settled(bench, sent, well))
+                took_s = time.monotonic() - began
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            wait_until(settled(bench, late, hung))
+        assert took_s < hangs_s / 2
         bench.store.close()
 
 

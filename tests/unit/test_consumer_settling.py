@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,8 +28,11 @@ from lisa.core.message import Message
 from lisa.core.signals import Signals
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Retried
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lisa.core.flow import Flow
     from lisa.core.transitions.base import Transition
     from tests.servers import Processes
@@ -215,6 +220,94 @@ def finished(sub: Subscription, names: str) -> None:
         sub.finish(one, None)
 
 
+class Obliging(Script):
+    """A store that takes every ack."""
+
+    def call(self, transition: Transition[Any]) -> Any:
+        self.calls.append(transition)
+        return [Acked.ACKED] * len(cast("Ack", transition).settlements)
+
+
+class Hanging(Obliging):
+    """A store that answers once it is told to, and then as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.says: Exception | None = None
+
+    def call(self, transition: Transition[Any]) -> Any:
+        self.go_on.wait(10)
+        if self.says is not None:
+            raise self.says
+        return super().call(transition)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    store = Hanging()
+    yield store
+    store.go_on.set()
+
+
+def settler_of_nodes(*stores: Script) -> tuple[Settler, list[Subscription]]:
+    subs = [Subscription(cast("Any", store), "orders", "lisa", "me") for store in stores]
+    announcer = Announcer(Signals(), lambda result: None)
+    return Settler(lambda: subs, announcer, has_nodes=True), subs
+
+
+def test_a_node_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
+    settler, (hung, well) = settler_of_nodes(hanging, Obliging())
+    settler.start()
+    for _ in range(2):
+        finished(hung, "a")
+        finished(well, "b")
+        settler.ring()
+        wait_until(lambda: not well.held)
+    assert hung.held
+    assert not hanging.calls
+    hanging.go_on.set()
+    settler.close(10)
+    assert not hung.held
+
+
+def test_what_hung_and_failed_is_tried_again(hanging: Hanging) -> None:
+    hanging.says = ServerUnavailable("it hung")
+    settler, (hung, _) = settler_of_nodes(hanging, Obliging())
+    settler.start()
+    finished(hung, "a")
+    settler.ring()
+    hanging.go_on.set()
+    wait_until(lambda: hung in settler._pauses)
+    hanging.says = None
+    wait_until(lambda: not hung.held)
+    settler.close(10)
+    assert not settler._pauses
+
+
+def test_what_is_finished_meanwhile_is_settled_next(hanging: Hanging) -> None:
+    settler, (hung, _) = settler_of_nodes(hanging, Obliging())
+    finished(hung, "a")
+    assert settler.flush()
+    finished(hung, "b")
+    assert settler.flush()
+    hanging.go_on.set()
+    assert settler._abreast.wait(10)
+    assert not hung.held
+
+
+def test_closing_waits_for_a_node_that_hangs_for_its_time_only(hanging: Hanging) -> None:
+    settler, (hung, well) = settler_of_nodes(hanging, Obliging())
+    settler.start()
+    finished(hung, "a")
+    finished(well, "b")
+    began = time.monotonic()
+    settler.close(0.2)
+    assert time.monotonic() - began < 0.2 + 1
+    assert hung.held
+    assert not well.held
+
+
 def test_a_few_acks_go_along_with_a_read_and_count_once_it_is_answered() -> None:
     store = Script()
     settler, sub, _ = settler_for(store)
@@ -288,14 +381,6 @@ def test_many_acks_and_those_that_somebody_listens_for_are_the_settlers_own() ->
     with signals.acked.connected_to(hear):
         assert settler.along(sub) is None
     assert [one.message.id for one in sub.acks] == ["a", "b"]
-
-
-class Obliging(Script):
-    """A store that takes every ack."""
-
-    def call(self, transition: Transition[Any]) -> Any:
-        self.calls.append(transition)
-        return [Acked.ACKED] * len(cast("Ack", transition).settlements)
 
 
 class Contested(deque[Held]):
