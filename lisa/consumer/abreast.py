@@ -28,10 +28,13 @@ class Abreast(Generic[K]):
         self._threads: list[threading.Thread] = []
         self._busy: set[K] = set()
         self._changed = threading.Condition()
+        self._is_closed = False
 
     def start(self, one: K, work: Callable[[], object]) -> None:
-        """Work for one that is not being worked for."""
+        """Work for one that is not being worked for; not once it is closed."""
         with self._changed:
+            if self._is_closed:
+                return
             self._busy.add(one)
             is_short = len(self._busy) > len(self._threads)
         if is_short:
@@ -57,6 +60,8 @@ class Abreast(Generic[K]):
 
     def close(self) -> None:
         """Let the threads end; one that hangs ends after that, or with the process."""
+        with self._changed:
+            self._is_closed = True
         for _ in self._threads:
             self._work.put(None)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+from lisa.consumer.abreast import Abreast
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
@@ -86,7 +87,7 @@ class Crew:
         )
         self._wanted: dict[tuple[str, str], Wanted] = {}
         self._places: dict[tuple[str, str], set[str]] = {}
-        self._failed_at: dict[str, float] = {}
+        self._abreast: Abreast[Wanted] = Abreast("lisa-follow")
         self._readers: dict[Subscription, Reader] = {}
         self._puller: Puller | None = None
         self._lock = threading.Lock()
@@ -128,23 +129,30 @@ class Crew:
     def _follow(self) -> None:
         """Read what topics were split into meanwhile, and no longer what is done with.
 
-        Raises LisaError at the first topic whose node does not answer: it comes last next time.
+        Raises LisaError at the end, if a node does not answer. A cluster, where one may hang, is
+        asked for all topics side by side.
         """
         with self._lock:
             all_wanted = list(self._wanted.values())
-        all_wanted.sort(key=lambda wanted: self._failed_at.get(wanted.topic, 0.0))
-        # A cluster is asked for one after the other anyway.
-        at_once = 1 if self._address.kind == "cluster" else max(1, len(all_wanted))
-        for some in chunks(all_wanted, at_once):
-            topics = [wanted.topic for wanted in some]
-            try:
-                self._store.drive(self._store.layouts(topics))
-            except LisaError:
-                self._failed_at |= dict.fromkeys(topics, time.monotonic())
-                raise
-            for wanted in some:
-                self._failed_at.pop(wanted.topic, None)
-                self._follow_one(wanted)
+        together = 1 if self._address.kind == "cluster" else max(1, len(all_wanted))
+        failed: list[LisaError] = []
+        parts = list(chunks(all_wanted, together))
+        for some in parts[1:]:
+            self._abreast.start(some[0], partial(self._follow_some, some, failed))
+        for some in parts[:1]:
+            self._follow_some(some, failed)
+        self._abreast.wait()
+        if failed:
+            raise failed[0]
+
+    def _follow_some(self, some: Sequence[Wanted], failed: list[LisaError]) -> None:
+        try:
+            self._store.drive(self._store.layouts([wanted.topic for wanted in some]))
+        except LisaError as error:
+            failed.append(error)
+            return
+        for wanted in some:
+            self._follow_one(wanted)
 
     def _follow_one(self, wanted: Wanted) -> None:
         topic, group = wanted.topic, wanted.group or ""
@@ -270,6 +278,7 @@ class Crew:
             self._settler.hurry()
             self._settler.close(last.left_s())
             self._heartbeat.close(last.left_s(HEARTBEAT_S))
+            self._abreast.close()
             self._dispatcher.close()
         self._leave(readers, last)
         self._store.close()

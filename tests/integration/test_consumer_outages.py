@@ -13,7 +13,7 @@ import pytest
 from redis.crc import key_slot
 
 from lisa.consumer import Consumer
-from lisa.consumer.crew import PATIENCE
+from lisa.consumer.crew import PATIENCE, Wanted
 from lisa.consumer.leaving import LAST_CALLS_S
 from lisa.core import presence, removal
 from lisa.core.address import Address
@@ -210,28 +210,31 @@ def test_places_behind_one_that_cannot_be_left_are_left_by_a_puller(
     assert left == ["a"]
 
 
-def test_a_topic_that_cannot_be_asked_keeps_no_other_from_being_followed(
+def test_topics_whose_node_hangs_keep_no_other_from_being_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     consumer = Consumer("redis+cluster://127.0.0.1:1")
     crew = consumer._new_crew()
-    asked: list[Sequence[str]] = []
+    asked, go_on = list[str](), threading.Event()
 
     def layouts(topics: Sequence[str]) -> list[Layout]:
-        asked.append(topics)
-        if topics == ["hung"]:
-            raise ServerUnavailable("its node is away")
+        [topic] = topics
+        if topic != "well":
+            go_on.wait(SOCKET_TIMEOUT_S)
+            raise ServerUnavailable("its node hung")
+        asked.append(topic)
+        go_on.set()
         return []
 
     monkeypatch.setattr(crew._store, "layouts", layouts)
     monkeypatch.setattr(crew._store, "drive", lambda found: found)
-    for topic in ("hung", "well"):
-        consumer.on(topic, ignore)
-        crew.take(consumer._all_wanted()[-1])
-    for _ in range(2):
+    for topic in ("hung", "hung-too", "well"):
+        crew._wanted[topic, ""] = Wanted(topic, None, None)
+    for rounds in (1, 2):
         with pytest.raises(ServerUnavailable):
             crew._follow()
-    assert asked == [["hung"], ["well"], ["hung"]]
+        assert asked == ["well"] * rounds
+    consumer.stop()
 
 
 # A record is swept, a group removed
