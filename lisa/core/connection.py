@@ -95,6 +95,13 @@ class Connection:
         number = number if inner else (number + 1) % len(nodes)
         return [b"%d" % (inner * len(nodes) + number), reply[1]]
 
+    def behind(self, cursor: int) -> int:
+        """The cursor of a SCAN that goes on behind a node which did not answer; 0 at the end."""
+        if self.address.kind != "cluster" or self._open is None:
+            return 0
+        count = len(self._open.get_primaries())
+        return (cursor % count + 1) % count
+
     def begin(self, commands: Sequence[Command]) -> Iterator[Any]:
         """Send commands together; each reply comes when it is asked for, errors among them.
 

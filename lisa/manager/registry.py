@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from lisa.core.errors import LisaError
+from lisa.core.errors import LisaError, ServerUnavailable
 from lisa.core.keys import is_place
 from lisa.core.shards import base
 from lisa.core.spread import spread
@@ -106,23 +106,31 @@ class Registry:
     def search(self) -> None:
         """Find topics by their keys, whatever became of the list of them. Raises LisaError.
 
-        On a cluster all nodes are looked through, one after the other: one that is away ends it.
+        On a cluster all nodes are looked through, one after the other; at the end it raises what
+        kept one from answering.
         """
-        keys = self._store.keys
-        cursor, found = "0", set[str]()
+        pattern = self._store.keys.structure_pattern()
+        cursor, found, failed = 0, set[str](), None
         while True:
-            reply, page = self._store.ask(
-                "SCAN", cursor, "MATCH", keys.structure_pattern(), "COUNT", SEARCH_PAGE
-            )
-            found.update(topic for key in page if (topic := self._topic_owing(text(key))))
-            cursor = text(reply)
-            if cursor == "0":
+            try:
+                reply, page = self._store.ask(
+                    "SCAN", cursor, "MATCH", pattern, "COUNT", SEARCH_PAGE
+                )
+            except ServerUnavailable as error:
+                failed = error
+                cursor = self._store.connection.behind(cursor)
+            else:
+                found.update(topic for key in page if (topic := self._topic_owing(text(key))))
+                cursor = int(reply)
+            if not cursor:
                 break
         lost = sorted(found - set(self.topics))
         if lost:
             log.info("found topics that were not listed: %s", ", ".join(lost))
             self._store.drive(self._store.register(lost))
             self.learn(lost)
+        if failed is not None:
+            raise failed
 
     def _topic_owing(self, key: str) -> str | None:
         """The topic of a key that holds messages; options, counters and streams outlive them."""

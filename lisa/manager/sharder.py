@@ -22,6 +22,7 @@ from lisa.core.store import SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.place import Place
+from lisa.manager.lookout import ask_all
 
 __all__ = ["Sharder"]
 
@@ -43,11 +44,21 @@ class Sharder:
         self._store = store
 
     def pick(self, topics: Sequence[str]) -> list[str]:
-        """Those that are split, or were. Raises ServerUnavailable."""
+        """Those that are split, or were, or cannot be told. Raises ServerUnavailable."""
         names = bases(topics)
-        layouts = dict(zip(names, self._store.drive(self._store.layouts(names)), strict=True))
-        lost = {base(one) for one in _lost(topics, layouts)}
-        return [topic for topic, layout in layouts.items() if layout.number or topic in lost]
+        replies = ask_all(
+            self._store,
+            [("HGET", self._store.keys.topic(topic).options, "layout") for topic in names],
+        )
+        layouts = {topic: Layout.read(reply) for topic, reply in zip(names, replies, strict=True)
+                   if not isinstance(reply, Exception)}  # fmt: skip
+        for topic, layout in layouts.items():
+            self._store.learn_layout(topic, layout)
+        lost = {
+            base(one) for one in _lost((one for one in topics if base(one) in layouts), layouts)
+        }
+        return [topic for topic in names
+                if topic not in layouts or layouts[topic].number or topic in lost]  # fmt: skip
 
     def step(self, topic: str) -> None:
         """Put through what a topic says, and look at its older shards. Raises LisaError."""
