@@ -42,6 +42,8 @@ class Sharder:
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
+        self._sound: set[str] = set()
+        """Of these nothing was lost when they were picked: their next step need not ask."""
 
     def pick(self, topics: Sequence[str]) -> list[str]:
         """Those that are split, or were, or cannot be told. Raises ServerUnavailable."""
@@ -57,12 +59,17 @@ class Sharder:
         lost = {
             base(one) for one in _lost((one for one in topics if base(one) in layouts), layouts)
         }
-        return [topic for topic in names
-                if topic not in layouts or layouts[topic].number or topic in lost]  # fmt: skip
+        split = {topic for topic, layout in layouts.items() if layout.number}
+        self._sound.difference_update(lost)
+        self._sound.update(split - lost)
+        return [topic for topic in names if topic not in layouts or topic in split | lost]
 
     def step(self, topic: str) -> None:
         """Put through what a topic says, and look at its older shards. Raises LisaError."""
-        self._adopt(topic)
+        if topic in self._sound:
+            self._sound.discard(topic)
+        else:
+            self._adopt(topic)
         layout = self._store.drive(spread(self._store, topic))
         for count in layout.older:
             self._let_go(topic, layout, count)

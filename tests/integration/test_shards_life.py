@@ -25,6 +25,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
+from lisa.manager.sharder import Sharder
 from lisa.manager.sweeper import Sweeper
 from lisa.producer import Outgoing
 from tests.servers import wait_until
@@ -223,6 +224,28 @@ def check_under_load(split: Split, numbers: tuple[int, ...], pause_s: float) -> 
     assert max(handled.counts.values()) == 1, "nobody was slow, and nobody died"
     assert not load.cancelled & set(handled.counts)
     assert len(load.accepted) > 20 * len(numbers)
+
+
+def test_a_round_over_split_topics_does_not_read_all_topics_for_each(
+    split_here: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read = split_here.store, list[int]()
+    for topic in ("a", "b", "c"):
+        store.drive(topics.set_options(store, topic, {"shards": 2}))
+    listed, places = store.drive(store.places()), store.places
+
+    def reading() -> Flow[list[str]]:
+        read.append(1)
+        return places()
+
+    monkeypatch.setattr(store, "places", reading)
+    sharder = Sharder(store)
+    for _ in range(2):
+        picked = sharder.pick(listed)
+        assert picked == ["a", "b", "c"]
+        for topic in picked:
+            sharder.step(topic)
+    assert len(read) <= 2
 
 
 def test_the_number_changes_under_load(split: Split) -> None:
