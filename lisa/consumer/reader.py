@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 from lisa.consumer.batches import Collector
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
+from lisa.consumer.intake import Intake
 from lisa.consumer.joining import ask_for_group, has_traces, is_emptied, join
 from lisa.consumer.pace import MOST
 from lisa.consumer.settler import Settler
@@ -20,11 +20,8 @@ from lisa.consumer.slots import Turn
 from lisa.consumer.subscription import Subscription, Work
 from lisa.core import failures
 from lisa.core.address import Address
-from lisa.core.clients import telling_its_id
-from lisa.core.connection import Connection
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
-from lisa.core.flow import Command
-from lisa.core.stream import Entry, parse_read, read_command
+from lisa.core.stream import Entry
 from lisa.core.transitions.declare import Declare
 
 __all__ = ["LOOK_AGAIN_S", "Reader"]
@@ -41,7 +38,6 @@ LONGEST_AWAY_S = 0.5
 NEXT_LOOK_S = 0.005
 FIRST_DEGRADED_PAUSE_S = 0.25
 LONGEST_DEGRADED_PAUSE_S = 30.0
-LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
 
 
 class Reader:
@@ -63,12 +59,8 @@ class Reader:
         topics: Callable[[], int],
         failed: Callable[[LisaError], None],
     ) -> None:
-        # CLIENT UNBLOCK needs to know the node; on a cluster short blocks do instead.
-        self._block = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
-        blocking = address.blocking_for(self._block.total_seconds())
-        if address.kind != "cluster":
-            blocking = telling_its_id(blocking, self._connected)
-        self._connection = Connection(blocking)
+        self._intake = Intake(sub, address, poll, settler)
+        self._block = self._intake.longest
         self._sub = sub
         self._cap = cap
         self._handlers = handlers
@@ -77,8 +69,6 @@ class Reader:
         self._topics = topics
         self._failed = failed
         self._turn = Turn(dispatcher.slots)
-        self._client_id: int | None = None
-        self._blocked = False
         self._unopened: list[Entry] = []
         self._read_at = 0.0
         self._collector: Collector | None = None
@@ -108,17 +98,7 @@ class Reader:
         False if the server could not be asked to end the read.
         """
         self.wake()
-        client_id = self._client_id
-        if self._blocked and client_id is not None:
-            try:
-                self._sub.store.ask("CLIENT", "UNBLOCK", client_id)
-            except LisaError as error:
-                log.debug("topic %s: cannot be interrupted: %s", self._sub.topic, error)
-                return False
-        return True
-
-    def _connected(self, client_id: int | None) -> None:
-        self._client_id = client_id
+        return self._intake.interrupt()
 
     def end(self, ends: float, *, is_answered: bool) -> bool:
         """Wait until an instant for the thread to stop. A handler that runs on it holds it.
@@ -128,7 +108,7 @@ class Reader:
         while self.thread.is_alive() and time.monotonic() < ends:
             is_answered = is_answered and self.interrupt()
             self.thread.join(0.05)
-            if not self._blocked and self._sub.running():
+            if not self._intake.is_reading and self._sub.running():
                 break
         return is_answered
 
@@ -158,7 +138,7 @@ class Reader:
         if self._unopened:
             self._sub.release([(entry.id, entry.entry) for entry in self._unopened])
         self._give_back_gathered()
-        self._connection.close()
+        self._intake.close()
 
     def _give_back_gathered(self) -> None:
         if self._collector:
@@ -269,7 +249,7 @@ class Reader:
             return
         # Handlers are slow, or not yet known: read only once one of them is free.
         self._settler.hurry_for(sub)
-        if not self._turn.take(self._is_interrupted):
+        if not self._turn.take(sub.is_interrupted):
             return
         try:
             if several and not sub.unstarted:
@@ -291,9 +271,6 @@ class Reader:
         if self._sub.unstarted:
             self._pausing(NEXT_LOOK_S)
 
-    def _is_interrupted(self) -> bool:
-        return self._sub.closing.is_set() or self._sub.is_paused_here
-
     def _read_degraded(self) -> None:
         """One message at a time, after a pause that grows until one succeeds."""
         sub = self._sub
@@ -303,7 +280,7 @@ class Reader:
             self._pausing(FIRST_PAUSE_S)
             return
         self._pausing(self._degraded_pause_s)
-        if self._is_interrupted():
+        if sub.is_interrupted():
             return
         self._fetch(1, self._block)
         if self._unopened:
@@ -319,7 +296,7 @@ class Reader:
             gathered = self._collector = Collector(size, within_s)
             gathered.add(kept)
         if not gathered and sub.unstarted:  # a batch waits for a handler: no other behind it
-            if self._turn.take(self._is_interrupted):
+            if self._turn.take(sub.is_interrupted):
                 self._turn.leave()
                 self._await_start()
             return
@@ -339,38 +316,8 @@ class Reader:
         sub = self._sub
         if self._cap is not None:
             count = min(count, max(least_cap, self._cap - len(sub.unstarted)))
-        stream = sub.store.keys.topic(sub.topic).group(sub.group).ready
-        block_ms = block // timedelta(milliseconds=1)
-        count = max(1, min(count, MOST))
-        command = read_command(stream, sub.group, sub.name, count, block_ms)
-        self._blocked, was_forgotten = True, sub.is_forgotten
-        try:
-            if self._is_interrupted():
-                return
-            reply = self._ask(command)
-        finally:
-            self._blocked = False
-        if was_forgotten:  # the group is there all the same: only the record was swept
-            sub.is_forgotten = False
+        self._unopened = self._intake.read(max(1, min(count, MOST)), block)
         self._read_at = time.monotonic()
-        self._unopened = parse_read(reply)
-
-    def _ask(self, command: Command) -> Any:
-        """The reply of a read; a few acks go along with it."""
-        along = self._settler.along(self._sub)
-        if along is None:
-            return self._connection.execute(command)
-        try:
-            replies = self._connection.begin((along.command, command))
-            acked = next(replies)
-        except Exception as error:
-            along.take(error)
-            raise
-        along.take(acked)
-        reply = next(replies)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
 
     def _hand_over(self, *, has_slot: bool = False) -> None:
         """Open what was read and give it to the handlers. Raises LisaError; then it is kept."""

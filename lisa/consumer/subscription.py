@@ -108,6 +108,10 @@ class Subscription:
         """Whether it failed too often in a row."""
         return self.failed_in_row >= DEGRADED_AFTER
 
+    def is_interrupted(self) -> bool:
+        """Whether nothing more is to be read here just now."""
+        return self.closing.is_set() or self.is_paused_here
+
     def running(self) -> int:
         """How many deliveries a handler works on."""
         return sum(1 for held in list(self.held.values()) if held.started and not held.ended)

@@ -327,7 +327,7 @@ def reading(split_here: Split) -> Iterator[tuple[Consumer, Crew]]:
     consumer.start()
     crew = consumer._crew
     assert crew is not None
-    wait_until(lambda: [one._blocked for one in crew._readers.values()] == [True] * 9)
+    wait_until(lambda: [one._intake.is_reading for one in crew._readers.values()] == [True] * 9)
     wait_until(lambda: all(one.is_announced for one in crew._readers))
     yield consumer, crew
     consumer.stop()
