@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import clusters
+from tests.consumers import Bench
 from tests.roles import Cast, Services
 from tests.servers import connect
 from tests.shards import Split
@@ -23,6 +24,15 @@ def cast(server: str) -> Iterator[Cast]:
     cast = Cast(server).declare()
     yield cast
     cast.store.close()
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    """What stands in for a manager, on one server; `orders` has its group."""
+    bench = Bench(redis_url)
+    bench.declare("orders")
+    yield bench
+    bench.store.close()
 
 
 @pytest.fixture(scope="module")

@@ -19,21 +19,13 @@ from tests.consumers import Bench, ignore, presences, presences_running, settled
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from lisa.consumer.held import Held
     from lisa.core.message import Message
     from lisa.core.stream import Entry
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    bench.declare(TOPIC)
-    yield bench
-    bench.store.close()
 
 
 def ready(bench: Bench) -> str:

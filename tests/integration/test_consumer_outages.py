@@ -24,7 +24,7 @@ from tests.consumers import Bench, ignore, presences_running, settled
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from lisa.consumer.subscription import Subscription
     from lisa.core.message import Message
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 TOPIC = "orders"
 SOCKET_TIMEOUT_S = 1.0
 GRACE = timedelta(milliseconds=500)
-
-
-@pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    bench.declare(TOPIC)
-    yield bench
-    bench.store.close()
 
 
 @pytest.fixture

@@ -24,14 +24,6 @@ WAIT = timedelta(seconds=10)
 
 
 @pytest.fixture
-def bench(redis_url: str) -> Iterator[Bench]:
-    bench = Bench(redis_url)
-    bench.declare(TOPIC)
-    yield bench
-    bench.store.close()
-
-
-@pytest.fixture
 def consumer(bench: Bench) -> Iterator[Consumer]:
     consumer = Consumer(bench.url)
     yield consumer
