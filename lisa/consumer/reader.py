@@ -21,6 +21,7 @@ from lisa.consumer.subscription import Subscription, Work
 from lisa.core import failures
 from lisa.core.address import Address
 from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.patience import LONGEST_AWAY_S
 from lisa.core.stream import Entry
 from lisa.core.transitions.declare import Declare
 
@@ -33,8 +34,6 @@ LOOK_AGAIN_S = 1.0
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
-LONGEST_AWAY_S = 0.5
-"""So long at most while the server is away: it is to be found soon after it is back."""
 NEXT_LOOK_S = 0.005
 FIRST_DEGRADED_PAUSE_S = 0.25
 LONGEST_DEGRADED_PAUSE_S = 30.0

@@ -21,6 +21,7 @@ from lisa.consumer.signalling import Announcer
 from lisa.consumer.subscription import Subscription
 from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.flow import Command, Execute
+from lisa.core.patience import LONGEST_AWAY_S
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Failure, Retried
 from lisa.core.transitions.retry import Retry as Fail
@@ -39,8 +40,6 @@ MOST_ALONG = 32
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-LONGEST_AWAY_S = 0.5
-"""So long at most while the server is away: it is to be found soon after it is back."""
 
 
 class Along(NamedTuple):

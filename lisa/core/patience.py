@@ -7,11 +7,15 @@ import time
 
 from lisa.core import failures
 
-__all__ = ["Patience"]
+__all__ = ["LONGEST_AWAY_S", "Patience"]
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 MOST_MENDS = 20
+
+LONGEST_AWAY_S = 0.5
+"""So long at most until the next call, for those who go on trying by themselves while the server,
+or a topic's node, is away: it is to be found soon after it is back."""
 
 
 class Patience:

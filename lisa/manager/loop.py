@@ -15,6 +15,7 @@ from typing import Protocol
 from lisa.core.errors import LisaError, ServerUnavailable
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
+from lisa.core.patience import LONGEST_AWAY_S
 from lisa.manager.agenda import Agenda
 from lisa.manager.punctual import wake_on_time
 from lisa.manager.troubles import Troubles
@@ -24,8 +25,6 @@ __all__ = ["Loop", "Outcome", "Service"]
 Outcome = float | LisaError | None
 """When to look again (an instant of `time.monotonic`), never unless hurried, or what went wrong."""
 
-LONGEST_AWAY_S = 0.5
-"""So long at most while a topic's node is away: it is to be found soon after it is back."""
 LEAVE_S = 6.0  # a little above the socket time-out: a call that hangs ends by then
 
 log = logging.getLogger(__name__)
