@@ -24,7 +24,7 @@ from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.place import Place
 
-__all__ = ["renumber", "spread"]
+__all__ = ["Seen", "look", "renumber", "spread"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,9 @@ _SHARED = {"capacity": None, "max_ready": TopicOptions().max_ready}
 """Bounds of the whole topic, each shard has its share of; with their defaults."""
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
+    """What stands in a place: its options hash, and its declared groups."""
+
     options: dict[str, str]
     groups: frozenset[str]
 
@@ -52,14 +54,14 @@ def spread(store: Store, topic: str) -> Flow[Layout]:
     A topic that was never split costs one look.
     """
     while True:
-        (whole,) = yield from _look(store, [topic])
+        (whole,) = yield from look(store, [topic])
         layout = Layout.read(whole.options.get("layout"))
         store.learn_layout(topic, layout)
         if not layout.number:
             return layout
         places = layout.places(topic)
         yield from store.register([topic, *places])
-        seen = dict(zip(places, (yield from _look(store, places)), strict=True))
+        seen = dict(zip(places, (yield from look(store, places)), strict=True))
         for count in (layout.shards, *layout.older):
             if count > 1:
                 own = Layout(layout.number, count).current(topic)
@@ -85,13 +87,14 @@ def renumber(store: Store, topic: str, known: int) -> Flow[int]:
     return (yield from store.run(Place(topic, "renumber", known, sorted(counts))))
 
 
-def _look(store: Store, places: Sequence[str]) -> Flow[list[_Seen]]:
+def look(store: Store, places: Sequence[str]) -> Flow[list[Seen]]:
+    """What stands in some places, in the order given. Raises LisaError."""
     keys = [store.keys.topic(place) for place in places]
     replies = yield from store.commands(
         [command for one in keys for command in (("HGETALL", one.options), ("HKEYS", one.groups))]
     )
     return [
-        _Seen(
+        Seen(
             {text(name): text(value) for name, value in pairs(options).items()},
             frozenset(map(text, groups)),
         )
@@ -100,7 +103,7 @@ def _look(store: Store, places: Sequence[str]) -> Flow[list[_Seen]]:
 
 
 def _equip(
-    store: Store, whole: _Seen, places: Mapping[str, _Seen], count: int
+    store: Store, whole: Seen, places: Mapping[str, Seen], count: int
 ) -> Flow[list[Declare]]:
     """Give places the topic's options and groups; the groups that were told to a place."""
     wanted = _options(whole.options, count)
@@ -146,7 +149,7 @@ def _options(whole: Mapping[str, str], count: int) -> dict[str, str | None]:
 
 
 def _hand_over(
-    store: Store, topic: str, layout: Layout, seen: Mapping[str, _Seen]
+    store: Store, topic: str, layout: Layout, seen: Mapping[str, Seen]
 ) -> Flow[int | None]:
     """Close the older places, then open the present ones.
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from lisa.core import removal
 from lisa.core.clock import duration_ms
 from lisa.core.keys import TopicKeys
 from lisa.core.options import TopicOptions
 from lisa.core.shards import MOST_SHARDS, Layout, base, bases, count_of
-from lisa.core.spread import renumber, spread
-from lisa.core.store import SyncStore, pairs
-from lisa.core.transitions.base import text
+from lisa.core.spread import Seen, look, renumber, spread
+from lisa.core.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.place import Place
 from lisa.manager.lookout import ask_all
@@ -27,14 +25,6 @@ from lisa.manager.lookout import ask_all
 __all__ = ["Sharder"]
 
 log = logging.getLogger(__name__)
-
-
-class _Seen(NamedTuple):
-    """A place, its options, and the groups that may hold something there."""
-
-    place: str
-    options: dict[str, str]
-    groups: set[str]
 
 
 class Sharder:
@@ -88,48 +78,38 @@ class Sharder:
 
         They take no new messages, so what is empty stays empty; the first who sees it notes when.
         """
-        own, *places = self._look([topic, *Layout(layout.number, count).current(topic)])
+        places = Layout(layout.number, count).current(topic)
+        own, *seen = self._store.drive(look(self._store, [topic, *places]))
         mark = f"emptied:{count}"
-        seen = own.options.get(mark)
-        if self._holds_any(places):
-            if seen is not None:
+        since = own.options.get(mark)
+        if self._holds_any(places, seen):
+            if since is not None:
                 self._store.call(Configure(topic, {mark: None}))
             return
         now_ms = self._store.drive(self._store.server_time_us()) // 1000
-        if seen is None:
+        if since is None:
             self._store.call(Configure(topic, {mark: str(now_ms)}))
-            seen = str(now_ms)
+            since = str(now_ms)
         retention = duration_ms(TopicOptions.from_hash(own.options).retention)
-        lasting = [int(one.options.get("lasting", 0)) for one in places]
-        if now_ms < max(int(seen) + retention, *lasting):
+        lasting = [int(one.options.get("lasting", 0)) for one in seen]
+        if now_ms < max(int(since) + retention, *lasting):
             return
         self._store.call(Place(topic, "forget", layout.number, (count,)))
         log.info("topic %s: nothing is left of its %d older shards", topic, count,
                  extra={"topic": topic})  # fmt: skip
 
-    def _look(self, places: Sequence[str]) -> list[_Seen]:
-        keys = [self._store.keys.topic(place) for place in places]
-        replies = self._store.drive(self._store.commands([
-            command for one in keys
-            for command in (("HGETALL", one.options), ("HKEYS", one.groups))
-        ]))  # fmt: skip
-        stored = [{text(name): text(value) for name, value in pairs(one).items()}
-                  for one in replies[::2]]  # fmt: skip
-        # What a removal that was cut short left is messages, though nobody declares the group.
-        return [
-            _Seen(place, options, removal.marked(options).union(map(text, declared)))
-            for place, options, declared in zip(places, stored, replies[1::2], strict=True)
-        ]
-
-    def _holds_any(self, places: Sequence[_Seen]) -> bool:
+    def _holds_any(self, places: Sequence[str], seen: Sequence[Seen]) -> bool:
         found = self._store.drive(self._store.commands(
-            [("EXISTS", *_holding(self._store.keys.topic(one.place), one.groups)) for one in places]
+            [("EXISTS", *_holding(self._store.keys.topic(place), one))
+             for place, one in zip(places, seen, strict=True)]
         ))  # fmt: skip
         return any(found)
 
 
-def _holding(keys: TopicKeys, groups: Iterable[str]) -> list[str]:
+def _holding(keys: TopicKeys, seen: Seen) -> list[str]:
     """The keys that hold messages."""
+    # What a removal that was cut short left is messages, though nobody declares the group.
+    groups = removal.marked(seen.options).union(seen.groups)
     own = [keys.group(group) for group in sorted(groups)]
     return [keys.waiting, *(key for one in own for key in (one.entries, one.retry, one.garbage))]
 
