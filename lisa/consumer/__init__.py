@@ -2,6 +2,6 @@
 
 from lisa.consumer.batches import Batch
 from lisa.consumer.consumer import Consumer
-from lisa.consumer.pull import Delivery
+from lisa.consumer.delivery import Delivery
 
 __all__ = ["Batch", "Consumer", "Delivery"]

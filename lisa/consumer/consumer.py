@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar, overload
 from blinker import Signal
 
 from lisa.consumer.crew import Crew, Wanted
+from lisa.consumer.delivery import Delivery
 from lisa.consumer.handlers import Handlers
-from lisa.consumer.pull import Delivery
 from lisa.core.address import DEFAULT_URL, Address
 from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import DEFAULT_PREFIX, Keys, check_group, check_topic

@@ -1,16 +1,17 @@
-"""Deliveries for those who want a loop of their own."""
+"""Takes deliveries for those who want a loop of their own."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
+from lisa.consumer.delivery import Delivery
 from lisa.consumer.heartbeat import FOLLOW_S
 from lisa.consumer.joining import ask_for_group, join, was_emptied
 from lisa.consumer.opening import settlement_of, unpack
@@ -35,7 +36,7 @@ from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Failed, Failure
 from lisa.core.transitions.retry import Retry as Fail
 
-__all__ = ["Delivery", "Puller"]
+__all__ = ["Puller"]
 
 MOST = 500
 """So many may be asked for; a topic with one group gives 250 at once, with several fewer."""
@@ -47,90 +48,6 @@ LOOK_AGAIN_S = 0.5
 
 BETWEEN_NODES_S = 0.05
 """How often the places of a topic that is split over several nodes are asked in turn."""
-
-
-class Delivery:
-    """One message in the caller's hands: `.message`'s attributes, and what to do with it.
-
-    Unsettled it goes back when its ack timeout ends; `extend` starts that time anew. Each call
-    raises LisaError.
-    """
-
-    def __init__(
-        self, puller: Puller, message: Message, settlement: Settlement, ack_timeout_ms: int | None
-    ) -> None:
-        self._puller = puller
-        self.message = message
-        self._settlement = settlement
-        self._ack_timeout_ms = ack_timeout_ms
-
-    @property
-    def id(self) -> str:
-        """The message's id."""
-        return self.message.id
-
-    @property
-    def topic(self) -> str:
-        """Its topic."""
-        return self.message.topic
-
-    @property
-    def group(self) -> str:
-        """The group that it was taken for."""
-        return self.message.group
-
-    @property
-    def body(self) -> Any:
-        """What was sent: JSON values, str or bytes."""
-        return self.message.body
-
-    @property
-    def due(self) -> datetime:
-        """The due time, aware, UTC."""
-        return self.message.due
-
-    @property
-    def due_ms(self) -> int:
-        """The due time in epoch milliseconds."""
-        return self.message.due_ms
-
-    @property
-    def attempt(self) -> int:
-        """1, 2, ..."""
-        return self.message.attempt
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers, text to text."""
-        return self.message.headers
-
-    def __repr__(self) -> str:
-        return f"<Delivery of {self.id!r} on {self.topic!r}, attempt {self.attempt}>"
-
-    def ack(self) -> str:
-        """It is handled: `acked`, `late` (the lease had ended), `stale` or `repeated`."""
-        return self._puller.ack(self.message, self._settlement)
-
-    def retry(self, *, delay: timedelta | None = None, reason: str = "") -> str:
-        """It failed: `retrying`, `dead` (attempts used up), or `stale` if no longer held."""
-        wait_ms = None if delay is None else _checked_ms(delay)
-        return self._puller.fail(
-            self.message, self._settlement, reason or "the puller asked for a retry", wait_ms
-        )
-
-    def discard(self, reason: str = "") -> str:
-        """Give it up, to garbage: `dead`, or `stale` if no longer held."""
-        return self._puller.fail(
-            self.message, self._settlement, reason or "the puller discarded it", "discard"
-        )
-
-    def extend(self) -> bool:
-        """Start its ack timeout anew; False if it is no longer held."""
-        return self._puller.extend(self.message, self._settlement, self._ack_timeout_ms)
-
-    def release(self) -> bool:
-        """Give it back, unhandled, no attempt counted; False if it is no longer held."""
-        return self._puller.release(self.message, self._settlement)
 
 
 class Puller:
@@ -340,12 +257,6 @@ class Puller:
         """Give one delivery back. Raises LisaError."""
         receipt = (settlement.id, settlement.entry)
         return self._store.call_by_id(Release(message.topic, message.group, [receipt]))[0]
-
-
-def _checked_ms(delay: timedelta) -> int:
-    if delay < timedelta(0):
-        raise InvalidMessage(f"a retry's delay cannot be negative: {delay}")
-    return duration_ms(delay)
 
 
 def _checked_timeout_ms(value: timedelta) -> int:
