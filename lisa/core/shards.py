@@ -23,6 +23,8 @@ __all__ = [
     "count_of",
     "is_of_layout",
     "name",
+    "place_of",
+    "shard_of",
     "share",
 ]
 
@@ -48,6 +50,16 @@ def bases(places: Iterable[str]) -> list[str]:
 def count_of(place: str) -> int:
     """The number of shards that a place is one of."""
     return int(place.rpartition("of")[2]) if MARK in place else 1
+
+
+def shard_of(place: str) -> str | None:
+    """Which shard of its topic a place is, as in `3of8`; None for the topic's own place."""
+    return place.partition(MARK)[2] or None
+
+
+def place_of(topic: str, shard: str | None) -> str:
+    """The place of one shard of a topic, as `shard_of` tells it."""
+    return f"{topic}{MARK}{shard}" if shard else topic
 
 
 def name(topic: str, number: int, count: int) -> str:

@@ -33,7 +33,7 @@ def envelope(token: str, body: object, headers: dict[str, str] | None = None) ->
 def event(topic: str, at: int, seq: int, number: int, **fields: Any) -> Event:
     """One event; what is not named is absent."""
     blank: Event = dict.fromkeys(
-        ("group", "envelope", "due", "expires", "policy", "reason", "place", "late_us")
+        ("group", "envelope", "due", "expires", "policy", "reason", "place", "late_us", "shard")
     )
     return blank | {
         "topic": topic, "at": at, "seq": seq, "number": number, "attempt": 0,

@@ -552,7 +552,7 @@ def test_what_is_wrong_is_said_in_one_line(
     writers(database)
     do(spark, database, "UPDATE lisa_archive SET layout = 9")
     do(spark, database, "INSERT INTO lisa_archive VALUES (9, 0, 0)")
-    with pytest.raises(ConfigError, match="has layout 9; this build reads up to 1"):
+    with pytest.raises(ConfigError, match="has layout 9; this build reads up to 2"):
         jdbc.open(spark, url, good)
 
 

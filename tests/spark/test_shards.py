@@ -1,4 +1,4 @@
-"""Topics that are split: rows are sent and read as ever; what cannot follow them says so."""
+"""Topics that are split: rows are sent, and read as those of one topic."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa import Producer
-from lisa.admin import topics
-from lisa.core.errors import ConfigError
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs import remaining
 from lisa.pipeline.jobs.standing import known
-from lisa.pipeline.source.following import journaled_topics
 from tests.shards import Split
 
 if TYPE_CHECKING:
@@ -49,30 +44,9 @@ def test_rows_are_sent_to_all_shards_and_read_as_one_topic(
     assert {(row.topic, row.id) for row in found.select("topic", "id").collect()} == {
         ("orders", str(n)) for n in range(120)
     }
+    told = {row.shard for row in found.select("shard").distinct().collect()}
+    assert told == {f"{n}of{count}" for count in (3, 4) for n in range(count)}
     one: Any = found.where("id = '7'").select("topic", "body").collect()
     assert [(row.topic, bytes(row.body)) for row in one] == [("orders", b"body 7")]
     seen = split.store.drive(known(split.store, "orders", ["7", "119", "nobody"]))
     assert set(seen) == {"7", "119"}
-
-
-def test_what_follows_a_journal_refuses_shards_that_are_named_and_leaves_out_others(
-    split: Split, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = split.store
-    for topic in ("orders", "stock"):
-        store.drive(topics.set_options(store, topic, {"journal": True}))
-    with Producer(split.url) as producer:
-        producer.send("stock", 1)
-        producer.send("orders", 1)
-        both = ["orders", "stock"]
-        assert sorted(store.drive(journaled_topics(store, []))) == both
-        split.into(4)
-        assert sorted(store.drive(journaled_topics(store, []))) == both, "no shard has written yet"
-        producer.send("orders", 2)
-    for flow in (journaled_topics(store, both), remaining.look(store, "orders", None)):
-        with pytest.raises(ConfigError, match="does not follow the journals of shards"):
-            store.drive(flow)
-    for _ in range(2):
-        assert store.drive(journaled_topics(store, [])) == ["stock"]
-    warned = [one.message for one in caplog.records if "orders is left out" in one.message]
-    assert len(warned) == 1, "once"

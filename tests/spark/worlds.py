@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,13 @@ class World:
 
     def close(self) -> None:
         self.producer.close()
+
+    def at(self, place: str) -> World:
+        """The same at one place of the topic, where it is split."""
+        other = copy(self)
+        other.topic = place
+        self.store.drive(self.store.groups(place))
+        return other
 
     def send(self, ids: Sequence[str], *, delay: timedelta = timedelta(0), **more: Any) -> None:
         bodies = [Outgoing({"order": one}, id=one, **more) for one in ids]

@@ -10,6 +10,7 @@ import click
 from lisa.cli.options import Chosen, Duration, Moment, common, pass_chosen
 from lisa.cli.pipeline.archives import Source, archive_options
 from lisa.cli.pipeline.options import connection, session, spark_options
+from lisa.core.shards import place_of
 
 if TYPE_CHECKING:
     from lisa.pipeline.jobs.audit import Audit
@@ -107,7 +108,8 @@ def _show(result: Audit, stuck_after: timedelta) -> None:
     if result.gaps:
         print_table(
             ["topic", "after", "until", "what is gone"],
-            [(gap.topic, iso(gap.after_ms), iso(gap.until_ms), gap.reason) for gap in result.gaps],
+            [(place_of(gap.topic, gap.shard), iso(gap.after_ms), iso(gap.until_ms), gap.reason)
+             for gap in result.gaps],
             title="Gaps of the journal: what was sent in them is not known here",
         )  # fmt: skip
     click.echo(_verdict(result))

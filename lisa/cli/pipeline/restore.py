@@ -10,6 +10,7 @@ import click
 from lisa.cli.options import Chosen, common, pass_chosen
 from lisa.cli.pipeline.archives import Source, archive_options
 from lisa.cli.pipeline.options import connection, session, spark_options
+from lisa.core.shards import place_of
 
 if TYPE_CHECKING:
     from lisa.pipeline.jobs.restore import Restoration
@@ -109,7 +110,7 @@ def _show(result: Restoration) -> None:
     if result.possibly_lost:
         print_table(
             ["possibly lost: topic", "accepted after", "and before", ""],
-            [(one.topic, iso(one.after_ms), iso(one.until_ms), one.reason)
+            [(place_of(one.topic, one.shard), iso(one.after_ms), iso(one.until_ms), one.reason)
              for one in result.possibly_lost],
         )  # fmt: skip
     click.echo(f"lists: {result.where} ({result.seconds:,.1f} s)")

@@ -29,7 +29,10 @@ class Archive(ABC):
 
     @abstractmethod
     def offsets(self) -> dict[str, tuple[str, int]]:
-        """For each topic the last committed event: entry id and running number."""
+        """For each journal the last committed event: entry id and running number.
+
+        By its place: the topic, or one of the places of a topic that is split (see core.shards).
+        """
 
     @abstractmethod
     def topics(self) -> dict[str, TopicRecord]:

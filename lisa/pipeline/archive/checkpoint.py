@@ -32,18 +32,18 @@ def check_checkpoint(
 ) -> None:
     """Raises ConfigError where a checkpoint goes on behind events that an archive lacks.
 
-    offsets: for each topic the archive's last event. gaps: those it has recorded; one at its end
-    stands for what the checkpoint is ahead.
+    offsets: for each journal, by its place, the archive's last event. gaps: those it has recorded;
+    one at its end stands for what the checkpoint is ahead.
     """
-    for topic, entry in _done(Folder(spark, checkpoint)).items():
-        mine = offsets[topic][0] if topic in offsets else "0-0"
+    for place, entry in _done(Folder(spark, checkpoint)).items():
+        mine = offsets[place][0] if place in offsets else "0-0"
         told = any(
-            gap.topic == topic and entry_number(gap.after_id or "0-0") >= entry_number(mine)
+            gap.place == place and entry_number(gap.after_id or "0-0") >= entry_number(mine)
             for gap in gaps
         )
         if entry_number(mine) < entry_number(entry) and not told:
             raise ConfigError(
-                f"checkpoint {checkpoint} has come further than the archive: topic {topic!r} to "
+                f"checkpoint {checkpoint} has come further than the archive: topic {place!r} to "
                 f"{entry}, the archive to {mine}; it is another archive's, or this one is an older "
                 "state. Remove the checkpoint, or name a new one: then the archive goes on from "
                 "what it has"
@@ -51,9 +51,9 @@ def check_checkpoint(
 
 
 def _done(notes: Folder) -> dict[str, str]:
-    """By topic, the entry with which the last batch ended that Spark calls done."""
+    """By place, the entry with which the last batch ended that Spark calls done."""
     batches = [int(name) for name in notes.names("commits") if name.isdigit()]
     text = notes.read(f"offsets/{max(batches)}") if batches else None
     last = text.strip().rpartition("\n")[2] if text else "{}"
     found = json.loads(last) if last.startswith("{") else {}
-    return {topic: str(one["id"]) for topic, one in found.items()}
+    return {place: str(one["id"]) for place, one in found.items()}

@@ -198,6 +198,10 @@ class Connection:
         """Whether there is an archive."""
         return self.ask(self._database.statements("exists")[0]) != [("0",)]
 
+    def has_shards(self) -> bool:
+        """Whether its tables tell of which shard an event is; those of layout 1 do not."""
+        return self.ask(self._database.statements("has_shards")[0]) != [("0",)]
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing of what is run inside."""

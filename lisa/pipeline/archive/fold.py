@@ -1,7 +1,7 @@
 """From events to messages: one row per message and life, as `Producer.get` would tell it.
 
 A *life* of a message begins with the call that sent it, whose token its envelope carries. What
-happens to it is read off its events in order of (`at`, `seq`):
+happens to it is read off its events in order of (`at`, `seq`), which is that of the journal:
 
 - An event of the whole topic puts it into `waiting` (sent, replaced, rescheduled, restored, mended
   without a place): what groups had before is history, except that they are through with it.
@@ -9,6 +9,16 @@ happens to it is read off its events in order of (`at`, `seq`):
 - The first event that settles a life ends it; later ones of that life change nothing.
 - A life that another one of the same id takes the place of is settled by that: `cancelled` where it
   was replaced, `lost` where nothing tells how it ended.
+
+A topic that is split has a journal for each place, and the clocks of their servers differ a little.
+So events are put in order within a place only, and belong to the life that was begun there last: an
+id is live in one place at a time, and a life stays where it began until it ends; only after the
+number of shards was changed does its next one begin elsewhere. Time decides between places only
+
+- of a life that a restore put back elsewhere: long after the last event that its old place wrote;
+- that a life is over whose end no journal tells, as the id was sent anew elsewhere since its last
+  event. For that to be said of the later one, clocks would have to differ by more than the whole
+  earlier life and the change of shards behind it took.
 
 It is one shuffle by topic and id, and sorts within it: linear, whatever the number of messages.
 """
@@ -33,7 +43,7 @@ BEGINNINGS = ("sent", "replaced", "restored")
 THROUGH = ("acked", "purged", "expired")
 """A group whose last event is one of these owes the message nothing."""
 
-LIFE_SCHEMA_FIELDS = ("life", "next_state", "next_at")
+LIFE_SCHEMA_FIELDS = ("life", "next_state", "next_at", "elsewhere")
 """What `lives` adds to each event."""
 
 _COLUMNS = [name for name in EVENT_SCHEMA.names if name != "number"]
@@ -52,16 +62,22 @@ def lives(events: DataFrame) -> DataFrame:
 
     life: the token; null before any envelope is known.
     next_state, next_at: of the event that begins the next life, in a life's last event.
+    elsewhere: that one stands in another place's journal, of which more may be known than of this.
     """
-    in_order = Window.partitionBy("topic", "id").orderBy("at", "seq")
+    # Both windows are served by one sort.
+    of_id = Window.partitionBy("topic", "id").orderBy("shard", "at", "seq")
+    of_id = of_id.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    in_order = Window.partitionBy("topic", "id", "shard").orderBy("at", "seq")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     begins = sf.col("state").isin(*BEGINNINGS) & sf.col("envelope").isNotNull()
     token = sf.when(begins, sf.substring("envelope", 2, 8).cast("string"))
+    begin = sf.when(begins, sf.struct("at", "seq", "shard", token.alias("begun")))
     ends = sf.when(begins, sf.expr("false")).when(sf.col("settled"), sf.expr("true"))
     tagged = (
         events.where(sf.col("id").isNotNull())
         .select(*_COLUMNS, token.alias("begun"), ends.alias("ended"))
+        .withColumn("newest", sf.max(begin).over(of_id))
         .withColumns(
             {
                 "life": sf.last("begun", ignorenulls=True).over(so_far),
@@ -75,17 +91,25 @@ def lives(events: DataFrame) -> DataFrame:
         )
     )
     another = sf.col("next_begun").isNotNull() & ~sf.col("next_begun").eqNullSafe(sf.col("life"))
+    newest = sf.col("newest")
+    elsewhere = ~another & sf.coalesce(
+        ~newest["shard"].eqNullSafe(sf.col("shard"))
+        & ~newest["begun"].eqNullSafe(sf.col("life"))
+        & (newest["at"] > sf.col("at")),
+        sf.lit(False),  # noqa: FBT003
+    )
     return (
         # The last event of a life that is over may be one that no longer counts: but then the
         # life is settled, and what came after it is of no interest.
         tagged.where(~sf.col("over") | sf.col("begun").isNotNull())
         .withColumns(
             {
-                "next_state": sf.when(another, sf.col("next_state")),
-                "next_at": sf.when(another, sf.col("next_at")),
+                "next_state": sf.when(another, sf.col("next_state")).when(elsewhere, "sent"),
+                "next_at": sf.when(another, sf.col("next_at")).when(elsewhere, newest["at"]),
+                "elsewhere": elsewhere,
             }
         )
-        .drop("begun", "ended", "over", "next_begun")
+        .drop("begun", "ended", "over", "next_begun", "newest")
     )
 
 

@@ -30,6 +30,7 @@ from pyspark.sql import functions as sf
 
 from lisa.core.clock import datetime_ms
 from lisa.core.errors import ConfigError
+from lisa.core.shards import base, shard_of
 from lisa.pipeline.archive.database import Connection, Database, jdbc_settings
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.jdbc_reader import JdbcArchive
@@ -42,7 +43,7 @@ from lisa.pipeline.archive.rows import (
     to_log_rows,
     to_message_rows,
 )
-from lisa.pipeline.archive.schemas import GAP_STATE
+from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,6 +122,8 @@ class JdbcWriter:
             try:
                 _lock(connection, self._database)
                 connection.run("tables")
+                if not connection.has_shards():
+                    connection.run("shards")
                 connection.run("clear")
             except BaseException:
                 connection.close()
@@ -158,12 +161,13 @@ class JdbcWriter:
             for topic, record in topics.items():
                 groups = json.dumps(list(record.groups))
                 connection.put("put_topic", topic, json.dumps(dict(record.options)), groups)
-            for topic, (entry, number) in places.items():
-                connection.put("put_offset", topic, entry, number)
+            for place, (entry, number) in places.items():
+                shard = shard_of(place) or ""
+                connection.put("put_offset", base(place), shard, entry, number)
             for gap in gaps:
                 connection.put(
-                    "add_gap", gap.topic, gap.after_id or "", gap.after_number, gap.to_id,
-                    gap.to_number, gap.reason, datetime_ms(gap.at),
+                    "add_gap", gap.topic, gap.shard or "", gap.after_id or "", gap.after_number,
+                    gap.to_id, gap.to_number, gap.reason, datetime_ms(gap.at),
                 )  # fmt: skip
             connection.put("put_archive", batch_id, time.time_ns() // 1_000_000)
 
@@ -190,16 +194,17 @@ def _lock(connection: Connection, database: Database) -> None:
 
 
 def _survey(rows: DataFrame) -> tuple[dict[str, tuple[str, int]] | None, int]:
-    """Topic -> the batch's last event there (none for a gap), and the most bytes of a row's data.
+    """Place -> the batch's last event there (none for a gap), and the most bytes of a row's data.
 
     None instead if there are no rows at all.
     """
     place = sf.when(sf.col("state") != GAP_STATE, sf.struct("at", "seq", "number"))
     size = sf.coalesce(sf.octet_length("envelope"), sf.lit(0))
-    found = rows.groupBy("topic").agg(sf.max(place).alias("last"), sf.max(size).alias("size"))
+    by_journal = rows.groupBy(journal_of().alias("journal"))
+    found = by_journal.agg(sf.max(place).alias("last"), sf.max(size).alias("size"))
     lasts = found.collect()
     places = {
-        row["topic"]: (f"{row['last']['at']}-{row['last']['seq']}", row["last"]["number"])
+        row["journal"]: (f"{row['last']['at']}-{row['last']['seq']}", row["last"]["number"])
         for row in lasts
         if row["last"] is not None
     }

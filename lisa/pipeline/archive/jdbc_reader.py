@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lisa.core.clock import ms_datetime
 from lisa.core.errors import ConfigError
+from lisa.core.shards import place_of
 from lisa.pipeline.archive import Archive, Gap, TopicRecord
 from lisa.pipeline.archive.database import Connection, Database
 from lisa.pipeline.archive.rows import (
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["JdbcArchive"]
 
-LAYOUT = 1
-"""The version of the tables that this build makes and reads."""
+LAYOUT = 2
+"""The version of the tables that this build makes; it reads the earlier ones, too.
+
+2: with a column `shard`.
+"""
 
 ROWS_PER_READER = 250_000
 
@@ -42,6 +46,7 @@ class JdbcArchive(Archive):
                     f"{database.shown} holds no archive with table prefix {database.prefix!r}"
                 )
             _check_layout(connection, database)
+            self._shard = '"shard"' if connection.has_shards() else "''"
 
     def log(self) -> DataFrame:
         """Rows of LOG_SCHEMA: every event, in no order."""
@@ -52,10 +57,10 @@ class JdbcArchive(Archive):
         return from_message_rows(self._table("messages", MESSAGE_COLUMNS, "id"))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
-        """How far the archive has come: topic -> entry id and number of its last event."""
+        """How far the archive has come: place -> entry id and number of its last event."""
         return {
-            topic: (entry, int(number))
-            for topic, entry, number, _, _ in self._ask("topics")
+            place_of(topic, shard): (entry, int(number))
+            for topic, shard, entry, number, _, _ in self._ask("topics")
             if entry
         }
 
@@ -63,7 +68,8 @@ class JdbcArchive(Archive):
         """Each topic's options and groups as last seen, to build it anew from."""
         return {
             topic: TopicRecord(json.loads(options), tuple(json.loads(groups)))
-            for topic, _, _, options, groups in self._ask("topics")
+            for topic, shard, _, _, options, groups in self._ask("topics")
+            if not shard
         }
 
     def gaps(self) -> list[Gap]:
@@ -77,20 +83,22 @@ class JdbcArchive(Archive):
                 _number(last),
                 reason,
                 ms_datetime(int(at)),
+                shard or None,
             )
-            for topic, after, first, to, last, reason, at in self._ask("gaps")
+            for topic, shard, after, first, to, last, reason, at in self._ask("gaps")
         ]
 
     def _ask(self, name: str) -> list[tuple[Any, ...]]:
         with self._connected() as connection:
-            return connection.ask(self._database.statements(name)[0])
+            return connection.ask(self._database.statements(name, shard=self._shard)[0])
 
     def _table(self, name: str, columns: Iterable[str], by: str) -> DataFrame:
         """A table in parts of about ROWS_PER_READER rows, each found by the primary key."""
         table = self._database.prefix + name
         with self._connected() as connection:
             parts = _parts(connection, self._database, table, by)
-        select = f"SELECT {names(columns)} FROM {table} WHERE"  # noqa: S608 - names of our own
+        listed = names(columns).replace('"shard"', f'{self._shard} AS "shard"')
+        select = f"SELECT {listed} FROM {table} WHERE"  # noqa: S608 - names of our own
         return self._database.read(self._spark, *(f"{select} {part}" for part in parts))
 
     @contextmanager

@@ -46,8 +46,9 @@ class Manifest:
     """One version of an archive. All paths are below its directory.
 
     files: of `message_log` and `messages`, their sizes by path. queries: the last batch of each
-    streaming query. offsets: for each topic its last event. unfolded: events (files of the log)
-    that came since the last fold. live: the events of messages that had not ended by then.
+    streaming query. offsets: for each journal, by its place, the last event. unfolded: events
+    (files of the log) that came since the last fold. live: the events of messages that had not
+    ended by then.
     dropped: files that nobody needs from an instant (epoch ms) on.
     """
 
@@ -102,7 +103,7 @@ def _read(folder: Folder, told: dict[str, Any]) -> Manifest:
     return Manifest(
         version=told["version"], at_ms=told["at_ms"], files=files | told["added"],
         queries=told["queries"],
-        offsets={topic: (entry, number) for topic, (entry, number) in told["offsets"].items()},
+        offsets={place: (entry, number) for place, (entry, number) in told["offsets"].items()},
         topics={
             topic: TopicRecord(options, tuple(groups))
             for topic, (options, groups) in told["topics"].items()

@@ -71,7 +71,7 @@ class ParquetArchive(Archive):
         return ended.unionByName(fold(unsettled(self._spark, self._folder, self.manifest)))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
-        """For each topic the last committed event: entry id and running number."""
+        """For each journal, by its place, the last committed event: entry id and running number."""
         return dict(self.manifest.offsets)
 
     def topics(self) -> dict[str, TopicRecord]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from lisa.core.shards import place_of
+
 __all__ = ["Gap", "TopicRecord"]
 
 
@@ -26,7 +28,7 @@ class Gap:
 
     after_id, after_number: entry id and number of the last event before them; None at the start.
     to_id, to_number: of the first event behind them, None where there was none yet. at: when the
-    gap was met, or the time of the event before it.
+    gap was met, or the time of the event before it. shard: whose journal lacks them.
     """
 
     topic: str
@@ -36,3 +38,9 @@ class Gap:
     to_number: int | None
     reason: str
     at: datetime
+    shard: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the journal is that lacks them."""
+        return place_of(self.topic, self.shard)

@@ -1,9 +1,9 @@
 """Rows of the archive as a database's tables hold them, and back.
 
 Times are epoch milliseconds there, exact and without a zone; headers and groups are JSON. A message
-whose token is unknown has an empty one, as the token is part of the key. Text never holds NUL,
-which PostgreSQL cannot store: it becomes U+FFFD. Envelopes and bodies are bytes, and stay as they
-are.
+whose token is unknown has an empty one, as the token is part of the key; so is the shard of an
+event, empty for the topic's own journal. Text never holds NUL, which PostgreSQL cannot store: it
+becomes U+FFFD. Envelopes and bodies are bytes, and stay as they are.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ def names(columns: Iterable[str]) -> str:
 def to_log_rows(events: DataFrame) -> DataFrame:
     """Rows of LOG_SCHEMA -> rows of the table `message_log`."""
     types = {field.name: field.dataType for field in LOG_SCHEMA.fields}
-    return events.select(*(_stored(name, types[name]) for name in LOG_COLUMNS))
+    special = {"shard": sf.coalesce("shard", sf.lit("")).alias("shard")}
+    return events.select(*(special.get(name, _stored(name, types[name])) for name in LOG_COLUMNS))
 
 
 def from_log_rows(rows: DataFrame) -> DataFrame:
     """Rows of the table `message_log` -> rows of LOG_SCHEMA."""
+    special = {"shard": sf.nullif(sf.col("shard"), sf.lit(""))}
     columns = [
-        _read(sf.col(field.name), field).alias(field.name)
+        special.get(field.name, _read(sf.col(field.name), field)).alias(field.name)
         for field in LOG_SCHEMA.fields
         if field.name != "day"
     ]

@@ -1,11 +1,15 @@
 """The two tables of an archive, and the columns that a stream of the journal has.
 
-Times are Spark timestamps, exact to the millisecond. Events of one topic are in order of
+Times are Spark timestamps, exact to the millisecond. Each place of a topic that is split writes a
+journal of its own: (`topic`, `shard`, `number`) names an event. Those of one place are in order of
 (`at`, `seq`); `number` begins anew when a server came back empty, so it tells gaps, not order.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,7 +24,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["EVENT_SCHEMA", "FINAL_STATES", "GAP_STATE", "LOG_SCHEMA", "MESSAGES_SCHEMA", "STATES"]
+from lisa.core.shards import MARK
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = [
+    "EVENT_SCHEMA", "FINAL_STATES", "GAP_STATE", "LOG_SCHEMA", "MESSAGES_SCHEMA", "STATES",
+    "journal_of",
+]  # fmt: skip
 
 STATES = (
     "sent", "replaced", "ready", "in_flight", "extended", "acked", "retry", "garbage", "requeued",
@@ -52,6 +64,7 @@ EVENT_SCHEMA = StructType([
     StructField("settled", BooleanType(), nullable=False),
     StructField("seq", LongType(), nullable=False),
     StructField("number", LongType(), nullable=False),
+    StructField("shard", StringType()),  # as in 3of8; null for the topic's own place
 ])  # fmt: skip
 """One row per event: what `spark.readStream.format("lisa")` gives."""
 
@@ -97,3 +110,8 @@ MESSAGES_SCHEMA = StructType([
     StructField("groups", ArrayType(GROUP_SCHEMA), nullable=False),
 ])  # fmt: skip
 """The table `messages`: one row per message and life, its latest state."""
+
+
+def journal_of() -> Column:
+    """The place in which an event was written: its number counts there. '' is no shard, too."""
+    return sf.concat_ws(MARK, "topic", sf.nullif(sf.col("shard"), sf.lit("")))

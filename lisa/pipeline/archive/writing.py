@@ -3,7 +3,7 @@
 A batch is written to a staging directory, its files are moved to where they belong, and the next
 version of the manifest makes them count. Killed before that, nothing has happened: a note that
 was left before the first move names what is to be cleared away. Killed after it, the batch is
-known by its number, and by the last event of each topic, so it is not written again.
+known by its number, and by the last event of each journal, so it is not written again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from lisa.core.clock import ms_datetime
+from lisa.core.shards import bases, place_of
 from lisa.pipeline.archive.compaction import candidates, compact, exchange
 from lisa.pipeline.archive.fold import LIFE_SCHEMA_FIELDS, fold_lives, lives
 from lisa.pipeline.archive.folder import Folder
@@ -36,7 +37,7 @@ from lisa.pipeline.archive.parquet import (
     with_log_columns,
 )
 from lisa.pipeline.archive.records import Gap, TopicRecord
-from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA, MESSAGES_SCHEMA, journal_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -124,14 +125,14 @@ class ParquetWriter:
         rows = self._staged_rows(staged)
         found = survey(rows)
         gaps = gaps_of(rows) if any(one.gaps for one in found.values()) else ()
-        offsets = {topic: one.last for topic, one in found.items() if one.last is not None}
+        offsets = {place: one.last for place, one in found.items() if one.last is not None}
         events_there = sum(one.events for one in found.values())
         fresh = self._move(staged)
         made = self.manifest
         self._commit(replace(
             made, files=made.files | fresh, unfolded=made.unfolded | fresh,
             offsets=made.offsets | offsets, gaps=made.gaps + gaps,
-            topics=made.topics | self._records(sorted(found)),
+            topics=made.topics | self._records(bases(found)),
             queries=made.queries | {query: batch_id},
         ))  # fmt: skip
         self._unfolded_events += events_there
@@ -158,7 +159,7 @@ class ParquetWriter:
         if not self.manifest.unfolded:
             return
         made = self.manifest
-        tagged = lives(unsettled(self._spark, self._folder, made)).withColumn("gone", _is_over())
+        tagged = _told_apart(lives(unsettled(self._spark, self._folder, made)))
         tagged = tagged.persist(StorageLevel.DISK_ONLY)
         try:
             gone = tagged.where("gone").drop("gone")
@@ -329,7 +330,7 @@ class ParquetWriter:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One topic's part of a batch: its last event (None in a gap alone), and how many there are."""
+    """One journal's part of a batch: its last event (None in a gap alone), and how many of each."""
 
     last: tuple[str, int] | None
     events: int
@@ -337,16 +338,16 @@ class Survey:
 
 
 def survey(rows: DataFrame) -> dict[str, Survey]:
-    """By topic, what a batch holds."""
+    """By place, what a batch holds."""
     is_gap = sf.col("state") == GAP_STATE
     place = sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
-    found = rows.groupBy("topic").agg(
+    found = rows.groupBy(journal_of().alias("journal")).agg(
         sf.max(sf.when(~is_gap, place)).alias("last"),
         sf.count_if(~is_gap).alias("events"),
         sf.count_if(is_gap).alias("gaps"),
     )
     return {
-        row["topic"]: Survey(_mark(row["last"]), row["events"], row["gaps"])
+        row["journal"]: Survey(_mark(row["last"]), row["events"], row["gaps"])
         for row in found.collect()
     }
 
@@ -360,27 +361,28 @@ def gaps_of(rows: DataFrame) -> tuple[Gap, ...]:
     found = []
     place = sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
     is_gap = sf.col("state") == GAP_STATE
-    for gap in rows.where(is_gap).select("topic", place.alias("place"), "reason").collect():
+    asked = ("topic", "shard", place.alias("place"), "reason")
+    for gap in rows.where(is_gap).select(*asked).collect():
         ms, seq, number = gap["place"]
-        before = f"{ms}-{seq - 1}"
-        behind = rows.where(~is_gap & (sf.col("topic") == gap["topic"]))
-        behind = behind.where(_is_behind({gap["topic"]: (before, 0)}))
+        before, journal = f"{ms}-{seq - 1}", place_of(gap["topic"], gap["shard"])
+        behind = rows.where(~is_gap & (journal_of() == journal))
+        behind = behind.where(_is_behind({journal: (before, 0)}))
         follows = _mark(behind.agg(sf.min(place).alias("first")).collect()[0]["first"])
         to_id, to_number = follows or (None, None)
         first = number <= 1
         found.append(Gap(
             gap["topic"], None if first else before, None if first else number - 1,
-            to_id, to_number, gap["reason"], ms_datetime(ms),
+            to_id, to_number, gap["reason"], ms_datetime(ms), gap["shard"],
         ))  # fmt: skip
     return tuple(found)
 
 
 def _is_behind(offsets: Mapping[str, tuple[str, int]]) -> Column:
-    """Whether an event comes after the last one of its topic that is there."""
+    """Whether an event comes after the last one of its journal that is there."""
     if not offsets:
         return sf.lit(True)  # noqa: FBT003  a literal
-    parts = [part for t, (entry, _) in offsets.items() for part in (sf.lit(t), _place(entry))]
-    last = sf.element_at(sf.create_map(*parts), sf.col("topic"))
+    parts = [part for p, (entry, _) in offsets.items() for part in (sf.lit(p), _place(entry))]
+    last = sf.element_at(sf.create_map(*parts), journal_of())
     here = sf.struct(sf.unix_millis("at").alias("ms"), sf.col("seq").alias("seq"))
     return last.isNull() | (here > last)
 
@@ -392,8 +394,16 @@ def _place(entry: str) -> Column:
     )
 
 
-def _is_over() -> Column:
-    """Whether the life that an event belongs to has ended."""
+def _told_apart(events: DataFrame) -> DataFrame:
+    """What `lives` gave, with `gone` for the events of lives that have ended.
+
+    Where a life is over only because its id was sent anew in another shard, its own end may be in
+    a batch that is still to come: then all of that id's events are kept.
+    """
     life = Window.partitionBy("topic", "id", "life")
-    followed = sf.max_by("next_state", sf.struct("at", "seq")).over(life).isNotNull()
-    return sf.max("settled").over(life) | followed
+    last = sf.max_by(sf.struct("next_state", "elsewhere"), sf.struct("at", "seq")).over(life)
+    told = events.withColumns({"ended": sf.max("settled").over(life), "last": last})
+    waits = sf.max(~sf.col("ended") & sf.col("last.elsewhere"))
+    waits = waits.over(Window.partitionBy("topic", "id"))
+    gone = (sf.col("ended") | sf.col("last.next_state").isNotNull()) & ~waits
+    return told.withColumn("gone", gone).drop("ended", "last")

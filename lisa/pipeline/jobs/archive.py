@@ -22,7 +22,7 @@ from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.server import Server
 from lisa.pipeline.jobs.tables import DatabaseTables, ParquetTables
 from lisa.pipeline.source import register
-from lisa.pipeline.source.following import record_archived
+from lisa.pipeline.source.following import journals, record_archived
 from lisa.pipeline.source.marks import Mark
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What one run did. `offsets`: for each topic the last event in the archive."""
+    """What one run did. `offsets`: by place, the last event of its journal in the archive."""
 
     name: str
     where: str
@@ -74,7 +74,7 @@ class Tables(Protocol):
         """Add a batch exactly once; how many events it had, and which gaps."""
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
-        """For each topic the last event that is there."""
+        """For each journal, by its place, the last event that is there."""
 
     def gaps(self) -> Sequence[Gap]:
         """What is recorded as gone."""
@@ -258,7 +258,7 @@ class _Run:
 
 
 class _Keeper:
-    """The archive's record in each topic of the journal."""
+    """The archive's record in each journal."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = name
@@ -273,14 +273,14 @@ class _Keeper:
         """
         store = self._store
         store.drive(store.check_schema())
-        known = {*(topics or ()), *store.drive(store.topics())}
-        for topic in known - offsets.keys():
-            store.ask("HDEL", store.keys.topic(topic).archived, self.name)
+        known = {*(topics or ()), *store.drive(journals(store, topics or ()))}
+        for place in known - offsets.keys():
+            store.ask("HDEL", store.keys.topic(place).archived, self.name)
         self.report(offsets)
 
     def report(self, offsets: Mapping[str, tuple[str, int]]) -> int | None:
         """Write down how far it has come; how old the newest event in it is, in ms."""
-        marks = {topic: Mark(*mark) for topic, mark in offsets.items()}
+        marks = {place: Mark(*mark) for place, mark in offsets.items()}
         if not marks:
             return None
         self._store.drive(record_archived(self._store, self.name, marks))

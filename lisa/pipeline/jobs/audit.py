@@ -15,6 +15,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 from lisa.admin.reading import entry_number
 from lisa.core.clock import datetime_ms, duration_ms
 from lisa.core.envelope import fence_of
+from lisa.core.shards import bases
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs import remaining
 from lisa.pipeline.jobs.lists import Folder
@@ -39,12 +40,16 @@ FIRST_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events of a topic that no archive has: between two epoch ms (None: from the beginning)."""
+    """Events of a topic that no archive has: between two epoch ms (None: from the beginning).
+
+    shard: that of the topic whose journal lacks them, None for the topic's own.
+    """
 
     topic: str
     after_ms: int | None
     until_ms: int
     reason: str
+    shard: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,27 +307,28 @@ def _gaps(archive: Archive, scope: _Scope) -> list[Gap]:
         after = entry_number(gap.after_id)[0] if gap.after_id else 0
         until = entry_number(gap.to_id)[0] if gap.to_id else datetime_ms(gap.at)
         if scope.reaches(gap.topic, after, until):
-            found.append(Gap(gap.topic, after or None, until, gap.reason))
+            found.append(Gap(gap.topic, after or None, until, gap.reason, gap.shard))
     return found
 
 
 def _gaps_behind(
     reopen: Callable[[], Archive], server: Server, archive: Archive, scope: _Scope
 ) -> list[Gap]:
-    """Where the server's journal does not go on where the archive's ends."""
+    """Where the server's journals do not go on where the archive's end."""
     found = []
     with server.open() as store:
         now = store.drive(now_ms(store))
+        topics = bases(archive.offsets())
         torn = {
-            one: store.drive(remaining.look(store, one, offset))
-            for one, offset in archive.offsets().items()
-        }
-        torn = {topic: one for topic, one in torn.items() if not one.whole}
-        offsets = reopen().offsets() if torn else {}
-        for topic in sorted(torn):  # or did the archive move on, and the journal with it?
-            one = store.drive(remaining.look(store, topic, offsets.get(topic)))
+            one.place for one in store.drive(remaining.look_at(store, archive, topics))
+            if not one.whole
+        }  # fmt: skip
+        again = bases(torn)  # or did the archive move on, and the journal with it?
+        seen = store.drive(remaining.look_at(store, reopen(), again)) if again else []
+        for one in seen:
             after, until = one.archived_ms or 0, one.first_ms or now
-            if not one.whole and scope.reaches(topic, after, until):
+            lost = one.place in torn and not one.whole
+            if lost and scope.reaches(one.topic, after, until):
                 reason = "not archived, and gone: the server came back empty or older, or trimmed"
-                found.append(Gap(topic, after or None, max(after, until), reason))
+                found.append(Gap(one.topic, after or None, max(after, until), reason, one.shard))
     return found

@@ -67,9 +67,8 @@ def by_now(
     if not topics:
         return None
     archive = reopen()
-    offsets = archive.offsets()
     with server.open() as store:
-        ahead = [store.drive(remaining.look(store, one, offsets.get(one))) for one in topics]
+        ahead = store.drive(remaining.look_at(store, archive, topics))
     rest = remaining.read(spark, server, ahead)
     known = archive.messages().join(ids, KEY, "left_semi")
     if rest is None:

@@ -17,6 +17,8 @@ from lisa.core import removal
 from lisa.core.clock import datetime_ms
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Flow
+from lisa.core.shards import bases
+from lisa.core.spread import spread
 from lisa.core.store import Store, SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
@@ -33,13 +35,13 @@ from lisa.pipeline.jobs.putting_back import (
     restoring,
     reviving,
 )
+from lisa.pipeline.jobs.remaining import Remainder
 from lisa.pipeline.jobs.server import Server, check_layout, now_ms, started_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from lisa.pipeline.archive import Archive
-    from lisa.pipeline.jobs.remaining import Remainder
 
 __all__ = ["OUTCOMES", "Restoration", "Window", "restore"]
 
@@ -62,13 +64,15 @@ class Window:
     """A time in which a topic may have accepted messages that no archive and no server knows.
 
     Epoch ms. `after_ms` is the last event known before it (None: none is known), `until_ms` its
-    end; `reason` says what lies between.
+    end; `reason` says what lies between. `shard` is that whose journal does not tell, None for the
+    topic's own.
     """
 
     topic: str
     after_ms: int | None
     until_ms: int
     reason: str
+    shard: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,9 +131,10 @@ def restore(
         store.drive(check_layout(store) if dry_run else store.check_schema())
         now = store.drive(now_ms(store))
         started = store.drive(started_ms(store))
-        is_empty = not any(store.drive(_live(store, topic)) for topic in archive.topics())
+        places = {*archive.topics(), *archive.offsets()}
+        is_empty = not any(store.drive(_live(store, place)) for place in places)
         remainders, groups = _prepare(store, archive, topics, dry_run=dry_run)
-    names = [one.topic for one in remainders]
+    names = sorted(groups)
     windows = _windows(archive, remainders, started, now)
 
     stage("judging what the archive knows")
@@ -172,37 +177,38 @@ def restore(
 def _prepare(
     store: SyncStore, archive: Archive, topics: Sequence[str] | None, *, dry_run: bool
 ) -> tuple[list[Remainder], dict[str, tuple[str, ...]]]:
-    """Where each topic's journal stands, and the groups that it has, or will have.
+    """Where each topic's journals stand, and the groups that it has, or will have.
 
     A topic that came back empty or older gets back the groups and options that it lacks.
     """
-    records, offsets = archive.topics(), archive.offsets()
-    known = sorted({*records, *offsets})
+    records = archive.topics()
+    known = sorted({*records, *bases(archive.offsets())})
     unknown = sorted({*(topics or ())} - {*known})
     if unknown:
         raise ConfigError(
             f"the archive knows no topic {', '.join(unknown)}; "
             f"it holds {', '.join(known) or 'none'}"
         )
-    remainders, groups = [], {}
+    remainders, groups = list[Remainder](), {}
     for topic in sorted(topics or known):
-        one = store.drive(remaining.look(store, topic, offsets.get(topic)))
-        record = records.get(topic)
-        if one.whole:
-            store.drive(_check_journal(store, one))
+        seen = store.drive(remaining.look_at(store, archive, [topic]))
+        served = store.drive(store.layout(topic)).places(topic)
+        for one in seen:
+            if one.whole and one.place in served:
+                store.drive(_check_journal(store, one))
         here = store.drive(store.groups(topic))
-        lost = None if one.whole else record
+        lost = None if all(one.whole for one in seen) else records.get(topic)
         wanted = lost.groups if lost else ()
         if not dry_run:
             lacking = [name for name in wanted if name not in here]
             store.drive(_rebuild(store, topic, lacking, lost.options if lost else {}))
-        remainders.append(one)
+        remainders += seen
         groups[topic] = tuple(sorted({*here, *wanted}))
     return remainders, groups
 
 
 def _live(store: Store, topic: str) -> Flow[bool]:
-    """Whether anything of a topic is live."""
+    """Whether anything of a topic is live, or of one place."""
     (counts,) = yield from topic_counts(store, [topic])
     return counts.waiting > 0 or any(
         group.ready or group.in_flight or group.retry or group.garbage for group in counts.groups
@@ -211,7 +217,7 @@ def _live(store: Store, topic: str) -> Flow[bool]:
 
 def _check_journal(store: Store, remainder: Remainder) -> Flow[None]:
     """Refuse a topic that is all there but has stopped its journal."""
-    keeps = yield from store.command("HGET", store.keys.topic(remainder.topic).options, "journal")
+    keeps = yield from store.command("HGET", store.keys.topic(remainder.place).options, "journal")
     if keeps != b"1":
         raise ConfigError(
             f"topic {remainder.topic!r} was not lost, and keeps no journal any more: what it "
@@ -222,7 +228,7 @@ def _check_journal(store: Store, remainder: Remainder) -> Flow[None]:
 def _rebuild(
     store: Store, topic: str, groups: Iterable[str], options: Mapping[str, str]
 ) -> Flow[None]:
-    """Give a topic its registration, and the options and groups that it lacks.
+    """Give a topic its registration, and the options and groups that it lacks; all its shards, too.
 
     Never a pause, nor a removal that was under way: earlier archives hold its mark.
     """
@@ -237,6 +243,7 @@ def _rebuild(
         yield from store.run(Configure(topic, lacking))
     for group in groups:
         yield from store.run(Declare(topic, group))
+    yield from spread(store, topic)
 
 
 def _plan(
@@ -340,12 +347,14 @@ def _windows(
             ends = [now if one.first_ms is None else one.first_ms]
             ends += [started] if started > (after or 0) else []
             reason = "between the last archived event and the server's return"
-            found.append(Window(one.topic, after, max(min(ends), after or 0), reason))
+            until = max(min(ends), after or 0)
+            found.append(Window(one.topic, after, until, reason, one.shard))
     names = {one.topic for one in remainders}
     for gap in archive.gaps():
         if gap.topic in names:
             until = _entry_ms(gap.to_id) or datetime_ms(gap.at)
-            found.append(Window(gap.topic, _entry_ms(gap.after_id), until, gap.reason))
+            after = _entry_ms(gap.after_id)
+            found.append(Window(gap.topic, after, until, gap.reason, gap.shard))
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
+from lisa.core.shards import bases
 from lisa.pipeline.archive.parquet import with_log_columns
 from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA
 from lisa.pipeline.archive.writing import ParquetWriter, gaps_of, survey
@@ -34,7 +35,7 @@ class ParquetTables:
         return done.events, done.gaps
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
-        """For each topic the last event that is there."""
+        """For each journal, by its place, the last event that is there."""
         return self._writer.manifest.offsets
 
     def gaps(self) -> Sequence[Gap]:
@@ -75,14 +76,14 @@ class DatabaseTables:
                 return 0, ()
             has_gaps = not rows.where(sf.col("state") == GAP_STATE).isEmpty()
             gaps = gaps_of(rows) if has_gaps else ()
-            self._writer.write(rows, batch, self._topics(sorted(found)), gaps)
+            self._writer.write(rows, batch, self._topics(bases(found)), gaps)
         finally:
             rows.unpersist()
-        self._offsets |= {topic: one.last for topic, one in found.items() if one.last is not None}
+        self._offsets |= {place: one.last for place, one in found.items() if one.last is not None}
         return sum(one.events for one in found.values()), gaps
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
-        """For each topic the last event that is there."""
+        """For each journal, by its place, the last event that is there."""
         return self._offsets
 
     def gaps(self) -> Sequence[Gap]:

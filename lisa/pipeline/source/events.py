@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from lisa.core.envelope import decode_envelope
 from lisa.core.errors import InvalidMessage
+from lisa.core.shards import base, shard_of
 from lisa.pipeline.source.read_columns import to_batch
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class Size(NamedTuple):
 
 
 class Events:
-    """Gathers entries of one topic, and gives them as record batches of a schema."""
+    """Gathers entries of one journal, and gives them as record batches of a schema."""
 
-    def __init__(self, topic: str, schema: pa.Schema) -> None:
-        self._topic = topic
+    def __init__(self, place: str, schema: pa.Schema) -> None:
+        self._place = place
         self._schema = schema
         self._clear()
 
@@ -115,7 +116,8 @@ class Events:
         numbers, actors, ids, states, groups, attempts = zip(*self._heads, strict=True)
         stamps = b"-".join(self._entries).split(b"-")
         columns: dict[str, Any] = {
-            "topic": pa.repeat(pa.scalar(self._topic), rows),
+            "topic": pa.repeat(pa.scalar(base(self._place)), rows),
+            "shard": pa.repeat(pa.scalar(shard_of(self._place), pa.string()), rows),
             "group": _texts([one or None for one in groups]),
             "id": _texts([one or None for one in ids]),
             "state": _texts(states),
@@ -150,7 +152,8 @@ def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
     """The one row that stands for events which are gone."""
     milliseconds, sequence = gap.where
     columns = {
-        "topic": [gap.topic],
+        "topic": [base(gap.place)],
+        "shard": [shard_of(gap.place)],
         "state": ["gap"],
         "at": _times([b"%d" % milliseconds]),
         "attempt": [0],

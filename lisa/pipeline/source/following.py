@@ -1,6 +1,8 @@
-"""Looking along a topic's journal in bounded steps: where it begins, how far it goes, what is gone.
+"""Looking along a journal in bounded steps: where it begins, how far it goes, what is gone.
 
-No command here reads more than one event, however many there are: places between two known ones
+A topic that was never split has one; of one that is split each place has its own, followed by
+itself.
+No command here reads more than one event, however many there are: marks between two known ones
 are found by their running numbers.
 """
 
@@ -13,13 +15,13 @@ from lisa.admin.reading import ask_stream, entry_number
 from lisa.core.errors import LisaError
 from lisa.core.flow import Flow
 from lisa.core.keys import TopicKeys
+from lisa.core.shards import base, bases
 from lisa.core.store import Store
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.marks import Gap, Mark, before
-from lisa.pipeline.source.undivided import leave_out_shards, refuse_shards
 
 __all__ = [
-    "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "journaled_topics", "latest", "look",
+    "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "journals", "latest", "look",
     "mark_at", "record_archived", "step_over",
 ]  # fmt: skip
 
@@ -40,34 +42,34 @@ class Ahead(NamedTuple):
     older: bool = False
 
 
-def latest(store: Store, topics: Sequence[str]) -> Flow[dict[str, Mark | None]]:
-    """The last event of each topic, None where there is none."""
-    keys = [store.keys.topic(topic).events for topic in topics]
+def latest(store: Store, places: Sequence[str]) -> Flow[dict[str, Mark | None]]:
+    """The last event of each journal, None where there is none."""
+    keys = [store.keys.topic(place).events for place in places]
     replies = yield from store.commands([("XREVRANGE", key, "+", "-", "COUNT", 1) for key in keys])
     found: dict[str, Mark | None] = {}
-    for topic, key, items in zip(topics, keys, replies, strict=True):
+    for place, key, items in zip(places, keys, replies, strict=True):
         number = number_of(items[0]) if items else None
         if items and number is None:
-            found[topic] = yield from _search(store, "XREVRANGE", key, "+", "-")
+            found[place] = yield from _search(store, "XREVRANGE", key, "+", "-")
         else:
-            found[topic] = Mark(items[0][0].decode(), number or 0) if items else None
+            found[place] = Mark(items[0][0].decode(), number or 0) if items else None
     return found
 
 
-def earliest(store: Store, topic: str) -> Flow[Mark | None]:
-    """The place before a topic's first event, None where there is none."""
-    first = yield from _search(store, "XRANGE", store.keys.topic(topic).events, "-", "+")
+def earliest(store: Store, place: str) -> Flow[Mark | None]:
+    """The mark before a journal's first event, None where there is none."""
+    first = yield from _search(store, "XRANGE", store.keys.topic(place).events, "-", "+")
     return Mark(before(first.entry), first.number - 1) if first else None
 
 
-def look(store: Store, topic: str, start: Mark, last: Mark | None) -> Flow[Ahead | None]:
+def look(store: Store, place: str, start: Mark, last: Mark | None) -> Flow[Ahead | None]:
     """What lies behind `start`, given the last event; None where there is nothing new.
 
     Asks the server only where the last event is not the one at `start`.
     """
     if last is not None and last.entry == start.entry:
         return None
-    keys = store.keys.topic(topic)
+    keys = store.keys.topic(place)
     if last is not None and last.where > start.where:
         first = yield from _search(store, "XRANGE", keys.events, f"({start.entry}", "+")
         if first is None:
@@ -76,7 +78,7 @@ def look(store: Store, topic: str, start: Mark, last: Mark | None) -> Flow[Ahead
             return Ahead(start, last)
         trimmed = first.number > start.number + 1
         gap = Gap(
-            topic, TRIMMED if trimmed else OLDER, start.entry, start.number + 1,
+            place, TRIMMED if trimmed else OLDER, start.entry, start.number + 1,
             first.number - 1 if trimmed else None, first.entry,
         )  # fmt: skip
         return Ahead(Mark(start.entry, first.number - 1), last, gap)
@@ -117,9 +119,9 @@ def _top(store: Store, keys: TopicKeys) -> Flow[str | None]:
     return str(fields[b"last-generated-id"].decode())
 
 
-def step_over(store: Store, topic: str, mark: Mark) -> Flow[None]:
+def step_over(store: Store, place: str, mark: Mark) -> Flow[None]:
     """Let the stream's next event have a higher id than `mark`; done before, it changes nothing."""
-    key = store.keys.topic(topic).events
+    key = store.keys.topic(place).events
     try:
         if (yield from ask_stream(store, "XSETID", key, mark.entry)) is None:
             # The key is gone: it comes back as an empty stream. The group serves for that alone.
@@ -133,13 +135,13 @@ def step_over(store: Store, topic: str, mark: Mark) -> Flow[None]:
 
 
 def mark_at(
-    store: Store, topic: str, between: tuple[Mark, Mark], wanted: int, slack: int
+    store: Store, place: str, between: tuple[Mark, Mark], wanted: int, slack: int
 ) -> Flow[Mark]:
-    """A place behind an event whose number is `wanted` or up to `slack` less, between two places.
+    """A mark behind an event whose number is `wanted` or up to `slack` less, between two marks.
 
     Guesses by the time of events, as one looks up a name in a telephone book.
     """
-    key = store.keys.topic(topic).events
+    key = store.keys.topic(place).events
     low, high = between
     low_at, high_at = low.where, high.where
     low_number, high_number = low.number, high.number
@@ -191,27 +193,30 @@ def _search(store: Store, command: str, key: str, start: str, end: str) -> Flow[
         start = f"({entry}"  # a foreign hand's
 
 
-def journaled_topics(store: Store, named: Sequence[str]) -> Flow[list[str]]:
-    """Topics that have a journal; of those named, or of all that are registered.
+def journals(store: Store, named: Sequence[str]) -> Flow[list[str]]:
+    """The places that have a journal: of the topics named, or of all that are registered.
 
-    Raises ConfigError if one that is named has shards with journals.
+    Those of every number of shards that a topic ever had, and what is listed though its topic's
+    server lost what it knew of it.
     """
-    if named:
-        topics = list(named)
-        yield from refuse_shards(store, topics, what="A stream of the journal")
-    else:
-        topics = yield from leave_out_shards(store, (yield from store.topics()))
+    listed = yield from store.places()
+    topics = dict.fromkeys(named or bases(listed))
     if not topics:
         return []
+    layouts = yield from store.layouts(list(topics))
+    places = {one for one in listed if base(one) in topics}
+    for topic, layout in zip(topics, layouts, strict=True):
+        places.update(layout.counted(topic))
+    asked = sorted(places)
     there = yield from store.commands(
-        [("EXISTS", store.keys.topic(topic).events) for topic in topics]
+        [("EXISTS", store.keys.topic(place).events) for place in asked]
     )
-    return [topic for topic, exists in zip(topics, there, strict=True) if exists]
+    return [place for place, exists in zip(asked, there, strict=True) if exists]
 
 
-def archived(store: Store, topic: str, name: str) -> Flow[Mark | None]:
-    """How far an archive says it has come with a topic; None where it says nothing readable."""
-    told = yield from store.command("HGET", store.keys.topic(topic).archived, name)
+def archived(store: Store, place: str, name: str) -> Flow[Mark | None]:
+    """How far an archive says it has come with a journal; None where it says nothing readable."""
+    told = yield from store.command("HGET", store.keys.topic(place).archived, name)
     parts = told.decode("utf-8", "replace").split() if told else []
     try:
         entry_number(parts[0])
@@ -224,8 +229,8 @@ def record_archived(store: Store, name: str, marks: Mapping[str, Mark]) -> Flow[
     """Let the manager know how far an archive has come: what lies behind may be trimmed."""
     now_ms = (yield from store.server_time_us()) // 1000
     commands = [
-        ("HSET", store.keys.topic(topic).archived, name, f"{mark.entry} {mark.number} {now_ms}")
-        for topic, mark in marks.items()
+        ("HSET", store.keys.topic(place).archived, name, f"{mark.entry} {mark.number} {now_ms}")
+        for place, mark in marks.items()
     ]
     if commands:
         yield from store.commands(commands)

@@ -4,9 +4,10 @@ Options: `topic` (one, or several with commas; without it all that have a journa
 come), `starting` (`earliest`, `latest`), `max_events_per_batch`, `partitions`, `fail_on_gap`,
 `archive` (a name under which the journal is told how far this reader has come).
 
-An offset names for each topic the last event that was read, {"orders": {"id": "...", "n": 17}}, and
-where it is needed, what the batch that ends there begins with: `from`, where that is not the end
-of the batch before, and `gap`. So a batch that is repeated after a crash is the same again.
+An offset names for each journal the last event that was read, {"orders": {"id": "...", "n": 17}};
+each place of a topic that is split has one, "orders~3of8". Where it is needed, it also names what
+the batch that ends there begins with: `from`, where that is not the end of the batch before, and
+`gap`. So a batch that is repeated after a crash is the same again.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from pyspark.sql.streaming.datasource import (
 
 from lisa.core.errors import ConfigError, LisaError
 from lisa.core.keys import check_topic
+from lisa.core.shards import base, bases
 from lisa.pipeline.source import options
 from lisa.pipeline.source.events import gap_batch
 from lisa.pipeline.source.following import (
     Ahead,
     archived,
     earliest,
-    journaled_topics,
+    journals,
     latest,
     look,
     mark_at,
     record_archived,
     step_over,
 )
-from lisa.pipeline.source.marks import CURE, Gap, Mark, shares
+from lisa.pipeline.source.marks import CURE, START, Gap, Mark, shares
 from lisa.pipeline.source.read_columns import arrow_schema, checked
 from lisa.pipeline.source.stretches import read_stretch
 
@@ -59,7 +61,7 @@ _OPTIONS = options.SERVER | {
 }  # fmt: skip
 _MAX_EVENTS = 500_000
 _WORTH_A_TASK = 5_000  # events; a task costs some 10 ms
-_LOOK_FOR_TOPICS_S = 1.0  # Spark asks for news a hundred times a second
+_LOOK_FOR_PLACES_S = 1.0  # Spark asks for news a hundred times a second
 _log = logging.getLogger("lisa.pipeline")
 
 
@@ -67,7 +69,7 @@ _log = logging.getLogger("lisa.pipeline")
 class Stretch(InputPartition):
     """Events behind `begin` up to `end`, or, if there are none, a gap alone."""
 
-    topic: str
+    place: str
     begin: Mark
     end: Mark
     gap: Gap | None = None
@@ -90,8 +92,8 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._archive = _archive_name(given)
         self._fence: dict[str, Mark] | None = None
         self._news: Offset | None = None
-        self._topics: list[str] = []
-        self._topics_at = float("-inf")
+        self._places: list[str] = []
+        self._places_at = float("-inf")
         self._open: SyncStore | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,17 +109,17 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's names
         """Where a new query begins.
 
-        Topics that are not named here begin at their archive's record or their first event, when
+        Journals that are not named here begin at their archive's record or their first event, when
         they are first seen.
         """
         if self._starting == "earliest":
             return {}
         store, offset = self._store, {}
-        lasts = store.drive(latest(store, self._known_topics()))
-        for topic in sorted({*lasts, *self._named}):
-            last = lasts.get(topic)
-            recorded = self._recorded(topic)
-            offset[topic] = (recorded or last or Mark("0-0", 0)).stored()
+        lasts = store.drive(latest(store, self._known_places()))
+        for place in sorted({*lasts, *self._named}):
+            last = lasts.get(place)
+            recorded = self._recorded(place)
+            offset[place] = (recorded or last or START).stored()
         return offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -127,8 +129,8 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Put up a fence behind what there is now; nothing is read beyond."""
         store = self._store
-        lasts = store.drive(latest(store, self._known_topics()))
-        self._fence = {topic: last for topic, last in lasts.items() if last is not None}
+        lasts = store.drive(latest(store, self._known_places()))
+        self._fence = {place: last for place, last in lasts.items() if last is not None}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next batch: `start` itself where nothing is new.
@@ -136,39 +138,47 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises LisaError that names a gap, unless gaps are to be recorded.
         """
         store = self._store
-        topics = sorted({*self._known_topics(), *start})
-        lasts = store.drive(latest(store, topics))
-        self._news = {topic: last.stored() for topic, last in lasts.items() if last is not None}
+        places = sorted({*self._known_places(), *start})
+        lasts = store.drive(latest(store, places))
+        self._news = {place: last.stored() for place, last in lasts.items() if last is not None}
         ahead: dict[str, Ahead] = {}
-        for topic in topics:
-            found = self._ahead(topic, start.get(topic), lasts[topic])
+        for place in places:
+            found = self._ahead(place, start, lasts[place])
             if found is not None:
-                ahead[topic] = found
+                ahead[place] = found
         ends = self._ends(ahead, limit)
         offset = dict(start)
-        for topic, end in ends.items():
-            offset[topic] = _stored(start.get(topic), ahead[topic], end)
+        for place, end in ends.items():
+            offset[place] = _stored(start.get(place), ahead[place], end)
         return dict(sorted(offset.items()))
 
-    def _ahead(
-        self, topic: str, start: Mapping[str, Any] | None, last: Mark | None
-    ) -> Ahead | None:
-        """What may be read next of one topic, gaps judged and the fence kept."""
+    def _ahead(self, place: str, start: Offset, last: Mark | None) -> Ahead | None:
+        """What may be read next of one journal, gaps judged and the fence kept."""
         store = self._store
-        if start is None:
-            begin = self._recorded(topic) or store.drive(earliest(store, topic))
-            if begin is None:
-                return None
-        else:
-            begin = Mark.of(start)
-        found = store.drive(look(store, topic, begin, last))
+        begin = Mark.of(start[place]) if place in start else self._begin(place, start)
+        if begin is None:
+            return None
+        found = store.drive(look(store, place, begin, last))
         if found is None:
             return None
         if found.gap is not None:
             _judge(found.gap, fail=self._fail_on_gap)
             if found.older:
-                store.drive(step_over(store, topic, found.begin))
-        return found if self._fence is None else self._fenced(found, self._fence.get(topic))
+                store.drive(step_over(store, place, found.begin))
+        return found if self._fence is None else self._fenced(found, self._fence.get(place))
+
+    def _begin(self, place: str, start: Offset) -> Mark | None:
+        """Where a journal is begun that was not read yet; None where there is nothing.
+
+        One that came to a topic which is followed begins with its first event of all: what was
+        trimmed of it is missing.
+        """
+        recorded = self._recorded(place)
+        if recorded is not None:
+            return recorded
+        if base(place) in bases(start):
+            return START
+        return self._store.drive(earliest(self._store, place))
 
     def _fenced(self, found: Ahead, fence: Mark | None) -> Ahead | None:
         """The same up to the fence; where that lies behind, only a gap is left to be told."""
@@ -182,42 +192,42 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ends(self, ahead: Mapping[str, Ahead], limit: ReadLimit) -> dict[str, Mark]:
         """How far the next batch goes: to the end, or as far as its limit allows."""
-        ends = {topic: one.last for topic, one in ahead.items()}
+        ends = {place: one.last for place, one in ahead.items()}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         counts = {
-            topic: one.last.number - one.begin.number
-            for topic, one in ahead.items()
+            place: one.last.number - one.begin.number
+            for place, one in ahead.items()
             if one.last.number > one.begin.number
         }
         if most is None or sum(counts.values()) <= most:
             return ends
         store = self._store
-        for topic, share in shares(counts, most).items():
-            one = ahead[topic]
-            if share < counts[topic]:
+        for place, share in shares(counts, most).items():
+            one = ahead[place]
+            if share < counts[place]:
                 wanted, slack = one.begin.number + share, share // 20
-                end = store.drive(mark_at(store, topic, (one.begin, one.last), wanted, slack))
-                ends[topic] = end
+                end = store.drive(mark_at(store, place, (one.begin, one.last), wanted, slack))
+                ends[place] = end
                 if end == one.begin and one.gap is None:
-                    del ends[topic]
+                    del ends[place]
         return ends
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The last event of each topic, as last heard of."""
+        """The last event of each journal, as last heard of."""
         return self._news
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The batch between two offsets in stretches, more of them for larger topics."""
+        """The batch between two offsets in stretches, more of them for larger journals."""
         batch = [
-            _stretch(topic, start.get(topic), ends)
-            for topic, ends in end.items()
-            if ends != start.get(topic)
+            _stretch(place, start.get(place), ends)
+            for place, ends in end.items()
+            if ends != start.get(place)
         ]
         total = sum(max(0, one.end.number - one.begin.number) for one in batch)
         pieces: list[InputPartition] = []
         for one in batch:
             if one.gap is not None:
-                pieces.append(Stretch(one.topic, one.begin, one.begin, one.gap))
+                pieces.append(Stretch(one.place, one.begin, one.begin, one.gap))
             count = one.end.number - one.begin.number
             tasks = min(self._tasks * count // max(total, 1), count // _WORTH_A_TASK)
             pieces += self._split(one, max(1, tasks))
@@ -229,13 +239,13 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for task in range(1, tasks):
             wanted = whole.begin.number + count * task // tasks
             found = store.drive(
-                mark_at(store, whole.topic, (begin, whole.end), wanted, count // tasks // 10)
+                mark_at(store, whole.place, (begin, whole.end), wanted, count // tasks // 10)
             )
             if found.number > begin.number:
-                pieces.append(Stretch(whole.topic, begin, found))
+                pieces.append(Stretch(whole.place, begin, found))
                 begin = found
         if whole.end.where > begin.where:
-            pieces.append(Stretch(whole.topic, begin, whole.end))
+            pieces.append(Stretch(whole.place, begin, whole.end))
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -249,7 +259,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         store = options.open_store(*self._server)
         try:
             for piece in read_stretch(
-                store, partition.topic, partition.begin, partition.end, schema
+                store, partition.place, partition.begin, partition.end, schema
             ):
                 if isinstance(piece, Gap):
                     _judge(piece, fail=self._fail_on_gap)
@@ -263,7 +273,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Tell the journal how far this reader has come, if it has a name."""
         if self._archive is not None:
             store = self._store
-            marks = {topic: Mark.of(stored) for topic, stored in end.items()}
+            marks = {place: Mark.of(stored) for place, stored in end.items()}
             store.drive(record_archived(store, self._archive, marks))
 
     def stop(self) -> None:
@@ -272,31 +282,31 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open.close()
             self._open = None
 
-    def _known_topics(self) -> list[str]:
+    def _known_places(self) -> list[str]:
         now = time.monotonic()
-        if now - self._topics_at >= _LOOK_FOR_TOPICS_S:
+        if now - self._places_at >= _LOOK_FOR_PLACES_S:
             store = self._store
-            self._topics = store.drive(journaled_topics(store, self._named))
-            self._topics_at = now
-        return self._topics
+            self._places = store.drive(journals(store, self._named))
+            self._places_at = now
+        return self._places
 
-    def _recorded(self, topic: str) -> Mark | None:
+    def _recorded(self, place: str) -> Mark | None:
         if self._archive is None:
             return None
         store = self._store
-        return store.drive(archived(store, topic, self._archive))
+        return store.drive(archived(store, place, self._archive))
 
 
-def _stretch(topic: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> Stretch:
-    """What one topic's part of a batch holds, from its offsets alone."""
+def _stretch(place: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> Stretch:
+    """What one journal's part of a batch holds, from its offsets alone."""
     begins = end.get("from") or start
     begin = Mark.of(begins) if begins else Mark.of(end)
     told = end.get("gap")
-    return Stretch(topic, begin, Mark.of(end), Gap(topic, *told) if told else None)
+    return Stretch(place, begin, Mark.of(end), Gap(place, *told) if told else None)
 
 
 def _stored(start: Mapping[str, Any] | None, ahead: Ahead, end: Mark) -> dict[str, Any]:
-    """One topic's part of an offset."""
+    """One journal's part of an offset."""
     stored = end.stored()
     if start is None or Mark.of(start) != ahead.begin:
         stored["from"] = ahead.begin.stored()

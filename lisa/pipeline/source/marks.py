@@ -1,7 +1,7 @@
-"""Places in a topic's journal, and named gaps between them.
+"""Marks in a journal, and named gaps between them.
 
-Events carry the numbers 1, 2, 3, ... of their topic, so two places tell how many events lie
-between them, and what is missing has a name.
+Events carry the numbers 1, 2, 3, ... of their journal, so two marks tell how many events lie
+between them, and what is missing has a name. Each place of a topic that is split has a journal.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
 from lisa.admin.reading import entry_number
+from lisa.core.shards import base, shard_of
 
 __all__ = ["START", "Gap", "Mark", "after", "before", "shares"]
 
@@ -57,7 +58,7 @@ class Gap(NamedTuple):
     the id of the first event after them, None where there is none yet.
     """
 
-    topic: str
+    place: str
     why: str
     behind: str
     first: int
@@ -78,8 +79,10 @@ class Gap(NamedTuple):
         else:
             what = f"events {self.first} to {self.last}"
         until = f", before {_shown(self.until)}" if self.until else ""
+        shard = shard_of(self.place)
+        of = f"{base(self.place)!r}, shard {shard}," if shard else repr(self.place)
         return (
-            f"the journal of topic {self.topic!r} lacks {what}: "
+            f"the journal of topic {of} lacks {what}: "
             f"behind {_shown(self.behind)}{until}: {self.why}"
         )
 
@@ -110,12 +113,12 @@ def before(entry: str) -> str:
 
 
 def shares(counts: Mapping[str, int], limit: int) -> dict[str, int]:
-    """How many of each topic's events fit into `limit`: small topics whole, others alike."""
+    """How many of each journal's events fit into `limit`: small ones whole, others alike."""
     given: dict[str, int] = {}
     left = limit
     ordered = sorted(counts.items(), key=lambda pair: (pair[1], pair[0]))
-    for place, (topic, count) in enumerate(ordered):
-        fair = -(-left // (len(ordered) - place))
-        given[topic] = min(count, fair)
-        left -= given[topic]
+    for i, (place, count) in enumerate(ordered):
+        fair = -(-left // (len(ordered) - i))
+        given[place] = min(count, fair)
+        left -= given[place]
     return given

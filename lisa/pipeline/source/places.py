@@ -21,7 +21,7 @@ from lisa.admin.reading import (
 )
 from lisa.core.flow import Flow
 from lisa.core.pages import readable
-from lisa.core.shards import base
+from lisa.core.shards import base, shard_of
 from lisa.core.store import Store, chunks
 from lisa.core.stream import parse_entry
 from lisa.core.transitions.inspect import Inspect
@@ -105,6 +105,7 @@ class Rows:
                 pa.timestamp("us", "UTC")
             )
         columns["topic"] = pa.repeat(pa.scalar(base(self._topic)), rows)
+        columns["shard"] = pa.repeat(pa.scalar(shard_of(self._topic), pa.string()), rows)
         envelopes = columns.pop("envelopes")
         if self._with_bodies:
             columns.update(opened(envelopes), envelope=envelopes)

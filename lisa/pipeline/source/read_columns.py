@@ -34,6 +34,7 @@ LIVE_SCHEMA = StructType([
     StructField("consumer", StringType()),
     EVENT_SCHEMA["reason"],
     EVENT_SCHEMA["expires"],
+    EVENT_SCHEMA["shard"],
 ])  # fmt: skip
 """What a snapshot of the live messages tells: one row per message and place."""
 

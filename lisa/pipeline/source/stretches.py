@@ -47,11 +47,11 @@ class Pace:
 
 
 def read_stretch(
-    store: SyncStore, topic: str, begin: Mark, end: Mark, schema: pa.Schema
+    store: SyncStore, place: str, begin: Mark, end: Mark, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | Gap]:
     """The events behind `begin` up to `end`, and each gap among them where it is found."""
-    key = store.keys.topic(topic).events
-    events, pace = Events(topic, schema), Pace()
+    key = store.keys.topic(place).events
+    events, pace = Events(place, schema), Pace()
     here = begin
     while True:
         items = store.ask("XRANGE", key, f"({here.entry}", end.entry, "COUNT", pace.count)
@@ -60,17 +60,17 @@ def read_stretch(
         numbers, size = events.add(items)
         pace.learn(len(items), size)
         if numbers != list(range(here.number + 1, here.number + 1 + len(numbers))):
-            yield from _gaps(topic, here, items)
+            yield from _gaps(place, here, items)
         here = Mark(items[-1][0].decode(), numbers[-1] if numbers else here.number)
         if len(events) >= BATCH_ROWS or events.size >= BATCH_BYTES:
             yield events.take()
     if len(events):
         yield events.take()
     if here.number < end.number:
-        yield Gap(topic, TRIMMED, here.entry, here.number + 1, end.number, None)
+        yield Gap(place, TRIMMED, here.entry, here.number + 1, end.number, None)
 
 
-def _gaps(topic: str, here: Mark, items: Sequence[Item]) -> Iterator[Gap]:
+def _gaps(place: str, here: Mark, items: Sequence[Item]) -> Iterator[Gap]:
     """The gaps in a page whose first event should be the one after `here`."""
     for item in items:
         number = number_of(item)
@@ -78,7 +78,7 @@ def _gaps(topic: str, here: Mark, items: Sequence[Item]) -> Iterator[Gap]:
             continue
         entry, wanted = item[0].decode(), here.number + 1
         if number > wanted:
-            yield Gap(topic, TRIMMED, here.entry, wanted, number - 1, entry)
+            yield Gap(place, TRIMMED, here.entry, wanted, number - 1, entry)
         elif number < wanted:
-            yield Gap(topic, OLDER, here.entry, wanted, None, entry)
+            yield Gap(place, OLDER, here.entry, wanted, None, entry)
         here = Mark(entry, number)

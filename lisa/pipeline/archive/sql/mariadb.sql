@@ -22,8 +22,9 @@ CREATE TABLE IF NOT EXISTS {p}message_log (
   seq bigint NOT NULL,
   number bigint NOT NULL,
   host text,
+  shard varchar(16) NOT NULL DEFAULT '',
   day date AS (date '1970-01-01' + INTERVAL ("at" DIV 86400000) DAY) STORED,
-  PRIMARY KEY (topic, "at", seq, number),
+  PRIMARY KEY (topic, "at", seq, number, shard),
   KEY id (topic, id),
   KEY day (day)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
@@ -62,11 +63,13 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive (
   committed_at bigint NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 CREATE TABLE IF NOT EXISTS {p}lisa_archive_topics (
-  topic varchar(128) NOT NULL PRIMARY KEY,
+  topic varchar(128) NOT NULL,
   entry varchar(48),
   number bigint,
   options text NOT NULL,
-  "groups" text NOT NULL
+  "groups" text NOT NULL,
+  shard varchar(16) NOT NULL DEFAULT '',
+  PRIMARY KEY (topic, shard)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 CREATE TABLE IF NOT EXISTS {p}lisa_archive_gaps (
   topic varchar(128) NOT NULL,
@@ -76,7 +79,8 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive_gaps (
   to_number bigint,
   reason mediumtext NOT NULL,
   "at" bigint NOT NULL,
-  PRIMARY KEY (topic, after_id, "at")
+  shard varchar(16) NOT NULL DEFAULT '',
+  PRIMARY KEY (topic, shard, after_id, "at")
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 CREATE OR REPLACE VIEW {p}mykit_delay_queue_job AS
 SELECT id, bizkey, topic, subtopic,
@@ -112,6 +116,21 @@ SELECT id,
 FROM {p}message_log
 WHERE id IS NOT NULL;
 
+-- name: shards
+ALTER TABLE {p}lisa_archive_topics
+  ADD COLUMN IF NOT EXISTS shard varchar(16) NOT NULL DEFAULT '',
+  DROP PRIMARY KEY, ADD PRIMARY KEY (topic, shard);
+ALTER TABLE {p}lisa_archive_gaps
+  ADD COLUMN IF NOT EXISTS shard varchar(16) NOT NULL DEFAULT '',
+  DROP PRIMARY KEY, ADD PRIMARY KEY (topic, shard, after_id, "at");
+ALTER TABLE {p}message_log
+  ADD COLUMN IF NOT EXISTS shard varchar(16) NOT NULL DEFAULT '',
+  DROP PRIMARY KEY, ADD PRIMARY KEY (topic, "at", seq, number, shard);
+
+-- name: has_shards
+SELECT count(*) FROM information_schema.columns
+WHERE table_schema = database() AND table_name = '{p}message_log' AND column_name = 'shard'
+
 -- name: stage_events
 CREATE OR REPLACE TABLE {p}lisa_staged_events AS SELECT {log} FROM {p}message_log LIMIT 0;
 
@@ -136,7 +155,7 @@ INSERT INTO {p}messages ({messages}) SELECT {messages} FROM {p}lisa_staged_messa
 ON DUPLICATE KEY UPDATE {excluded};
 
 -- name: put_archive
-INSERT INTO {p}lisa_archive (layout, batch, committed_at) VALUES (1, ?, ?)
+INSERT INTO {p}lisa_archive (layout, batch, committed_at) VALUES (2, ?, ?)
 ON DUPLICATE KEY UPDATE batch = VALUES(batch), committed_at = VALUES(committed_at);
 
 -- name: put_topic
@@ -144,13 +163,14 @@ INSERT INTO {p}lisa_archive_topics (topic, options, "groups") VALUES (?, ?, ?)
 ON DUPLICATE KEY UPDATE options = VALUES(options), "groups" = VALUES("groups");
 
 -- name: put_offset
-INSERT INTO {p}lisa_archive_topics (topic, entry, number, options, "groups")
-VALUES (?, ?, ?, '{}', '[]')
+INSERT INTO {p}lisa_archive_topics (topic, shard, entry, number, options, "groups")
+VALUES (?, ?, ?, ?, '{}', '[]')
 ON DUPLICATE KEY UPDATE entry = VALUES(entry), number = VALUES(number);
 
 -- name: add_gap
 INSERT INTO {p}lisa_archive_gaps
-  (topic, after_id, after_number, to_id, to_number, reason, "at") VALUES (?, ?, ?, ?, ?, ?, ?)
+  (topic, shard, after_id, after_number, to_id, to_number, reason, "at")
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON DUPLICATE KEY UPDATE topic = VALUES(topic);
 
 -- name: clear
@@ -161,10 +181,11 @@ DROP TABLE IF EXISTS {p}lisa_staged_messages;
 SELECT coalesce(max(layout), 0) FROM {p}lisa_archive
 
 -- name: topics
-SELECT topic, entry, number, options, "groups" FROM {p}lisa_archive_topics ORDER BY topic
+SELECT topic, {shard}, entry, number, options, "groups" FROM {p}lisa_archive_topics ORDER BY topic
 
 -- name: gaps
-SELECT topic, after_id, after_number, to_id, to_number, reason, "at" FROM {p}lisa_archive_gaps
+SELECT topic, {shard}, after_id, after_number, to_id, to_number, reason, "at"
+FROM {p}lisa_archive_gaps
 ORDER BY topic, "at"
 
 -- name: sizes

@@ -20,8 +20,9 @@ CREATE TABLE IF NOT EXISTS {p}message_log (
   seq bigint NOT NULL,
   number bigint NOT NULL,
   host text,
+  shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
   day date GENERATED ALWAYS AS (date '1970-01-01' + ("at" / 86400000)::integer) STORED,
-  PRIMARY KEY (topic, "at", seq, number)
+  PRIMARY KEY (topic, "at", seq, number, shard)
 );
 CREATE INDEX IF NOT EXISTS {p}message_log_id ON {p}message_log (topic, id);
 CREATE INDEX IF NOT EXISTS {p}message_log_day ON {p}message_log (day);
@@ -60,11 +61,13 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive (
   committed_at bigint NOT NULL
 );
 CREATE TABLE IF NOT EXISTS {p}lisa_archive_topics (
-  topic varchar(128) COLLATE "C" NOT NULL PRIMARY KEY,
+  topic varchar(128) COLLATE "C" NOT NULL,
   entry varchar(48),
   number bigint,
   options text NOT NULL,
-  groups text NOT NULL
+  groups text NOT NULL,
+  shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
+  PRIMARY KEY (topic, shard)
 );
 CREATE TABLE IF NOT EXISTS {p}lisa_archive_gaps (
   topic varchar(128) COLLATE "C" NOT NULL,
@@ -74,7 +77,8 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive_gaps (
   to_number bigint,
   reason text NOT NULL,
   "at" bigint NOT NULL,
-  PRIMARY KEY (topic, after_id, "at")
+  shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
+  PRIMARY KEY (topic, shard, after_id, "at")
 );
 CREATE OR REPLACE VIEW {p}mykit_delay_queue_job AS
 SELECT id, bizkey, topic, subtopic,
@@ -108,6 +112,23 @@ SELECT id,
 FROM {p}message_log
 WHERE id IS NOT NULL;
 
+-- name: shards
+ALTER TABLE {p}lisa_archive_topics
+  ADD COLUMN IF NOT EXISTS shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
+  DROP CONSTRAINT IF EXISTS {p}lisa_archive_topics_pkey, ADD PRIMARY KEY (topic, shard);
+ALTER TABLE {p}lisa_archive_gaps
+  ADD COLUMN IF NOT EXISTS shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
+  DROP CONSTRAINT IF EXISTS {p}lisa_archive_gaps_pkey,
+  ADD PRIMARY KEY (topic, shard, after_id, "at");
+ALTER TABLE {p}message_log
+  ADD COLUMN IF NOT EXISTS shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
+  DROP CONSTRAINT IF EXISTS {p}message_log_pkey,
+  ADD PRIMARY KEY (topic, "at", seq, number, shard);
+
+-- name: has_shards
+SELECT count(*) FROM pg_catalog.pg_attribute
+WHERE attrelid = to_regclass('{p}message_log') AND attname = 'shard'
+
 -- name: stage_events
 DROP TABLE IF EXISTS {p}lisa_staged_events;
 CREATE UNLOGGED TABLE {p}lisa_staged_events AS SELECT {log} FROM {p}message_log WITH NO DATA;
@@ -134,20 +155,22 @@ SELECT DISTINCT ON (topic, id, token) {messages_json} FROM {p}lisa_staged_messag
 ON CONFLICT (topic, id, token) DO UPDATE SET {excluded};
 
 -- name: put_archive
-INSERT INTO {p}lisa_archive (layout, batch, committed_at) VALUES (1, ?, ?)
+INSERT INTO {p}lisa_archive (layout, batch, committed_at) VALUES (2, ?, ?)
 ON CONFLICT (layout) DO UPDATE SET batch = excluded.batch, committed_at = excluded.committed_at;
 
 -- name: put_topic
 INSERT INTO {p}lisa_archive_topics (topic, options, groups) VALUES (?, ?, ?)
-ON CONFLICT (topic) DO UPDATE SET options = excluded.options, groups = excluded.groups;
+ON CONFLICT (topic, shard) DO UPDATE SET options = excluded.options, groups = excluded.groups;
 
 -- name: put_offset
-INSERT INTO {p}lisa_archive_topics (topic, entry, number, options, groups) VALUES (?, ?, ?, '{}', '[]')
-ON CONFLICT (topic) DO UPDATE SET entry = excluded.entry, number = excluded.number;
+INSERT INTO {p}lisa_archive_topics (topic, shard, entry, number, options, groups)
+VALUES (?, ?, ?, ?, '{}', '[]')
+ON CONFLICT (topic, shard) DO UPDATE SET entry = excluded.entry, number = excluded.number;
 
 -- name: add_gap
 INSERT INTO {p}lisa_archive_gaps
-  (topic, after_id, after_number, to_id, to_number, reason, "at") VALUES (?, ?, ?, ?, ?, ?, ?)
+  (topic, shard, after_id, after_number, to_id, to_number, reason, "at")
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING;
 
 -- name: clear
@@ -158,10 +181,11 @@ DROP TABLE IF EXISTS {p}lisa_staged_messages;
 SELECT coalesce(max(layout), 0) FROM {p}lisa_archive
 
 -- name: topics
-SELECT topic, entry, number, options, "groups" FROM {p}lisa_archive_topics ORDER BY topic
+SELECT topic, {shard}, entry, number, options, "groups" FROM {p}lisa_archive_topics ORDER BY topic
 
 -- name: gaps
-SELECT topic, after_id, after_number, to_id, to_number, reason, "at" FROM {p}lisa_archive_gaps
+SELECT topic, {shard}, after_id, after_number, to_id, to_number, reason, "at"
+FROM {p}lisa_archive_gaps
 ORDER BY topic, "at"
 
 -- name: sizes

@@ -37,7 +37,8 @@ TABLES: dict[str, dict[str, Any]] = {
                        "capacity": pa.int64(), "most_left_over": pa.int64(), "most_at": _WHEN,
                        "drained_at": _WHEN},
     "gaps": {"topic": pa.string(), "after_id": pa.string(), "after_number": pa.int64(),
-             "to_id": pa.string(), "to_number": pa.int64(), "reason": pa.string(), "at": _WHEN},
+             "to_id": pa.string(), "to_number": pa.int64(), "reason": pa.string(), "at": _WHEN,
+             "shard": pa.string()},
 }  # fmt: skip
 """Names, columns and their types. A null topic is all topics together."""
 
@@ -140,7 +141,7 @@ def _falling_behind(figures: Figures) -> Iterator[Row]:
 def _gaps(figures: Figures) -> Iterator[Row]:
     for gap in figures.gaps:
         yield (gap.topic, gap.after_id, gap.after_number, gap.to_id, gap.to_number, gap.reason,
-               gap.at)  # fmt: skip
+               gap.at, gap.shard)  # fmt: skip
 
 
 _ROWS = {

@@ -116,7 +116,7 @@ def gap_table(figures: Figures) -> Markup:
     for gap in figures.gaps[:MOST_GAPS]:
         lost = missing(gap)
         rows.append((
-            gap.topic, instant(gap.at, figures.zone), gap.after_id or "the start",
+            gap.place, instant(gap.at, figures.zone), gap.after_id or "the start",
             gap.to_id or "none yet", Cell("unknown" if lost is None else count(lost), flag=True),
             printable(gap.reason, 200),
         ))  # fmt: skip
