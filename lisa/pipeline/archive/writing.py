@@ -42,7 +42,7 @@ from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA, MESSAGES_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = ["ParquetWriter", "Survey", "Written", "gaps_of", "survey"]
+__all__ = ["ParquetWriter", "Survey", "Written", "gaps_of", "is_behind", "survey"]
 
 STAGING = f"{HIDDEN}/staging"
 MOVING = f"{HIDDEN}/moving.json"
@@ -117,7 +117,7 @@ class ParquetWriter:
         if self._following != query:
             # Its first batch may be one that was committed, under a number that was lost with the
             # query's checkpoint. From then on batches follow upon each other.
-            events = events.where(_is_behind(self.manifest.offsets))
+            events = events.where(is_behind(self.manifest.offsets))
         staged = self._stage(with_log_columns(events), LOG)
         self._following = query
         if not staged:
@@ -366,7 +366,7 @@ def gaps_of(rows: DataFrame) -> tuple[Gap, ...]:
         ms, seq, number = gap["place"]
         before, journal = f"{ms}-{seq - 1}", place_of(gap["topic"], gap["shard"])
         behind = rows.where(~is_gap & (journal_of() == journal))
-        behind = behind.where(_is_behind({journal: (before, 0)}))
+        behind = behind.where(is_behind({journal: (before, 0)}))
         follows = _mark(behind.agg(sf.min(place).alias("first")).collect()[0]["first"])
         to_id, to_number = follows or (None, None)
         first = number <= 1
@@ -377,7 +377,7 @@ def gaps_of(rows: DataFrame) -> tuple[Gap, ...]:
     return tuple(found)
 
 
-def _is_behind(offsets: Mapping[str, tuple[str, int]]) -> Column:
+def is_behind(offsets: Mapping[str, tuple[str, int]]) -> Column:
     """Whether an event comes after the last one of its journal that is there."""
     if not offsets:
         return sf.lit(True)  # noqa: FBT003  a literal

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 from lisa.core.shards import bases
 from lisa.pipeline.archive.parquet import with_log_columns
 from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA
-from lisa.pipeline.archive.writing import ParquetWriter, gaps_of, survey
+from lisa.pipeline.archive.writing import ParquetWriter, gaps_of, is_behind, survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,12 +66,17 @@ class DatabaseTables:
         self._topics = topics
         self._writer = jdbc.writer(spark, where, properties)
         self._offsets = jdbc.open(spark, where, properties).offsets()
+        self._first = True
 
     def write(self, events: DataFrame, batch: int, query: str) -> tuple[int, Sequence[Gap]]:  # noqa: ARG002
         """Add a batch exactly once; how many events it had, and which gaps."""
+        if self._first:
+            # Spark may repeat one that is there, by a journal that has been lost since.
+            events = events.where(is_behind(self._offsets))
         rows = with_log_columns(events).select(*LOG_SCHEMA.names).persist()
         try:
             found = survey(rows)
+            self._first = False
             if not found:
                 return 0, ()
             has_gaps = not rows.where(sf.col("state") == GAP_STATE).isEmpty()
