@@ -36,14 +36,24 @@ class Abreast(Generic[K]):
             if self._is_closed:
                 return
             self._busy.add(one)
-            is_short = len(self._busy) > len(self._threads)
-        if is_short:
-            thread = threading.Thread(
-                target=self._serve, name=f"{self._name}-{len(self._threads) + 1}", daemon=True
-            )
-            self._threads.append(thread)
+            if len(self._busy) > len(self._threads):
+                self._grow()
+            is_given = bool(self._threads)
+            if is_given:
+                self._work.put((one, work))
+        if not is_given:
+            self._do(one, work)
+
+    def _grow(self) -> None:
+        thread = threading.Thread(
+            target=self._serve, name=f"{self._name}-{len(self._threads) + 1}", daemon=True
+        )
+        try:
             thread.start()
-        self._work.put((one, work))
+        except RuntimeError as error:  # the machine gives no more: those that are there do it
+            log.warning("%s: %s", self._name, error)
+        else:
+            self._threads.append(thread)
 
     def is_at(self, one: K) -> bool:
         """Whether it is being worked for."""
@@ -62,17 +72,19 @@ class Abreast(Generic[K]):
         """Let the threads end; one that hangs ends after that, or with the process."""
         with self._changed:
             self._is_closed = True
-        for _ in self._threads:
-            self._work.put(None)
+            for _ in self._threads:
+                self._work.put(None)
 
     def _serve(self) -> None:
         while (given := self._work.get()) is not None:
-            one, work = given
-            try:
-                work()
-            except Exception:
-                log.exception("%s: unforeseen", self._name)
-            with self._changed:
-                self._busy.discard(one)
-                self._changed.notify_all()
-            self._ended(one)
+            self._do(*given)
+
+    def _do(self, one: K, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception:
+            log.exception("%s: unforeseen", self._name)
+        with self._changed:
+            self._busy.discard(one)
+            self._changed.notify_all()
+        self._ended(one)

@@ -38,6 +38,9 @@ FLUSH_AFTER_S = 0.005
 MOST_ALONG = 32
 """So few acks go along with the next read; more have a call, and a thread, of their own."""
 
+CLOSING_S = 1.0
+"""Calls that run when the time to close is up may take so much longer."""
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
@@ -145,7 +148,7 @@ class Settler:
         self._hurried.set()
         self._rung.set()
         if self._thread.ident is not None:
-            self._thread.join(timeout_s + 1)
+            self._thread.join(timeout_s + CLOSING_S)
 
     def _run(self) -> None:
         while True:
@@ -156,10 +159,13 @@ class Settler:
             # Whoever finishes from here on rings again: cleared before the queues are looked at.
             self._rung.clear()
             self._awake = False
-            left = self.flush()
+            # Asked first: what was finished by the end is found by a flush that begins behind it.
             closes = self._closes
+            left = self.flush()
             if closes is not None:
-                if not left or time.monotonic() > closes:
+                late_s = time.monotonic() - closes
+                if not left or late_s > 0:
+                    self._abreast.wait(max(0.0, CLOSING_S - late_s))
                     self._abreast.close()
                     return
                 if self._abreast.wait(FIRST_PAUSE_S) and self._pauses:
@@ -174,13 +180,15 @@ class Settler:
         return max(0.0, min(tries) - time.monotonic()) if tries else None
 
     def flush(self) -> bool:
-        """Settle all that is finished; whether something is left for a later try."""
+        """Settle all that is finished; False if nothing was left to do, or to wait for."""
         subscriptions = list(self._subscriptions())
         for sub in set(self._pauses).difference(subscriptions):  # it was let go meanwhile
             self._pauses.pop(sub, None)
+        is_busy = False
         one_by_one = not self._has_nodes or len(subscriptions) == 1
         for sub in subscriptions:
             if self._abreast.is_at(sub):
+                is_busy = True
                 continue
             if not _has_finished(sub):
                 self._goes_on(sub)  # whatever was left went along with a read
@@ -191,8 +199,9 @@ class Settler:
             if one_by_one:
                 self._settle(sub)
             else:
+                is_busy = True
                 self._abreast.start(sub, partial(self._settle, sub))
-        return not self._abreast.wait(0) or bool(self._pauses)
+        return is_busy or bool(self._pauses)
 
     def _settle(self, sub: Subscription) -> None:
         try:

@@ -34,8 +34,9 @@ _KEYLESS = ("TIME", "INFO", "PING")
 
 
 def _unshape(callbacks: Any) -> None:
-    for name in [one for one in callbacks if not one.upper().startswith(_SHAPED)]:
-        del callbacks[name]
+    for name in list(callbacks):  # several threads may meet a new client
+        if not name.upper().startswith(_SHAPED):
+            callbacks.pop(name, None)
 
 
 def _pack(command: Sequence[Any]) -> bytes:

@@ -148,7 +148,7 @@ def finish(
     """End a removal that was cut short, in a topic or some of its shards.
 
     None: nothing is left of any that nobody has worked at for so long. Where the allowance does not
-    suffice the rest may be finished at once, by anyone.
+    suffice, the rest is one more that was cut short.
     """
     parts = (yield from store.layout(topic)).counted(topic)
     work, found = _Work(allowance=allowance), False

@@ -28,8 +28,8 @@ __all__ = ["Sweeper"]
 PAGE = 200
 MOST_PAGES = 100
 """One run takes no more pages of a kind; what is left waits for the next."""
-MOST_CALLS = MOST_PAGES * PAGE // removal.MOST_IDS
-"""The same of messages that removed groups owe."""
+MOST_CALLS = 500
+"""One run settles what removed groups owe in no more calls than that."""
 
 IDLE_AFTER_MS = 3_600_000
 GONE_AFTER_MS = duration_ms(GONE_AFTER)
@@ -55,8 +55,6 @@ class Sweeper:
         self._expirer = expirer
         self._configured = configured
         self._stopped = stopped
-        self._finishing: dict[tuple[str, str], int] = {}
-        """Removals that an earlier run left half-way, with what it had settled by then."""
 
     def pick(self, topics: Sequence[str]) -> list[str]:
         """Those where a step may find something to do. Raises ServerUnavailable.
@@ -139,25 +137,17 @@ class Sweeper:
 
     def _finish_removals(self, topic: str) -> None:
         options = self._store.ask("HKEYS", self._store.keys.topic(topic).options)
-        marked = removal.marked(options)
-        for key in [one for one in self._finishing if one[0] == topic and one[1] not in marked]:
-            del self._finishing[key]  # by another hand
         allowance = removal.Allowance(MOST_CALLS, self._stopped)
-        for group in sorted(marked):
-            before = self._finishing.get((topic, group))
-            age_ms = removal.ABANDONED_MS if before is None else 0
-            flow = removal.finish(self._store, topic, group, age_ms, allowance=allowance)
-            finished = self._store.drive(flow)
-            settled = (before or 0) + (finished.settled if finished else 0)
-            if finished and not finished.is_done:
-                self._finishing[topic, group] = settled
-                continue
-            self._finishing.pop((topic, group), None)
-            if not finished:
-                continue
-            log.warning("topic %s: the removal of group %s had been cut short; finished it: %d "
-                        "messages settled", topic, group, settled,
-                        extra={"topic": topic, "group": group})  # fmt: skip
+        for group in sorted(removal.marked(options)):
+            flow = removal.finish(
+                self._store, topic, group, removal.ABANDONED_MS, allowance=allowance
+            )
+            found = self._store.drive(flow)
+            if found and (found.settled or found.is_done):
+                done = "finished it" if found.is_done else "did a part, the next follows"
+                log.warning("topic %s: the removal of group %s had been cut short; %s: %d messages "
+                            "settled", topic, group, done, found.settled,
+                            extra={"topic": topic, "group": group})  # fmt: skip
 
     def managers(self) -> None:
         """Take away the records of managers that are gone. Raises LisaError."""

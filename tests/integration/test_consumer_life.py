@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from datetime import timedelta
@@ -290,6 +291,32 @@ def test_stop_finishes_what_runs_and_gives_back_the_rest(bench: Bench) -> None:
     assert presences(bench) == []
     assert bench.ask("XINFO", "CONSUMERS", keys.ready, "lisa") == []
     assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
+
+
+def test_a_stop_between_short_handlers_leaves_nothing_in_hand(bench: Bench) -> None:
+    topics = ("one", "two", "three")
+    for topic in topics:
+        bench.declare(topic)
+    chance = random.Random(7)
+
+    def handle(message: Message) -> None:
+        time.sleep(chance.random() * 0.004)
+        if chance.random() < 0.1:
+            raise ValueError(message.id)
+
+    left = []
+    for _ in range(30):
+        for topic in topics:
+            bench.send(topic, range(20))
+        consumer = Consumer(bench.url, concurrency=4)
+        for topic in topics:
+            consumer.on(topic, handle)
+        with consumer:
+            time.sleep(0.03 + chance.random() * 0.05)  # somewhere among the handlers
+        for topic in topics:
+            ready = bench.store.keys.topic(topic).group("lisa").ready
+            left.append(bench.ask("XPENDING", ready, "lisa")[0])
+    assert not any(left)
 
 
 def test_after_the_grace_time_async_handlers_are_cancelled_and_given_back(bench: Bench) -> None:

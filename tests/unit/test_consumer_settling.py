@@ -15,10 +15,11 @@ import pytest
 import redis
 
 from lisa.consumer import Consumer
+from lisa.consumer.abreast import Abreast
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.held import Held, Verdict
 from lisa.consumer.models import Misfit, reader_for
-from lisa.consumer.settler import Settler
+from lisa.consumer.settler import CLOSING_S, Settler
 from lisa.consumer.signalling import Announcer
 from lisa.consumer.subscription import Subscription
 from lisa.core.envelope import decode_envelope, encode_envelope
@@ -250,10 +251,10 @@ def hanging() -> Iterator[Hanging]:
     store.go_on.set()
 
 
-def settler_of_nodes(*stores: Script) -> tuple[Settler, list[Subscription]]:
+def settler_of_nodes(*stores: Script, has_nodes: bool = True) -> tuple[Settler, list[Subscription]]:
     subs = [Subscription(cast("Any", store), "orders", "lisa", "me") for store in stores]
     announcer = Announcer(Signals(), lambda result: None)
-    return Settler(lambda: subs, announcer, has_nodes=True), subs
+    return Settler(lambda: subs, announcer, has_nodes=has_nodes), subs
 
 
 def test_a_node_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
@@ -303,9 +304,65 @@ def test_closing_waits_for_a_node_that_hangs_for_its_time_only(hanging: Hanging)
     finished(well, "b")
     began = time.monotonic()
     settler.close(0.2)
-    assert time.monotonic() - began < 0.2 + 1
+    assert time.monotonic() - began < 0.2 + CLOSING_S + 1
     assert hung.held
     assert not well.held
+
+
+@pytest.mark.parametrize("has_nodes", [False, True])
+def test_what_is_finished_while_another_topic_is_settled_is_settled_before_the_end(
+    hanging: Hanging, *, has_nodes: bool
+) -> None:
+    settler, (early, hung) = settler_of_nodes(Obliging(), hanging, has_nodes=has_nodes)
+    settler.start()
+    finished(hung, "b")
+    settler.ring()
+    settler.hurry()
+    wait_until(lambda: not hung.acks)  # its call runs: the other was looked at before
+    finished(early, "a")
+    closing = threading.Thread(target=settler.close, args=(10,))
+    closing.start()
+    wait_until(lambda: settler._closes is not None)
+    hanging.go_on.set()
+    closing.join()
+    assert not early.held
+    assert not hung.held
+
+
+def test_only_a_look_that_finds_all_idle_ends_the_settler(monkeypatch: pytest.MonkeyPatch) -> None:
+    settler, (one, _) = settler_of_nodes(Obliging(), Obliging())
+    monkeypatch.setattr(settler._abreast, "start", lambda _, work: work())
+    finished(one, "a")
+    assert settler.flush(), "more may have been finished after its last look"
+    assert not settler.flush()
+
+
+def test_calls_that_run_when_the_time_to_close_is_up_are_waited_for(hanging: Hanging) -> None:
+    settler, (one, other) = settler_of_nodes(hanging, hanging)
+    settler.start()
+    finished(one, "a")
+    finished(other, "b")
+    let_go = threading.Timer(0.2, hanging.go_on.set)
+    let_go.start()
+    settler.close(0)
+    assert not one.held
+    assert not other.held
+
+
+def test_work_is_done_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    abreast: Abreast[str] = Abreast("test")
+    done: list[str] = []
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        abreast.start("a", lambda: done.append(threading.current_thread().name))
+        assert abreast.wait(0)
+    abreast.start("a", lambda: done.append(threading.current_thread().name))
+    assert abreast.wait(10)
+    assert done == [threading.current_thread().name, "test-1"]
+    abreast.close()
 
 
 def test_a_few_acks_go_along_with_a_read_and_count_once_it_is_answered() -> None:

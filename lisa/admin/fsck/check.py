@@ -42,9 +42,9 @@ def check(
     No repair loses a message: one without a place becomes due now, and a group whose declaration
     was lost is declared again rather than emptied. A group that only shards know of is taken away
     from them if the topic knows others, which are given the same messages. A repair that is refused
-    is told with its finding, and the check goes on; only a server that does not answer ends it
-    (ServerUnavailable). `found` hears of each finding as it is made, `progress` of the phase that
-    begins.
+    is told with its finding, and the check goes on; only a server that does not answer, or takes no
+    writes, ends it (ServerUnavailable). `found` hears of each finding as it is made, `progress` of
+    the phase that begins.
     """
     run = _Check(store, Report(found), repair, tuple(map(check_topic, topics)))
     for phase, step in (

@@ -55,7 +55,10 @@ class Finding:
 
 
 def attempt(repair: Flow[T]) -> Flow[T | LisaError]:
-    """What a repair answers, or its error: the check goes on. Raises ServerUnavailable."""
+    """What a repair answers, or its error: the check goes on.
+
+    Raises ServerUnavailable, also where the server takes no writes (full, or a replica).
+    """
     try:
         return (yield from repair)
     except ServerUnavailable:
