@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +10,9 @@ from lisa.admin.reading import ask_all, entry_number
 from lisa.core.flow import Flow
 from lisa.core.store import Store, pairs
 from lisa.core.transitions.base import text
-from lisa.core.transitions.prune import NOT_AN_ARCHIVE
+from lisa.core.transitions.prune import NOT_AN_ARCHIVE, RECORD
 
 __all__ = ["Archived", "Journal", "forget", "journal"]
-
-_RECORD = re.compile(r"([0-9]+-[0-9]+) ([0-9]+) ([0-9]+)")
-"""What the manager goes by, too: a record of another form holds nothing back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +121,7 @@ def _number(entries: list[Any] | None) -> int | None:
 def _archives(records: dict[bytes, bytes], written: int) -> list[Archived]:
     found = []
     for name, record in sorted((text(name), text(value)) for name, value in records.items()):
-        parts = _RECORD.fullmatch(record)
+        parts = RECORD.fullmatch(record)
         if name.startswith(NOT_AN_ARCHIVE) or parts is None:
             continue
         entry, number, reported_ms = parts[1], int(parts[2]), int(parts[3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -9,14 +10,16 @@ from typing import Any, ClassVar, NamedTuple
 from lisa.core.keys import TopicKeys
 from lisa.core.transitions.base import Argument, Transition
 
-__all__ = ["ARCHIVE_HOLDS_MS", "NOT_AN_ARCHIVE", "Prune", "Pruned"]
+__all__ = ["ARCHIVE_HOLDS_MS", "NOT_AN_ARCHIVE", "RECORD", "Prune", "Pruned"]
 
 ARCHIVE_HOLDS_MS = 2 * 86_400_000
 """So long after its last report an archive is waited for: one that runs each night is."""
 
-
 NOT_AN_ARCHIVE = "~"
 """So begin the fields beside the archives' records: what was trimmed, and when."""
+
+RECORD = re.compile(r"([0-9]+-[0-9]+) ([0-9]+) ([0-9]+)")
+"""What an archive reports, entry, number and when: one of another form holds nothing back."""
 
 
 class Pruned(NamedTuple):

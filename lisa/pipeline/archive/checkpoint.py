@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lisa.admin.reading import entry_number
 from lisa.core.errors import ConfigError
@@ -35,7 +35,10 @@ def check_checkpoint(
     offsets: for each journal, by its place, the archive's last event. gaps: those it has recorded;
     one at its end stands for what the checkpoint is ahead.
     """
-    for place, entry in _done(Folder(spark, checkpoint)).items():
+    for place, one in _done(Folder(spark, checkpoint)).items():
+        if place not in offsets and _is_beginning(one):
+            continue  # it had no share of any batch yet
+        entry = str(one["id"])
         mine = offsets[place][0] if place in offsets else "0-0"
         told = any(
             gap.place == place and entry_number(gap.after_id or "0-0") >= entry_number(mine)
@@ -50,10 +53,15 @@ def check_checkpoint(
             )
 
 
-def _done(notes: Folder) -> dict[str, str]:
-    """By place, the entry with which the last batch ended that Spark calls done."""
+def _done(notes: Folder) -> dict[str, dict[str, Any]]:
+    """By place, the offset with which the last batch ended that Spark calls done."""
     batches = [int(name) for name in notes.names("commits") if name.isdigit()]
     text = notes.read(f"offsets/{max(batches)}") if batches else None
     last = text.strip().rpartition("\n")[2] if text else "{}"
-    found = json.loads(last) if last.startswith("{") else {}
-    return {place: str(one["id"]) for place, one in found.items()}
+    found: dict[str, dict[str, Any]] = json.loads(last) if last.startswith("{") else {}
+    return found
+
+
+def _is_beginning(offset: Mapping[str, Any]) -> bool:
+    """Whether an offset is where its journal is begun: nothing was taken of that yet."""
+    return "gap" not in offset and offset.get("from") == {"id": offset["id"], "n": offset["n"]}

@@ -21,8 +21,8 @@ from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.marks import Gap, Mark, before
 
 __all__ = [
-    "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "journals", "latest", "look",
-    "mark_at", "record_archived", "step_over",
+    "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "is_any_archived", "journals", "latest",
+    "look", "mark_at", "record_archived", "step_over",
 ]  # fmt: skip
 
 _PROBES = 200  # every third halves the distance, and no span has more than 63 halves
@@ -217,6 +217,18 @@ def journals(store: Store, named: Sequence[str]) -> Flow[list[str]]:
 def archived(store: Store, place: str, name: str) -> Flow[Mark | None]:
     """How far an archive says it has come with a journal; None where it says nothing readable."""
     told = yield from store.command("HGET", store.keys.topic(place).archived, name)
+    return _told(told)
+
+
+def is_any_archived(store: Store, places: Sequence[str], name: str) -> Flow[bool]:
+    """Whether an archive says of any of some journals how far it has come."""
+    replies = yield from store.commands(
+        [("HGET", store.keys.topic(place).archived, name) for place in places]
+    )
+    return any(_told(reply) is not None for reply in replies)
+
+
+def _told(told: bytes | None) -> Mark | None:
     parts = told.decode("utf-8", "replace").split() if told else []
     try:
         entry_number(parts[0])

@@ -7,7 +7,8 @@ come), `starting` (`earliest`, `latest`), `max_events_per_batch`, `partitions`, 
 An offset names for each journal the last event that was read, {"orders": {"id": "...", "n": 17}};
 each place of a topic that is split has one, "orders~3of8". Where it is needed, it also names what
 the batch that ends there begins with: `from`, where that is not the end of the batch before, and
-`gap`. So a batch that is repeated after a crash is the same again.
+`gap`. So a batch that is repeated after a crash is the same again. A journal that had no share of
+the first batch is named, too, with its beginning as both: what came with a later change is not.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lisa.pipeline.source.following import (
     Ahead,
     archived,
     earliest,
+    is_any_archived,
     journals,
     latest,
     look,
@@ -119,6 +121,8 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for place in sorted({*lasts, *self._named}):
             last = lasts.get(place)
             recorded = self._recorded(place)
+            if recorded is None and self._is_followed(place):
+                recorded = START
             offset[place] = (recorded or last or START).stored()
         return offset
 
@@ -146,7 +150,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._ahead(place, start, lasts[place])
             if found is not None:
                 ahead[place] = found
-        ends = self._ends(ahead, limit)
+        ends = self._ends(ahead, limit, start)
         offset = dict(start)
         for place, end in ends.items():
             offset[place] = _stored(start.get(place), ahead[place], end)
@@ -170,13 +174,13 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begin(self, place: str, start: Offset) -> Mark | None:
         """Where a journal is begun that was not read yet; None where there is nothing.
 
-        One that came to a topic which is followed begins with its first event of all: what was
-        trimmed of it is missing.
+        One that came to a topic which is followed, by this reader or its archive, begins with its
+        first event of all: what was trimmed of it is missing.
         """
         recorded = self._recorded(place)
         if recorded is not None:
             return recorded
-        if base(place) in bases(start):
+        if base(place) in bases(start) or self._is_followed(place):
             return START
         return self._store.drive(earliest(self._store, place))
 
@@ -190,7 +194,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return found._replace(last=fence)
         return found._replace(last=found.begin) if found.gap is not None else None
 
-    def _ends(self, ahead: Mapping[str, Ahead], limit: ReadLimit) -> dict[str, Mark]:
+    def _ends(self, ahead: Mapping[str, Ahead], limit: ReadLimit, start: Offset) -> dict[str, Mark]:
         """How far the next batch goes: to the end, or as far as its limit allows."""
         ends = {place: one.last for place, one in ahead.items()}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -208,8 +212,9 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 wanted, slack = one.begin.number + share, share // 20
                 end = store.drive(mark_at(store, place, (one.begin, one.last), wanted, slack))
                 ends[place] = end
-                if end == one.begin and one.gap is None:
-                    del ends[place]
+                stays = end == one.begin and one.gap is None
+                if stays and (place in start or self._recorded(place) is not None):
+                    del ends[place]  # one that nobody knows yet is named, where it begins
         return ends
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
@@ -295,6 +300,14 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         store = self._store
         return store.drive(archived(store, place, self._archive))
+
+    def _is_followed(self, place: str) -> bool:
+        """Whether this reader's archive has come to any place of the same topic."""
+        if self._archive is None:
+            return False
+        beside = [one for one in self._known_places() if base(one) == base(place)]
+        store = self._store
+        return store.drive(is_any_archived(store, beside, self._archive))
 
 
 def _stretch(place: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> Stretch:

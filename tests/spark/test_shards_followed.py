@@ -1,0 +1,201 @@
+"""Archives follow a topic, not its places: what waits for them, and where they begin."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from lisa.admin.journal import forget
+from lisa.core.errors import ConfigError, LisaError
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
+from lisa.manager.pruner import Pruner
+from lisa.pipeline.archive import open_archive
+from lisa.pipeline.archive.checkpoint import check_checkpoint
+from lisa.pipeline.archive.folder import Folder
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA
+from lisa.pipeline.jobs.archive import archive
+from lisa.pipeline.source.following import record_archived
+from lisa.pipeline.source.journal import JournalReader, Stretch
+from lisa.pipeline.source.marks import Mark
+from tests.shards import Split
+from tests.spark.journals import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import redis
+    from pyspark.sql import SparkSession
+
+    from lisa.pipeline.jobs.archive import Progress
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PLACES = [f"orders~{number}of8" for number in range(8)]
+
+
+@pytest.fixture
+def split(redis_url: str, client: redis.Redis) -> Iterator[Split]:
+    """A topic whose journals are trimmed to the event."""
+    made = Split(redis_url)
+    client.config_set("stream-node-max-entries", 1)
+    yield made
+    client.config_set("stream-node-max-entries", 100)
+    made.store.close()
+
+
+def mark(journal: Journal, number: int) -> Mark:
+    entries: Any = journal.client.xrange(journal.keys.events)
+    [entry] = [entry for entry, fields in entries if int(fields[b"n"]) == number]
+    return Mark(entry.decode(), number)
+
+
+def report(split: Split, name: str, journal: Journal, number: int) -> None:
+    split.store.drive(record_archived(split.store, name, {journal.topic: mark(journal, number)}))
+
+
+def prune(split: Split, *journals: Journal) -> list[int]:
+    """One round of the manager; how many events are left."""
+    pruner = Pruner(split.store)
+    for place in pruner.pick([journal.topic for journal in journals]):
+        pruner.step(place)
+    return [journal.client.xlen(journal.keys.events) for journal in journals]
+
+
+class TestWhatWaits:
+    """The journal of a place to which an archive has not come yet."""
+
+    @pytest.fixture
+    def whole(self, split: Split, client: redis.Redis) -> Journal:
+        whole = Journal(client)
+        whole.write(10)
+        split.into(2)
+        return whole
+
+    @pytest.fixture
+    def shards(self, whole: Journal, split: Split) -> list[Journal]:
+        made = [Journal(whole.client, place) for place in split.layout.current("orders")]
+        for journal in made:
+            journal.write(20)
+            whole.client.hset(journal.keys.options, "journal_max", 5)
+        return made
+
+    def test_for_one_that_is_behind_another(
+        self, split: Split, whole: Journal, shards: list[Journal]
+    ) -> None:
+        for name in ("continuous", "nightly"):
+            report(split, name, whole, 10)
+        report(split, "continuous", shards[0], 20)
+        assert prune(split, whole, *shards) == [1, 20, 20]
+        report(split, "nightly", shards[0], 15)
+        assert prune(split, *shards) == [6, 20]
+
+    def test_for_the_only_one(self, split: Split, whole: Journal, shards: list[Journal]) -> None:
+        report(split, "nightly", whole, 10)
+        assert prune(split, *shards) == [20, 20]
+        assert split.store.drive(forget(split.store, "orders", "nightly"))
+        assert prune(split, *shards) == [5, 5]
+
+    def test_for_none_that_reports_no_more(
+        self, split: Split, whole: Journal, shards: list[Journal]
+    ) -> None:
+        now_ms = split.store.drive(split.store.server_time_us()) // 1000
+        gone_ms = now_ms - ARCHIVE_HOLDS_MS - 1
+        for name, record in (("dead", f"1-1 10 {gone_ms}"), ("~trimmed", f"9 {now_ms}")):
+            whole.client.hset(whole.keys.archived, name, record)
+        report(split, "continuous", whole, 10)
+        report(split, "continuous", shards[0], 20)
+        assert prune(split, *shards) == [1, 20]
+
+
+class TestWhereOneBegins:
+    """`JournalReader`, asked as Spark asks it."""
+
+    @pytest.fixture
+    def trimmed(self, client: redis.Redis, split: Split) -> list[Journal]:
+        """Eight shards that hold the events 11 to 30, and nothing else."""
+        split.into(8)
+        made = [Journal(client, place) for place in PLACES]
+        for journal in made:
+            journal.write(30)
+            client.xtrim(journal.keys.events, maxlen=20, approximate=False)
+        return made
+
+    @pytest.fixture
+    def reader(self, split: Split) -> Iterator[JournalReader]:
+        reader = JournalReader({"url": split.url, "archive": "cold"}, EVENT_SCHEMA)
+        yield reader
+        reader.stop()
+
+    def test_one_that_had_no_share_of_the_first_batch(
+        self, trimmed: list[Journal], reader: JournalReader
+    ) -> None:
+        offset: dict[str, Any] = {}
+        read = {journal.topic: 10 for journal in trimmed}
+        for _ in range(100):
+            end = reader.latestOffset(offset, ReadMaxRows(5))
+            if end == offset:
+                break
+            pieces = [one for one in reader.partitions(offset, end) if isinstance(one, Stretch)]
+            assert 1 <= sum(one.end.number - one.begin.number for one in pieces) <= 5
+            for one in pieces:
+                assert (one.gap, one.begin.number) == (None, read[one.place])
+                read[one.place] = one.end.number
+            offset = end
+            reader.commit(offset)
+        assert set(read.values()) == {30}
+
+    def test_a_new_checkpoint_of_an_archive_that_has_others(
+        self, split: Split, trimmed: list[Journal], reader: JournalReader
+    ) -> None:
+        report(split, "cold", trimmed[0], 20)
+        told = "shard 1of8, lacks events 1 to 10: behind 0-0"
+        with pytest.raises(LisaError, match=told):
+            reader.latestOffset({}, ReadMaxRows(1000))
+        latest = JournalReader(
+            {"url": split.url, "archive": "cold", "starting": "latest"}, EVENT_SCHEMA
+        )
+        assert [one["n"] for one in latest.initialOffset().values()] == [20, *[0] * 7]
+        latest.stop()
+
+    def test_an_archive_that_stopped_before_each_had_its_share(
+        self, split: Split, trimmed: list[Journal], spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Its checkpoint names journals that it has nothing of: they belong together."""
+        where, stop = str(tmp_path / "archive"), threading.Event()
+
+        def second(done: Progress) -> None:
+            if done.batch == 1:
+                stop.set()
+
+        first = archive(
+            spark, where, url=split.url, once=True, max_events=2, progress=second, stop=stop
+        )
+        assert len(first.offsets) < len(trimmed)
+        archive(spark, where, url=split.url, once=True)
+        log = open_archive(spark, where).log().collect()
+        assert sorted((row.shard, row.number) for row in log) == [
+            (f"{shard}of8", number) for shard in range(8) for number in range(11, 31)
+        ]
+
+
+@pytest.mark.parametrize(
+    "more", [{"gap": ["", "0-0", 1, 2, None]}, {"from": {"id": "4-0", "n": 4}}]
+)
+def test_a_checkpoint_that_took_something_is_ahead(
+    spark: SparkSession, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    begun = {"id": "5-0", "n": 5, "from": {"id": "5-0", "n": 5}}
+    folder = Folder(spark, str(tmp_path))
+    folder.write("commits/0", "v1\n{}")
+    folder.write("offsets/0", f"v1\n{{}}\n{json.dumps({'orders': begun})}")
+    check_checkpoint(spark, str(tmp_path), {}, ())
+    with pytest.raises(ConfigError, match="further than the archive"):
+        check_checkpoint(spark, str(tmp_path), {"orders": ("4-0", 4)}, ())
+    folder.write("offsets/0", f"v1\n{{}}\n{json.dumps({'orders': begun | more})}")
+    with pytest.raises(ConfigError, match="further than the archive"):
+        check_checkpoint(spark, str(tmp_path), {}, ())
