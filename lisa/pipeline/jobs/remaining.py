@@ -12,6 +12,7 @@ from lisa.core.flow import Flow
 from lisa.core.shards import base, shard_of
 from lisa.core.store import Store, SyncStore
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
+from lisa.pipeline.jobs.standing import by_topic
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.following import TRIMMED, journals
 from lisa.pipeline.source.marks import START, Gap, Mark, before
@@ -95,23 +96,28 @@ def look(store: Store, place: str, offset: tuple[str, int] | None) -> Flow[Remai
 def look_at(store: Store, archive: Archive, topics: Iterable[str]) -> Flow[list[Remainder]]:
     """The same for all journals of some topics: those that the archive knows, or the server.
 
-    Not those of earlier shards that went with a server, and whose loss the archive has recorded.
+    Not those of earlier shards that went with a server, and whose loss the archive has recorded,
+    unless a topic has no others. A topic without any is looked at in its own place.
     """
-    offsets, found = archive.offsets(), []
+    topics = sorted(set(topics))
+    if not topics:
+        return []
+    offsets, found = archive.offsets(), list[Remainder]()
     ends = {
         gap.place for gap in archive.gaps()
         if gap.to_id is None and gap.place in offsets
         and entry_number(gap.after_id or "0-0") >= entry_number(offsets[gap.place][0])
     }  # fmt: skip
-    for topic in topics:
-        there = yield from journals(store, [topic])
-        current = (yield from store.layout(topic)).current(topic)
-        own = []
-        for place in sorted({*there, *(one for one in offsets if base(one) == topic)}):
+    there = yield from journals(store, topics)
+    layouts = yield from store.layouts(topics)
+    places = by_topic(sorted({*there, *offsets}), base)
+    for topic, layout in zip(topics, layouts, strict=True):
+        current, own, gone = layout.current(topic), list[Remainder](), list[Remainder]()
+        for place in places.get(topic, [topic]):
             one = yield from look(store, place, offsets.get(place))
-            if one.first is not None or place in current or place not in ends:
-                own.append(one)
-        found += own or [(yield from look(store, topic, offsets.get(topic)))]
+            left = one.first is None and place not in current and place in ends
+            (gone if left else own).append(one)
+        found += own or gone
     return found
 
 

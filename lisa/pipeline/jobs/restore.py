@@ -37,6 +37,7 @@ from lisa.pipeline.jobs.putting_back import (
 )
 from lisa.pipeline.jobs.remaining import Remainder
 from lisa.pipeline.jobs.server import Server, check_layout, now_ms, started_ms
+from lisa.pipeline.jobs.standing import by_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -189,9 +190,11 @@ def _prepare(
             f"the archive knows no topic {', '.join(unknown)}; "
             f"it holds {', '.join(known) or 'none'}"
         )
-    remainders, groups = list[Remainder](), {}
-    for topic in sorted(topics or known):
-        seen = store.drive(remaining.look_at(store, archive, [topic]))
+    names = sorted({*(topics or known)})
+    remainders, groups = store.drive(remaining.look_at(store, archive, names)), {}
+    journals = by_topic(remainders, lambda one: one.topic)
+    for topic in names:
+        seen = journals[topic]
         served = store.drive(store.layout(topic)).places(topic)
         for one in seen:
             if one.whole and one.place in served:
@@ -202,7 +205,6 @@ def _prepare(
         if not dry_run:
             lacking = [name for name in wanted if name not in here]
             store.drive(_rebuild(store, topic, lacking, lost.options if lost else {}))
-        remainders += seen
         groups[topic] = tuple(sorted({*here, *wanted}))
     return remainders, groups
 

@@ -1,0 +1,173 @@
+"""What lies behind an archive, of topics that are split: asked once, and told of every journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from lisa.admin import topics
+from lisa.admin.reading import entry_number
+from lisa.core.shards import base, shard_of
+from lisa.pipeline.archive.records import Gap, TopicRecord
+from lisa.pipeline.jobs import remaining
+from lisa.pipeline.jobs.audit import audit
+from lisa.pipeline.jobs.restore import _prepare
+from lisa.pipeline.jobs.server import Server
+from tests.servers import flush
+from tests.shards import Split
+from tests.spark.journals import Journal
+from tests.spark.worlds import Frozen, World, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import redis
+    from pyspark.sql import SparkSession
+
+    from lisa.pipeline.archive import Archive
+
+LOST_MS = 1_790_000_000_000
+
+
+@pytest.fixture
+def split(redis_url: str) -> Iterator[Split]:
+    made = Split(redis_url)
+    yield made
+    made.store.close()
+
+
+@dataclass
+class Known:
+    """What an archive says of journals, and how often it was asked."""
+
+    committed: dict[str, tuple[str, int]]
+    named_gaps: list[Gap] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def offsets(self) -> dict[str, tuple[str, int]]:
+        self.asked.append("offsets")
+        return self.committed
+
+    def gaps(self) -> list[Gap]:
+        self.asked.append("gaps")
+        return self.named_gaps
+
+    def topics(self) -> dict[str, TopicRecord]:
+        record = TopicRecord({"journal": "1"}, ("lisa",))
+        return {base(place): record for place in self.committed}
+
+    @property
+    def archive(self) -> Archive:
+        return cast("Archive", self)
+
+
+def lost(place: str, entry: str, number: int) -> Gap:
+    """The recorded loss of what came behind an event."""
+    at = datetime.fromtimestamp(entry_number(entry)[0] / 1000, UTC)
+    return Gap(base(place), entry, number, None, None, "came back empty", at, shard_of(place))
+
+
+def test_many_topics_are_looked_at_together(split: Split, client: redis.Redis) -> None:
+    """The list of all places is as long as there are places: it is read once, as is the archive."""
+    names = [f"t{number}" for number in range(5)]
+    offsets = {}
+    for name in names:
+        options = {"journal": True, "shards": 2}
+        split.store.drive(topics.set_options(split.store, name, options))
+        for place in split.store.drive(split.store.layout(name)).current(name):
+            Journal(client, place).write(2)
+            ((first, _), _) = client.xrange(split.keys(place).events)
+            offsets[place] = (first.decode(), 1)
+    known = Known(offsets)
+    client.config_resetstat()
+
+    remainders, groups = _prepare(split.store, known.archive, None, dry_run=True)
+
+    commands: Any = client.info("commandstats")
+    assert commands["cmdstat_zrange"]["calls"] == 1
+    assert known.asked.count("gaps") == 1
+    assert known.asked.count("offsets") <= 2
+    assert [one.place for one in remainders] == sorted(offsets)
+    assert all(one.whole and one.last_number == 2 for one in remainders)
+    assert list(groups) == names
+    known.asked.clear()
+    assert split.store.drive(remaining.look_at(split.store, known.archive, [])) == []
+
+
+def test_a_split_topic_whose_places_were_all_lost(split: Split) -> None:
+    """It had no journal of its own: what its shards lost does not begin with the first day."""
+    places = [f"orders~{number}of4" for number in range(4)]
+    offset = (f"{LOST_MS}-0", 3)
+    known = Known(dict.fromkeys(places, offset), [lost(place, *offset) for place in places])
+
+    seen = split.store.drive(remaining.look_at(split.store, known.archive, ["orders"]))
+
+    assert [(one.place, one.whole, one.archived_ms) for one in seen] == [
+        (place, False, LOST_MS) for place in places
+    ]
+    _, groups = _prepare(split.store, known.archive, ["orders"], dry_run=False)
+    assert groups == {"orders": ("lisa",)}
+    assert split.store.drive(split.store.groups("orders")) == ("lisa",)
+
+
+def test_a_topic_without_any_journal_is_looked_at_in_its_own_place(split: Split) -> None:
+    (one,) = split.store.drive(remaining.look_at(split.store, Known({}).archive, ["orders"]))
+    assert (one.place, one.whole, one.archived_ms) == ("orders", False, None)
+
+
+class TestAudit:
+    """Against the server, which knows more than the archive."""
+
+    @pytest.fixture
+    def world(self, split: Split) -> Iterator[World]:
+        made = World(split.store, split.url, "orders", ["lisa"])
+        yield made
+        made.close()
+
+    def test_an_end_whose_journal_is_archived_behind_that_of_the_next_life(
+        self, spark: SparkSession, split: Split, world: World, tmp_path: Path
+    ) -> None:
+        server = Server(split.url)
+        world.send(["ends", "gone"])
+        world.promote()
+        taken = {entry.id: entry for entry in world.take("lisa", 2)}
+        behind = frozen(spark, server, ["orders"], f"{tmp_path}/behind")
+        world.ack("lisa", [taken["ends"]])
+        for key in ("done:ends", "body:gone"):  # forgotten, and lost by a foreign hand
+            assert split.store.ask("DEL", f"lisa:{{orders}}:{key}") == 1
+        layout = split.into(4)
+        world.send(["ends", "gone"], delay=timedelta(hours=1))
+        shards = sorted({layout.place("orders", one) for one in ("ends", "gone")})
+        ahead = frozen(spark, server, shards, f"{tmp_path}/ahead")
+        archive: Any = Frozen(
+            behind.events.unionByName(ahead.events), behind.committed | ahead.committed,
+            behind.records,
+        )  # fmt: skip
+
+        checked = audit(spark, lambda: archive, server)
+
+        assert {one: n for one, n in checked.counts.items() if n} == {
+            "live": 2, "acked": 1, "missing": 1,
+        }  # fmt: skip
+        assert [row["id"] for row in checked.first["missing"]] == ["gone"]
+        offline = audit(spark, lambda: archive, None)
+        assert (offline.counts["live"], offline.missing) == (2, 2)
+
+    def test_a_recorded_loss_reaches_into_no_earlier_range(
+        self, spark: SparkSession, split: Split, world: World, tmp_path: Path
+    ) -> None:
+        layout = split.into(2)
+        ids = [f"a{number}" for number in range(8)]
+        world.send(ids, delay=timedelta(hours=1))
+        server = Server(split.url)
+        archive = frozen(spark, server, layout.current("orders"), f"{tmp_path}/log")
+        archive.named_gaps += [lost(place, *end) for place, end in archive.committed.items()]
+        flush(split.url)
+
+        now = datetime.now(UTC)
+        assert audit(spark, lambda: archive, server, end=now - timedelta(hours=1)).gaps == []
+        assert {gap.shard for gap in audit(spark, lambda: archive, server).gaps} == {"0of2", "1of2"}
