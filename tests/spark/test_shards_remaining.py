@@ -14,7 +14,7 @@ from lisa.core.shards import base, shard_of
 from lisa.pipeline.archive.records import Gap, TopicRecord
 from lisa.pipeline.jobs import remaining
 from lisa.pipeline.jobs.audit import audit
-from lisa.pipeline.jobs.restore import _prepare
+from lisa.pipeline.jobs.restore import _prepare, restore
 from lisa.pipeline.jobs.server import Server
 from tests.servers import flush
 from tests.shards import Split
@@ -80,8 +80,8 @@ def test_many_topics_are_looked_at_together(split: Split, client: redis.Redis) -
         split.store.drive(topics.set_options(split.store, name, options))
         for place in split.store.drive(split.store.layout(name)).current(name):
             Journal(client, place).write(2)
-            ((first, _), _) = client.xrange(split.keys(place).events)
-            offsets[place] = (first.decode(), 1)
+            events: Any = client.xrange(split.keys(place).events)
+            offsets[place] = (events[0][0].decode(), 1)
     known = Known(offsets)
     client.config_resetstat()
 
@@ -119,14 +119,15 @@ def test_a_topic_without_any_journal_is_looked_at_in_its_own_place(split: Split)
     assert (one.place, one.whole, one.archived_ms) == ("orders", False, None)
 
 
+@pytest.fixture
+def world(split: Split) -> Iterator[World]:
+    made = World(split.store, split.url, "orders", ["lisa"])
+    yield made
+    made.close()
+
+
 class TestAudit:
     """Against the server, which knows more than the archive."""
-
-    @pytest.fixture
-    def world(self, split: Split) -> Iterator[World]:
-        made = World(split.store, split.url, "orders", ["lisa"])
-        yield made
-        made.close()
 
     def test_an_end_whose_journal_is_archived_behind_that_of_the_next_life(
         self, spark: SparkSession, split: Split, world: World, tmp_path: Path
@@ -171,3 +172,32 @@ class TestAudit:
         now = datetime.now(UTC)
         assert audit(spark, lambda: archive, server, end=now - timedelta(hours=1)).gaps == []
         assert {gap.shard for gap in audit(spark, lambda: archive, server).gaps} == {"0of2", "1of2"}
+
+
+class TestRestore:
+    """Only the server of the topic's own place came back empty."""
+
+    def test_what_lives_in_shards_that_the_topic_forgot_is_not_put_back(
+        self, spark: SparkSession, split: Split, world: World, tmp_path: Path
+    ) -> None:
+        layout = split.into(2)
+        ids = [f"a{number}" for number in range(8)]
+        world.send(ids, delay=timedelta(hours=1))
+        server = Server(split.url)
+        archive = frozen(spark, server, layout.current("orders"), f"{tmp_path}/log")
+        assert world.producer.cancel("orders", "a7") == "cancelled"
+        keys = split.store.ask("KEYS", f"{split.keys('orders').options.rpartition(':')[0]}:*")
+        options = {"journal": "1", "retry_delays": "3600000", "shards": "2"}
+        archive.records = {"orders": TopicRecord(options, ("lisa",))}
+        assert split.store.ask("DEL", *keys)
+        assert not split.layout.is_split
+
+        told = {"live": 7, "settled": 1}
+        planned = restore(spark, archive, server, f"{tmp_path}/plan", dry_run=True)
+        assert {one: n for one, n in planned.counts.items() if n} == told
+        assert not split.layout.is_split
+        done = restore(spark, archive, server, f"{tmp_path}/done")
+        assert {one: n for one, n in done.counts.items() if n} == told
+        assert split.layout.shards == 2
+        assert split.copies() == ids[:7]
+        assert split.store.drive(split.store.groups("orders")) == ("lisa",)

@@ -78,9 +78,13 @@ Row = dict[str, Any]
 
 
 def planning(
-    server: Server, groups: Mapping[str, Sequence[str]], now_ms: int, *, expire: bool
-) -> Mapped:
-    """Unsettled messages -> rows of PLAN_SCHEMA; changes nothing."""
+    server: Server, groups: Mapping[str, Sequence[str]], shards: Mapping[str, Sequence[int]],
+    now_ms: int, *, expire: bool,
+) -> Mapped:  # fmt: skip
+    """Unsettled messages -> rows of PLAN_SCHEMA; changes nothing.
+
+    groups, shards: by topic, its groups, and the numbers of shards that it has had.
+    """
 
     def plan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with server.open() as store:
@@ -89,7 +93,8 @@ def planning(
                     planned = [
                         _planned(row, groups.get(topic, ()), now_ms, expire=expire) for row in rows
                     ]
-                    _ask(store, topic, [row for row in planned if row["outcome"] == "missing"])
+                    missing = [row for row in planned if row["outcome"] == "missing"]
+                    _ask(store, topic, missing, shards.get(topic, ()))
                     yield _batch(planned, PLAN_SCHEMA)
 
     return plan
@@ -108,10 +113,10 @@ def _planned(row: Row, groups: Sequence[str], now_ms: int, *, expire: bool) -> R
     return planned
 
 
-def _ask(store: SyncStore, topic: str, rows: Sequence[Row]) -> None:
+def _ask(store: SyncStore, topic: str, rows: Sequence[Row], counts: Sequence[int]) -> None:
     """Correct the outcome of what the server knows after all."""
     try:
-        found = store.drive(known(store, topic, [row["id"] for row in rows]))
+        found = store.drive(known(store, topic, [row["id"] for row in rows], counts))
     except InvalidMessage as error:  # a topic that no server of ours can hold
         for row in rows:
             row["outcome"], row["reason"] = "unrestorable", str(error)

@@ -17,7 +17,7 @@ from lisa.core import removal
 from lisa.core.clock import datetime_ms
 from lisa.core.errors import ConfigError
 from lisa.core.flow import Flow
-from lisa.core.shards import bases
+from lisa.core.shards import bases, count_of
 from lisa.core.spread import spread
 from lisa.core.store import Store, SyncStore, pairs
 from lisa.core.transitions.base import text
@@ -30,6 +30,7 @@ from lisa.pipeline.jobs.lives import brought_up_to_date, by_now, chosen, folded
 from lisa.pipeline.jobs.putting_back import (
     LIST_SCHEMA,
     PLAN_SCHEMA,
+    Mapped,
     cancelling,
     planning,
     restoring,
@@ -142,7 +143,8 @@ def restore(
     rest = _kept(spark, server, remainders, folder)
     fresh = None if rest is None else _written(folded(archive, rest), folder, "fresh")
     lives = chosen(brought_up_to_date(archive, fresh), names, ids)
-    plan = _plan(lives, server, groups, now, folder, expire=expire)
+    judging = planning(server, groups, _shards(remainders), now, expire=expire)
+    plan = _plan(lives, judging, folder)
 
     stage("listing what would be put back" if dry_run else "putting messages back")
     missing = plan.where(sf.col("outcome") == PLANNED)
@@ -180,7 +182,8 @@ def _prepare(
 ) -> tuple[list[Remainder], dict[str, tuple[str, ...]]]:
     """Where each topic's journals stand, and the groups that it has, or will have.
 
-    A topic that came back empty or older gets back the groups and options that it lacks.
+    A topic that came back empty or older gets back the groups and options that it lacks; so does
+    one that no longer knows of its shards.
     """
     records = archive.topics()
     known = sorted({*records, *bases(archive.offsets())})
@@ -195,12 +198,14 @@ def _prepare(
     journals = by_topic(remainders, lambda one: one.topic)
     for topic in names:
         seen = journals[topic]
-        served = store.drive(store.layout(topic)).places(topic)
+        layout = store.drive(store.layout(topic))
         for one in seen:
-            if one.whole and one.place in served:
+            if one.whole and one.place in layout.places(topic):
                 store.drive(_check_journal(store, one))
         here = store.drive(store.groups(topic))
-        lost = None if all(one.whole for one in seen) else records.get(topic)
+        scattered = not layout.number and any(one.shard for one in seen)
+        is_whole = all(one.whole for one in seen) and not scattered
+        lost = None if is_whole else records.get(topic)
         wanted = lost.groups if lost else ()
         if not dry_run:
             lacking = [name for name in wanted if name not in here]
@@ -248,10 +253,13 @@ def _rebuild(
     yield from spread(store, topic)
 
 
-def _plan(
-    lives: DataFrame, server: Server, groups: Mapping[str, Sequence[str]], now: int,
-    folder: Folder, *, expire: bool,
-) -> DataFrame:  # fmt: skip
+def _shards(remainders: Sequence[Remainder]) -> dict[str, list[int]]:
+    """The numbers of shards that each topic is known to have had."""
+    journals = by_topic([one for one in remainders if one.shard], lambda one: one.topic)
+    return {topic: sorted({count_of(one.place) for one in own}) for topic, own in journals.items()}
+
+
+def _plan(lives: DataFrame, judging: Mapped, folder: Folder) -> DataFrame:
     """Each unsettled message, judged; written down, for its reading is the costly part."""
     place = sf.transform(
         "groups",
@@ -266,7 +274,7 @@ def _plan(
         sf.unix_millis("due").alias("due_ms"), sf.unix_millis("expires").alias("expires_ms"),
         place.alias("groups"),
     )  # fmt: skip
-    planned = rows.mapInArrow(planning(server, groups, now, expire=expire), PLAN_SCHEMA)
+    planned = rows.mapInArrow(judging, PLAN_SCHEMA)
     return _written(planned, folder, "plan")
 
 

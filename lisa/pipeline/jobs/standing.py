@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from lisa.core.flow import Flow
+from lisa.core.shards import PLAIN
 from lisa.core.store import Store, chunks
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.inspect import Inspect, Inspection
@@ -51,10 +52,14 @@ def inspected(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[Inspect
     return found
 
 
-def known(store: Store, topic: str, ids: Sequence[str]) -> Flow[dict[str, Inspection]]:
+def known(
+    store: Store, topic: str, ids: Sequence[str], counts: Sequence[int] = ()
+) -> Flow[dict[str, Inspection]]:
     """Those ids that the server knows, live or by their tombstone.
 
     Two commands tell that it knows none of five hundred, which is what a lost server answers.
+
+    counts: numbers of shards that the topic has had; asked where its own server lost the layout.
     """
     keys, layout = store.keys.topic(topic), (yield from store.layout(topic))
     found: dict[str, Inspection] = {}
@@ -64,6 +69,24 @@ def known(store: Store, topic: str, ids: Sequence[str]) -> Flow[dict[str, Inspec
         ])  # fmt: skip
         if live or settled or layout.is_split:
             seen = yield from inspected(store, topic, some)
-            pairs = zip(some, seen, strict=True)
-            found |= {one: is_ for one, is_ in pairs if is_.envelope or is_.tombstone}
+            found |= _there(some, seen)
+        for count in () if layout.number else counts:
+            there = yield from _in_shards(store, topic, some, count)
+            found |= {one: is_ for one, is_ in there.items() if is_.envelope or one not in found}
     return found
+
+
+def _in_shards(
+    store: Store, topic: str, ids: Sequence[str], count: int
+) -> Flow[dict[str, Inspection]]:
+    """Those that one of so many shards knows, whatever the topic's own server says of shards."""
+    found: dict[str, Inspection] = {}
+    for place, own in by_topic(ids, lambda one: PLAIN.place(topic, one, count)).items():
+        for some in chunks(own, store.batch_size(place, Inspect)):
+            found |= _there(some, (yield from store.run(Inspect(place, some, bodies=False))))
+    return found
+
+
+def _there(ids: Sequence[str], seen: Sequence[Inspection]) -> dict[str, Inspection]:
+    pairs = zip(ids, seen, strict=True)
+    return {one: is_ for one, is_ in pairs if is_.envelope or is_.tombstone}
