@@ -295,6 +295,7 @@ def test_what_is_finished_meanwhile_is_settled_next(hanging: Hanging) -> None:
     hanging.go_on.set()
     assert settler._abreast.wait(10)
     assert not hung.held
+    settler._abreast.close()
 
 
 def test_closing_waits_for_a_node_that_hangs_for_its_time_only(hanging: Hanging) -> None:
