@@ -1,5 +1,5 @@
-# Everything here works on a machine that has Python >= 3.11 with pip, and make.
-# `make demo` shows Lisa at work; `make test` is all that continuous integration runs.
+# Needs only Python >= 3.11 with pip, and make.
+# `make demo` runs a demo; `make test-all` runs what continuous integration runs.
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -7,35 +7,47 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help demo test test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
-        bench-gateway bench-safety clean
+# Tests wait more than they compute, hence more workers than a small machine has cores.
+WORKERS ?= 4
+
+.PHONY: help demo check test test-all test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
+        bench-gateway bench-safety reference clean
 
 help:
-	@echo "make demo    ten thousand delayed messages, from an embedded server to their handlers"
-	@echo "make test    lint, types and all tests but the slow ones"
-	@echo "make test-slow  the slow ones: torture under each persistence, clusters on Redis, all kill points"
+	@echo "make demo    send and handle ten thousand delayed messages on an embedded server"
+	@echo "make check   lint, types, unit and contract tests on the embedded server: after each edit"
+	@echo "make test    lint, types and a test of every promise: ten minutes"
+	@echo "make test-all   adds all mutants, kill points, clusters, browsers and Spark jobs: half an hour"
+	@echo "make test-slow  the rest: torture with each persistence, clusters on Redis, every kill point"
 	@echo "make torture  three minutes of faults; ARGS='--minutes 60 --rate 1500 --gateway' for more"
-	@echo "make mutants  known defects put back, and the test that catches each: two minutes"
+	@echo "make mutants  put known defects back and check that a test catches each: two minutes"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict"
-	@echo "make bench   how fast and how punctual, also against other queues: most of an hour"
-	@echo "make bench-quick  the same without them, in two minutes"
-	@echo "make bench-pipeline  how fast the Spark jobs are: some fifteen minutes"
-	@echo "make bench-gateway  how fast the HTTP gateway is: a minute"
-	@echo "make bench-safety  how long a script blocks a server with ten million messages: 4 GiB"
+	@echo "make bench   measure Lisa and other queues: most of an hour"
+	@echo "make bench-quick  measure Lisa only: two minutes"
+	@echo "make bench-pipeline  measure the Spark jobs: about fifteen minutes"
+	@echo "make bench-gateway  measure the HTTP gateway: one minute"
+	@echo "make bench-safety  measure how long scripts block a server with ten million messages: 4 GiB"
+	@echo "make reference  generate the reference pages and the example of all topic options"
 	@echo "make wheel   build dist/*.whl"
-	@echo "make clean   remove what these made"
+	@echo "make clean   remove all generated files"
 
 demo: $(VENV)/.base
 	$(BIN)/lisa demo
 
+check: lint types
+	$(BIN)/python -m pytest -n 2 -m 'not slow' --embedded-only tests/unit tests/contract
+
 test: lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-all: lint types
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -o timeout=14400
 
-# Begins with an earlier build and rolls to this one, where there is a history to build that from.
+# The torture run starts with an earlier build, if the repository has it, and upgrades to this one.
 EARLIER := 569b0c0
 OLD     := build/earlier/$(EARLIER)
 
@@ -61,7 +73,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
-	$(BIN)/lisa bench --peers benchmarks/peers --out benchmarks/report
+	$(BIN)/python -m benchmarks.comparison --out benchmarks/report
 
 bench-quick: $(VENV)/.base
 	$(BIN)/lisa bench --quick
@@ -75,6 +87,13 @@ bench-gateway: $(VENV)/.dev
 bench-safety: $(VENV)/.base
 	$(BIN)/python -m benchmarks.safety --out benchmarks/report
 
+# Topic options first: the settings quote them.
+reference: $(VENV)/.dev
+	$(BIN)/python docs/generate_options.py
+	$(BIN)/python docs/generate_settings.py
+	$(BIN)/python docs/generate_metrics.py
+	$(BIN)/python docs/generate_scale.py
+
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel
 
@@ -82,7 +101,7 @@ clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Distributions such as Debian ship `venv` without `ensurepip`: there the system's pip does it.
+# Debian and others ship `venv` without `ensurepip`; use the system's pip there.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Lisa needs Python 3.11 or newer on PATH;" \
 	  "name another with: make PYTHON=/path/to/python" >&2; exit 1; }

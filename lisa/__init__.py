@@ -5,8 +5,9 @@
 
     lisa.send("orders", {"order": 42}, delay=timedelta(minutes=30))
 
-A `Producer` sends, a `Manager` moves what is due, a `Consumer` hands it to handlers. Every name is
-loaded when it is first used, so `import lisa` costs nothing of the client's or scheduler's start.
+A `Producer` sends messages, a `Manager` promotes those that are due, and a `Consumer` calls
+handlers. Every name is loaded at first use, so `import lisa` does not import the Redis client or
+the scheduler.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lisa.consumer import Batch, Consumer
-    from lisa.core.durability import Replicas, replicas
-    from lisa.core.errors import (
+    from lisa.core.model.durability import Replicas, replicas
+    from lisa.core.model.errors import (
         ConfigError,
         DuplicateMessage,
         GroupRemoved,
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
         NotReplicated,
         RemovalUnfinished,
         ServerUnavailable,
+        TooManyGroups,
         TopicFull,
     )
-    from lisa.core.message import Message
-    from lisa.core.options import TopicOptions
-    from lisa.core.outcomes import Discard, Retry
-    from lisa.core.retry_policy import RetryPolicy
-    from lisa.core.signals import (
+    from lisa.core.model.message import Message
+    from lisa.core.model.options import TopicOptions
+    from lisa.core.model.outcomes import Discard, Retry
+    from lisa.core.model.retry_policy import RetryPolicy
+    from lisa.core.model.signals import (
         message_acked,
         message_dead,
         message_expired,
@@ -75,6 +77,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "ServerUnavailable",
+    "TooManyGroups",
     "TopicFull",
     "TopicOptions",
     "__version__",
@@ -95,26 +98,14 @@ __all__ = [
     "send_stream",
 ]
 
-_ERRORS = (
-    "ConfigError",
-    "DuplicateMessage",
-    "GroupRemoved",
-    "InvalidMessage",
-    "LisaError",
-    "NotReplicated",
-    "RemovalUnfinished",
-    "ServerUnavailable",
-    "TopicFull",
-)
 _HOMES = {
     "lisa.consumer": ("Batch", "Consumer"),
-    "lisa.core.durability": ("Replicas", "replicas"),
-    "lisa.core.errors": _ERRORS,
-    "lisa.core.message": ("Message",),
-    "lisa.core.options": ("TopicOptions",),
-    "lisa.core.outcomes": ("Discard", "Retry"),
-    "lisa.core.retry_policy": ("RetryPolicy",),
-    "lisa.core.signals": (
+    "lisa.core.model.durability": ("Replicas", "replicas"),
+    "lisa.core.model.message": ("Message",),
+    "lisa.core.model.options": ("TopicOptions",),
+    "lisa.core.model.outcomes": ("Discard", "Retry"),
+    "lisa.core.model.retry_policy": ("RetryPolicy",),
+    "lisa.core.model.signals": (
         "message_acked",
         "message_dead",
         "message_expired",
@@ -135,7 +126,10 @@ _HOMES = {
         "send_stream",
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = dict.fromkeys(__all__, "lisa.core.model.errors") | {
+    name: home for home, names in _HOMES.items() for name in names
+}
+"""The module of every public name; names that `_HOMES` does not list are errors."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,12 +1,13 @@
 -- ack: in flight -> settled.
--- Guarantee: counts only for the delivery that the receipt names. A success that comes late (its
--- lease was taken) still settles the message wherever it stands, if the send token is the same.
--- The body goes with the last group that owed it.
+-- Guarantee: applies only to the delivery that the receipt names. A late success (the lease was
+-- reclaimed) still settles the message in any state, if the send token matches.
+-- The body is deleted with the last group that owes it. A repeated call returns r: tombstones and
+-- marks outlast the time in which callers repeat a call.
 -- KEYS  the prelude's, then by columns for each delivery: body, done
 -- ARGV  own group's number; the final state (acked, or expired for one opened past its ttl);
 --       1 if all entries differ, else 0; lateness letters; n;
 --       n each of id, entry, tombstone without its last field (guard, state, due, attempt)
--- Returns {'OK', letters}: a settled, l settled late, s stale, r settled so by an earlier call;
+-- Returns {'OK', letters}: a settled, l settled late, s stale, r settled by an earlier call;
 --       {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
@@ -20,11 +21,11 @@ local _, now = clock()
 local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 begin_freeing()
 
--- Ids that this call has settled already: one delivery of a message may come with an older one.
+-- Ids already settled by this call, which may contain an older delivery of the same message.
 local seen = {}
 
--- A late success: the message, if it is still that one, leaves wherever this group has it. One that
--- was only found past its ttl stays: it may have got a new due time, and its ttl with it.
+-- A late success: removes the message from the group, if it is the same message. A message that only
+-- exceeded its ttl is kept, because it may have a new due time and a new ttl.
 local function settle_late(i)
   local id, token = ARGV[ID + i], string.sub(ARGV[STONE + i], 1, 8)
   local live = fence(KEYS[BODY + i])
@@ -95,8 +96,14 @@ local function tell(i, ends)
   end
   events[#events + 1] = event
 end
+local owed = {}
+if GROUP_COUNT > 1 then
+  local settled = {}
+  for k, i in ipairs(gone) do settled[k] = ARGV[ID + i] end
+  owed = owed_among(settled)
+end
 for _, i in ipairs(gone) do
-  local body, still_owed = KEYS[BODY + i], GROUP_COUNT > 1 and owed(ARGV[ID + i])
+  local body, still_owed = KEYS[BODY + i], owed[ARGV[ID + i]]
   if journaled then tell(i, not still_owed) end
   if still_owed then
     mark_partly_settled(body)

@@ -1,8 +1,8 @@
 -- cancel: waiting, retry, ready, garbage -> settled (cancelled).
--- Guarantee: truthful. 'cancelled' only if no group has the message in flight or is through with
--- it; else nothing is changed. A repeated call finds its own tombstone and answers the same.
+-- Guarantee: truthful. 'cancelled' only if no group has the message in flight or has settled it;
+-- otherwise nothing changes. A repeated call finds its own tombstone and returns the same.
 -- KEYS  the prelude's, then for each message: body, done
--- ARGV  the layout's number ('' for no matter which); n; n times id
+-- ARGV  the layout's number ('' to skip the check); n; n times id
 -- Returns {'OK', letters}: c cancelled, f in flight, d done, u unknown; {'SHARDS'};
 --       {'GROUPS', ...}
 local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
@@ -14,7 +14,7 @@ local letters, ended = {}, {}
 local ids, bodies, dones, stones = {}, {}, {}, {}
 local events, journaled = {}, is_journaled()
 
--- Ends one message everywhere; body and tombstone follow for all of them together.
+-- Ends one message in all groups; bodies and tombstones are written together at the end.
 local function cancel(i, id, due, guard)
   local attempts, k = 0, #ids + 1
   for _, group in ipairs(groups) do

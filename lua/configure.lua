@@ -1,11 +1,14 @@
 -- configure: writes a topic's options.
--- Guarantee: 'declare' (a manager's YAML) changes only what a declaration last wrote, so that what
--- an operator set lasts; `paused` is never declared. Whoever resumes a topic wakes the managers.
--- Another number of `shards` makes another layout in the same step; what follows from it is done
--- by core.spread, place by place.
--- KEYS  the prelude's
--- ARGV  'declare' or 'set'; n; n times option, 1 to write it or 0 to take it away, value
+-- Guarantee: 'declare' (a manager's YAML) changes only options that a declaration wrote last, so an
+-- operator's changes persist; `paused` is never declared. Resuming a topic wakes the managers.
+-- A change of `shards` writes a new layout in the same step; core.store.reshard then updates the
+-- shards. A repeated call returns the first answer.
+-- KEYS  the prelude's, the call's record among them
+-- ARGV  'declare' or 'set'; n; n times option, 1 to write it or 0 to remove it, value
 -- Returns {'OK', options changed}
+local before = answered()
+if before then return before end
+
 local declared = ARGV[ARGS + 1] == 'declare'
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
 local changes = 0
@@ -14,7 +17,7 @@ local function write(name, value)
   if value then call('HSET', OPTIONS, name, value) else call('HDEL', OPTIONS, name) end
 end
 
--- The layout 'number:count:older counts:those that are empty' (see core.shards).
+-- The layout is 'number:count:older counts:empty counts' (see core.model.sharding).
 local function split_anew(wanted)
   local number, count, older, gone =
     string.match(call('HGET', OPTIONS, 'layout') or '', '^(%d+):(%d+):([%d,]*):([%d,]*)$')
@@ -29,7 +32,7 @@ local function split_anew(wanted)
   end
   write('layout', int(number + 1) .. ':' .. wanted .. ':' .. table.concat(draining, ',') .. ':'
     .. table.concat(left, ','))
-  call('HDEL', OPTIONS, 'emptied:' .. wanted, 'emptied:' .. count)
+  call('HDEL', OPTIONS, 'emptied:' .. wanted, 'emptied:' .. count, 'removed:' .. wanted)
   call('PUBLISH', WAKE, TOPIC .. '~')
 end
 
@@ -47,4 +50,5 @@ for i = 1, n do
   if written and name == 'paused' then wake() end
   if written and name == 'shards' then split_anew(value or '1') end
 end
-return {'OK', changes}
+local reply = {'OK', changes}
+return changes > 0 and remember(reply) or reply

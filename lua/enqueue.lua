@@ -1,19 +1,19 @@
 -- enqueue: new -> waiting, or straight to ready.
--- Guarantee: an id is live at most once; a repeated call (same send token) adds nothing and is
--- answered as the first time; a batch that exceeds the capacity writes nothing.
--- KEYS  the prelude's, then by columns for each message: body, done (where the ids were made for
---       this call, only the first message's)
--- ARGV  the layout's number, as the caller knows it ('' for no matter which; its negative where the
---       place is an older one, which that layout has closed to new messages); send token;
---       on_duplicate (keep, replace, reject); what is known of the ids (new: made for this call,
---       distinct, any; known: only those known here are meant); n; the number of dues (n, or 1 for
+-- Guarantee: an id is live at most once; a repeated call (same send token) adds nothing and returns
+-- the first answer; a batch that exceeds the capacity writes nothing.
+-- KEYS  the prelude's, then by columns for each message: body, done (for ids generated for this
+--       call, only the first message's)
+-- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
+--       shard, which that layout has closed to new messages); send token;
+--       on_duplicate (keep, replace, reject); what is known of the ids (new: generated for this call,
+--       distinct, any; known: act only on ids known here); n; the number of dues (n, or 1 for
 --       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
 --       the number of own retry policies, then pairs of message number and policy
--- Returns {'OK', outcomes}, one letter a message: a accepted, d duplicate, r replaced, x rejected;
---       of known: u unknown here, s settled here and to be replaced in its new place;
---       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the layout
---       is another; {'GROUPS', ...}
+-- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, x rejected;
+--       for known: u unknown here, s settled here and to be replaced in its new shard;
+--       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
+--       follows another layout; {'GROUPS', ...}
 local token, mode, kind = ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
 local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local DUES = ARGS + 6
@@ -31,7 +31,7 @@ local function due_of(spec)
   return at == 0 and now or now_up + at
 end
 
--- New ids for later concern no group yet, unless live messages are to be counted.
+-- New ids for later concern no group yet, unless live messages must be counted.
 local common = due_count == 1 and due_of(ARGV[DUES + 1])
 if kind ~= 'new' or settings[1] or not common or common <= now then
   local changed = changed_groups()
@@ -54,9 +54,9 @@ end
 
 local capacity = tonumber(settings[1] or '')
 if capacity and kind ~= 'known' then
-  -- How many ids this call would bring to life: an id counts once, and one that was settled lately
-  -- only if it is to be replaced, and not by a replay. Of ids made for this call all are new, or
-  -- the call is a replay.
+  -- How many live ids this call would add. An id counts once; a recently settled id counts only if
+  -- it is to be replaced by another call. Ids generated for this call are all new, or the call is a
+  -- repeat.
   local function count_new()
     if kind == 'new' then return call('EXISTS', unpack(KEYS, ID_KEYS + 1)) > 0 and 0 or n end
     local new, counted = 0, {}
@@ -80,15 +80,15 @@ if capacity and kind ~= 'known' then
   end
 end
 
--- Most batches are all new: one command tells and writes. (MSETNX takes the last of equal keys.)
-local placed, outcomes = nil, string.rep('a', n) -- nil for all of them
+-- Most batches are all new: one command checks and writes. (MSETNX uses the last of equal keys.)
+local accepted, outcomes = nil, string.rep('a', n) -- nil for all of them
 if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) > 0
   or call('MSETNX', unpack(both)) == 0 then
   if kind == 'new' then return {'OK', outcomes} end
 
-  -- The outcome of one message, its body written if it is to be placed. An id that comes twice in
-  -- one call is a duplicate of itself; the mark of the first stays, so that a replay tells the
-  -- same.
+  -- Writes one body. Gives the message's outcome, and whether it is to be scheduled. An id
+  -- given twice in one call is its own duplicate; the first mark is kept, so that a repeat returns
+  -- the same outcomes.
   local seen, replayed = {}, {}
   local function write_one(i)
     local id, body, done, envelope = ids[i], both[2 * i - 1], KEYS[DONES + i], both[2 * i]
@@ -119,44 +119,44 @@ if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) >
   end
 
   local letters = {}
-  placed = {}
+  accepted = {}
   for i = 1, n do
-    local id, place = ids[i], nil
-    letters[i], place = write_one(i)
-    if place then
-      -- A later message of the same call and id replaces this one.
+    local id, is_new = ids[i], nil
+    letters[i], is_new = write_one(i)
+    if is_new then
+      -- A later message with the same id in this call replaces this one.
       if seen[id] then
-        for p, earlier in ipairs(placed) do
-          if earlier == seen[id] then table.remove(placed, p) break end
+        for p, earlier in ipairs(accepted) do
+          if earlier == seen[id] then table.remove(accepted, p) break end
         end
       end
-      placed[#placed + 1] = i
+      accepted[#accepted + 1] = i
     end
     seen[id] = i
   end
   outcomes = table.concat(letters)
   local _, duplicates = string.gsub(outcomes, 'd', '')
   count('duplicate', duplicates)
-  if #placed == 0 then return {'OK', outcomes} end
+  if #accepted == 0 then return {'OK', outcomes} end
 end
 
 local waiting_head = head(WAITING)
 
--- By message number, of those placed: the instant. What waits; what goes straight to ready.
+-- Due times by message number; messages that wait; messages that go straight to ready.
 local due, later, earliest = {}, {}, nil
 local straight_ids, straight_dues, s = {}, {}, 0
-if common and common > now and not placed then
+if common and common > now and not accepted then
   local text = int(common)
   for i = 1, n do later[2 * i - 1], later[2 * i], due[i] = text, ids[i], common end
   earliest = common
 else
-  if not placed then
-    placed = {}
-    for i = 1, n do placed[i] = i end
+  if not accepted then
+    accepted = {}
+    for i = 1, n do accepted[i] = i end
   end
   local read, written, ready = {}, {}, 0 -- many messages of a call share a due time
   local ordered, previous = true, nil
-  for _, i in ipairs(placed) do
+  for _, i in ipairs(accepted) do
     local spec = ARGV[DUES + (common and 1 or i)]
     local at = read[spec]
     if not at then
@@ -169,7 +169,7 @@ else
     previous = at
   end
 
-  -- Straight to ready only where nothing would be overtaken.
+  -- Straight to ready only if no due message would be overtaken.
   local free = ready
   if GROUP_COUNT == 0 or settings[3] == '1' or (waiting_head and waiting_head <= now) then
     free = 0
@@ -182,13 +182,13 @@ else
     end
   end
   if not ordered and free > 0 then
-    table.sort(placed, function(a, b)
+    table.sort(accepted, function(a, b)
       if due[a] ~= due[b] then return due[a] < due[b] end
       return a < b
     end)
   end
   local l = 0
-  for _, i in ipairs(placed) do
+  for _, i in ipairs(accepted) do
     local at = due[i]
     if at <= now and s < free then
       s = s + 1
@@ -219,7 +219,7 @@ for p = 1, tonumber(ARGV[at]) do
   if due[i] then call('HSET', POLICY, ids[i], ARGV[at + 2 * p]) end
 end
 
-count('sent', placed and #placed or n)
+count('sent', accepted and #accepted or n)
 if settings[5] == '1' then
   local events, has_ttls, has_policies = {}, ttls > 0, tonumber(ARGV[at]) > 0
   local function tell(i)
@@ -232,8 +232,8 @@ if settings[5] == '1' then
     if policy then event[#event + 1], event[#event + 2] = 'policy', policy end
     events[#events + 1] = event
   end
-  if placed then
-    for _, i in ipairs(placed) do tell(i) end
+  if accepted then
+    for _, i in ipairs(accepted) do tell(i) end
   else
     for i = 1, n do tell(i) end
   end

@@ -1,17 +1,16 @@
 -- expire: waiting, retry, ready past its ttl -> settled (expired).
--- Guarantee: re-checks each id that the caller listed; what is in flight finishes. In garbage a
--- message has no ttl any more.
--- KEYS  the prelude's, then for each message: body, done
--- ARGV  1 if the envelopes of expired messages are wanted, else 0; n; n times id
--- Returns {'OK', letters, envelope or '' of each}: x expired, f in flight, n not past its ttl,
+-- Guarantee: re-checks each id given by the caller; deliveries in flight finish. Messages in garbage
+-- have no ttl. A repeated call returns the first answer.
+-- KEYS  the prelude's, the call's record among them, then for each message: body, done
+-- ARGV  n; n times id
+-- Returns {'OK', letters}: x expired, f in flight, n ttl not exceeded,
 --       o no longer live; {'GROUPS', ...}
-local changed = changed_groups()
+local changed = answered() or changed_groups()
 if changed then return changed end
 
-local wanted = ARGV[ARGS + 1] == '1'
-local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
+local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
 local _, now = clock()
-local letters, reply, ended = {}, {}, {}
+local letters, ended = {}, {}
 local ids, bodies, dones, stones = {}, {}, {}, {}
 local events, journaled = {}, is_journaled()
 
@@ -26,7 +25,7 @@ local function drop_unless_kept(group, id)
   return nil, true
 end
 
--- Ends one message, or says why not; body and tombstone follow for all of them together.
+-- Ends one message, or returns why not; bodies and tombstones are written together at the end.
 local function expire(i, id, guard)
   local attempts, kept, k, dropped = 0, nil, #ids + 1, {}
   local due = tonumber(call('ZSCORE', WAITING, id) or '')
@@ -59,16 +58,16 @@ begin_freeing()
 for i = 1, n do
   local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
   local ends, guard = tonumber(call('ZSCORE', EXPIRY, id) or ''), fence(body)
-  letters[i], reply[i] = 'n', ''
+  letters[i] = 'n'
   if ends and guard == '' then
     call('ZREM', EXPIRY, id)
     letters[i] = 'o'
   elseif ends and ends <= now and not ended[id] then
     letters[i] = expire(i, id, guard)
-    if wanted and letters[i] == 'x' then reply[i] = call('GET', body) end
   end
 end
 finish(ids, bodies, dones, stones)
 count('expired', #ids)
 journal(events)
-return {'OK', table.concat(letters), unpack(reply)}
+local reply = {'OK', table.concat(letters)}
+return #ids > 0 and remember(reply) or reply

@@ -1,11 +1,12 @@
--- extend: in flight, the lease starts anew.
--- Guarantee: only for deliveries that the index names and that this consumer still owns; nothing
--- is taken from anyone. JUSTID leaves the delivery count alone.
--- KEYS  the prelude's
+-- extend: in flight, with a new lease.
+-- Guarantee: only for deliveries that the index names and that this consumer still holds. JUSTID
+-- keeps the delivery count. A repeated call renews the leases again; with a journal it returns the
+-- first answer instead, and is not journaled twice.
+-- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; consumer; own ack timeout in ms or '' for the topic's; n;
 --       n times id, entry
 -- Returns {'OK', letters}: k kept, l lost; {'GROUPS', ...}
-local changed = changed_groups()
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -33,4 +34,5 @@ for i = 1, n do
   end
 end
 journal(events)
-return {'OK', table.concat(letters)}
+local reply = {'OK', table.concat(letters)}
+return #events > 0 and remember(reply) or reply

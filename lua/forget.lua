@@ -1,9 +1,9 @@
--- forget: takes away consumers' names that nobody uses.
--- Guarantee: only in the step that finds nothing pending for the name: XGROUP DELCONSUMER drops
--- pending entries for ever.
+-- forget: deletes unused consumer names.
+-- Guarantee: only in the step that finds nothing pending for the name: XGROUP DELCONSUMER would
+-- lose pending entries. A repeated call returns the same: a missing name is unused.
 -- KEYS  the prelude's
 -- ARGV  own group's number; least idle time in ms; n; n times consumer
--- Returns {'OK', consumer, ...}: those forgotten; {'GROUPS', ...}
+-- Returns {'OK', deleted consumer, ...}; {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 

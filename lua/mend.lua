@@ -1,18 +1,18 @@
--- mend: puts an id right that a foreign hand (or a lost server) left standing wrongly.
--- Guarantee: never loses a live message: one without any place goes to waiting, due now; one whose
--- stream entry is gone, or was given to a consumer whose name a foreign hand deleted, goes to that
--- group's retry, due now. Records of ids that are not live go.
--- Told only to judge, it says the same and changes nothing.
--- KEYS  the prelude's, then for each id: body
+-- mend: repairs the state of ids that another program or the loss of a server left inconsistent.
+-- Guarantee: never loses a live message: one in no state goes to waiting, due now; one whose stream
+-- entry is missing, or was delivered to a consumer name that has been deleted, goes to that group's
+-- retry, due now. Records of ids that are not live are deleted.
+-- With judge, it reports the faults and changes nothing. A repeated call returns the first answer.
+-- KEYS  the prelude's, the call's record among them, then for each id: body
 -- ARGV  n; n times id; 1 only to judge, else 0
--- Returns {'OK', what was wrong with each id, as words with a blank between, or ''}; {'GROUPS', ...}
-local changed = changed_groups()
+-- Returns {'OK', the faults of each id, as words separated by spaces, or ''}; {'GROUPS', ...}
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 1]), ARGS + 1
 local judge = ARGV[first + n + 1] == '1'
 local _, now = clock()
-local reply, woken = {'OK'}, false
+local reply, woken, wrong = {'OK'}, false, 0
 local events, journaled = {}, not judge and is_journaled()
 
 local function remembers(group, id)
@@ -20,7 +20,7 @@ local function remembers(group, id)
     or call('ZSCORE', group.leases, id)
 end
 
--- Whether an entry is pending, or lies beyond the last one that the group was given.
+-- Whether an entry is pending, or follows the group's last delivered entry.
 local function can_be_delivered(group, entry)
   if pending(group, entry) then return true end
   local ms, n = string.match(entry, '(%d+)-(%d+)')
@@ -34,10 +34,10 @@ local function can_be_delivered(group, entry)
   return true
 end
 
--- The index names an entry that is of no more use (it goes), or that is another id's (it stays).
+-- Replaces an index entry that is useless (it is deleted) or belongs to another id (it is kept).
 local function replace_entry(group, id, entry, goes)
   call('ZADD', group.retry, 'NX', int(now), id)
-  call('ZREM', group.leases, id) -- or it would rule over the next delivery
+  call('ZREM', group.leases, id) -- it would apply to the next delivery
   if goes then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
   woken = true
   if journaled then
@@ -46,7 +46,7 @@ local function replace_entry(group, id, entry, goes)
   end
 end
 
--- One group's places of a live message, reduced to one. Answers how many are left.
+-- Reduces one group's states of a live message to one. Returns the number of states left.
 local function mend_group(group, id, waits, said)
   local entry = call('HGET', group.entries, id)
   local fields = entry and read_entry(group, entry)
@@ -67,7 +67,7 @@ local function mend_group(group, id, waits, said)
     if not judge then call('ZREM', group.garbage, id) end
   end
   if indexed or retries or dead then return 1 end
-  -- A rescheduled message waits with its failed attempts counted.
+  -- A rescheduled message waits and keeps its failed attempts.
   if not waits and remembers(group, id) then
     said[#said + 1] = 'leftover'
     if not judge then forget_failures(group, {id}) end
@@ -76,14 +76,14 @@ local function mend_group(group, id, waits, said)
 end
 
 local function mend_live(id, said)
-  local waits, places = call('ZSCORE', WAITING, id), 0
+  local waits, states = call('ZSCORE', WAITING, id), 0
   for _, group in ipairs(groups) do
-    places = places + mend_group(group, id, waits, said)
+    states = states + mend_group(group, id, waits, said)
   end
-  if waits and places > 0 then
+  if waits and states > 0 then
     said[#said + 1] = 'second-place'
     if not judge then call('ZREM', WAITING, id) end
-  elseif not waits and places == 0 then
+  elseif not waits and states == 0 then
     said[#said + 1] = 'no-place'
     if not judge then
       call('ZADD', WAITING, int(now), id)
@@ -112,6 +112,7 @@ for i = 1, n do
   local id, said = ARGV[first + i], {}
   if call('EXISTS', KEYS[ID_KEYS + i]) == 1 then mend_live(id, said) else mend_dead(id, said) end
   reply[i + 1] = table.concat(said, ' ')
+  if #said > 0 then wrong = wrong + 1 end
   if journaled and #said > 0 then
     local event = {id, 'mended', '', 0, 'reason', reply[i + 1]}
     if said[1] == 'no-body' then
@@ -124,4 +125,4 @@ for i = 1, n do
 end
 journal(events)
 if woken then wake() end
-return reply
+return wrong > 0 and not judge and remember(reply) or reply

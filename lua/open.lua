@@ -1,16 +1,22 @@
--- open: right after XREADGROUP: the bodies, and the instant of hand-over by Redis's clock.
--- Guarantee: an entry is opened only while the index names it; one whose message has gone (or
--- lies, if the topic is paused: it goes back as a new entry) is cleared, never handed out.
--- KEYS  the prelude's, then for each entry: body
--- ARGV  own group's number; own ack timeout in ms or '' for the topic's; n; n each of id, entry
+-- open: right after XREADGROUP: reads the bodies and the time of delivery by Redis's clock.
+-- Guarantee: an entry is opened only while the index names it. An entry whose message is gone is
+-- cleared and never delivered; if the topic is paused, entries return to ready as new entries. A call
+-- reads at most BYTES_PER_CALL of bodies, or one larger body: it opens the first entries, and the
+-- caller calls again for the rest. A repeated call returns the same and is not journaled twice. A late
+-- caller names its consumer: leases that the consumer still holds restart in the same step, so that
+-- no message is reclaimed right before it is handled.
+-- KEYS  the prelude's, the call's record among them, then for each entry: body
+-- ARGV  own group's number; own ack timeout in ms or '' for the topic's; the consumer whose leases
+--       restart, or ''; n; n each of id, entry
 -- Returns {'OK', now in us, ack timeout in ms, paused 0/1, past-ttl letters (x or -), body or
---       false for each entry}; {'GROUPS', ...}
+--       false for each opened entry}; {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
-local own_timeout, n = ARGV[ARGS + 2], tonumber(ARGV[ARGS + 3])
-local ID, ENTRY = ARGS + 3, ARGS + 3 + n
+local own_timeout, late, n = ARGV[ARGS + 2], ARGV[ARGS + 3], tonumber(ARGV[ARGS + 4])
+local ID, ENTRY = ARGS + 4, ARGS + 4 + n
+n = count_within_budget(ID_KEYS + 1, 1, n)
 local us, now = clock()
 local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused', 'journal')
 local timeout = own_timeout ~= '' and own_timeout or settings[1] or DEFAULT.ack_timeout
@@ -19,7 +25,19 @@ local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 local found = call('MGET', unpack(KEYS, ID_KEYS + 1, ID_KEYS + n))
 local has_ttls = call('EXISTS', EXPIRY) == 1
 
-local events, journaled = {}, settings[3] == '1'
+if late ~= '' then
+  begin_freeing()
+  for i = 1, n do
+    local entry = ARGV[ENTRY + i]
+    local held = indexed[i] == entry and pending(group, entry)
+    if held and held[2] == late then
+      call('XCLAIM', group.ready, group.name, late, 0, entry, 'JUSTID')
+    end
+  end
+end
+
+-- Only the journal needs to distinguish a call from its repeat.
+local events, journaled = {}, settings[3] == '1' and not answered()
 local entry_fields = journaled and read_entries(group, {unpack(ARGV, ENTRY + 1, ENTRY + n)})
 local function tell(i, state)
   local fields = entry_fields[i] or {}
@@ -38,6 +56,7 @@ if is_plain then
   if journaled then
     for i = 1, n do tell(i, 'in_flight') end
     journal(events)
+    remember({'OK'})
   end
   return {'OK', int(us), timeout, 0, string.rep('-', n), unpack(found, 1, n)}
 end
@@ -89,4 +108,5 @@ elseif own_timeout ~= '' then
   end
 end
 journal(events)
+if #events > 0 then remember({'OK'}) end
 return {'OK', int(us), timeout, paused and 1 or 0, table.concat(letters), unpack(found, 1, n)}

@@ -1,28 +1,34 @@
--- promote: waiting and retry -> ready, what is due by Redis's clock, in order of due.
--- Guarantee: never early; never more than `max_ready` unread in a group; with several groups, what
--- one has no room for, or this call no step left for, goes to its own retry, so it holds up nobody.
+-- promote: waiting and retry -> ready, what is due by Redis's clock, in order of due time.
+-- Guarantee: never early; never more than `max_ready` unread entries in a group. With several groups,
+-- messages without room in a group, or beyond this call's limit, go to that group's retry and do not
+-- delay the others. A repeated call moves what became due since; only metrics depend on its count.
 -- KEYS  the prelude's
--- ARGV  the most messages to move in this call
--- Returns {'OK', moved, groups that are full, next due or '', now in ms, paused 0/1, 1 if the call
---       was cut short by its limit, past-ttl id, ...}; {'GROUPS', ...}. Past-ttl ids stay where
---       they are: only a script that was given their bodies' keys may end them (expire).
+-- ARGV  maximum messages to move in this call
+-- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
+--       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
+--       past-ttl id, ...}; {'GROUPS', ...}.
+--       With several groups, the overdue retries of a full group affect neither the next due time
+--       nor the cut-short flag: they wait for room. Past-ttl ids are not moved: only a script that
+--       has their bodies' keys may end them (expire).
 local changed = changed_groups()
 if changed then return changed end
 
 local _, now = clock()
-local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal')
-if settings[1] == '1' then return {'OK', 0, 0, '', int(now), 1, 0} end
-if GROUP_COUNT == 0 then return {'OK', 0, 0, '', int(now), 0, 0} end
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval')
+-- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
+local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
+if settings[1] == '1' then return {'OK', 0, '', '', int(now), 1, 0, interval} end
+if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
 local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / GROUP_COUNT))
 
--- Due ids of a ZSET as {ids, dues}, those past their ttl set apart.
+-- Due ids of a sorted set as {ids, dues}; ids past their ttl are collected separately.
 local has_ttls = call('EXISTS', EXPIRY) == 1
 local expired, is_expired, cut = {}, {}, 0
-local function due_of(zset)
+local function due_of(zset, waits_for_room)
   local found = call('ZRANGEBYSCORE', zset, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, limit)
   local ids, dues, n = {}, {}, 0
-  if #found == 2 * limit then cut = 1 end
+  if #found == 2 * limit and not waits_for_room then cut = 1 end
   for i = 1, #found, 2 do
     local id = found[i]
     local ends = has_ttls and call('ZSCORE', EXPIRY, id)
@@ -37,7 +43,7 @@ local function due_of(zset)
   return {ids = ids, dues = dues}
 end
 
--- Two lists in order of due become one; `from` remembers which list an id came from.
+-- Merges two lists ordered by due time; `from` records the list that each id came from.
 local function merge(a, b)
   local ids, dues, from, i, j = {}, {}, {}, 1, 1
   while a.ids[i] or b.ids[j] do
@@ -53,16 +59,34 @@ local function merge(a, b)
 end
 
 local waiting = due_of(WAITING)
-local full, moved, leaving = 0, 0, {}
+local full, is_full, moved, leaving = {}, {}, 0, {}
 
--- What one group takes: `retried` leaves its retry, and `held`, for which there was no room, goes
--- there. With one group, `leaving` collects what leaves the topic's waiting.
-local function plan_for(group)
+local function is_due(score) return score and score <= now end
+
+-- One group's due retries, their number, and its free room. With several groups, a group without any
+-- room keeps its retries: reading them in each call would delay the others. They are read only to
+-- find those past their ttl.
+local function wanted_by(group)
+  local free = GROUP_COUNT > 1 and room(group, max_ready, limit)
+  if free and free <= 0 then
+    local overdue = is_due(head(group.retry)) and 1 or 0
+    if overdue == 1 and has_ttls then overdue = #due_of(group.retry, true).ids end
+    return {ids = {}, dues = {}}, overdue, free
+  end
   local again = due_of(group.retry)
   local wanted = #waiting.ids + #again.ids
-  local free = wanted > 0 and room(group, max_ready, wanted) or 0
-  if free < math.min(wanted, limit) then full = full + 1 end
-  if #again.ids == 0 and wanted <= math.min(free, limit) then
+  return again, #again.ids, free or wanted > 0 and room(group, max_ready, wanted) or 0
+end
+
+-- The messages that one group takes: `retried` leave its retry; `held`, without room, move to its
+-- retry. With one group, `leaving` collects the ids that leave the topic's waiting.
+local function plan_for(group)
+  local again, retries, free = wanted_by(group)
+  local wanted = #waiting.ids + retries
+  if wanted > 0 and free < math.min(wanted, limit) then
+    full[#full + 1], is_full[group] = group.name, true
+  end
+  if retries == 0 and wanted <= math.min(free, limit) then
     if GROUP_COUNT == 1 then leaving = waiting.ids end
     return {ids = waiting.ids, dues = waiting.dues, retried = {}, held = {}}
   end
@@ -119,7 +143,9 @@ journal(events)
 
 local next_due = head(WAITING)
 for _, group in ipairs(groups) do
-  local retry_head = head(group.retry)
-  if retry_head and (not next_due or retry_head < next_due) then next_due = retry_head end
+  local due = head(group.retry)
+  local waits_for_room = GROUP_COUNT > 1 and is_full[group] and is_due(due)
+  if due and not waits_for_room and (not next_due or due < next_due) then next_due = due end
 end
-return {'OK', moved, full, next_due and int(next_due) or '', int(now), 0, cut, unpack(expired)}
+return {'OK', moved, table.concat(full, ','), next_due and int(next_due) or '', int(now), 0, cut, interval,
+  unpack(expired)}

@@ -1,16 +1,17 @@
--- prune: takes from the journal what every archive has, and what `journal_max` has no room for.
--- Guarantee: an event that an archive which still reports has not taken stays. Only where none
--- reports `journal_max` rules; what went for it and nobody has is counted as lost. Whole nodes go,
--- so a few events more are kept than need be, the last archived one always among them.
+-- prune: removes journal events that every archive has read, or that exceed `journal_max`.
+-- Guarantee: an event that a reporting archive has not read is kept. `journal_max` applies only if no
+-- archive reports; events removed by it that no archive has are counted as lost. XTRIM removes whole
+-- nodes, so slightly more events are kept than necessary, including the last archived one.
+-- A repeated call continues the removal; the topic's counters include what the first one removed.
 -- KEYS  the prelude's, then the record of the archives
--- ARGV  for how many ms after its last report an archive is waited for; the most events to take in
---       this call; n; n times the name of an archive
+-- ARGV  how many ms after its last report an archive still counts as reporting; the maximum number
+--       of events to remove; n; n times the name of an archive
 -- Returns {'OK', events removed, of those lost, events left, 1 if there is more to remove, else 0}
 local ARCHIVED = KEYS[ID_KEYS + 1]
 local hold, most = tonumber(ARGV[ARGS + 1]), tonumber(ARGV[ARGS + 2])
 local _, now = clock()
 
--- The number of the first event that is there, past entries that a foreign hand added.
+-- The number of the first event, skipping entries without a number.
 local function first_number()
   local from = '-'
   for _ = 1, 100 do
@@ -30,7 +31,7 @@ local function is_before(a, b)
   return a_ms < b_ms or a_ms == b_ms and a_seq < b_seq
 end
 
--- How far the slowest of the archives that still report has come, and the furthest of all.
+-- The positions of the slowest reporting archive and of the furthest archive.
 local slowest, furthest = nil, 0
 for i = 1, tonumber(ARGV[ARGS + 3]) do
   local record = call('HGET', ARCHIVED, ARGV[ARGS + 3 + i]) or ''
@@ -51,7 +52,7 @@ elseif call('XLEN', EVENTS) > room then
   removed = call('XTRIM', EVENTS, 'MAXLEN', '~', int(room), 'LIMIT', most)
 end
 if removed > 0 and not slowest then
-  -- Not every number has an entry, nor every entry a number: what is left tells which went last.
+  -- Numbers and entries may each have gaps: what is left shows which numbers were removed.
   local left = first_number() or tonumber(call('HGET', STATS, 'journaled') or 0) + 1
   lost = math.max(0, math.min(removed, left - 1 - furthest))
   call('HSET', ARCHIVED, '~trimmed', int(left - 1) .. ' ' .. int(now))

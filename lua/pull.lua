@@ -1,15 +1,28 @@
--- pull: ready -> in flight, for those who keep no connection blocked on the stream.
--- Guarantee: each delivery gets its own ack timeout in the same step. Bodies follow by open: no
--- script finds an id and touches that id's own key.
--- KEYS  the prelude's
--- ARGV  own group's number; consumer; the most to take; own ack timeout in ms or '' for the topic's
--- Returns {'OK', paused 0/1, last id that the group was given, {entry, {field, value, ...}}, ...};
+-- pull: ready -> in flight, for callers that do not block on the stream.
+-- Guarantee: each delivery gets its own ack timeout in the same step. Bodies are read by open: no
+-- script may find an id and access that id's own key. A repeated call returns what the first one took
+-- and the consumer still holds.
+-- KEYS  the prelude's, the call's record among them
+-- ARGV  own group's number; consumer; the maximum to take; own ack timeout in ms or '' for the topic's
+-- Returns {'OK', paused 0/1, the group's last delivered id, {entry, {field, value, ...}}, ...};
 --       {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
 local consumer, most, timeout = ARGV[ARGS + 2], tonumber(ARGV[ARGS + 3]), ARGV[ARGS + 4]
+
+-- Entries that were taken together are adjacent.
+local before = answered()
+if before then
+  local held = {}
+  for _, item in ipairs(call('XRANGE', group.ready, before[3], before[4], 'COUNT', most)) do
+    local now_held = pending(group, item[1])
+    if now_held and now_held[2] == consumer then held[#held + 1] = item end
+  end
+  return {'OK', 0, before[2], unpack(held)}
+end
+
 if call('HGET', OPTIONS, 'paused') == '1' then return {'OK', 1, ''} end
 local reply = call('XREADGROUP', 'GROUP', group.name, consumer, 'COUNT', math.min(most, 500),
   'STREAMS', group.ready, '>')
@@ -25,4 +38,5 @@ local last = ''
 for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
   if field(info, 'name') == group.name then last = field(info, 'last-delivered-id') end
 end
+if #taken > 0 then remember({'OK', last, taken[1][1], taken[#taken][1]}) end
 return {'OK', 0, last, unpack(taken)}

@@ -1,11 +1,11 @@
 -- purge: garbage -> settled (purged).
--- Guarantee: only what is in this group's garbage ends. The body goes with the last group that
--- owed it.
--- KEYS  the prelude's, then for each message: body, done
--- ARGV  own group's number; purge only what died at or before this epoch ms, or '' for all; n;
+-- Guarantee: only messages in this group's garbage end. The body is deleted with the last group that
+-- owes it. A repeated call returns the first answer.
+-- KEYS  the prelude's, the call's record among them, then for each message: body, done
+-- ARGV  own group's number; only messages that died at or before this epoch ms, or '' for all; n;
 --       n times id
 -- Returns {'OK', letters}: y purged, n not in this group's garbage (or too young); {'GROUPS', ...}
-local changed = changed_groups()
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -45,4 +45,5 @@ if #purged > 0 then forget_failures(group, purged) end
 finish(ids, bodies, dones, stones)
 count('purged', #purged, group)
 journal(events)
-return {'OK', table.concat(letters)}
+local reply = {'OK', table.concat(letters)}
+return #purged > 0 and remember(reply) or reply

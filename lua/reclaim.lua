@@ -1,13 +1,18 @@
--- reclaim: in flight for longer than the ack timeout -> retry or garbage.
--- Guarantee: an entry without a message is cleared and never stops the others; a lease of its own
--- is kept to; each call looks at one window, and the caller goes on from the cursor to the end.
--- KEYS  the prelude's
--- ARGV  own group's number; a random seed for jitter; first id of the window ('-', or '(' and the
---       last one seen); last id of the range; the window's size (50 at most, and as many leases)
--- Returns {'OK', cursor or '' at the end, ms until the next lease of this window ends or -1,
---       entries cleared, id, the due it was delivered for or '', outcome ('r<due>' or 'g'), failed
+-- reclaim: in flight past the ack timeout -> retry or garbage.
+-- Guarantee: an entry without a message is cleared and does not block the others; a delivery's own
+-- lease is respected; each call checks one window, and the caller continues from the cursor. If the
+-- clock shows a later time than the caller considers possible, nothing is reclaimed. A repeated call
+-- returns the first answer.
+-- KEYS  the prelude's, the call's record among them
+-- ARGV  own group's number; a random seed for jitter; first id of the window ('-': own leases
+--       first, '0-0': entries alone, or '(' and the last one seen); last id of the range
+--       ('0-0': own leases alone); the window's size (50 at most, and as many leases); the
+--       latest ms that the clock may show, or ''
+-- Returns {'OK', 'later' (the clock shows more: nothing was done), 'ahead' (deliveries are in the
+--       future of the clock) or '', cursor or '' at the end, ms until the next lease of this window ends or -1,
+--       entries cleared, id, the due time of its delivery or '', outcome ('r<due>' or 'g'), failed
 --       attempts, ...}; {'GROUPS', ...}
-local changed = changed_groups()
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -16,8 +21,10 @@ local from, to = ARGV[ARGS + 3], ARGV[ARGS + 4]
 local most = math.min(tonumber(ARGV[ARGS + 5]), 50)
 local timeout = option('ack_timeout')
 local _, now = clock()
+local latest = tonumber(ARGV[ARGS + 6])
+if latest and now > latest then return {'OK', 'later', '', -1, 0} end
 local retry_head = head(group.retry)
-local cleared, next_end = {}, -1
+local cleared, next_end, said = {}, -1, ''
 local ids, entries, delivered, seen = {}, {}, {}, {}
 
 local function reclaims(id, entry, fields)
@@ -31,7 +38,7 @@ local function ends_in(ms)
   if next_end < 0 or ms < next_end then next_end = math.max(ms, 0) end
 end
 
--- Deliveries whose own lease is over.
+-- Deliveries whose own lease has ended.
 local function look_at_leases()
   local over = call('ZRANGEBYSCORE', group.leases, '-inf', int(now), 'LIMIT', 0, most)
   local indexed = #over > 0 and call('HMGET', group.entries, unpack(over))
@@ -62,21 +69,39 @@ local function look_at_overdue(overdue)
   end
 end
 
+-- When deliveries with the topic's ack timeout end. The next end of an own lease is the head of
+-- `leases`, however long ago the entry was delivered.
+local function look_at_rest(held, lefts, ahead)
+  local found = call('EXISTS', group.leases) == 1 and read_entries(group, held) or {}
+  for i, left in ipairs(lefts) do
+    local id = found[i] and field(found[i], 'id')
+    if not (id and call('ZSCORE', group.leases, id)) then
+      ends_in(left)
+      if ahead[held[i]] then said = 'ahead' end
+    end
+  end
+end
+
 begin_freeing()
 if from == '-' then look_at_leases() end
 local window = call('XPENDING', group.ready, group.name, from, to, most)
 local cursor = #window == most and '(' .. window[#window][1] or ''
-local overdue = {}
+local overdue, held, lefts = {}, {}, {}
 for _, item in ipairs(window) do
   local left = timeout - item[3]
-  if left > 0 then ends_in(left) else overdue[#overdue + 1] = item[1] end
+  if left > 0 then
+    held[#held + 1], lefts[#lefts + 1] = item[1], left
+  else
+    overdue[#overdue + 1] = item[1]
+  end
 end
+if #held > 0 then look_at_rest(held, lefts, delivered_ahead(group, window)) end
 if #overdue > 0 then look_at_overdue(overdue) end
 if #cleared > 0 then drop_entries(group, {}, cleared) end
 
 local reasons = {}
 for i = 1, #ids do reasons[i] = 'ack timeout' end
-local dues, failed = fail(group, ids, entries, {}, reasons, now)
+local dues, failed = fail(group, ids, entries, {}, reasons)
 local reply, earliest = {}, nil
 for i, id in ipairs(ids) do
   if dues[i] then earliest = math.min(earliest or dues[i], dues[i]) end
@@ -86,4 +111,6 @@ end
 count('reclaimed', #ids, group)
 count('cleared', #cleared, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
-return {'OK', cursor, next_end, #cleared, unpack(reply)}
+reply = {'OK', said, cursor, next_end, #cleared, unpack(reply)}
+-- After an outage a caller may repeat the call up to one ack timeout later.
+return #ids > 0 and remember(reply, timeout) or reply

@@ -1,9 +1,10 @@
--- release: in flight -> ready, unhandled, as a new entry; no attempt is counted.
--- Guarantee: counts only for the delivery that the receipt names.
--- KEYS  the prelude's
+-- release: in flight -> ready, without an attempt, as a new entry.
+-- Guarantee: applies only to the delivery that the receipt names. A repeated call returns the first
+-- answer.
+-- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; n; n times id, entry
--- Returns {'OK', letters}: y given back, s stale; {'GROUPS', ...}
-local changed = changed_groups()
+-- Returns {'OK', letters}: y released, s stale; {'GROUPS', ...}
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -31,6 +32,7 @@ for i = 1, n do
     letters[i] = 's'
   end
 end
+local reply = {'OK', table.concat(letters)}
 if #back > 0 then
   begin_freeing()
   add_ready(group, back, dues, failed_attempts(group, back))
@@ -38,5 +40,6 @@ if #back > 0 then
   call('ZREM', group.leases, unpack(back))
   count('released', #back, group)
   journal(events)
+  remember(reply)
 end
-return {'OK', table.concat(letters)}
+return reply

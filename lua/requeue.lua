@@ -1,10 +1,11 @@
--- requeue: garbage -> that group's retry, due now, its failed attempts forgotten.
--- Guarantee: only what is in this group's garbage moves; other groups keep theirs. A ttl that still
--- stood for other groups ends: it would take back what the operator gave.
--- KEYS  the prelude's
+-- requeue: garbage -> that group's retry, due now, with its failed attempts reset.
+-- Guarantee: only messages in this group's garbage move; other groups are not affected. A ttl that
+-- still applied to other groups ends, because it would undo the operator's action.
+-- A repeated call returns the first answer.
+-- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; n; n times id
 -- Returns {'OK', letters}: y requeued, n not in this group's garbage; {'GROUPS', ...}
-local changed = changed_groups()
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -27,5 +28,9 @@ for i = 1, n do
 end
 count('requeued', moved, group)
 journal(events)
-if moved > 0 then wake() end
-return {'OK', table.concat(letters)}
+local reply = {'OK', table.concat(letters)}
+if moved > 0 then
+  remember(reply)
+  wake()
+end
+return reply

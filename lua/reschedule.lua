@@ -1,12 +1,13 @@
--- reschedule: waiting, retry, ready (not handed out) -> waiting with a new due, in one step.
+-- reschedule: waiting, retry, ready (not delivered) -> waiting with a new due time, in one step.
 -- Guarantee: the same conditions over several groups as cancel; failed attempts stay counted. A
--- ttl moves with the due time.
--- KEYS  the prelude's, then for each message: body, done
--- ARGV  the layout's number ('' for no matter which);
+-- ttl moves with the due time. A repeated call returns the first answer, even if the message was
+-- delivered in the meantime.
+-- KEYS  the prelude's, the call's record among them, then for each message: body, done
+-- ARGV  the layout's number ('' to skip the check);
 --       n; n times id, due ('+ms' is a delay, else epoch ms)
 -- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'SHARDS'};
 --       {'GROUPS', ...}
-local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
+local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
@@ -19,7 +20,7 @@ local function due_from(spec)
   return delay == 0 and now or now_up + delay
 end
 
--- The due time that a ready message carries; nil in retry, where only the next attempt's is known.
+-- The due time of a ready message; nil in retry, which stores only that of the next attempt.
 local function due_in_groups(id)
   for _, group in ipairs(groups) do
     local entry = call('HGET', group.entries, id)
@@ -67,4 +68,5 @@ end
 count('rescheduled', moved)
 journal(events)
 if earliest and (not waiting_head or earliest < waiting_head) then wake() end
-return {'OK', table.concat(letters)}
+local reply = {'OK', table.concat(letters)}
+return moved > 0 and remember(reply) or reply

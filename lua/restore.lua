@@ -1,15 +1,16 @@
--- restore: puts messages back as they stood before their server was lost.
--- Guarantee: only ids of which nothing is known here, neither live nor settled: safe to repeat, and
--- beside traffic. Nothing is refused for the topic's capacity: what was accepted stays accepted.
--- KEYS  the prelude's, then for each message: body, done
--- ARGV  the layout's number ('' for no matter which);
---       n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its places as
---       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts' with a
---       blank between, the kind r for retry or g for garbage), why it last failed
--- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a place names
---       group 0, which stands for one that is not declared; {'SHARDS'};
+-- restore: restores messages to their state before their server was lost.
+-- Guarantee: only ids that are neither live nor settled here: safe to repeat, and to run under
+-- traffic. The topic's capacity does not apply: accepted messages stay accepted.
+-- A repeated call returns the first answer.
+-- KEYS  the prelude's, the call's record among them, then for each message: body, done
+-- ARGV  the layout's number ('' to skip the check);
+--       n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its states as
+--       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts'
+--       separated by spaces, the kind r for retry or g for garbage), its last failure's reason
+-- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a state names
+--       group 0, which means that the group is not declared; {'SHARDS'};
 --       {'GROUPS', ...}
-local changed = misplaced(ARGV[ARGS + 1]) or changed_groups()
+local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
@@ -31,7 +32,7 @@ local function tell(id, i, group, attempts, due, more)
   events[#events + 1] = event
 end
 
-local function place(id, i, number, kind, score, attempts)
+local function put_in_group(id, i, number, kind, score, attempts)
   local group, why = groups[tonumber(number)], ARGV[first + 7 * i]
   if kind == 'r' then
     call('ZADD', group.retry, score, id)
@@ -42,7 +43,7 @@ local function place(id, i, number, kind, score, attempts)
     call('HSET', group.attempts, id, attempts)
     call('HSET', group.reasons, id, string.sub(why, 1, 1024))
   end
-  -- In retry a group has a due time of its own, and the next restore is to find that one.
+  -- In retry a group has its own due time, which the next restore must find.
   local name, due = 'garbage', ARGV[first + 7 * i - 4]
   if kind == 'r' then name, due = 'retry', score end
   tell(id, i, group.name, attempts, due, {'place', name, 'reason', why})
@@ -50,7 +51,7 @@ end
 
 for i = 1, n do
   local at, body, done = first + 7 * i, KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
-  local id, places = ARGV[at - 6], ARGV[at - 1]
+  local id, states = ARGV[at - 6], ARGV[at - 1]
   if call('EXISTS', body) == 1 then
     letters[i] = 'l'
   elseif call('EXISTS', done) == 1 then
@@ -58,12 +59,12 @@ for i = 1, n do
   else
     letters[i], restored = 'y', restored + 1
     call('SET', body, ARGV[at - 5])
-    if places == '' then
+    if states == '' then
       call('ZADD', WAITING, ARGV[at - 4], id)
       tell(id, i, '', 0, ARGV[at - 4], {})
     end
-    for number, kind, score, attempts in string.gmatch(places, '(%d+):(%a):(%-?%d+):(%d+)') do
-      place(id, i, number, kind, score, attempts)
+    for number, kind, score, attempts in string.gmatch(states, '(%d+):(%a):(%-?%d+):(%d+)') do
+      put_in_group(id, i, number, kind, score, attempts)
     end
     if ARGV[at - 3] ~= '' then call('ZADD', EXPIRY, ARGV[at - 3], id) end
     if ARGV[at - 2] ~= '' then call('HSET', POLICY, id, ARGV[at - 2]) end
@@ -71,5 +72,9 @@ for i = 1, n do
 end
 count('restored', restored)
 journal(events)
-if restored > 0 then wake() end
-return {'OK', table.concat(letters)}
+local reply = {'OK', table.concat(letters)}
+if restored > 0 then
+  remember(reply)
+  wake()
+end
+return reply

@@ -1,12 +1,15 @@
--- retry: in flight -> retry, or garbage once the attempts are used up (or at once: discard).
--- Guarantee: counts only for the delivery that the receipt names. The pause counts from now, not
--- from the due time, so retries never pile up without a gap.
--- KEYS  the prelude's
+-- retry: in flight -> retry, or garbage after the last attempt (or immediately: discard).
+-- Guarantee: applies only to the delivery that the receipt names. The pause counts from now, not
+-- from the due time, so retries always have their gap. A repeated call returns the first answer. After
+-- its record has expired, a failure that is still where the first call put it, with its attempt and
+-- reason, is answered as before.
+-- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; a random seed for jitter; lateness letters; n;
---       n times id, entry, delay ('' by policy, ms, or 'discard'), reason
+--       n times id, entry, attempt (0 to skip the search for an earlier call), delay ('' by policy, ms,
+--       or 'discard'), reason
 -- Returns {'OK', now in ms, outcome and failed attempts of each: 'r<due>', n | 'g', n | 's', 0};
 --       {'GROUPS', ...}
-local changed = changed_groups()
+local changed = answered() or changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
@@ -15,15 +18,15 @@ local buckets, n, first = ARGV[ARGS + 3], tonumber(ARGV[ARGS + 4]), ARGS + 4
 local _, now = clock()
 local retry_head = head(group.retry)
 local ids = {}
-for i = 1, n do ids[i] = ARGV[first + 4 * i - 3] end
+for i = 1, n do ids[i] = ARGV[first + 5 * i - 4] end
 local indexed = call('HMGET', group.entries, unpack(ids))
 begin_freeing()
 
 local held, entries, delays, reasons, lateness = {}, {}, {}, {}, {}
 local number, seen = {}, {}
 for i = 1, n do
-  local at = first + 4 * i
-  if indexed[i] == ARGV[at - 2] and not seen[ids[i]] then
+  local at = first + 5 * i
+  if indexed[i] == ARGV[at - 3] and not seen[ids[i]] then
     local k = #held + 1
     seen[ids[i]], number[i] = true, k
     held[k], entries[k], reasons[k] = ids[i], indexed[i], ARGV[at]
@@ -31,17 +34,31 @@ for i = 1, n do
     lateness[k] = string.sub(buckets, i, i)
   end
 end
-local dues, failed = fail(group, held, entries, delays, reasons, now)
 
-local reply, earliest = {'OK', int(now)}, nil
+-- The outcome of an earlier call whose record has expired: where it put the failure, or nil.
+local function outcome_before(i)
+  local id, attempt, why = ids[i], ARGV[first + 5 * i - 2], string.sub(ARGV[first + 5 * i], 1, 1024)
+  if attempt == '0' or seen[id] or call('HGET', group.attempts, id) ~= attempt
+    or call('HGET', group.reasons, id) ~= why then return nil end
+  if call('ZSCORE', group.garbage, id) then return 'g', attempt end
+  local due = call('ZSCORE', group.retry, id)
+  if due then return 'r' .. int(tonumber(due)), attempt end
+  return nil
+end
+
+local dues, failed = fail(group, held, entries, delays, reasons)
+
+local reply, earliest, stale = {'OK', int(now)}, nil, 0
 for i = 1, n do
   local k = number[i]
   local due = k and dues[k]
   if due then earliest = math.min(earliest or due, due) end
-  reply[2 * i + 1] = due and 'r' .. int(due) or k and 'g' or 's'
-  reply[2 * i + 2] = k and failed[k] or 0
+  local said, attempts = due and 'r' .. int(due) or k and 'g', k and failed[k]
+  if not k then said, attempts = outcome_before(i) end
+  if not said then stale = stale + 1 end
+  reply[2 * i + 1], reply[2 * i + 2] = said or 's', attempts or 0
 end
 count_lateness(group, table.concat(lateness))
-count('stale', n - #held, group)
+count('stale', stale, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
-return reply
+return #held > 0 and remember(reply) or reply

@@ -1,5 +1,6 @@
--- trim: removes from a group's stream what is foreign: delivered, not pending, not in the index.
--- Guarantee: never by length, so no unread and no pending entry is ever lost.
+-- trim: removes foreign entries from a group's stream: delivered, not pending, not in the index.
+-- Guarantee: never by length, so no unread and no pending entry is ever lost. A repeated call finds
+-- nothing more to remove; the topic's counters include what the first one removed.
 -- KEYS  the prelude's
 -- ARGV  own group's number; first id of the window ('-', or '(' and the last one seen); its size
 -- Returns {'OK', cursor or '' at the end, removed, entries in the stream, ids in the index};

@@ -1,15 +1,16 @@
--- undeclare: removes a group; what it owed is settled page by page.
--- Guarantee: from the first call on the group is given nothing more; another group's messages stay.
--- The caller lists a page of the group's ids, this ends what they were to it; with no ids left it
--- drops the group's keys. Safe to repeat after a crash at any point: until then a mark stands among
--- the topic's options. Without it a removal that has begun does not go on: the group was declared
--- anew. Nor does it where the group is declared beside its mark, which then goes: only a foreign
--- hand can have written that, or an archive that was put back. Keys without messages that nobody's
--- removal left are dropped in a call of their own, if the group is not declared by then.
--- KEYS  the prelude's (the groups that stay), then the seven of the group that goes, then for each
+-- undeclare: removes a group, and settles the messages it owes page by page.
+-- Guarantee: after the first call the group receives nothing more; other groups keep their messages.
+-- The caller lists a page of the group's ids, and this call settles them for the group; with no ids
+-- left it deletes the group's keys. Safe to repeat after a crash at any point: a mark in the topic's
+-- options lasts until the end. Without the mark, a removal that has begun does not continue: the group
+-- was declared again. Nor does it continue if the group is declared in spite of its mark, which is then
+-- deleted: another program or a restored archive has written it. Keys without messages and without a
+-- removal are deleted in a separate call, if the group is not declared. A repeated call returns the
+-- first answer.
+-- KEYS  the prelude's (the groups that stay; the call's record), then the seven of the group that goes, then for each
 --       message: body, done
--- ARGV  the group that goes; 1 if the removal has begun, 2 if there is none and only keys without
---       messages are left, else 0; 1 to drop its keys if nothing is left, else 0; n; n times id
+-- ARGV  the group to remove; 1 if the removal has begun, 2 if there is none and only keys without
+--       messages are left, else 0; 1 to delete its keys if nothing is left, else 0; n; n times id
 -- Returns {'OK', ids settled for good, 1 if there is nothing more to do, else 0}; {'GROUPS', ...}
 local name, begun, drop = ARGV[ARGS + 1], ARGV[ARGS + 2] == '1', ARGV[ARGS + 3] == '1'
 local mark, _, now = 'removing:' .. name, clock()
@@ -24,6 +25,8 @@ local function drop_keys()
     group.reasons, group.leases)
 end
 
+local before = answered()
+if before then return before end
 if ARGV[ARGS + 2] == '2' then
   if call('HEXISTS', GROUPS, name) + call('HEXISTS', OPTIONS, mark)
     + call('EXISTS', group.entries, group.retry, group.garbage) > 0 then return {'OK', 0, 0} end
@@ -68,4 +71,5 @@ if drop and left == 0 then
   call('HDEL', OPTIONS, mark)
   gone = 1
 end
-return {'OK', settled, gone}
+local reply = {'OK', settled, gone}
+return settled + gone > 0 and remember(reply) or reply

@@ -1,4 +1,4 @@
-"""The gateway's real work, as `acl_scenes` has the other roles'."""
+"""The gateway's commands; `acl_scenes` has those of the other roles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WELL = (200, 201, 202, 204, 303)
 
 
 class Caller:
-    """Asks a gateway, and is content with good answers only."""
+    """Calls a gateway and accepts only successful responses."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.url = gateway.url
@@ -51,7 +51,7 @@ class Caller:
 
 
 def serve(stage: Stage) -> None:
-    """The HTTP API, the earlier systems' faces, the page, a push, the metrics."""
+    """Use the HTTP API, the compatible APIs, the page, a push, and the metrics."""
     cast = stage.cast().declare(retry_delays="0", journal="1")
     other = stage.cast(group="h").declare()
     for number in range(9):
@@ -62,9 +62,11 @@ def serve(stage: Stage) -> None:
     cast.send(message_id="later", delay_ms=60_000)
     stage.cast("limited").declare(capacity="2")
     with (
-        tempfile.TemporaryDirectory() as directory, Target() as target, stage.watched(),
+        tempfile.TemporaryDirectory() as directory,
+        Target() as target,
+        stage.watched(),
         Gateway(stage.url, "--allow-actions", config=PUSHES, directory=Path(directory)) as gateway,
-    ):  # fmt: skip
+    ):
         caller = Caller(gateway)
         send(caller)
         deliver(caller)
@@ -74,7 +76,7 @@ def serve(stage: Stage) -> None:
 
 
 def send(caller: Caller) -> None:
-    """Send, look, take back."""
+    """Send, inspect, cancel."""
     later = {"body": 1, "id": "a", "delay_ms": 60_000}
     caller.post(f"{ORDERS}/messages", later)
     caller.post(f"{ORDERS}/messages:batch", {"messages": [{"body": 1, "id": "b"}, {"body": 2}]})
@@ -107,7 +109,7 @@ def deliver(caller: Caller) -> None:
 
 
 def push(caller: Caller, target: Target) -> None:
-    """Let the gateway call."""
+    """Have the gateway push messages."""
     caller.ask("PUT", f"{POLL}/push", json={"url": target.url, "group": "g"})
     caller.post(f"{POLL}/messages", {"body": "pushed"})
     wait_until(lambda: target.received)
@@ -116,7 +118,7 @@ def push(caller: Caller, target: Target) -> None:
 
 
 def operate(caller: Caller) -> None:
-    """Garbage, options, groups, the page and what is measured."""
+    """Operate: garbage, options, groups, the page, and metrics."""
     caller.get(f"{ORDERS}/garbage?group=g&reason=no")
     caller.post(f"{ORDERS}/garbage:requeue", {"group": "g", "ids": ["m1"]})
     for group in "gh":
@@ -135,14 +137,16 @@ def operate(caller: Caller) -> None:
 
 
 def speak_as_earlier_systems(caller: Caller) -> None:
-    """The wire formats of camellia, mykit-delay and delay-queue."""
+    """Use the wire formats of camellia, mykit-delay and delay-queue."""
     one = {"topic": "old", "msgId": "c1"}
     times = {"delayMillis": 60_000, "ttlMillis": 60_000}
     pull = {"topic": "old", "batch": 1, "ackTimeoutMillis": 1000}
     for name, form in (
-        ("sendMsg", one | times | {"msg": "x"}), ("getMsg", one), ("pullMsg", pull),
+        ("sendMsg", one | times | {"msg": "x"}),
+        ("getMsg", one),
+        ("pullMsg", pull),
         ("deleteMsg", one | {"release": "true"}),
-    ):  # fmt: skip
+    ):
         caller.ask("POST", f"{CAMELLIA}/{name}", data=form)
     caller.get(*(f"{CAMELLIA}/{name}" for name in ("getTopicInfoList", "getMonitorData")))
     caller.get(f"{CAMELLIA}/metrics", f"{CAMELLIA}/getTopicInfo?topic=old")

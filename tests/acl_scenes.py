@@ -1,4 +1,4 @@
-"""The real work of each role; what is in `stage.watched()` is done by the role alone."""
+"""The commands of each role; only the role itself runs within `stage.watched()`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from click.testing import CliRunner
 
 from lisa import AsyncProducer, Consumer, Manager, Outgoing, Producer
 from lisa.cli.main import main
-from lisa.core import presence
 from lisa.core.metrics import topics as topic_metrics
+from lisa.core.model.sharding import Shard, Topic
+from lisa.core.model.signals import everywhere
+from lisa.core.store import presence
 from lisa.core.transitions.reclaim import Reclaim
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.renew import Renew
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager import sweeper
 from lisa.manager.pruner import Pruner
+from lisa.manager.sharder import Sharder
 from tests.acl_gateway import serve
 from tests.acl_stage import KEYS
 from tests.roles import Cast, Services
@@ -36,8 +40,12 @@ MINUTE = timedelta(minutes=1)
 NOW = timedelta(0)
 
 
+def ignored(topic: str, **about: object) -> None:
+    """A signal receiver: announcing a message requires reading its body."""
+
+
 def produce(stage: Stage) -> None:
-    """Send in every manner, take back, look."""
+    """Send in every way, cancel, inspect."""
     g, h = stage.cast().declare(journal="1"), stage.cast(group="h").declare()
     stage.cast("limited").declare(capacity="2")
     with stage.watched(), Producer(stage.url) as producer:
@@ -55,7 +63,7 @@ def produce(stage: Stage) -> None:
     for cast in (g, h):
         entry = cast.take(1)[0]
         failure = Failure(entry.id, entry.entry, "no", 0)
-        cast.store.call(Retry("orders", cast.group, [failure]))
+        cast.store.call(Fail("orders", cast.group, [failure]))
         cast.take(1)
     with stage.watched(), Producer(stage.url) as producer:
         assert found(producer, "r") == "retry"
@@ -65,7 +73,7 @@ def produce(stage: Stage) -> None:
         producer.send("orders", "again", id="s", delay=MINUTE, on_duplicate="replace")
         assert producer.cancel("orders", "w") == "cancelled"
     g.send(message_id="lost", delay_ms=60_000)
-    stage.admin.delete(g.own.ready)  # a foreign hand: the group is declared again
+    stage.admin.delete(g.own.ready)  # another program deleted it: the group is declared again
     stage.admin.hset(g.own.entries, "lost", "1-1")
     stage.admin.zrem(g.keys.waiting, "lost")
     with stage.watched(), Producer(stage.url) as producer:
@@ -86,9 +94,13 @@ def found(producer: Producer, message_id: str) -> str | None:
 
 
 def manage(stage: Stage) -> None:
-    """Every service, and a whole manager with its metrics and what it announces."""
-    casts = [stage.cast().declare(ack_timeout="1", retry_delays="0", journal="1", journal_max="1",
-                                  garbage_keep="1"), stage.cast(group="h").declare()]  # fmt: skip
+    """Run every service, and a whole manager with its metrics and announcements."""
+    casts = [
+        stage.cast().declare(
+            ack_timeout="1", retry_delays="0", journal="1", journal_max="1", garbage_keep="1"
+        ),
+        stage.cast(group="h").declare(),
+    ]
     cast = casts[0]
     for message_id in ("dead", "held", "entry-lost", "ready"):
         cast.send(message_id=message_id)
@@ -109,13 +121,24 @@ def manage(stage: Stage) -> None:
     half.store.call(Undeclare("half", half.group))
     half.configure(**{f"removing:{half.group}": "1"})
     stage.admin.zadd(KEYS.topics, {"forgotten": 1})
+    stage.admin.hset(KEYS.topic("left").options, "layout", "2:1::2")
+    for shard in ("left~0of2", "left~1of2"):
+        stage.admin.hset(KEYS.topic(shard).stats, mapping={"sent": 1, "journaled": 1})
+        stage.admin.xadd(KEYS.topic(shard).history, {"sent": 1}, id="60000-0")
     time.sleep(0.05)
-    with stage.watched(), mock.patch.object(sweeper, "GONE_AFTER_MS", 0):
+    with (
+        stage.watched(),
+        mock.patch.object(sweeper, "GONE_AFTER_MS", 0),
+        everywhere.retrying.connected_to(ignored),
+        everywhere.dead.connected_to(ignored),
+        everywhere.expired.connected_to(ignored),
+    ):
         mine = Cast(stage.url)
         mine.store.drive(mine.store.check_schema())
         kit = Services(mine)
         mine.store.drive(mine.store.groups("orders"))
         mine.store.drive(mine.store.run_many([Reclaim("orders", "removed")]))
+        mine.store.call(Renew("orders", "h", 1, mine.now_ms() + 60_000))
         kit.reclaimer.step(["orders"])
         kit.promoter.step(["orders", "forgotten"])
         kit.trimmer.step("orders")
@@ -124,13 +147,17 @@ def manage(stage: Stage) -> None:
         kit.sweeper.step("half")
         kit.sweeper.managers()
         kit.sampler.step("orders", kit.clock.now_ms() // 3_600_000 * 3_600_000)
-        Pruner(mine.store).step("orders")
+        Pruner(mine.store).step(Shard("orders"))
+        Sharder(mine.store).step(Topic("left"))
         mine.store.close()
     with stage.watched():
         manager = Manager(
-            stage.url, topics={"configured": {"journal": True, "group": "g"}}, http="127.0.0.1:0",
-            sweep=timedelta(seconds=1), clean=timedelta(seconds=1),
-        )  # fmt: skip
+            stage.url,
+            topics={"configured": {"journal": True, "group": "g"}},
+            http="127.0.0.1:0",
+            sweep=timedelta(seconds=1),
+            clean=timedelta(seconds=1),
+        )
         with manager:
             wait_until(lambda: manager.health()["status"] == "ok")
             page = httpx.get(f"http://127.0.0.1:{manager.status_port}/metrics", timeout=30)
@@ -146,6 +173,7 @@ def consume(stage: Stage) -> None:
     for number in range(12):
         cast.send(number, message_id=f"m{number}", ttl_ms=60_000)
     stage.admin.xadd(cast.own.ready, {"id": "nobody", "due": "1"})
+    stage.admin.zadd(pulled.own.retry, {"later": 4_000_000_000_000})
     handled: list[str] = []
     with stage.watched():
         consumer = Consumer(stage.url, group="g", poll_timeout=timedelta(seconds=30))
@@ -172,8 +200,9 @@ def consume(stage: Stage) -> None:
         assert found[3].release()
         assert consumer.pull("pulled", batch=9)
         assert consumer.pull("orders", wait=timedelta(seconds=1)) == []
+        assert consumer.pull("joined") == [], "it declares its group, which is new"
     joint.store.close()
-    with stage.watched():  # a topic without a group: it stands as waiting, and asks for one
+    with stage.watched():  # a topic without a group, which the consumer declares
         consumer = Consumer(stage.url)
         consumer.subscribe("fresh", lambda _: None)
         with consumer:
@@ -181,7 +210,7 @@ def consume(stage: Stage) -> None:
 
 
 def look(stage: Stage) -> None:
-    """Look at everything, change nothing."""
+    """Read everything, change nothing."""
     cast = stage.cast().declare(journal="1")
     for number in range(6):
         cast.send({"n": number}, message_id=f"m{number}")
@@ -200,7 +229,7 @@ def look(stage: Stage) -> None:
 
 
 def browse(lisa: Callable[..., str]) -> None:
-    """What an operator looks at."""
+    """Read what an operator sees."""
     for one in ("m1", "m4", "later", "nowhere"):
         lisa("get", "orders", one, ok=(0, 1))
     for state in ("waiting", "ready", "in_flight", "retry", "garbage"):
@@ -219,7 +248,7 @@ def browse(lisa: Callable[..., str]) -> None:
 
 
 def lisa_of(stage: Stage) -> Callable[..., str]:
-    """The command line as the stage's user; `ok` are the exit codes that are well."""
+    """The command line as the stage's user; `ok` lists the accepted exit codes."""
 
     def lisa(*arguments: str, ok: tuple[int, ...] = (0,), stdin: str = "") -> str:
         result = CliRunner(env={"LISA_REDIS_URL": stage.url}).invoke(main, arguments, input=stdin)
@@ -232,7 +261,7 @@ def lisa_of(stage: Stage) -> Callable[..., str]:
 
 
 def operate(stage: Stage) -> None:
-    """Every command of the command line."""
+    """Run every command of the command line."""
     cast = stage.cast().declare(retry_delays="0", journal="1")
     other = stage.cast(group="h").declare()
     for number in range(8):
@@ -248,8 +277,11 @@ def operate(stage: Stage) -> None:
     stage.admin.hset("lisa:{lost}:g:x:entries", "foreign", "1-1")
     stage.admin.zadd("lisa:{unknown}:waiting", {"x": 1})
     stage.admin.zadd(other.own.retry, {"late": 1})
-    cast.store.drive(presence.announce_consumer(cast.store, presence.ConsumerPresence(
-        name="c1", topic="orders", group="g")))  # fmt: skip
+    cast.store.drive(
+        presence.announce_consumer(
+            cast.store, presence.ConsumerPresence(name="c1", topic="orders", group="g")
+        )
+    )
 
     lisa = lisa_of(stage)
     with stage.watched():
@@ -278,6 +310,10 @@ def operate(stage: Stage) -> None:
 
 
 SCENES: dict[str, Callable[[Stage], None]] = {
-    "producer": produce, "manager": manage, "consumer": consume, "gateway": serve,
-    "operator": operate, "reader": look,
-}  # fmt: skip
+    "producer": produce,
+    "manager": manage,
+    "consumer": consume,
+    "gateway": serve,
+    "operator": operate,
+    "reader": look,
+}

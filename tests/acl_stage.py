@@ -1,4 +1,4 @@
-"""Roles at work, each as a user of its own: what they call is noted, what they are refused too."""
+"""Runs roles, each as its own user, and records which commands they call or are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lisa.admin import acl
-from lisa.core.keys import Keys
+from lisa.core.model.keys import Keys
 from tests.roles import Cast
 from tests.servers import connect, flush
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PASSWORD = "correct horse"
-DATABASE = 1  # not the first, so that it has to be selected
+DATABASE = 1  # not the first, so that it must be selected
 KEYS = Keys()
 
 
 class Stage:
-    """A server that is empty, and one user with the rights of a role.
+    """An empty server, and one user with the rights of a role.
 
-    `url` is that user's, `plain` everybody's: who prepares and looks on.
+    `url` is for that user, `plain` for an unrestricted one that prepares and inspects.
     """
 
     def __init__(self, url: str, role: str) -> None:
@@ -43,15 +43,15 @@ class Stage:
         self.ask("ACL", "LOG", "RESET")
 
     def give(self, rights: Sequence[str]) -> None:
-        """Let the user have these rights and no others."""
+        """Give the user exactly these rights."""
         line = acl.line(self.user, [self.role], rights, KEYS, password=PASSWORD, style="setuser")
         self.ask(*line.split())
 
     @contextmanager
     def watched(self, *, is_new: bool = True) -> Iterator[None]:
-        """Note what is called meanwhile. Only the role may be at work then.
+        """Record the commands called in the block. Only the role may run there.
 
-        `is_new`: the server knows neither layout nor scripts.
+        `is_new`: the server has neither layout nor scripts.
         """
         if is_new:
             self.admin.delete(KEYS.schema)
@@ -65,7 +65,7 @@ class Stage:
         self.called -= {"config|resetstat", "auth"}
 
     def refused(self) -> list[str]:
-        """What the server's log says was refused."""
+        """The refusals in the server's ACL log."""
         found = []
         for row in self.ask("ACL", "LOG"):
             one = dict(zip(row[::2], row[1::2], strict=True))
@@ -75,7 +75,7 @@ class Stage:
         return found
 
     def cast(self, topic: str = "orders", group: str = "g") -> Cast:
-        """Surroundings: producer and consumer by bare transitions, with all rights."""
+        """A producer and consumer made of single transitions, with all rights."""
         return Cast(self.plain, topic, group)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A cluster of two nodes, on loopback."""
+"""A cluster of two nodes on loopback."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def two_nodes(program: Path | None = None) -> Iterator[list[str]]:
 
 
 def address(nodes: list[str]) -> str:
-    """Empty the nodes; the cluster's URL, which names one of them."""
+    """Empty the nodes; returns the cluster's URL, which names one of them."""
     for url in nodes:
         flush(url)
     return nodes[0].replace("redis://", "redis+cluster://").removesuffix("/0")

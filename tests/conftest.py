@@ -1,17 +1,20 @@
-"""Fixtures: servers, clients and processes. Each ends with the test or session that asked."""
+"""Fixtures: servers, clients and processes. Each ends with the requesting test or session."""
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import fakeredis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from lisa.core.signals import Signals, everywhere
+from lisa.core.model.signals import Signals, everywhere
 from lisa.embedded import EmbeddedServer
+from lisa.embedded import server as embedded
 from tests.mutants.summary import print_table
-from tests.servers import Processes, connect, flush, redis_server
+from tests.servers import ROOT, Processes, connect, flush, redis_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,18 +24,95 @@ if TYPE_CHECKING:
     import xdist.remote
 
 
-SPARK = ("tests/spark/", "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline.md]")
-"""Tests that start JVMs."""
+SPARK = {
+    "tests/spark/test_archive_jdbc.py": "spark: databases",
+    "tests/spark/test_a": "spark: archives",
+    "tests/spark/test_r": "spark: reports and restores",
+    "tests/spark/test_new_user.py": "spark: new user",
+    "tests/spark/": "spark: others",
+    "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline.md]": "spark: others",
+}
+"""Prefixes of the ids of tests that start JVMs, and the share of them that one worker runs."""
+
+LONGEST_FIRST = (
+    "tests/spark/test_archive_jdbc.py",
+    "tests/spark/test_a",
+    "tests/faults/test_kill_points.py",
+    "tests/mutants/",
+    "tests/model/",
+    "tests/spark/test_r",
+    "tests/cluster/",
+    *SPARK,
+    "tests/browser/",
+    "tests/integration/test_s",
+    "tests/gateway/",
+)
+"""Prefixes of the ids of tests that workers begin with.
+
+Two Spark shares occupy two cores; the other workers begin with tests that mostly wait. The last
+share must not remain for a single worker.
+"""
+
+PORT_RANGES = 16
+
+# A background job of a non-interactive shell ignores SIGINT, and its child processes would, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# For every JVM that tests start: it is too short-lived for its second compiler to pay off.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "spark" / "conf")
+
+# A range of ports for each worker: a port that one has picked but not bound yet looks free to
+# another. Processes that tests start pick from all ports, but retry.
+worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % PORT_RANGES
+ports = len(embedded.PORTS) // PORT_RANGES
+embedded.PORTS = embedded.PORTS[worker * ports : (worker + 1) * ports]
 
 
 class FilesAndSpark(LoadScopeScheduling):
-    """What may run beside each other: files, and all of Spark's tests as one.
-
-    Half of the suite's time is Spark's, and a second session would not make it less.
-    """
+    """Tests of one file share a worker; Spark tests are split into shares with one session each."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+        return spark_share(nodeid) or nodeid.partition("::")[0]
+
+
+def spark_share(nodeid: str) -> str:
+    """The share of a test that starts JVMs; empty for other tests."""
+    return next((share for start, share in SPARK.items() if nodeid.startswith(start)), "")
+
+
+def rank(nodeid: str) -> int:
+    """The position of a test among `LONGEST_FIRST`."""
+    starts = [number for number, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start)]
+    return starts[0] if starts else len(LONGEST_FIRST)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--embedded-only", action="store_true", help="leave out cases on redis-server and fakeredis"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the longest scopes: at the end each would run alone."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
+    if config.getoption("embedded_only"):
+        left_out = [item for item in items if is_on_another_server(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not is_on_another_server(item)]
+
+
+def is_on_another_server(item: pytest.Item) -> bool:
+    """Whether a test's case is for redis-server or fakeredis."""
+    params = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    return any(params.get(fixture) in ("redis", "fake") for fixture in ("server", "bench"))
 
 
 def pytest_xdist_make_scheduler(
@@ -42,13 +122,13 @@ def pytest_xdist_make_scheduler(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Here and not with the mutants: workers run those, and the session that prints loads this file.
+    # Here, not with the mutants: workers run those, but the session that prints loads this file.
     print_table(terminalreporter)
 
 
 @pytest.fixture(autouse=True)
 def no_receiver_is_left() -> Iterator[None]:
-    """Module-wide receivers end with their test, not when the garbage collector comes by."""
+    """Module-wide receivers end with their test, not at the next garbage collection."""
     yield
     for name in Signals.__slots__:
         signal = getattr(everywhere, name)
@@ -89,7 +169,7 @@ def redis_url(valkey_server: EmbeddedServer) -> str:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    """A plain client on `redis_url`; bytes in its answers."""
+    """A plain client on `redis_url`; its replies are bytes."""
     with connect(redis_url) as client:
         yield client
 
@@ -98,7 +178,7 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 def own_server() -> Iterator[EmbeddedServer]:
     """A server for one test, append-only, to be killed and restarted.
 
-    It writes before it answers: with fsync each second, an answer may overtake a delayed write.
+    It writes before it replies: with fsync every second, a reply may precede a delayed write.
     """
     with EmbeddedServer(appendonly=True, extra=("--appendfsync", "always")) as server:
         yield server
@@ -116,6 +196,6 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def fake_client() -> Iterator[fakeredis.FakeRedis]:
-    """An empty fakeredis of its own: for scripts, not for what blocks on a stream."""
+    """A separate, empty fakeredis: for scripts, not for blocking stream reads."""
     with fakeredis.FakeRedis(server_type="redis", version=(7,), legacy_responses=False) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What the consumer's tests share: a small stand-in for the manager, and ways to look inside."""
+"""Shared by the consumer's tests: a small fake manager, and ways to inspect state."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lisa.core import presence
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.envelope import encode_envelope, new_id, new_token
-from lisa.core.errors import LisaError
-from lisa.core.keys import Keys
-from lisa.core.options import encode
-from lisa.core.store import SyncStore, chunks
+from lisa.core.model.envelope import encode_envelope, new_id, new_token
+from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import Keys
+from lisa.core.model.options import encode
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store import presence
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.inspect import Inspect, Inspection
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from lisa.consumer import Consumer
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
 
 STEP_S = 0.01
 
 
 class Bench:
-    """Sends, promotes, reclaims and looks, by the transitions alone."""
+    """Sends, promotes, reclaims and inspects, with single transitions."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.store = SyncStore(Connection(Address(url)), Keys(), timedelta(seconds=2))
 
     def declare(self, topic: str, group: str = "lisa", **options: object) -> None:
-        """A topic's group and options."""
+        """Declare the topic's group and set its options."""
         self.store.drive(self.store.check_schema())
         self.store.call(Declare(topic, group))
         if options:
             self.store.call(Configure(topic, encode(options)))
 
     def configure(self, topic: str, **options: object) -> None:
-        """A topic's options."""
+        """Set the topic's options."""
         self.store.call(Configure(topic, encode(options)))
 
     def send(
         self, topic: str, bodies: Iterable[object], *, delay_ms: int = 0, ttl_ms: int | None = None
     ) -> list[str]:
-        """Send bodies; their ids."""
+        """Send bodies; returns their ids."""
         token = new_token()
         items = [
             Item(new_id(), f"+{delay_ms}", encode_envelope(token, body), ttl_ms=ttl_ms)
@@ -63,17 +63,17 @@ class Bench:
         return [item.id for item in items]
 
     def inspect(self, topic: str, message_id: str) -> Inspection:
-        """Where a message stands."""
+        """The state of a message."""
         return self.store.call(Inspect(topic, [message_id]))[0]
 
     def settled_as(self, topic: str, message_id: str) -> str | None:
-        """The state in its tombstone."""
+        """The state in the message's tombstone."""
         stone = self.inspect(topic, message_id).tombstone
         return stone.state if stone else None
 
-    def places(self, topic: str, message_id: str) -> list[str]:
-        """The states in which groups have it."""
-        return [place.state for place in self.inspect(topic, message_id).places]
+    def states(self, topic: str, message_id: str) -> list[str]:
+        """The message's state in each group that has it."""
+        return [one.state for one in self.inspect(topic, message_id).group_states]
 
     def stat(self, topic: str, name: str, group: str = "lisa") -> int:
         """One counter of a group."""
@@ -84,12 +84,12 @@ class Bench:
         return self.store.drive(self.store.stats(topic))
 
     def ask(self, *command: Any) -> Any:
-        """A plain command."""
+        """Run a plain command."""
         return self.store.ask(*command)
 
     @contextmanager
     def manager(self, *topics: str) -> Iterator[None]:
-        """Promote and reclaim every 10 ms, for as long as the block runs."""
+        """Promote and reclaim every 10 ms while the block runs."""
         ended = threading.Event()
 
         def work() -> None:
@@ -110,7 +110,7 @@ class Bench:
 
 
 def ignore(message: Message) -> None:
-    """A handler that is content with anything."""
+    """A handler that accepts anything."""
 
 
 def presences(bench: Bench, topic: str = "orders") -> list[presence.ConsumerPresence]:
@@ -119,7 +119,7 @@ def presences(bench: Bench, topic: str = "orders") -> list[presence.ConsumerPres
 
 
 def presences_running(bench: Bench, topic: str = "orders") -> Callable[[], bool]:
-    """Whether one consumer reads the topic."""
+    """Whether exactly one consumer reads the topic."""
     return lambda: [one.state for one in presences(bench, topic)] == ["running"]
 
 
@@ -129,12 +129,12 @@ def settled(bench: Bench, message_id: str, topic: str = "orders") -> Callable[[]
 
 
 def state_of(consumer: Consumer, topic: str = "orders") -> str:
-    """The state that a consumer reports of a topic and the group lisa."""
+    """The state that a consumer reports for a topic and the group lisa."""
     return str(consumer.health()["topics"].get(f"{topic}/lisa", {}).get("state"))
 
 
 def manage(store: SyncStore, topic: str) -> None:
-    """One round of a manager."""
+    """Run one round of a manager."""
     store.call(Promote(topic))
     for group in store.drive(store.groups(topic)):
         start: str | None = FIRST

@@ -1,7 +1,7 @@
 """Real PostgreSQL and MariaDB servers, from Debian's packages, for as long as a test needs them.
 
 They listen on loopback, on a free port, run as an ordinary user, and end with the process that
-started them, also when that is killed.
+started them, even if that process is killed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lisa.embedded.server import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["KINDS", "DatabaseServer", "missing", "start"]
 
 KINDS = ("postgresql", "mariadb")
 USER = "lisa"
@@ -48,26 +48,26 @@ class DatabaseServer:
 
     @property
     def url(self) -> str:
-        """Where the database is, as JDBC says it."""
+        """The database's JDBC URL."""
         return f"jdbc:{self.kind}://127.0.0.1:{self.port}/archive"
 
     @property
     def properties(self) -> dict[str, str]:
-        """What belongs to the URL."""
+        """Connection properties for the URL."""
         return {"user": USER, "password": PASSWORD}
 
     def crash(self) -> None:
-        """kill -9, without a chance to write anything down."""
+        """kill -9, without a chance to write anything."""
         self.process.kill()
         self.process.wait(10)
 
     def restart(self) -> DatabaseServer:
-        """The same data on the same port again."""
+        """Restart with the same data on the same port."""
         return _run(self.kind, self.directory, self.port)
 
     def stop(self) -> None:
-        """End it and remove its data."""
-        # PostgreSQL's fast shutdown; MariaDB knows SIGTERM only.
+        """Stop the server and remove its data."""
+        # PostgreSQL's fast shutdown; MariaDB knows only SIGTERM.
         self.process.send_signal(signal.SIGINT if self.kind == "postgresql" else signal.SIGTERM)
         try:
             self.process.wait(20)
@@ -77,7 +77,7 @@ class DatabaseServer:
 
 
 def missing(kind: str) -> str | None:
-    """What this machine lacks for that kind of server; None if it has all."""
+    """What this machine lacks for that kind of server; None if nothing."""
     lacks = [name for name in _programs(kind) if _find(kind, name) is None]
     if not JARS[kind].exists():
         lacks.append(str(JARS[kind]))
@@ -85,7 +85,7 @@ def missing(kind: str) -> str | None:
 
 
 def start(kind: str) -> DatabaseServer:
-    """Make a fresh server of that kind; it answers when this returns."""
+    """Start a new server of that kind; it accepts connections on return."""
     directory = Path(tempfile.mkdtemp(prefix=f"lisa-{kind}-"))
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         shutil.chown(directory, "nobody", "nogroup")
@@ -95,13 +95,6 @@ def start(kind: str) -> DatabaseServer:
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _programs(kind: str) -> tuple[str, ...]:
@@ -116,7 +109,7 @@ def _find(kind: str, program: str) -> str | None:
 
 
 def _command(kind: str, program: str, *arguments: str) -> list[str]:
-    """The program as an ordinary user, killed with the one who started it."""
+    """The program as an ordinary user, killed when its parent process ends."""
     whole = ["setpriv", "--pdeathsig", "KILL"]
     if os.geteuid() == 0:
         whole += ["--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
@@ -133,16 +126,34 @@ def _call(directory: Path, command: Sequence[str]) -> None:
 def _make_postgresql(directory: Path) -> None:
     secret = directory / "password"
     secret.write_text(PASSWORD, "utf-8")
-    secret.chmod(0o644)  # of a directory that nobody else may enter
+    secret.chmod(0o644)  # in a directory that other users cannot enter
     data = str(directory / "data")
-    _call(directory, _command(
-        "postgresql", "initdb", "-D", data, "-U", USER, f"--pwfile={secret}", "-A",
-        "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "-N",
-    ))  # fmt: skip
+    _call(
+        directory,
+        _command(
+            "postgresql",
+            "initdb",
+            "-D",
+            data,
+            "-U",
+            USER,
+            f"--pwfile={secret}",
+            "-A",
+            "scram-sha-256",
+            "-E",
+            "UTF8",
+            "--locale=C.UTF-8",
+            "-N",
+        ),
+    )
     made = subprocess.run(
         _command("postgresql", "postgres", "--single", "-D", data, "postgres"),
-        input="CREATE DATABASE archive\n", capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        input="CREATE DATABASE archive\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert "ERROR" not in made.stderr, made.stderr
 
 
@@ -153,25 +164,49 @@ def _make_mariadb(directory: Path) -> None:
         f"GRANT ALL ON archive.* TO '{USER}'@'%';\n",
         "utf-8",
     )
-    _call(directory, _command(
-        "mariadb", "mariadb-install-db", "--no-defaults", f"--datadir={directory / 'data'}",
-        "--auth-root-authentication-method=normal", "--skip-test-db",
-    ))  # fmt: skip
+    _call(
+        directory,
+        _command(
+            "mariadb",
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={directory / 'data'}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ),
+    )
 
 
 def _run(kind: str, directory: Path, port: int) -> DatabaseServer:
     if kind == "postgresql":
         command = _command(
-            kind, "postgres", "-D", str(directory / "data"), "-p", str(port), "-k", str(directory),
-            "-c", "listen_addresses=127.0.0.1", "-c", "shared_buffers=64MB",
-        )  # fmt: skip
+            kind,
+            "postgres",
+            "-D",
+            str(directory / "data"),
+            "-p",
+            str(port),
+            "-k",
+            str(directory),
+            "-c",
+            "listen_addresses=127.0.0.1",
+            "-c",
+            "shared_buffers=64MB",
+        )
     else:
         command = _command(
-            kind, "mariadbd", "--no-defaults", f"--datadir={directory / 'data'}", f"--port={port}",
-            f"--socket={directory / 'socket'}", "--bind-address=127.0.0.1",
-            f"--pid-file={directory / 'pid'}", f"--init-file={directory / 'init.sql'}",
-            "--innodb-buffer-pool-size=128M", "--skip-log-bin",
-        )  # fmt: skip
+            kind,
+            "mariadbd",
+            "--no-defaults",
+            f"--datadir={directory / 'data'}",
+            f"--port={port}",
+            f"--socket={directory / 'socket'}",
+            "--bind-address=127.0.0.1",
+            f"--pid-file={directory / 'pid'}",
+            f"--init-file={directory / 'init.sql'}",
+            "--innodb-buffer-pool-size=128M",
+            "--skip-log-bin",
+        )
     with (directory / "log").open("ab") as log:
         before = log.tell()
         process = subprocess.Popen(
@@ -188,7 +223,7 @@ def _run(kind: str, directory: Path, port: int) -> DatabaseServer:
 
 
 def _ready(server: DatabaseServer, before: int) -> bool:
-    """Whether it takes connections: the word of its log, for it listens a moment earlier."""
+    """Whether it accepts connections, by its log: it listens slightly earlier."""
     said = (server.directory / "log").read_bytes()[before:]
     word = b"ready to accept conn" if server.kind == "postgresql" else b"ready for connections"
     with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 1):

@@ -1,4 +1,4 @@
-"""A page of metrics as Prometheus's own parser reads it."""
+"""A page of metrics, read with Prometheus's own parser."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Exposed:
     def __init__(self, text: str) -> None:
         self.families: dict[str, Metric] = {}
         for family in text_string_to_metric_families(text):
-            # The parser takes `_total` off; Prometheus, and Lisa's list, do not.
+            # The parser strips `_total`; Prometheus and Lisa's list do not.
             name = f"{family.name}_total" if family.type == "counter" else family.name
             assert name not in self.families, f"{name} comes twice"
             self.families[name] = family
 
     def value(self, name: str, **labels: str) -> float | None:
-        """One sample's value; None if it is not there."""
+        """One sample's value; None if missing."""
         found = [value for known, value in self.samples(name) if known == labels]
         assert len(found) < 2, f"{name} {labels} comes {len(found)} times"
         return found[0] if found else None
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of all samples that have these labels, among others."""
+        """The sum of all samples with at least these labels."""
         return sum(v for known, v in self.samples(name) if labels.items() <= known.items())
 
     def samples(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
@@ -41,7 +41,7 @@ class Exposed:
                     yield sample.labels, sample.value
 
     def labels(self, name: str) -> set[tuple[str, ...]]:
-        """The sets of labels that samples of a family have, sorted, without `le`."""
+        """The label sets of a family's samples, sorted, without `le`."""
         return {
             tuple(sorted(sample.labels.keys() - {"le"})) for sample in self.families[name].samples
         }

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.servers import ROOT, wait_until
+from tests.servers import PATIENCE, ROOT, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"lisa-gateway: (http://\S+/)")
 
 
 def new_topic(stem: str = "t") -> str:
-    """A topic that no other test uses: gateways live longer than one test."""
+    """A topic that no other test uses: gateways outlive single tests."""
     return f"{stem}-{secrets.token_hex(4)}"
 
 
@@ -57,9 +57,12 @@ class Gateway:
         self.client = httpx.Client()
         self.said: list[str] = []
         self.process = subprocess.Popen(
-            [*command, *arguments], cwd=ROOT, env={**os.environ, **(env or {})},
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [*command, *arguments],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -70,7 +73,7 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a slash at the end."""
+        """The gateway's URL, without a trailing slash."""
         found = next(match for line in self.said if (match := _ADDRESS.search(line)))
         return found[1].rstrip("/")
 
@@ -100,9 +103,13 @@ class Gateway:
         wait_until(answers)
 
     def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.terminate()
-        code = self.process.wait(30)
+        try:
+            code = self.process.wait(PATIENCE.total_seconds())
+        except subprocess.TimeoutExpired as error:
+            said = "\n".join(self.said[-20:])
+            raise AssertionError(f"the gateway does not stop: {said}") from error
         self._reader.join(5)
         return code
 
@@ -115,12 +122,12 @@ class Gateway:
         self.end()
 
     def end(self) -> None:
-        """Whatever happened: leave nothing behind."""
+        """Stop the process in any case and leave nothing behind."""
         self.client.close()
         if self.process.poll() is None:
             try:
                 self.stop()
-            except subprocess.TimeoutExpired:
+            except AssertionError:
                 self.process.kill()
                 self.process.wait()
                 raise
@@ -130,11 +137,11 @@ class Gateway:
 
 
 ACK_TIMEOUT_MS = 60_000
-"""Of a `RawPull`: a message that came back by this alone would be far too late for a test."""
+"""For a `RawPull`: a message redelivered only after this time would be far too late for a test."""
 
 
 class RawPull:
-    """A long poll over a plain socket, which can be left in more than one way."""
+    """A long poll over a plain socket, which can be closed in several ways."""
 
     def __init__(self, gateway: Gateway, topic: str) -> None:
         parts = urlsplit(gateway.url)
@@ -149,7 +156,7 @@ class RawPull:
         )
 
     def answer(self) -> bytes:
-        """The whole answer: head and JSON."""
+        """The whole response: head and JSON."""
         self._socket.settimeout(20)
         found = b""
         while not found.endswith(b"}"):
@@ -159,7 +166,7 @@ class RawPull:
         return found
 
     def close(self, *, hard: bool) -> None:
-        """With FIN, or with RST."""
+        """Close with FIN, or with RST."""
         if hard:
             linger = struct.pack("ii", 1, 0)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

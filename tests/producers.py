@@ -1,4 +1,4 @@
-"""What the producer's tests share: one face for both producers, and a proxy that loses replies."""
+"""Shared by the producer's tests: one interface for both producers, and a lossy proxy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
-from lisa.core.stream import Entry
+from lisa.core.model.keys import Keys
+from lisa.core.model.stream import Entry
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
@@ -21,18 +21,18 @@ from lisa.producer import AsyncProducer, Producer, SendOutcome, SendReport
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from lisa.core.address import Address
+    from lisa.core.redis.address import Address
 
 
 def noting(drawn: list[int], count: int) -> Iterator[int]:
-    """Numbers from 0 on, each noted as it is drawn."""
+    """Numbers from 0 on, each recorded as it is drawn."""
     for number in range(count):
         drawn.append(number)
         yield number
 
 
 class Either:
-    """A `Producer`, or an `AsyncProducer` on an event loop of its own, called alike."""
+    """A `Producer`, or an `AsyncProducer` with its own event loop, with the same calls."""
 
     def __init__(self, kind: str, server: str | Address, **options: Any) -> None:
         self._loop = asyncio.new_event_loop() if kind == "async" else None
@@ -69,11 +69,11 @@ class Either:
         return self._loop.run_until_complete(collect())
 
     def ask(self, name: str, *args: Any, **options: Any) -> Any:
-        """Any other method."""
+        """Call any other method."""
         return self._run(name, *args, **options)
 
     def together(self, *calls: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-        """Coroutines at the same time, for an `AsyncProducer` only."""
+        """Run coroutines concurrently, for an `AsyncProducer` only."""
         assert self._loop is not None
 
         async def all_of_them() -> list[Any]:
@@ -88,7 +88,7 @@ class Either:
 
 
 class Topic:
-    """A topic as manager and consumers see it, played by single transitions."""
+    """A topic as manager and consumers see it, driven by single transitions."""
 
     def __init__(self, url: str, name: str = "orders") -> None:
         self.name = name
@@ -100,7 +100,7 @@ class Topic:
             self.store.call(Declare(self.name, group))
 
     def waiting(self) -> dict[str, int]:
-        """Ids and due times."""
+        """Ids and due times of waiting messages."""
         flat = self.store.ask("ZRANGE", self.keys.waiting, 0, -1, "WITHSCORES")
         return {
             one.decode(): int(float(due)) for one, due in zip(flat[::2], flat[1::2], strict=True)
@@ -113,7 +113,7 @@ class Topic:
         return self.store.call(Promote(self.name)).moved
 
     def take(self, group: str, count: int = 100) -> Sequence[Entry]:
-        """Hand out what is ready."""
+        """Deliver what is ready."""
         return self.store.call(Pull(self.name, group, "c1", count)).entries
 
     def close(self) -> None:
@@ -121,13 +121,13 @@ class Topic:
 
 
 def url_address(url: str) -> Address:
-    from lisa.core.address import Address
+    from lisa.core.redis.address import Address
 
     return Address(url)
 
 
 class LossyProxy:
-    """Forwards to a server, and can lose the reply to a script: it arrives, nobody hears of it."""
+    """Forwards to a server, and can drop the reply to a script that has run."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -141,7 +141,7 @@ class LossyProxy:
         self._start(self._accept)
 
     def lose(self, replies: int) -> None:
-        """Lose the next replies to EVALSHA, and cut the connection each time."""
+        """Drop the next replies to EVALSHA, and close the connection each time."""
         self._to_lose = replies
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class LossyProxy:
                 self._start(self._serve, client, server)
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
-        """Strictly by turns, as a client without pipelining speaks: all requests, then replies."""
+        """Strictly in turn, as for a client without pipelining: all requests, then replies."""
         client.settimeout(0.01)
         server.settimeout(0.01)
         armed = False

@@ -1,4 +1,4 @@
-"""What the tests know of PromQL: which metrics and labels an expression names."""
+"""Finds the metrics and labels that a PromQL expression names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
 def metrics_in(expression: str) -> set[str]:
-    """Names of metrics, those of a histogram's series included as they stand."""
+    """Names of metrics, including the series of histograms."""
     return set(_NAME.findall(_QUOTED.sub("", expression)))
 
 

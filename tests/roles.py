@@ -1,28 +1,28 @@
-"""Producer and consumer, played by bare transitions, and the manager's services one by one."""
+"""Producer and consumer made of single transitions, and the manager's services one by one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.envelope import decode_envelope, encode_envelope, new_id, new_token
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
-from lisa.core.stream import Entry, parse_read, read_command
+from lisa.core.model.envelope import decode_envelope, encode_envelope, new_id, new_token
+from lisa.core.model.keys import Keys
+from lisa.core.model.stream import Entry, parse_read, read_command
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.retry import Failure, Retry
-from lisa.manager.announcer import Announcer
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.manager.expirer import Expirer
 from lisa.manager.promoter import Promoter
 from lisa.manager.reclaimer import Reclaimer
 from lisa.manager.sampler import Sampler
 from lisa.manager.server_clock import ServerClock
+from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
 from tests.rows import Item, enqueue
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Cast:
-    """Plays on one topic and group; the group is declared by `declare`."""
+    """Acts on one topic and group; `declare` declares the group."""
 
     def __init__(self, url: str, topic: str = "orders", group: str = "g") -> None:
         self.store = SyncStore(Connection(Address(url)), Keys())
@@ -44,7 +44,7 @@ class Cast:
         self.own = self.keys.group(group)
 
     def on(self, topic: str, group: str | None = None) -> Cast:
-        """The same on another topic or group."""
+        """The same for another topic or group."""
         return Cast(self.store.connection.address.url, topic, group or self.group)
 
     def declare(self, **options: str) -> Cast:
@@ -77,7 +77,7 @@ class Cast:
         return message_id
 
     def send_due(self, *, message_id: str | None = None, ttl_ms: int | None = None) -> str:
-        """A message that is due, but waits: it was sent for later and then fired."""
+        """Send a message that is due but still waits: it was sent for later, then fired."""
         sent = self.send(delay_ms=60_000, message_id=message_id, ttl_ms=ttl_ms)
         self.store.call(Reschedule(self.topic, [(sent, "+0")]))
         return sent
@@ -104,7 +104,7 @@ class Cast:
 
     def discard(self, entry: Entry) -> None:
         self.store.call(
-            Retry(self.topic, self.group, [Failure(entry.id, entry.entry, "no", "discard")])
+            Fail(self.topic, self.group, [Failure(entry.id, entry.entry, "no", "discard")])
         )
 
     def look(self, message_id: str) -> Inspection:
@@ -115,7 +115,7 @@ class Cast:
         return self.states([message_id])[0]
 
     def states(self, message_ids: Sequence[str]) -> list[str]:
-        """The same of several."""
+        """The states of several messages."""
         return [_state(one) for one in self.store.call(Inspect(self.topic, message_ids))]
 
     def stats(self) -> dict[str, int]:
@@ -125,22 +125,22 @@ class Cast:
 def _state(found: Inspection) -> str:
     if found.waiting_due_ms is not None:
         return "waiting"
-    if found.places:
-        return found.places[0].state
+    if found.group_states:
+        return found.group_states[0].state
     return found.tombstone.state if found.tombstone else "unknown"
 
 
 class Services:
-    """The manager's services over one cast's store, none of them running by itself."""
+    """The manager's services on one cast's store; none of them runs on its own."""
 
     def __init__(self, cast: Cast) -> None:
         self.store = store = cast.store
         self.clock = ServerClock()
         self.clock.sample(store)
-        self.announcer = Announcer(store)
+        self.announcer = SignalQueue(store)
         expirer = Expirer(store, self.announcer)
         self.promoter = Promoter(store, self.clock, expirer, lambda _: 100)
-        self.reclaimer = Reclaimer(store, self.announcer, 10)
+        self.reclaimer = Reclaimer(store, self.clock, self.announcer, 10)
         self.trimmer = Trimmer(store)
         self.sweeper = Sweeper(store, expirer, lambda topic: topic == "configured")
         self.sampler = Sampler(store)

@@ -1,4 +1,4 @@
-"""Messages row by row, as tests are easiest to read; the enqueue script takes them by columns."""
+"""Messages row by row, for readable tests; the enqueue script takes them by columns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
 
-__all__ = ["Item", "enqueue"]
-
 
 class Item(NamedTuple):
-    """One message to send: `due` is '+<ms>' for a delay, else epoch ms in decimal."""
+    """One message to send: `due` is '+<ms>' for a delay, otherwise epoch ms in decimal."""
 
     id: str
     due: str

@@ -1,4 +1,4 @@
-"""What tests share about real servers and real processes."""
+"""Shared helpers for real servers and processes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = timedelta(seconds=20)  # for what should take milliseconds on an idle machine
+PATIENCE = timedelta(seconds=60)
+"""For steps that take milliseconds, or a second to start a process, on an idle machine."""
+
+JVM_PATIENCE = timedelta(seconds=300)
+"""The same for programs that start a JVM, which takes five seconds on an idle machine."""
 POLL_SECONDS = 0.005
 
 
 def redis_server() -> Path | None:
-    """Debian's server, where it is installed."""
+    """Debian's server, if it is installed."""
     found = shutil.which("redis-server")
     return Path(found) if found else None
 
 
 def connect(url: str) -> redis.Redis:
-    """A plain client with bytes for answers, in the one shape that Lisa uses."""
+    """A plain client with bytes for replies, with the settings that Lisa uses."""
     return redis.Redis.from_url(url, legacy_responses=False)
 
 
 def flush(url: str) -> str:
-    """Empty the server; its URL."""
+    """Empty the server; returns its URL."""
     with connect(url) as client:
         client.flushall()
     return url
 
 
 def wait_until(condition: Callable[[], object], *, timeout: timedelta = PATIENCE) -> None:
-    """Return as soon as the condition holds; AssertionError when it does not in time."""
+    """Return as soon as the condition holds; raise AssertionError after the timeout."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout.total_seconds()} s: {condition}"
@@ -51,7 +55,7 @@ def wait_until(condition: Callable[[], object], *, timeout: timedelta = PATIENCE
 
 
 def runs(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -63,7 +67,7 @@ def runs(pid: int) -> bool:
 
 
 class Process:
-    """A Python program under test, in a session of its own; both its outputs are collected."""
+    """A Python program under test, in its own session; both its outputs are collected."""
 
     def __init__(
         self, arguments: tuple[str, ...], environment: Mapping[str, str], cwd: Path
@@ -92,7 +96,7 @@ class Process:
 
     @property
     def output(self) -> str:
-        """All that the process has written so far."""
+        """All output so far."""
         with self._changed:
             return self._text
 
@@ -101,7 +105,7 @@ class Process:
         return self._popen.poll() is None
 
     def wait_for(self, text: str, *, times: int = 1, timeout: timedelta = PATIENCE) -> str:
-        """Wait until the process has written the text that often; all its output."""
+        """Wait until the process has written the text that often; returns all its output."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._text.count(text) >= times or self._closed, timeout.total_seconds()
@@ -113,23 +117,23 @@ class Process:
         self._popen.send_signal(number)
 
     def wait(self, *, timeout: timedelta = PATIENCE) -> int:
-        """Wait until the process ends by itself; its exit code."""
+        """Wait until the process ends on its own; returns its exit code."""
         code = self._popen.wait(timeout.total_seconds())
         self._reader.join(timeout.total_seconds())
         return code
 
     def stop(self, *, timeout: timedelta = PATIENCE) -> int:
-        """SIGTERM, and wait; its exit code."""
+        """Send SIGTERM and wait; returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout=timeout)
 
     def kill(self) -> None:
-        """kill -9, and wait."""
+        """Send SIGKILL and wait."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def end(self) -> None:
-        """Whatever happened: leave neither the process nor its children behind."""
+        """End the process and its children in any case."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, PermissionError):  # the latter: macOS, on zombies
                 os.killpg(self.pid, number)
@@ -162,7 +166,7 @@ class Processes:
     ) -> Process:
         """Run `python ARGUMENTS`, such as ("-m", "lisa.cli.manager", "--redis", url).
 
-        Nothing of the caller's LISA_* environment reaches it; `env` is added to the rest. Its
+        The caller's LISA_* environment is not passed on; `env` is added to the rest. The working
         directory is the test's own, so that handler modules written there can be imported.
         """
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}

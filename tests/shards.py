@@ -1,4 +1,4 @@
-"""What the tests of topics that are split share."""
+"""Shared by the tests of split topics."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from lisa.admin import topics
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.keys import Keys
+from lisa.core.model.sharding import Topic
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
 
 if TYPE_CHECKING:
-    from lisa.core.keys import TopicKeys
-    from lisa.core.shards import Layout
+    from lisa.core.model.keys import TopicKeys
+    from lisa.core.model.sharding import Layout
+
+ORDERS = Topic("orders")
 
 
 class Split:
-    """One topic as its operator, and a foreign hand, see it."""
+    """One topic as its operator and an outside program see it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -30,22 +33,22 @@ class Split:
 
     @property
     def layout(self) -> Layout:
-        return self.store.drive(self.store.layout("orders"))
+        return self.store.drive(self.store.layout(ORDERS))
 
-    def keys(self, place: str) -> TopicKeys:
-        return self.store.keys.topic(place)
+    def keys(self, shard: str) -> TopicKeys:
+        return self.store.keys.topic(shard)
 
     def waiting(self) -> dict[str, set[str]]:
-        """The ids that wait, by place, of all places ever used."""
+        """The waiting ids by shard, over all shards ever used."""
         found = {
-            place: set(map(text, self.store.ask("ZRANGE", self.keys(place).waiting, 0, -1)))
-            for place in self.layout.counted("orders")
+            shard: set(map(text, self.store.ask("ZRANGE", self.keys(shard).waiting, 0, -1)))
+            for shard in self.layout.counted(ORDERS)
         }
-        return {place: ids for place, ids in found.items() if ids}
+        return {shard: ids for shard, ids in found.items() if ids}
 
     def copies(self) -> list[str]:
-        """All ids that wait; one that stands in two places comes twice."""
+        """All waiting ids; an id in two shards is listed twice."""
         return sorted(one for ids in self.waiting().values() for one in ids)
 
-    def accepts(self, place: str) -> int:
-        return int(self.store.ask("HGET", self.keys(place).options, "accepts") or 0)
+    def accepts(self, shard: str) -> int:
+        return int(self.store.ask("HGET", self.keys(shard).options, "accepts") or 0)

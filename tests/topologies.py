@@ -1,7 +1,7 @@
-"""Sentinel and Cluster on loopback: real servers, ended by process id with whoever started them.
+"""Sentinel and Cluster on loopback: real servers, ended by process id with their test process.
 
-Servers speak plainly to their caretakers and, where certificates are given, by TLS to everybody
-else: to clients, replicas, each other.
+Servers use plain connections for test control and, if certificates are given, TLS for everything
+else: clients, replicas, and each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lisa.embedded.server import HOST, binary, free_port
 from tests.servers import redis_server, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.certificates import Certificates
 
@@ -34,8 +34,8 @@ SERVICE = "mymaster"
 DOWN_AFTER = timedelta(seconds=2)
 """How long a server may be silent before sentinels think it is gone.
 
-They ask once a second, and a primary that they have only just turned to not before that: with less
-they would take it for dead, and choose another.
+They poll once a second, and a primary that they have only just found not before that: with a
+lower value they would consider it down and elect another.
 """
 
 NODE_TIMEOUT = timedelta(milliseconds=800)
@@ -43,13 +43,13 @@ NODE_TIMEOUT = timedelta(milliseconds=800)
 
 
 def program(name: str) -> Path | None:
-    """The server of that kind: valkey or redis; None where the latter is not installed."""
+    """The server of that kind: valkey or redis; None if the latter is not installed."""
     return binary() if name == "valkey" else redis_server()
 
 
 @dataclass
 class Node:
-    """One server of a topology. `port` is where clients go, by TLS if there are certificates."""
+    """One server of a topology. `port` is for clients, with TLS if there are certificates."""
 
     server: EmbeddedServer
     port: int
@@ -58,51 +58,59 @@ class Node:
 
     @property
     def admin(self) -> redis.Redis:
-        """A plain client, with all rights."""
+        """A plain client with all rights."""
         return redis.Redis(
-            host=HOST, port=self.server.port, password=self.password, protocol=2,
+            host=HOST,
+            port=self.server.port,
+            password=self.password,
+            protocol=2,
             socket_timeout=2.0,
-        )  # fmt: skip
+        )
 
     def ask(self, *command: Any) -> Any:
-        """One command on a connection of its own; the raw reply."""
+        """Run one command on a new connection; returns the raw reply."""
         with self.admin as client:
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
     def is_primary(self) -> bool:
-        """Whether it answers, and says that it is the primary."""
+        """Whether it replies and reports that it is the primary."""
         try:
             return bool(self.ask("ROLE")[0] == b"master")
         except (redis.RedisError, OSError):
             return False
 
+    def knows_as_primary(self, node_id: str) -> bool:
+        """Whether another node's promotion has reached this node of a cluster."""
+        lines = self.ask("CLUSTER", "NODES").decode().splitlines()
+        return any(line.startswith(node_id) and "master" in line.split()[2] for line in lines)
+
     def info_text(self, section: str = "default") -> str:
-        """A section of INFO as it comes; empty where there is no server."""
+        """A raw section of INFO; empty if the server is down."""
         try:
             return str(self.ask("INFO", section).decode())
         except (redis.RedisError, OSError):
             return ""
 
     def info(self, name: str) -> str:
-        """One field of INFO; empty where there is none, or no server."""
+        """One field of INFO; empty without that field, or without a server."""
         for line in self.info_text().splitlines():
             if line.startswith(f"{name}:"):
                 return str(line.partition(":")[2])
         return ""
 
     def stop_for_a_while(self) -> None:
-        """SIGSTOP: what is sent to it arrives, and nothing comes back."""
+        """Send SIGSTOP: requests still arrive, but get no reply."""
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         with suppress(ProcessLookupError):
             os.kill(self.server.pid, signal.SIGCONT)
 
 
 class _Options(NamedTuple):
-    """What all servers of a topology have in common."""
+    """The options that all servers of a topology share."""
 
     name: str
     extra: Sequence[str] = ()
@@ -122,13 +130,13 @@ def _node(stack: ExitStack, given: _Options, *more: str, bus: int = 0) -> Node:
         options += ["--requirepass", password, "--masterauth", given.masterauth or password]
     server = stack.enter_context(EmbeddedServer(binary=program(given.name), extra=options))
     node = Node(server, port or server.port, bus, password)
-    stack.callback(node.go_on)  # nobody who is stopped is left so
+    stack.callback(node.go_on)  # no process is left stopped
     return node
 
 
 @dataclass
 class Sentinels:
-    """A primary, its replicas, and the sentinels that watch them."""
+    """A primary, its replicas, and the sentinels that monitor them."""
 
     nodes: list[Node]
     ports: list[int]
@@ -138,14 +146,14 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        """Where clients go."""
+        """The URL for clients."""
         scheme = "rediss" if self.tls else "redis"
-        places = ",".join(f"{HOST}:{port}" for port in self.ports)
-        return f"{scheme}+sentinel://{places}/{SERVICE}/0"
+        addresses = ",".join(f"{HOST}:{port}" for port in self.ports)
+        return f"{scheme}+sentinel://{addresses}/{SERVICE}/0"
 
     @property
     def primary(self) -> Node:
-        """The present primary, by its own word. Of two, the one that sentinels name."""
+        """The current primary by its own report. Of two, the one that sentinels name."""
         found = [node for node in self.nodes if node.is_primary()]
         if len(found) == 1:
             return found[0]
@@ -154,17 +162,21 @@ class Sentinels:
 
     @property
     def replicas(self) -> list[Node]:
-        """All others."""
+        """All nodes other than the primary."""
         primary = self.primary
         return [node for node in self.nodes if node is not primary]
 
     def ask(self, index: int, *command: Any) -> Any:
-        """One command to a sentinel; the raw reply."""
+        """Run one command on a sentinel; returns the raw reply."""
         keywords = self.tls.client_options() if self.tls else {}
         with redis.Redis(
-            host=HOST, port=self.ports[index], password=self.password, protocol=2,
-            socket_timeout=2.0, **keywords,
-        ) as client:  # fmt: skip
+            host=HOST,
+            port=self.ports[index],
+            password=self.password,
+            protocol=2,
+            socket_timeout=2.0,
+            **keywords,
+        ) as client:
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
@@ -181,16 +193,16 @@ class Sentinels:
             return 0
 
     def wait_for_another(self, old: Node, timeout: timedelta = timedelta(seconds=30)) -> float:
-        """Wait until a node other than `old` says that it is primary; that instant, by Unix time.
+        """Wait until a node other than `old` reports that it is primary; returns that Unix time.
 
-        Whoever has an instant by the server's clock may compare: all run on one machine.
+        It can be compared with the server's clock: all run on one machine.
         """
         others = [node for node in self.nodes if node is not old]
         wait_until(lambda: any(node.is_primary() for node in others), timeout=timeout)
         return time.time()
 
     def wait_until_whole(self, replicas: int | None = None) -> None:
-        """Until every replica follows the primary, and every sentinel knows them and its peers."""
+        """Wait until all replicas follow the primary, and all sentinels know all the others."""
         wanted = len(self.nodes) - 1 if replicas is None else replicas
         wait_until(lambda: self._is_whole(wanted), timeout=timedelta(seconds=30))
 
@@ -217,7 +229,7 @@ class Sentinels:
 def replicated(
     name: str, *, replicas: int = 1, extra: Sequence[str] = ()
 ) -> Iterator[tuple[Node, list[Node]]]:
-    """A primary and replicas that nobody watches; they end with the block."""
+    """A primary and replicas without sentinels; they end with the block."""
     with ExitStack() as stack:
         nodes = [_node(stack, _Options(name, extra)) for _ in range(1 + replicas)]
         for node in nodes[1:]:
@@ -293,11 +305,14 @@ def _sentinel_lines(
 def _sentinel(stack: ExitStack, name: str, settings: Path) -> subprocess.Popen[bytes]:
     command = [str(program(name)), str(settings), "--sentinel"]
     with (settings.parent / "log").open("wb") as log:
-        # On a leash: they end with this process, however it ends.
+        # They end with this process, however it ends.
         process = subprocess.Popen(
-            [sys.executable, "-m", "lisa.embedded.leash", "5", *command],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "lisa.embedded.parent_watch", "5", *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     stack.callback(_let_go, process)
     return process
 
@@ -311,25 +326,43 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass
 class Cluster:
-    """Primaries, each with its slots, and replicas of them."""
+    """Primaries with slots, and their replicas."""
 
     primaries: list[Node]
     replicas: list[Node]
     tls: Certificates | None = None
+    start: Callable[[], Node] | None = None
+
+    def join(self) -> Node:
+        """Start a node without slots, and wait until all know it."""
+        assert self.start is not None
+        node = self.start()
+        where = node.port if self.tls else node.server.port
+        self.primaries[0].ask("CLUSTER", "MEET", HOST, where, node.bus)
+        self.primaries.append(node)
+        self.wait_until_whole()
+        return node
+
+    def forget(self, node: Node) -> None:
+        """Have all other nodes forget a node, which keeps running."""
+        self.primaries.remove(node)
+        name = id_of(node)
+        for other in self.nodes:
+            other.ask("CLUSTER", "FORGET", name)
 
     @property
     def nodes(self) -> list[Node]:
-        """All of them."""
+        """The primaries, then the replicas."""
         return [*self.primaries, *self.replicas]
 
     @property
     def url(self) -> str:
-        """Where clients go."""
+        """The URL for clients."""
         scheme = "rediss" if self.tls else "redis"
         return f"{scheme}+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
 
     def owner(self, key: str) -> Node:
-        """The node that answers for a key."""
+        """The node that owns a key's slot."""
         slot = slot_of(key)
         for node in self.nodes:
             with suppress(redis.RedisError, OSError):
@@ -339,11 +372,11 @@ class Cluster:
         raise AssertionError(f"nobody owns slot {slot}")
 
     def replicas_of(self, primary: Node) -> list[Node]:
-        """The replicas that were given to a primary."""
+        """The replicas assigned to a primary."""
         return self.replicas[self.primaries.index(primary) :: len(self.primaries)]
 
     def wait_until_whole(self, nodes: Sequence[Node] | None = None) -> None:
-        """Until every node says that all is well."""
+        """Wait until every node reports a healthy cluster."""
         for node in nodes or self.nodes:
             wait_until(partial(_is_ok, node, len(self.nodes)), timeout=timedelta(seconds=30))
         for node in self.replicas:
@@ -377,7 +410,7 @@ def cluster(
     extra: Sequence[str] = (),
     node_timeout: timedelta = NODE_TIMEOUT,
 ) -> Iterator[Cluster]:
-    """Start one; `replicas` is how many each primary has (0 or 1). It ends with the block.
+    """Start a cluster; `replicas` is the number per primary (0 or 1). It ends with the block.
 
     `spares` are further replicas, of the first primaries.
     """
@@ -394,6 +427,7 @@ def cluster(
             [node() for _ in range(primaries)],
             [node() for _ in range(primaries * replicas + spares)],
             tls,
+            node,
         )
         _meet(made)
         yield made
@@ -425,19 +459,19 @@ def _knows(node: Node, nodes: int) -> bool:
 
 
 def id_of(node: Node) -> str:
-    """A node's own name in its cluster."""
+    """A node's own id in its cluster."""
     return str(node.ask("CLUSTER", "MYID").decode())
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key, as every server computes it."""
+    """The slot of a key, computed as servers do."""
     from redis.crc import key_slot
 
     return int(key_slot(key.encode()))
 
 
 def topics_on(made: Cluster, count: int, stem: str = "t") -> list[list[str]]:
-    """For each primary, the names of so many topics whose keys it holds."""
+    """For each primary, the names of `count` topics whose keys it holds."""
     found: list[list[str]] = [[] for _ in made.primaries]
     number = 0
     while any(len(names) < count for names in found):
@@ -450,20 +484,34 @@ def topics_on(made: Cluster, count: int, stem: str = "t") -> list[list[str]]:
 
 
 def migrate(
-    made: Cluster, slot: int, source: Node, target: Node, *, batch: int = 5, pause_s: float = 0.0
+    made: Cluster,
+    slot: int,
+    source: Node,
+    target: Node,
+    *,
+    batch: int = 5,
+    pause_s: float = 0.0,
+    told: Sequence[Node] | None = None,
+    most: int | None = None,
 ) -> int:
-    """Move a slot with all its keys while it is used, as redis-cli does; how many keys moved."""
+    """Move a slot with all its keys while in use, as redis-cli does; returns how many keys moved.
+
+    told: further nodes to notify at the end; all by default.
+    most: stop after this many keys, in the middle of the move.
+    """
     source_id, target_id = id_of(source), id_of(target)
     target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
     auth = ("AUTH", source.password) if source.password else ()
     moved = 0
     while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, batch):
+        if most is not None and moved >= most:
+            return moved
         source.ask("MIGRATE", HOST, target.port, "", 0, 5_000, *auth, "KEYS", *keys)
         moved += len(keys)
         time.sleep(pause_s)
-    # The target first: were it the source, nobody would own the slot for a moment.
-    for node in (target, source, *made.nodes):
-        with suppress(redis.ResponseError):  # replicas take no such order, and need none
+    # The target first: were it the source, the slot would briefly have no owner.
+    for node in (target, source, *(made.nodes if told is None else told)):
+        with suppress(redis.ResponseError):  # replicas refuse this command and do not need it
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target_id)
     return moved

@@ -1,9 +1,9 @@
-"""The gateway's measurements: `python -m benchmarks.gateway [--quick] [--out DIR]`.
+"""Measurements of the gateway: `python -m benchmarks.gateway [--quick] [--out DIR]`.
 
-One gateway process, an embedded server and a manager on this machine. `sends`: as many POSTs as 64
-connections make, against the same web server without a queue behind it in the same run, and by the
-processor time that the gateway took. `polls`: a thousand long polls over ten topics, messages that
-fall due one by one, how late each reached a client. Exit code 1 if a target is missed.
+Runs one gateway process, an embedded server and a manager on this machine. `sends`: the rate of
+POSTs on 64 connections, relative to the same web server without a queue and to the gateway's CPU
+time. `polls`: the lateness of messages at clients, with a thousand long polls on ten topics. Exit
+code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.gateway.client import Caller, connect, post
-from benchmarks.targets import Figures, Target, show, write
+from benchmarks.table import Figures, Row, show, write
 from lisa import Manager, Producer
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
@@ -34,34 +34,38 @@ POLLS = 1_000
 TOPICS = 10
 PER_SECOND = 200
 
-TARGETS = (
-    Target("sends", "accepted, /s of the gateway's processor time",
-           lambda f: f["per_core_second"], at_least=5_000),
-    Target("sends", "accepted, /s, load and server on the same cores", lambda f: f["per_second"]),
-    Target("sends", "the same / a bare web server", lambda f: f["per_second"] / f["bare"]),
-    Target("polls", "held at a time", lambda f: f["held"], at_least=POLLS),
-    Target("polls", "due to the client's hands, p50, ms", lambda f: f["p50_ms"]),
-    Target("polls", "due to the client's hands, p99, ms", lambda f: f["p99_ms"], at_most=20),
-    Target("polls", "handed out before they were due", lambda f: f["early"], at_most=0),
-    Target("polls", "resident memory of the gateway, MiB", lambda f: f["memory_mib"]),
-)  # fmt: skip
+ROWS = (
+    Row(
+        "sends",
+        "accepted, /s of the gateway's processor time",
+        lambda f: f["per_core_second"],
+        at_least=5_000,
+    ),
+    Row("sends", "accepted, /s, load and server on the same cores", lambda f: f["per_second"]),
+    Row("sends", "the same / a bare web server", lambda f: f["per_second"] / f["bare"]),
+    Row("polls", "held at a time", lambda f: f["held"], at_least=POLLS),
+    Row("polls", "due to the client's hands, p50, ms", lambda f: f["p50_ms"]),
+    Row("polls", "due to the client's hands, p99, ms", lambda f: f["p99_ms"], at_most=20),
+    Row("polls", "handed out before they were due", lambda f: f["early"], at_most=0),
+    Row("polls", "resident memory of the gateway, MiB", lambda f: f["memory_mib"]),
+)
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used of any core so far."""
+    """The CPU time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mib(pid: int) -> float:
-    """What it holds in memory."""
+    """The resident memory of a process in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 @contextmanager
 def process(port: int, *command: str) -> Iterator[int]:
-    """Run a web server until the measurement is over; its process id."""
+    """Run a web server during a measurement; yields its process id."""
     running = subprocess.Popen([sys.executable, *command])
     try:
         while True:
@@ -85,7 +89,7 @@ async def _touch(port: int) -> None:
 
 
 async def many_sends(url: str, seconds: float) -> float:
-    """As many sends as the connections make; how many a second were accepted."""
+    """Send on all connections without pauses; returns accepted sends per second."""
     request = post(
         url, "/v1/topics/sends/messages", b'{"body": {"order": 42}, "delay_ms": 3600000}'
     )
@@ -117,7 +121,7 @@ async def many_sends(url: str, seconds: float) -> float:
 
 
 def sends(url: str, pid: int, seconds: float) -> Figures:
-    """Sends through the gateway, and the same load on a bare server."""
+    """Measure sends to the gateway, and the same load on a bare web server."""
     uvloop.run(many_sends(url, seconds / 4))
     before = processor_seconds(pid)
     per_second = uvloop.run(many_sends(url, seconds))
@@ -128,13 +132,16 @@ def sends(url: str, pid: int, seconds: float) -> Figures:
         uvloop.run(many_sends(bare_url, seconds / 4))
         bare = uvloop.run(many_sends(bare_url, seconds))
     return {
-        "connections": CONNECTIONS, "seconds": seconds, "per_second": round(per_second),
-        "per_core_second": round(per_second * seconds / used), "bare": round(bare),
-    }  # fmt: skip
+        "connections": CONNECTIONS,
+        "seconds": seconds,
+        "per_second": round(per_second),
+        "per_core_second": round(per_second * seconds / used),
+        "bare": round(bare),
+    }
 
 
 async def held_polls(url: str, redis_url: str, seconds: float) -> Figures:
-    """Held polls, and messages that fall due; the lateness of each at the client, in ms."""
+    """Measure the lateness of messages at polling clients, in ms."""
     lateness: list[float] = []
     body = json.dumps({"wait_ms": 60_000, "group": "lisa"}).encode()
     requests = [post(url, f"/v1/topics/polls-{i}/pull", body) for i in range(TOPICS)]
@@ -162,25 +169,30 @@ async def held_polls(url: str, redis_url: str, seconds: float) -> Figures:
         caller.close()
     ordered = sorted(lateness)
     return {
-        "held": POLLS, "topics": TOPICS, "messages": total, "arrived": len(ordered),
+        "held": POLLS,
+        "topics": TOPICS,
+        "messages": total,
+        "arrived": len(ordered),
         "p50_ms": round(ordered[len(ordered) // 2], 2),
         "p99_ms": round(ordered[len(ordered) * 99 // 100], 2),
-        "max_ms": round(ordered[-1], 2), "early": sum(1 for one in ordered if one < 0),
-    }  # fmt: skip
+        "max_ms": round(ordered[-1], 2),
+        "early": sum(1 for one in ordered if one < 0),
+    }
 
 
 def _schedule(redis_url: str, total: int) -> None:
-    """Messages that fall due one by one, evenly, from two seconds on."""
+    """Send messages that fall due at a constant rate, starting in two seconds."""
     with Producer(redis_url) as producer:
         for number in range(total):
             producer.send(
-                f"polls-{number % TOPICS}", number,
+                f"polls-{number % TOPICS}",
+                number,
                 delay=timedelta(seconds=2 + number / PER_SECOND),
-            )  # fmt: skip
+            )
 
 
 def main() -> int:
-    """Measure all, print the table."""
+    """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -197,11 +209,16 @@ def main() -> int:
         figures = {"polls": uvloop.run(held_polls(url, server.url, seconds))}
         figures["polls"]["memory_mib"] = round(resident_mib(pid))
         figures["sends"] = sends(url, pid, seconds)
-    met = show(TARGETS, figures)
+    met = show(ROWS, figures)
     if asked.out:
         head = "# The gateway, measured\n\nBy `make bench-gateway`: one process, its load, the"
-        write(asked.out, "gateway", f"{head} server and a manager on the same cores.",
-              TARGETS, figures)  # fmt: skip
+        write(
+            asked.out,
+            "gateway",
+            f"{head} server and a manager on the same cores.",
+            ROWS,
+            figures,
+        )
     return int(not met)
 
 

@@ -1,4 +1,4 @@
-"""What the same web server does without a queue behind it: decodes a send, and answers."""
+"""The same web server without a queue: decodes a send and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 
 class Send(msgspec.Struct):
-    """The fields of a send that the load uses."""
+    """The fields of a send in this benchmark."""
 
     body: Any
     delay_ms: int = 0
@@ -24,7 +24,7 @@ _decoder = msgspec.json.Decoder(Send)
 
 
 async def accept(request: Request) -> Response:
-    """Answer as a send is answered."""
+    """Answer like the gateway's send operation."""
     _decoder.decode(await request.body())
     content = msgspec.json.encode({"id": "0123456789abcdefghijkl", "outcome": "accepted"})
     return Response(content, 201, media_type="application/json")
@@ -33,5 +33,11 @@ async def accept(request: Request) -> Response:
 app = Starlette(routes=[Route("/v1/topics/{topic}/messages", accept, methods=["POST"])])
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int(sys.argv[1]), http="httptools", loop="uvloop", log_level="error",
-                access_log=False)  # fmt: skip
+    uvicorn.run(
+        app,
+        port=int(sys.argv[1]),
+        http="httptools",
+        loop="uvloop",
+        log_level="error",
+        access_log=False,
+    )

@@ -1,6 +1,6 @@
-"""A load of HTTP requests that costs little itself: prepared bytes on plain connections.
+"""An HTTP load generator with little overhead: prepared bytes on plain connections.
 
-Answers are told apart by their status line and their Content-Length alone.
+It parses only the status line and Content-Length of responses.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
-__all__ = ["Caller", "connect", "post"]
-
 
 def post(url: str, path: str, body: bytes) -> bytes:
-    """A whole POST request of JSON."""
+    """A complete POST request with a JSON body."""
     host = urlsplit(url).netloc
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -24,7 +22,7 @@ def post(url: str, path: str, body: bytes) -> bytes:
 
 
 class Caller(asyncio.Protocol):
-    """One connection with one request under way: `answered(caller, status, body)` goes on."""
+    """A connection with one request at a time; calls `answered(caller, status, body)`."""
 
     def __init__(self, answered: Callable[[Caller, int, bytes], None]) -> None:
         self._answered = answered
@@ -32,17 +30,17 @@ class Caller(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready for a request."""
+        """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def send(self, request: bytes) -> None:
-        """Ask; `answered` is called with what comes."""
+        """Send a request; `answered` is called with the response."""
         if self._transport is None or self._transport.is_closing():
             raise SystemExit("the gateway closed a connection")
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """Collect an answer."""
+        """Collect a response."""
         self._held += data
         head, parted, rest = self._held.partition(b"\r\n\r\n")
         if not parted:
@@ -53,13 +51,13 @@ class Caller(asyncio.Protocol):
             self._answered(self, int(head[9:12]), rest)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
 
 async def connect(url: str, answered: Callable[[Caller, int, bytes], None]) -> Caller:
-    """A connection to the gateway."""
+    """Connect to the gateway."""
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
     _, caller = await loop.create_connection(

@@ -1,7 +1,7 @@
-"""What every peer's benchmark program shares: the protocol, the message, the ledger.
+"""Shared code of the peers' programs: the protocol, the messages and the ledger.
 
-A peer's program describes its library as one `Peer` and calls `main(peer)`; the README of this
-folder has the protocol. Nothing but the standard library is needed here: this runs in each peer's
+A program describes its library as a `Peer` and calls `main(peer)`; the README of this folder
+specifies the protocol. This module uses only the standard library, because it runs in each peer's
 environment, where Lisa is not installed.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 100
 FLUSH_SECONDS = 0.02
-NO_SUCH_COMMAND = 3  # exit code of `send-concurrent` where the library has no asyncio face
+NO_SUCH_COMMAND = 3  # exit code of `send-concurrent` without an asyncio API
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 RECORD = struct.Struct("<qq")
@@ -49,23 +49,23 @@ class Message(NamedTuple):
 
     @property
     def due(self) -> datetime:
-        """Due instant, aware, UTC."""
+        """The due time, aware, in UTC."""
         return datetime.fromtimestamp(self.due_ms / 1000, UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """One library and its best ways.
+    """One library and its best settings.
 
     packages: distributions whose versions are reported.
-    processes: how many worker processes give its best drain on two cores.
-    send: takes messages in the library's best way for many; returns the seconds that sending took,
-        connecting not counted, as the two below.
-    send_single: the same, each message by a call of its own, one after the other.
-    send_concurrent: the same from so many asyncio tasks; None: the library has no asyncio face.
-    worker: takes a process's number, counted from 0; calls `ready` once it takes jobs and returns
-        after SIGTERM.
-    programs: version lines of programs beside Python, by name.
+    processes: number of worker processes with the best drain rate on two cores.
+    send: sends messages in the library's fastest way; returns the seconds taken, without
+        connecting.
+    send_single: like `send`, but one call per message, sequentially.
+    send_concurrent: like `send_single`, from several asyncio tasks; None without an asyncio API.
+    worker: runs worker number N (from 0); calls `ready` when it accepts jobs, returns after
+        SIGTERM.
+    programs: versions of programs other than Python packages, by name.
     """
 
     packages: tuple[str, ...]
@@ -78,43 +78,43 @@ class Peer:
 
 
 def redis_url() -> str:
-    """Server of this run."""
+    """The URL of this run's server."""
     return os.environ["BENCH_REDIS_URL"]
 
 
 def batches(messages: Sequence[Message], size: int) -> Iterator[Sequence[Message]]:
-    """Messages in order, so many at a time."""
+    """Split messages into batches, in order."""
     for start in range(0, len(messages), size):
         yield messages[start : start + size]
 
 
-class Ledger:
-    """What this process handled: 16-byte records, due and handled, microseconds since the epoch.
+class LedgerWriter:
+    """The messages that this process handled: 16-byte records of due time and handling time.
 
-    A thread writes every 20 ms, so that a handler pays for an append only and the last records of a
-    burst are seen as soon as the first ones.
+    Times are microseconds since the epoch. A thread writes every 20 ms, so that handlers only
+    append to a list.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew, with a file of its own: a forked worker's records are not its parent's."""
+        """Start an empty ledger with a new file, as a forked worker must."""
         self._records: deque[bytes] = deque()
         self._writing = threading.Lock()
         self._descriptor = -1
 
     def add(self, body: str) -> None:
-        """Note that the message with this body is handled now."""
+        """Record that the message with this body is handled now."""
         if self._descriptor < 0:
             self._open()
         self._records.append(RECORD.pack(int(body[:13]) * 1000, time.time_ns() // 1000))
 
     def flush(self) -> None:
-        """Write what was noted so far."""
+        """Write the records noted so far."""
         with self._writing:
             records = self._records
-            # Counted first: what handlers append meanwhile waits for the next round.
+            # Records that handlers append meanwhile are written in the next round.
             data = b"".join([records.popleft() for _ in range(len(records))])
             if data:
                 os.write(self._descriptor, data)
@@ -133,25 +133,25 @@ class Ledger:
             self.flush()
 
 
-_ledger = Ledger()
+_ledger = LedgerWriter()
 os.register_at_fork(after_in_child=_ledger.renew)
 atexit.register(_ledger.flush)
 
 
 def handled(body: str) -> None:
-    """The no-op handler's only act: note the message in the ledger."""
+    """Record a message in the ledger: the only work of the benchmark's handler."""
     _ledger.add(body)
 
 
 def ready() -> None:
-    """Tell the starter that this worker process takes jobs; again: nothing."""
+    """Report once that this worker process accepts jobs."""
     descriptor = os.environ.pop("BENCH_READY", None)
     if descriptor is not None:
         os.write(int(descriptor), b"ready\n")
 
 
 def main(peer: Peer) -> None:
-    """Do what the command line says; ends the process."""
+    """Run the command given on the command line."""
     options = _parser().parse_args()
     if options.command == "versions":
         print(json.dumps(_versions(peer)))
@@ -209,7 +209,7 @@ def _messages(options: argparse.Namespace) -> list[Message]:
 
 
 def _work(processes: int) -> int:
-    """Run so many worker processes until SIGTERM, or until one of them ends by itself."""
+    """Run worker processes until SIGTERM, or until one of them exits."""
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -225,7 +225,7 @@ def _work(processes: int) -> int:
         print("ready", flush=True)
         while not stop.wait(0.1):
             if any(worker.poll() is not None for worker in workers):
-                print("a worker process ended by itself", file=sys.stderr)
+                print("a worker process exited", file=sys.stderr)
                 return 1
     finally:
         _end(workers)
@@ -233,7 +233,7 @@ def _work(processes: int) -> int:
 
 
 def _start_worker(number: int) -> subprocess.Popen[bytes]:
-    """Start one worker process and wait until it takes jobs."""
+    """Start one worker process and wait until it accepts jobs."""
     reading, writing = os.pipe()
     worker = subprocess.Popen(
         [sys.executable, sys.argv[0], "worker", str(number)],
@@ -244,7 +244,7 @@ def _start_worker(number: int) -> subprocess.Popen[bytes]:
     os.close(writing)
     timer = threading.Timer(START_SECONDS, worker.kill)
     timer.start()
-    word = os.read(reading, 16)  # nothing: it ended, or was ended, before it was ready
+    word = os.read(reading, 16)  # empty if the process exited before it was ready
     timer.cancel()
     os.close(reading)
     if word != b"ready\n":

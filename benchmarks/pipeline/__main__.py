@@ -1,9 +1,9 @@
-"""All of the pipeline's measurements: `python -m benchmarks.pipeline [--quick] [--out DIR]`.
+"""Measurements of the pipeline: `python -m benchmarks.pipeline [--quick] [--out DIR]`.
 
-One after the other, each a process of its own on `local[2]` with an embedded server: schedule,
-archive, restore, report. Prints the targets with what came out; `--out` also writes pipeline.json
-and pipeline.md there. `--quick` takes a tenth of the rows, where warming up counts for more. Exit
-code 1 if a target is missed.
+Runs schedule, archive, restore and report one after the other, each in its own process on
+`local[2]` with an embedded server. Prints the targets and figures; `--out` also writes
+pipeline.json and pipeline.md. `--quick` uses a tenth of the rows, which gives warm-up more weight.
+Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -14,48 +14,82 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.targets import Figures, Target, show, write
+from benchmarks.table import Figures, Row, show, write
 
 HERE = Path(__file__).parent
 
 
-TARGETS = (
-    Target("schedule", "rows scheduled from Parquet, ids given, /s",
-           lambda f: f["spark_rows_per_s"]["ids"], at_least=60_000),
-    Target("schedule", "rows scheduled from Parquet, ids made, /s",
-           lambda f: f["spark_rows_per_s"]["no ids"], at_least=60_000),
-    Target("schedule", "the same / one plain process, `send_many`",
-           lambda f: min(f["ratio"].values()), at_least=0.5),
-    Target("schedule", "time for ten times the rows / ten times the time",
-           lambda f: f["growth"]["ids"], at_most=1.2),
-    Target("schedule", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
-    Target("archive", "events archived while catching up, /s",
-           lambda f: f["catch_up_per_second"], at_least=50_000),
-    Target("archive", "events written at 5,000/s that were archived / those written",
-           lambda f: f["kept_up"], at_least=1),
-    Target("archive", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
-    Target("restore", "messages restored, seconds for a million",
-           lambda f: f["seconds"] * 1e6 / f["messages"], at_most=120),
-    Target("restore", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
-    Target("report", "report, seconds for ten million events",
-           lambda f: f["seconds"] * 1e7 / f["events"], at_most=180),
-    Target("report", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
-)  # fmt: skip
+ROWS = (
+    Row(
+        "schedule",
+        "rows scheduled from Parquet, ids given, /s",
+        lambda f: f["spark_rows_per_s"]["ids"],
+        at_least=60_000,
+    ),
+    Row(
+        "schedule",
+        "rows scheduled from Parquet, ids made, /s",
+        lambda f: f["spark_rows_per_s"]["no ids"],
+        at_least=60_000,
+    ),
+    Row(
+        "schedule",
+        "the same / one plain process, `send_many`",
+        lambda f: min(f["ratio"].values()),
+        at_least=0.5,
+    ),
+    Row(
+        "schedule",
+        "time for ten times the rows / ten times the time",
+        lambda f: f["growth"]["ids"],
+        at_most=1.2,
+    ),
+    Row("schedule", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+    Row(
+        "archive",
+        "events archived while catching up, /s",
+        lambda f: f["catch_up_per_second"],
+        at_least=50_000,
+    ),
+    Row(
+        "archive",
+        "events written at 5,000/s that were archived / those written",
+        lambda f: f["kept_up"],
+        at_least=1,
+    ),
+    Row("archive", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+    Row(
+        "restore",
+        "messages restored, seconds for a million",
+        lambda f: f["seconds"] * 1e6 / f["messages"],
+        at_most=120,
+    ),
+    Row("restore", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+    Row(
+        "report",
+        "report, seconds for ten million events",
+        lambda f: f["seconds"] * 1e7 / f["events"],
+        at_most=180,
+    ),
+    Row("report", "driver and workers, MiB", lambda f: f["memory_mib"], at_most=3072),
+)
 
 
 def measure(name: str, *arguments: str) -> Figures:
-    """Run one program; what it prints last is its figures."""
+    """Run one program; its last line of output has the figures."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     done = subprocess.run(
         [sys.executable, str(HERE / f"{name}.py"), *arguments],
-        check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 
 
 def main() -> int:
-    """Measure all, print the table."""
+    """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -67,10 +101,10 @@ def main() -> int:
         "restore": measure("restore", str(1_000_000 // share)),
         "report": measure("report", str(10_000_000 // share)),
     }
-    met = show(TARGETS, figures)
+    met = show(ROWS, figures)
     if asked.out:
         head = "# The pipeline, measured\n\nBy `make bench-pipeline`, on `local[2]`, the server on "
-        write(asked.out, "pipeline", f"{head}the same machine.", TARGETS, figures)
+        write(asked.out, "pipeline", f"{head}the same machine.", ROWS, figures)
     return int(not met)
 
 

@@ -1,13 +1,13 @@
-"""How fast the archive is: `python benchmarks/pipeline/archive.py [EVENTS] [SECONDS]`.
+"""Measures the archive job: `python benchmarks/pipeline/archive.py [EVENTS] [SECONDS]`.
 
-Two figures on `local[2]` and an embedded server, one JSON document:
+Prints figures on `local[2]` with an embedded server as one JSON document:
 
-- catching up with EVENTS (default 2,000,000; lives of four events, bodies of 100 bytes) that wait
-  in the journal: events a second after the first batch, the last fold included and not;
-- keeping up with 5,000 events a second for SECONDS (default 60): the largest lag of a batch behind
-  its last event, which must not grow. Whoever writes the events takes part of the same machine.
+- catching up with EVENTS (default 2,000,000; four per message, bodies of 100 bytes) in the
+  journal: events per second after the first batch, with and without the final fold;
+- keeping up with 5,000 events per second for SECONDS (default 60): the largest lag of a batch
+  behind its last event, which must not grow. The writer of the events uses the same machine.
 
-`memory_mib` is the most that the driver's Python, its JVM and the workers held at one time.
+`memory_mib` is the peak memory of the driver's Python, its JVM and the workers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ import tempfile
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
 from benchmarks.pipeline.memory import Peak
-from lisa.core.envelope import encode_head, encode_headers, encode_tail
-from lisa.core.keys import Keys
+from lisa.core.model.envelope import encode_head, encode_headers, encode_tail
+from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.pipeline import spark_session
-from lisa.pipeline.jobs.archive import Progress, archive
+from lisa.pipeline.jobs.archive import archive
+from lisa.pipeline.jobs.archive_run import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 RATE = 5_000
 CATCH_UP = 50_000
@@ -39,7 +43,7 @@ STATES = ("sent", "ready", "in_flight", "acked")
 
 
 def fill(url: str, first: int, events: int, *, rate: float | None = None) -> None:
-    """Write that many events, of messages from `first` on; at a rate, or as fast as it goes."""
+    """Write events with numbers from `first`, at `rate` per second or as fast as possible."""
     client = redis.Redis.from_url(url)
     keys = Keys().topic(TOPIC)
     client.zadd(Keys().topics, {TOPIC: 1})
@@ -58,15 +62,26 @@ def fill(url: str, first: int, events: int, *, rate: float | None = None) -> Non
 
 
 def _fields(number: int) -> list[Any]:
-    """The fields of one event: 500 messages live at a time, each through its four states."""
-    block, place = divmod(number - 1, 2_000)
-    state, message = STATES[place // 500], block * 500 + place % 500
+    """The fields of one event; blocks of 500 messages go through four states each."""
+    block, offset = divmod(number - 1, 2_000)
+    state, message = STATES[offset // 500], block * 500 + offset % 500
     due = int(time.time() * 1000)
     fields: list[Any] = [
-        "n", number, "actor", "consumer@host-1:4711", "id", f"0Q7zUEEpSsz28g{message:08}",
-        "state", state, "group", "" if state == "sent" else "lisa",
-        "attempt", 0 if state == "sent" else 1, "due", due,
-    ]  # fmt: skip
+        "n",
+        number,
+        "actor",
+        "consumer@host-1:4711",
+        "id",
+        f"0Q7zUEEpSsz28g{message:08}",
+        "state",
+        state,
+        "group",
+        "" if state == "sent" else "lisa",
+        "attempt",
+        0 if state == "sent" else 1,
+        "due",
+        due,
+    ]
     if state == "sent":
         fields += ["envelope", encode_head(f"{message:08}"[-8:]) + TAIL]
     elif state == "in_flight":
@@ -76,49 +91,61 @@ def _fields(number: int) -> list[Any]:
     return fields
 
 
+def catch_up(spark: SparkSession, where: str, url: str) -> tuple[float, float]:
+    """Archive the whole journal; returns events per second without and with the final fold."""
+    told: list[tuple[float, Progress]] = []
+    archive(
+        spark,
+        where,
+        url=url,
+        once=True,
+        progress=lambda one: told.append((time.monotonic(), one)),
+    )
+    ended, began = time.monotonic(), told[0][0]
+    counted = sum(one.events for _, one in told[1:])
+    return counted / max(told[-1][0] - began, 1e-9), counted / max(ended - began, 1e-9)
+
+
+def keep_up(spark: SparkSession, where: str, url: str, first: int, events: int) -> list[Progress]:
+    """Archive while another process writes events at RATE; returns the batches."""
+    fields = (url, str(first), str(events))
+    source = subprocess.Popen([sys.executable, __file__, "--fill", *fields])
+    stop = threading.Event()
+    told: list[Progress] = []
+
+    def end() -> None:
+        source.wait()
+        time.sleep(8)  # one more batch
+        stop.set()
+
+    threading.Thread(target=end).start()
+    archive(spark, where, url=url, interval=timedelta(seconds=5), progress=told.append, stop=stop)
+    return told
+
+
 def main(events: int, seconds: int) -> dict[str, Any]:
-    """Measure."""
+    """Run the measurement; returns the figures."""
     spark = spark_session(app="benchmark", master="local[2]")
     spark.range(1).count()
     with EmbeddedServer() as server, tempfile.TemporaryDirectory() as where, Peak() as memory:
         fill(server.url, 1, events)
-        told: list[tuple[float, Progress]] = []
-
-        def tell(one: Progress) -> None:
-            told.append((time.monotonic(), one))
-
-        archive(spark, where, url=server.url, once=True, progress=tell)
-        ended = time.monotonic()
-        counted = sum(one.events for _, one in told[1:])
-        took = told[-1][0] - told[0][0]
-        caught = counted / max(took, 1e-9)
-        whole = counted / max(ended - told[0][0], 1e-9)
-        told.clear()
-        source = subprocess.Popen([
-            sys.executable, __file__, "--fill", server.url, str(events + 1), str(RATE * seconds),
-        ])  # fmt: skip
-        stop = threading.Event()
-
-        def end() -> None:
-            source.wait()
-            time.sleep(8)  # a batch more
-            stop.set()
-
-        threading.Thread(target=end).start()
-        archive(
-            spark, where, url=server.url, interval=timedelta(seconds=5), progress=tell, stop=stop
-        )
+        caught, whole = catch_up(spark, where, server.url)
+        told = keep_up(spark, where, server.url, events + 1, RATE * seconds)
     spark.stop()
-    lags = [one.lag_ms or 0 for _, one in told]
-    kept = sum(one.events for _, one in told)
+    kept = sum(one.events for one in told)
     return {
-        "benchmark": "archive", "events": events, "catch_up_per_second": round(caught),
-        "with_fold_per_second": round(whole), "ratio": round(caught / CATCH_UP, 2),
-        "kept_up_events": kept, "kept_up": round(kept / (RATE * seconds), 3),
-        "batch_seconds": [round(one.seconds, 2) for _, one in told],
-        "lags_ms": lags, "memory_mib": round(memory.mib),
+        "benchmark": "archive",
+        "events": events,
+        "catch_up_per_second": round(caught),
+        "with_fold_per_second": round(whole),
+        "ratio": round(caught / CATCH_UP, 2),
+        "kept_up_events": kept,
+        "kept_up": round(kept / (RATE * seconds), 3),
+        "batch_seconds": [round(one.seconds, 2) for one in told],
+        "lags_ms": [one.lag_ms or 0 for one in told],
+        "memory_mib": round(memory.mib),
         "passed": caught >= CATCH_UP and kept >= RATE * seconds and memory.mib <= MOST_MIB,
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much memory a Spark driver and its workers take together."""
+"""Measures the memory of a Spark driver and its workers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ import threading
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Peak"]
-
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 SERVERS = ("valkey", "redis")
-"""Processes whose names begin so are the server, which is not counted."""
+"""Name prefixes of server processes, which are not counted."""
 
 
 class Peak:
-    """The most that this process and all below it held at one time, in MiB.
+    """The peak memory of this process and its descendants, in MiB.
 
-    Pages that processes share (workers are forked) count once: it is the sum of the kernel's
-    proportional set sizes.
+    Uses the sum of the kernel's proportional set sizes, which counts shared pages once.
     """
 
     def __init__(self) -> None:
@@ -35,17 +32,17 @@ class Peak:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(LOOK_EVERY_S):
-            self.mib = max(self.mib, sum(map(_held_mib, _family(os.getpid()))))
+        while not self._ended.wait(POLL_S):
+            self.mib = max(self.mib, sum(map(_held_mib, _process_tree(os.getpid()))))
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all below it, servers left out."""
+def _process_tree(pid: int) -> list[int]:
+    """A process and its descendants, without servers."""
     found, children = [pid], []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children += [int(one) for one in task.read_text("ascii").split()]
-        except OSError:  # a thread that has ended meanwhile
+        except OSError:  # the thread has ended
             continue
     for child in children:
         try:
@@ -53,7 +50,7 @@ def _family(pid: int) -> list[int]:
         except OSError:
             continue
         if not name.startswith(SERVERS):
-            found += _family(child)
+            found += _process_tree(child)
     return found
 
 

@@ -1,10 +1,10 @@
-"""How long a report takes: `python benchmarks/pipeline/report.py [EVENTS] [DIR]`.
+"""Measures the report job: `python benchmarks/pipeline/report.py [EVENTS] [DIR]`.
 
-An archive of that many events (default 10,000,000: three days of six topics) is made in DIR, or in
-a directory that goes afterwards, and reported on `local[2]`. Session start and the making of the
-archive are not counted; an archive that DIR holds already is taken as it is. Prints one JSON
-document: `ratio` is the target's time by the time it took, `scan_ratio` the report's time by that
-of counting the log's rows by state, measured in the same run.
+Creates an archive with EVENTS (default 10,000,000: three days of six topics) in DIR or a temporary
+directory, and a report from it on `local[2]`. An existing archive in DIR is reused. The times of
+session start and archive creation are not counted. Prints one JSON document: `ratio` is the target
+time divided by the measured time, `scan_ratio` the measured time divided by the time of counting
+the log's rows by state in the same run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOURS = 72
 
 
 def main(events: int, where: Path) -> dict[str, Any]:
-    """Measure."""
+    """Run the measurement; returns the figures."""
     spark = spark_session(app="benchmark", master="local[2]")
     spark.range(1).count()
     try:
@@ -43,22 +43,30 @@ def main(events: int, where: Path) -> dict[str, Any]:
         began = time.perf_counter()
         with Peak() as memory:
             found = report(
-                made, where / "report", zone="Europe/Berlin",
+                made,
+                where / "report",
+                zone="Europe/Berlin",
                 stage=lambda name: stages.append((name, time.perf_counter())),
-            )  # fmt: skip
+            )
         ended = time.perf_counter()
         ends = [at for _, at in stages[1:]] + [ended]
         took = ended - began
         return {
-            "benchmark": "report", "events": found.events, "seconds": round(took, 1),
+            "benchmark": "report",
+            "events": found.events,
+            "seconds": round(took, 1),
             "events_per_second": round(found.events / took),
-            "stages": {name: round(end - at, 1) for (name, at), end in
-                       zip(stages, ends, strict=True)},
-            "scan_seconds": round(scanned, 1), "scan_ratio": round(took / scanned, 2),
-            "memory_mib": round(memory.mib), "target_seconds": TARGET_S,
+            "stages": {
+                name: round(end - at, 1) for (name, at), end in zip(stages, ends, strict=True)
+            },
+            "scan_seconds": round(scanned, 1),
+            "scan_ratio": round(took / scanned, 2),
+            "memory_mib": round(memory.mib),
+            "target_seconds": TARGET_S,
             "ratio": round(TARGET_S * found.events / 10_000_000 / took, 2),
-            "passed": took <= TARGET_S and memory.mib <= MOST_MIB, "page": str(found.page),
-        }  # fmt: skip
+            "passed": took <= TARGET_S and memory.mib <= MOST_MIB,
+            "page": str(found.page),
+        }
     finally:
         spark.stop()
 

@@ -1,4 +1,4 @@
-"""Made-up traffic as an archive's two tables: some days of six topics, with their troubles."""
+"""Generates the two tables of an archive: some days of six topics, including failures."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["EVENTS_OF_A_MESSAGE", "TOPICS", "Tables", "write"]
-
 EVENTS_OF_A_MESSAGE = 4.1
 TOPICS = ("orders", "invoices", "reminders", "webhooks", "trial.ends", "carts:abandoned")
 _WEIGHTS = (0.42, 0.68, 0.82, 0.92, 0.98, 1.0)
 _REASONS = (
-    "ack timeout", "HTTPStatusError: 503 Service Unavailable for order 48213",
+    "ack timeout",
+    "HTTPStatusError: 503 Service Unavailable for order 48213",
     "ValidationError: field 'amount' of customer 0199f3a2-5b1c-7e21-9d3c-0123456789ab is missing",
-    "KeyError: 'sku-7781'", "TimeoutError after 30.2 s",
-)  # fmt: skip
+    "KeyError: 'sku-7781'",
+    "TimeoutError after 30.2 s",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Two directories of Parquet that answer as an archive does."""
+    """Two Parquet directories with the interface of an archive."""
 
     spark: SparkSession
     where: Path
 
     def log(self) -> DataFrame:
-        """Every event."""
+        """All events."""
         return self.spark.read.schema(LOG_SCHEMA).parquet(str(self.where / "message_log"))
 
     def messages(self) -> DataFrame:
-        """Every message."""
+        """All messages."""
         return self.spark.read.schema(MESSAGES_SCHEMA).parquet(str(self.where / "messages"))
 
     def gaps(self) -> list[Any]:
-        """Nothing is missing."""
+        """No gaps."""
         return []
 
 
 def write(spark: SparkSession, where: Path, messages: int, *, end_s: int, hours: int) -> Tables:
-    """So many messages that were sent within the hours before `end_s`. Some of them live on."""
+    """Write `messages` messages sent within `hours` before `end_s`; some are still live."""
     made = _made(spark, messages, end_s, hours)
     log = _log(made, end_s)
     log.write.partitionBy("day", "topic").parquet(str(where / "message_log"))
@@ -56,12 +56,12 @@ def write(spark: SparkSession, where: Path, messages: int, *, end_s: int, hours:
 
 
 def _random(salt: int) -> Column:
-    """Between 0 and 1, neither of them, the same in every run: made of the row's number."""
+    """A reproducible pseudo-random number between 0 and 1, exclusive, from the row's id."""
     return (sf.pmod(sf.xxhash64("id", sf.lit(salt)), sf.lit(1_000_003)) + 0.5) / 1_000_003.0
 
 
 def _normal(salt: int) -> Column:
-    """Standard normal, by Box and Muller."""
+    """A standard normal variable, by the Box-Muller transform."""
     return sf.sqrt(-2 * sf.log(_random(salt))) * sf.cos(6.283185 * _random(salt + 1))
 
 
@@ -69,7 +69,7 @@ def _made(spark: SparkSession, messages: int, end_s: int, hours: int) -> DataFra
     topic = sf.when(_random(1) < _WEIGHTS[0], TOPICS[0])
     for name, weight in zip(TOPICS[1:], _WEIGHTS[1:], strict=True):
         topic = topic.when(_random(1) < weight, name)
-    # Twice as many by day as by night.
+    # Twice as many messages by day as by night.
     when = _random(2) - 0.35 * sf.sin(_random(2) * (6.283185 * hours / 24)) / (
         6.283185 * hours / 24
     )
@@ -78,79 +78,124 @@ def _made(spark: SparkSession, messages: int, end_s: int, hours: int) -> DataFra
         spark.range(messages)
         .withColumn("topic", topic.otherwise(TOPICS[0]))
         .withColumn("sent_ms", ((end_s - (1 - when) * hours * 3600) * 1000).cast("long"))
-        .withColumn("due_ms", (sf.col("sent_ms") - 1_800_000 * sf.log(_random(4))
-                               * sf.when(_random(5) < 0.02, 90).otherwise(1)).cast("long"))
-        .withColumn("due_ms", sf.when(_campaign(end_s), (end_s + (5 + _random(15)) * 3600) * 1000)
-                    .otherwise(sf.col("due_ms")).cast("long"))
+        .withColumn(
+            "due_ms",
+            (
+                sf.col("sent_ms")
+                - 1_800_000 * sf.log(_random(4)) * sf.when(_random(5) < 0.02, 90).otherwise(1)
+            ).cast("long"),
+        )
+        .withColumn(
+            "due_ms",
+            sf.when(_campaign(end_s), (end_s + (5 + _random(15)) * 3600) * 1000)
+            .otherwise(sf.col("due_ms"))
+            .cast("long"),
+        )
         .withColumn("late_us", (sf.exp(_normal(6) * 0.8 + 7.2) * slow).cast("long"))
         .withColumn("took_us", (sf.exp(_normal(8) * 0.9 + 9.8) * slow).cast("long"))
         .withColumn("luck", _random(10))
-        .withColumn("fate", sf.when(sf.col("luck") < 0.925, "acked")
-                    .when(sf.col("luck") < 0.965, "later").when(sf.col("luck") < 0.972, "garbage")
-                    .when(sf.col("luck") < 0.992, "cancelled").otherwise("expired"))
-        .withColumn("why", sf.element_at(sf.array(*(sf.lit(one) for one in _REASONS)),
-                                         (1 + sf.pow(_random(12), 2) * len(_REASONS)).cast("int")))
+        .withColumn(
+            "fate",
+            sf.when(sf.col("luck") < 0.925, "acked")
+            .when(sf.col("luck") < 0.965, "later")
+            .when(sf.col("luck") < 0.972, "garbage")
+            .when(sf.col("luck") < 0.992, "cancelled")
+            .otherwise("expired"),
+        )
+        .withColumn(
+            "why",
+            sf.element_at(
+                sf.array(*(sf.lit(one) for one in _REASONS)),
+                (1 + sf.pow(_random(12), 2) * len(_REASONS)).cast("int"),
+            ),
+        )
         .withColumn("key", sf.concat(sf.lit("0199f3a2-5b1c-7"), sf.lpad(sf.hex("id"), 12, "0")))
-    )  # fmt: skip
+    )
 
 
 def _campaign(end_s: int) -> Column:
-    """Reminders of the last day that all fall due within one hour to come."""
+    """Reminders of the last day that fall due together in the future."""
     recent = sf.col("sent_ms") > (end_s - 86_400) * 1000
     return (sf.col("topic") == "reminders") & recent & (_random(14) < 0.5)
 
 
 def _log(made: DataFrame, end_s: int) -> DataFrame:
-    opened = sf.col("due_ms") * 1000 + sf.col("late_us")
-    done = opened + sf.col("took_us")
-
-    def event(state: str, at_us: Column, attempt: int = 0, **more: Column) -> Column:
-        nothing = sf.lit(None)
-        return sf.struct(
-            sf.lit(state).alias("state"), at_us.alias("at_us"), sf.lit(attempt).alias("attempt"),
-            more.get("group", nothing).cast("string").alias("group"),
-            more.get("reason", nothing).cast("string").alias("reason"),
-            more.get("late_us", nothing).cast("long").alias("late_us"),
-            more.get("envelope", nothing).cast("binary").alias("envelope"),
-            more.get("end", sf.lit(col=False)).alias("settled"),
-        )  # fmt: skip
-
-    group, yes = sf.lit("lisa"), sf.lit(col=True)
-    body = sf.concat(sf.lit("jtoken678"), sf.repeat(sf.sha2("key", 256), 2))
-    sent = event("sent", sf.col("sent_ms") * 1000, envelope=body)
-    tried = [
-        event("ready", sf.col("due_ms") * 1000, 1, group=group),
-        event("in_flight", opened, 1, group=group, late_us=sf.col("late_us")),
-    ]
-    failed = event("retry", done, 1, group=group, reason=sf.col("why"))
-    paths = {
-        "acked": [sent, *tried, event("acked", done, 1, group=group, end=yes)],
-        "later": [
-            sent, *tried, failed, event("ready", done + 20_000_000, 2, group=group),
-            event("in_flight", done + 20_000_500, 2, group=group),
-            event("acked", done + 20_000_000 + sf.col("took_us"), 2, group=group, end=yes),
-        ],
-        "garbage": [sent, *tried, failed, event("garbage", done + 20_000_000, 2, group=group,
-                                                reason=sf.col("why"))],
-        "cancelled": [
-            sent, event("cancelled", (sf.col("sent_ms") + sf.col("due_ms")) * 500, end=yes)
-        ],
-        "expired": [sent, event("expired", sf.col("due_ms") * 1000 + 60_000_000, end=yes)],
-    }  # fmt: skip
+    paths = _paths()
     events = sf.when(sf.col("fate") == "acked", sf.array(*paths["acked"]))
     for fate in ("later", "garbage", "cancelled", "expired"):
         events = events.when(sf.col("fate") == fate, sf.array(*paths[fate]))
     rows = made.select("topic", "key", "due_ms", sf.explode(events).alias("e"))
     at = sf.timestamp_millis(sf.floor(sf.col("e.at_us") / 1000))
     filled = {
-        "topic": sf.col("topic"), "group": sf.col("e.group"), "id": sf.col("key"),
-        "state": sf.col("e.state"), "at": at, "attempt": sf.col("e.attempt"),
-        "actor": sf.lit("consumer@worker-1:4711"), "envelope": sf.col("e.envelope"),
-        "due": sf.timestamp_millis("due_ms"), "reason": sf.col("e.reason"),
-        "late_us": sf.col("e.late_us"), "settled": sf.col("e.settled"), "seq": sf.lit(0),
-        "number": sf.lit(1), "host": sf.lit("worker-1"), "day": sf.to_date(at),
-    }  # fmt: skip
+        "topic": sf.col("topic"),
+        "group": sf.col("e.group"),
+        "id": sf.col("key"),
+        "state": sf.col("e.state"),
+        "at": at,
+        "attempt": sf.col("e.attempt"),
+        "actor": sf.lit("consumer@worker-1:4711"),
+        "envelope": sf.col("e.envelope"),
+        "due": sf.timestamp_millis("due_ms"),
+        "reason": sf.col("e.reason"),
+        "late_us": sf.col("e.late_us"),
+        "settled": sf.col("e.settled"),
+        "seq": sf.lit(0),
+        "number": sf.lit(1),
+        "host": sf.lit("worker-1"),
+        "day": sf.to_date(at),
+    }
     return _as(rows.where(sf.col("e.at_us") < end_s * 1_000_000), LOG_SCHEMA, filled)
+
+
+def _paths() -> dict[str, list[Column]]:
+    """Fate of a message -> its events."""
+    opened = sf.col("due_ms") * 1000 + sf.col("late_us")
+    done = opened + sf.col("took_us")
+
+    group, yes = sf.lit("lisa"), sf.lit(col=True)
+    body = sf.concat(sf.lit("jtoken678"), sf.repeat(sf.sha2("key", 256), 2))
+    sent = _event("sent", sf.col("sent_ms") * 1000, envelope=body)
+    tried = [
+        _event("ready", sf.col("due_ms") * 1000, 1, group=group),
+        _event("in_flight", opened, 1, group=group, late_us=sf.col("late_us")),
+    ]
+    failed = _event("retry", done, 1, group=group, reason=sf.col("why"))
+    return {
+        "acked": [sent, *tried, _event("acked", done, 1, group=group, end=yes)],
+        "later": [
+            sent,
+            *tried,
+            failed,
+            _event("ready", done + 20_000_000, 2, group=group),
+            _event("in_flight", done + 20_000_500, 2, group=group),
+            _event("acked", done + 20_000_000 + sf.col("took_us"), 2, group=group, end=yes),
+        ],
+        "garbage": [
+            sent,
+            *tried,
+            failed,
+            _event("garbage", done + 20_000_000, 2, group=group, reason=sf.col("why")),
+        ],
+        "cancelled": [
+            sent,
+            _event("cancelled", (sf.col("sent_ms") + sf.col("due_ms")) * 500, end=yes),
+        ],
+        "expired": [sent, _event("expired", sf.col("due_ms") * 1000 + 60_000_000, end=yes)],
+    }
+
+
+def _event(state: str, at_us: Column, attempt: int = 0, **more: Column) -> Column:
+    nothing = sf.lit(None)
+    return sf.struct(
+        sf.lit(state).alias("state"),
+        at_us.alias("at_us"),
+        sf.lit(attempt).alias("attempt"),
+        more.get("group", nothing).cast("string").alias("group"),
+        more.get("reason", nothing).cast("string").alias("reason"),
+        more.get("late_us", nothing).cast("long").alias("late_us"),
+        more.get("envelope", nothing).cast("binary").alias("envelope"),
+        more.get("end", sf.lit(col=False)).alias("settled"),
+    )
 
 
 def _messages(made: DataFrame, end_s: int) -> DataFrame:
@@ -158,32 +203,37 @@ def _messages(made: DataFrame, end_s: int) -> DataFrame:
     opened = sf.col("due_ms") * 1000 + sf.col("late_us")
     done = opened + sf.col("took_us")
     last = (
-        sf.when(sf.col("fate") == "acked", done).when(sf.col("fate") == "later", done + 20_500_000)
+        sf.when(sf.col("fate") == "acked", done)
+        .when(sf.col("fate") == "later", done + 20_500_000)
         .when(sf.col("fate") == "cancelled", (sf.col("sent_ms") + sf.col("due_ms")) * 500)
         .otherwise(sf.col("due_ms") * 1000 + 60_000_000)
-    ).cast("long")  # fmt: skip
+    ).cast("long")
     over = (last < end_us) & (sf.col("fate") != "garbage")
     end = sf.when(sf.col("fate") == "later", "acked").otherwise(sf.col("fate"))
-    state = (
-        sf.when(last < end_us, end)
-        .when(opened < end_us, "in_flight").otherwise("waiting")
-    )  # fmt: skip
+    state = sf.when(last < end_us, end).when(opened < end_us, "in_flight").otherwise("waiting")
     filled = {
-        "topic": sf.col("topic"), "id": sf.col("key"), "token": sf.lit("token678"), "state": state,
-        "settled": over, "due": sf.timestamp_millis("due_ms"), "attempts": sf.lit(0),
-        "kind": sf.lit("j"), "body": sf.sha2("key", 256).cast("binary"),
+        "topic": sf.col("topic"),
+        "id": sf.col("key"),
+        "token": sf.lit("token678"),
+        "state": state,
+        "settled": over,
+        "due": sf.timestamp_millis("due_ms"),
+        "attempts": sf.lit(0),
+        "kind": sf.lit("j"),
+        "body": sf.sha2("key", 256).cast("binary"),
         "sent_at": sf.timestamp_millis("sent_ms"),
         "updated_at": sf.timestamp_micros(sf.least(last, sf.lit(end_us - 1000))),
         "settled_at": sf.when(over, sf.timestamp_micros(last)),
-        "late_us": sf.when((opened < end_us) & sf.col("fate").isin("acked", "later", "garbage"),
-                           sf.col("late_us")),
+        "late_us": sf.when(
+            (opened < end_us) & sf.col("fate").isin("acked", "later", "garbage"), sf.col("late_us")
+        ),
         "groups": sf.array().cast(MESSAGES_SCHEMA["groups"].dataType),
-    }  # fmt: skip
+    }
     return _as(made.where(sf.col("sent_ms") * 1000 < end_us), MESSAGES_SCHEMA, filled)
 
 
 def _as(rows: DataFrame, schema: Any, filled: dict[str, Column]) -> DataFrame:
-    """Rows of a schema; what is not filled is null."""
-    return rows.select(*(
-        filled.get(one.name, sf.lit(None)).cast(one.dataType).alias(one.name) for one in schema
-    ))  # fmt: skip
+    """Rows with the columns of a schema; missing columns are null."""
+    return rows.select(
+        *(filled.get(one.name, sf.lit(None)).cast(one.dataType).alias(one.name) for one in schema)
+    )

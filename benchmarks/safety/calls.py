@@ -1,7 +1,7 @@
-"""Every script that moves messages, at its largest batch, over and over.
+"""Calls every script that moves messages at its largest batch, under worst-case conditions.
 
-What a call meets is as unfavourable as can be: ids that lie anywhere among the waiting millions, a
-stream and an index with hundreds of thousands of entries.
+The ids are spread over millions of waiting messages; the stream and the index have hundreds of
+thousands of entries.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Generator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from benchmarks.safety.fill import BATCH, BODY, GROUP, TOPIC, due_text, waiting_id
-from lisa.core.envelope import encode_envelope
-from lisa.core.store import chunks
-from lisa.core.stream import Entry
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW
+from lisa.core.model.stream import Entry
+from lisa.core.store.store import chunks
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.cancel import Cancel
@@ -24,20 +25,19 @@ from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.open import Open
-from lisa.core.transitions.promote import LARGEST_BATCH, Promote
+from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.reclaim import LARGEST_WINDOW, Reclaim
+from lisa.core.transitions.reclaim import FIRST, Reclaim
 from lisa.core.transitions.release import Release
+from lisa.core.transitions.renew import Renew
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.restore import Place, Restore, RestoreItem
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.trim import Trim
-from lisa.producer.calls import DEARER, REPLACING
-
-__all__ = ["Round"]
+from lisa.producer.calls import HIGH_COST, REPLACE_COST
 
 TOKEN = "T" * 8
 CONSUMER = "measured"
@@ -46,10 +46,7 @@ Calls: TypeAlias = Generator[Transition[Any], Any, Any]
 
 
 class Round:
-    """One round: `calls` yields each transition and is sent its reply.
-
-    Afterwards as many messages wait as before.
-    """
+    """One round of calls; the number of waiting messages is the same before and after it."""
 
     def __init__(self, number: int, waiting: int) -> None:
         self._number = number
@@ -58,8 +55,8 @@ class Round:
         self._now_ms = time.time_ns() // 1_000_000
 
     def calls(self) -> Calls:
-        """All of them, each after what it needs."""
-        yield from self._through_every_place()
+        """All calls, in an order that satisfies their preconditions."""
+        yield from self._through_every_state()
         yield from self._among_the_waiting()
         yield from self._ends()
 
@@ -67,7 +64,7 @@ class Round:
         return [f"{stem}-{self._number}-{i:03}" for i in range(BATCH)]
 
     def _send(self, all_ids: Sequence[str], due: str, ttl_ms: int | None = None) -> Calls:
-        for ids in chunks(all_ids, BATCH // (DEARER * Enqueue.steps)):
+        for ids in chunks(all_ids, BATCH // (HIGH_COST * Enqueue.steps)):
             data = [encode_envelope(TOKEN, BODY)] * len(ids)
             ttls = [ttl_ms] * len(ids)
             yield Enqueue(TOPIC, TOKEN, ids, [due], data, ttls, (), OnDuplicate.KEEP)
@@ -89,10 +86,19 @@ class Round:
 
     def _fail_all(self, delay: int | Literal["discard"]) -> Calls:
         entries: list[Entry] = yield from self._take()
-        for some in chunks(entries, BATCH // Retry.steps):
-            yield Retry(TOPIC, GROUP, [Failure(one.id, one.entry, "no", delay) for one in some])
+        for some in chunks(entries, BATCH // Fail.steps):
+            yield Fail(TOPIC, GROUP, [Failure(one.id, one.entry, "no", delay) for one in some])
 
-    def _through_every_place(self) -> Calls:
+    def _renew(self) -> Calls:
+        """Renew leases as after a clock step."""
+        now_ms = time.time_ns() // 1_000_000
+        start = FIRST
+        for _ in range(BATCH // LARGEST_WINDOW):
+            renewed = yield Renew(TOPIC, GROUP, 1, now_ms + 60_000, start)
+            _check(renewed.renewed == LARGEST_WINDOW, renewed)
+            start = renewed.cursor
+
+    def _through_every_state(self) -> Calls:
         ids = self._ids("moved")
         yield from self._send(ids, "+0")
         entries: list[Entry] = yield from self._take()
@@ -101,6 +107,7 @@ class Round:
         receipts = [(one.id, one.entry) for one in entries]
         for pairs in chunks(receipts, BATCH // Extend.steps):
             yield Extend(TOPIC, GROUP, CONSUMER, pairs, 60_000)
+        yield from self._renew()
         for pairs in chunks(receipts, BATCH // Release.steps):
             yield Release(TOPIC, GROUP, pairs)
         yield from self._fail_all(0)
@@ -119,13 +126,15 @@ class Round:
         yield Trim(TOPIC, GROUP, window=BATCH)
         entries = yield from self._take()
         for some in chunks(entries, BATCH // Ack.steps):
-            acked = yield Ack(TOPIC, GROUP, [
-                Settlement(one.id, one.entry, f"{TOKEN}-", one.due_ms, 1, "c") for one in some
-            ])  # fmt: skip
+            acked = yield Ack(
+                TOPIC,
+                GROUP,
+                [Settlement(one.id, one.entry, f"{TOKEN}-", one.due_ms, 1, "c") for one in some],
+            )
             _check(set(acked) == {"acked"}, acked)
 
     def _among_the_waiting(self) -> Calls:
-        """Ids from anywhere: looked at, put elsewhere, taken away, and sent anew."""
+        """Inspect, reschedule, cancel and resend random waiting ids."""
         numbers = self._random.sample(range(self._waiting), min(BATCH, self._waiting))
         ids = [waiting_id(number) for number in numbers]
         for names in chunks(ids, BATCH // Inspect.steps):
@@ -137,7 +146,7 @@ class Round:
             yield Reschedule(TOPIC, moves)
         for names in chunks(ids, BATCH // Cancel.steps):
             yield Cancel(TOPIC, names)
-        for some in chunks(numbers, BATCH // (REPLACING * Enqueue.steps)):
+        for some in chunks(numbers, BATCH // (REPLACE_COST * Enqueue.steps)):
             names = [waiting_id(number) for number in some]
             dues = [due_text(number, self._now_ms) for number in some]
             data = [encode_envelope(TOKEN, BODY)] * len(some)
@@ -151,7 +160,7 @@ class Round:
             yield Cancel(TOPIC, names)
 
     def _ends(self) -> Calls:
-        """Full batches that expire, are purged, and come back from an archive."""
+        """Expire, purge and restore full batches."""
         ids = self._ids("late")
         yield from self._send(ids, "1", ttl_ms=1)
         for names in chunks(ids, BATCH // Expire.steps):
@@ -161,13 +170,16 @@ class Round:
         yield from self._fail_all("discard")
         for names in chunks(ids, BATCH // Purge.steps):
             yield Purge(TOPIC, GROUP, names)
-        ids, dead = self._ids("restored"), (Place(GROUP, "garbage", 5, 2),)
+        ids, dead = self._ids("restored"), (RestoreState(GROUP, "garbage", 5, 2),)
         data = encode_envelope(TOKEN, BODY)
         for names in chunks(ids, BATCH // Restore.steps):
-            yield Restore(TOPIC, [
-                RestoreItem(one, data, 4_000_000_000_000, None, "0,5", dead[i % 2 :])
-                for i, one in enumerate(names)
-            ])  # fmt: skip
+            yield Restore(
+                TOPIC,
+                [
+                    RestoreItem(one, data, 4_000_000_000_000, None, "0,5", dead[i % 2 :])
+                    for i, one in enumerate(names)
+                ],
+            )
         for names in chunks(ids, BATCH // Purge.steps):
             yield Purge(TOPIC, GROUP, names)
         for names in chunks(ids, BATCH // Cancel.steps):
@@ -177,4 +189,4 @@ class Round:
 
 def _check(as_foreseen: object, reply: object) -> None:
     if not as_foreseen:
-        raise SystemExit(f"a batch was not whole, so its time says nothing: {str(reply)[:200]}")
+        raise SystemExit(f"a batch was incomplete, so its time is invalid: {str(reply)[:200]}")

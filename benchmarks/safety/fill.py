@@ -1,4 +1,4 @@
-"""Fills one topic: millions of waiting messages, hundreds of thousands in flight."""
+"""Fills a topic with millions of waiting messages and hundreds of thousands in flight."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.envelope import encode_envelope, new_token
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.envelope import encode_envelope, new_token
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.pull import Pull
-
-__all__ = [
-    "BATCH",
-    "BODY",
-    "GROUP",
-    "HOLDER",
-    "TOPIC",
-    "due_text",
-    "fill",
-    "open_store",
-    "waiting_id",
-]
 
 TOPIC, GROUP, HOLDER = "orders", "lisa", "holder"
 BATCH = 500
@@ -35,26 +23,26 @@ BODY = "x" * 60
 FILLERS = 2
 YEAR_MS = 365 * 86_400_000
 PRIME = 2_654_435_761
-"""Multiplied by it, numbers in a row lie far from each other: dues, and so places, are mixed."""
+"""Multiplying by it spreads the due times of consecutive numbers."""
 
 
 def open_store(url: str) -> SyncStore:
-    """Transitions on a server."""
+    """Open a store on the server."""
     return SyncStore(Connection(Address(url)), Keys())
 
 
 def waiting_id(number: int) -> str:
-    """The id of one of those that fill the topic."""
+    """The id of a waiting message."""
     return f"waiting-{number:08}"
 
 
 def due_text(number: int, now_ms: int) -> str:
-    """Some instant of the year that begins tomorrow."""
+    """A due time within the year that begins tomorrow."""
     return str(now_ms + 86_400_000 + number * PRIME % YEAR_MS)
 
 
 def fill(url: str, waiting: int, in_flight: int) -> float:
-    """Fill an empty server; how many seconds it took."""
+    """Fill an empty server; returns the seconds taken."""
     began = time.monotonic()
     store = open_store(url)
     store.drive(store.check_schema())
@@ -75,18 +63,18 @@ def fill(url: str, waiting: int, in_flight: int) -> float:
     for filler in fillers:
         filler.join()
     if any(filler.exitcode for filler in fillers):
-        raise SystemExit("the server could not be filled: has it the memory?")
+        raise SystemExit("filling the server failed: is there enough memory?")
     return time.monotonic() - began
 
 
 def _put_in_flight(store: SyncStore, count: int) -> None:
-    """Sent due, and taken at once by one who holds on to them."""
+    """Send messages that are due, and pull them without settling them."""
     for start in range(0, count, BATCH):
         ids = [f"in-flight-{number:08}" for number in range(start, min(start + BATCH, count))]
         _send(store, ids, ["+0"])
         taken = store.call(Pull(TOPIC, GROUP, HOLDER, len(ids)))
         if len(taken.entries) != len(ids):
-            raise SystemExit("a message that was sent due was not ready")
+            raise SystemExit("a due message was not ready")
 
 
 def _fill_part(url: str, start: int, end: int) -> None:

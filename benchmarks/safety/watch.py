@@ -1,4 +1,4 @@
-"""How long calls hold the server up: by its own clock, and as another client sees it."""
+"""Measures how long calls block the server, by its own clock and from another client."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from typing import Any, NamedTuple, Self
 
 import redis
 
-from lisa.core.store import SyncStore
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
-
-__all__ = ["BOUND_MS", "COUNTING", "Call", "Observer", "Stopwatch", "quantile", "summary"]
 
 BOUND_MS = 5.0
 PING_EVERY_S = 0.001
 COUNTING = "(counting)"
 COUNT = "local n = 0 for i = 1, tonumber(ARGV[1]) do n = n + i end return n"
-"""Takes time and does nothing."""
+"""A script that only takes time."""
 
 
 class Call(NamedTuple):
-    """One call: how long it took by the server's clock, and how much of that its thread had a core.
+    """One call: its wall time and its CPU time; `number` is the number of countings before it.
 
-    The difference is what other processes of this machine took. `number` counts before it.
+    The difference between the times is the share of other processes.
     """
 
     took_ms: float
@@ -38,7 +36,7 @@ class Call(NamedTuple):
 
 
 class Stopwatch:
-    """Runs transitions, and notes each call by the name of its script."""
+    """Runs transitions and records each call by script name."""
 
     def __init__(self, store: SyncStore, pid: int) -> None:
         self._store = store
@@ -46,15 +44,15 @@ class Stopwatch:
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.counted_ms: list[float] = []
 
-    def run(self, transition: Transition[Any]) -> Any:
-        """One transition, timed."""
+    def run(self, transition: Transition[Any], about: str = "") -> Any:
+        """Run and time a transition; `about` is a suffix for its name."""
         before = self._clocks("evalsha")
         reply = self._store.call(transition)
-        self._note(label(transition), before, self._clocks("evalsha"))
+        self._note(label(transition) + about, before, self._clocks("evalsha"))
         return reply
 
     def count(self, loops: int) -> float:
-        """A script that does nothing but count, timed; its milliseconds."""
+        """Run and time a script that only counts; returns its milliseconds."""
         before = self._clocks("eval")
         self._store.ask("EVAL", COUNT, 0, loops)
         self._note(COUNTING, before, self._clocks("eval"))
@@ -62,20 +60,20 @@ class Stopwatch:
         return self.counted_ms[-1]
 
     def forget(self) -> None:
-        """All that was noted so far."""
+        """Discard all recorded calls."""
         self.calls.clear()
         self.counted_ms.clear()
 
     def _note(self, name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
         took_ms, core_ms = (after[0] - before[0]) / 1e3, (after[1] - before[1]) / 1e6
-        # The thread ran before and after the call as well, some 0.1 ms, or for a cron of its own.
+        # The thread also ran for about 0.1 ms before and after the call, or for background work.
         own_ms = min(took_ms, core_ms)
         self.calls[name].append(Call(took_ms, own_ms, len(self.counted_ms)))
 
     def _clocks(self, command: str) -> tuple[int, int]:
-        """Microseconds that the command has taken so far, nanoseconds that the thread has run.
+        """Total time of the command in microseconds, and of the thread in nanoseconds.
 
-        The server waits for us when it is asked: the system's count of the latter is up to date.
+        The server is idle during this call, so the thread's time is up to date.
         """
         stats = self._store.ask("INFO", "commandstats").decode()
         found = re.search(rf"cmdstat_{command}:calls=\d+,usec=(\d+)", stats)
@@ -83,7 +81,7 @@ class Stopwatch:
 
 
 def label(transition: Transition[Any]) -> str:
-    """Its script; of sends also which, as their costs differ."""
+    """The script's name; sends are distinguished by kind, because their costs differ."""
     if not isinstance(transition, Enqueue):
         return transition.script
     if transition.are_ids_new:
@@ -93,7 +91,7 @@ def label(transition: Transition[Any]) -> str:
 
 
 class Observer:
-    """Another client, in a process of its own, that pings a thousand times a second."""
+    """Another client, in its own process, that pings a thousand times per second."""
 
     def __init__(self, url: str) -> None:
         spawning = multiprocessing.get_context("spawn")
@@ -127,20 +125,22 @@ def _observe(url: str, stop: Event, theirs: Any) -> None:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value that so large a part of them does not exceed."""
+    """The quantile `part` (0 to 1) of some values."""
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
 def summary(calls: Sequence[Call], counted_ms: Sequence[float]) -> dict[str, float]:
-    """What is told of one script's calls. `counted_ms`: how long counting took, time after time.
+    """Summarize one script's calls; `counted_ms` are the times of all countings.
 
-    At full speed a call takes less by as much as counting was slower, both before and after it,
-    than at its best. (A stall that meets one of the three alone slows no other.)
+    The times at full speed are corrected by the slowdown of counting: the smaller of those before
+    and after the call, relative to the best counting.
     """
     own, took = [one.own_ms for one in calls], [one.took_ms for one in calls]
     best = min(counted_ms)
-    fast = [one.own_ms * best / min(counted_ms[max(0, one.number - 1) : one.number + 1])
-            for one in calls]  # fmt: skip
+    fast = [
+        one.own_ms * best / min(counted_ms[max(0, one.number - 1) : one.number + 1])
+        for one in calls
+    ]
     over = sum(one >= BOUND_MS for one in own)
     return {
         "calls": len(calls),

@@ -1,4 +1,4 @@
-"""Print what arrives."""
+"""A handler that prints each message."""
 
 from lisa import Message, message_received
 

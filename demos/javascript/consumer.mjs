@@ -7,7 +7,7 @@ const ACK_TIMEOUT_MS = 30_000;
 const FIRST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 10_000;
 
-/** What the gateway answered other than success; `kind` is the problem's own word. */
+/** An error answer of the gateway; `kind` is the last part of the problem's type. */
 export class Refused extends Error {
   constructor(status, problem, retryAfterMs) {
     super(problem.detail ?? `status ${status}`);
@@ -17,7 +17,7 @@ export class Refused extends Error {
     this.retryAfterMs = retryAfterMs;
   }
 
-  /** Whether the same request may succeed later. */
+  /** Whether a repeated request may succeed. */
   get passes() {
     return this.status === 429 || this.status >= 500;
   }
@@ -31,7 +31,7 @@ export class Topic {
     if (token) this.headers.authorization = `Bearer ${token}`;
   }
 
-  /** `signal` gives the request up until its answer begins: that one is read to its end. */
+  /** `signal` aborts the request until its answer begins; a started answer is read completely. */
   async post(path, content, signal) {
     const waiting = new AbortController();
     const giveUp = () => waiting.abort();
@@ -44,16 +44,16 @@ export class Topic {
     if (answer.ok) return JSON.parse(text);
     const seconds = Number(answer.headers.get("retry-after"));
     let problem = {};
-    try { problem = JSON.parse(text); } catch { /* a proxy's own words */ }
+    try { problem = JSON.parse(text); } catch { /* a proxy's error page */ }
     throw new Refused(answer.status, problem, seconds > 0 ? seconds * 1000 : undefined);
   }
 
-  /** Send a message; safe to repeat if it has an id. Answers {id, outcome}. */
+  /** Send a message; idempotent if the message has an id. Returns {id, outcome}. */
   send(body, options = {}) {
     return this.post("/messages", { body, ...options });
   }
 
-  /** Say what became of a delivery: verb is ack, retry, extend or release. */
+  /** Settle or extend a delivery: verb is ack, retry, extend or release. */
   settle(delivery, verb, more = {}) {
     const path = `/messages/${encodeURIComponent(delivery.id)}/${verb}`;
     return this.post(path, { receipt: delivery.receipt, ...more });
@@ -63,8 +63,9 @@ export class Topic {
 /**
  * Pulls a topic's messages and runs `handler(delivery)` on them, `concurrency` at a time.
  *
- * A handler that returns acks its message, one that throws puts it to retry: by the topic's policy,
- * or after `error.delayMs`. While it runs its lease is renewed. Handlers have to bear a message twice.
+ * When the handler returns, the message is acked. When it throws, the message is retried by the topic's
+ * retry policy, or after `error.delayMs`. While the handler runs, the lease is renewed. Delivery is
+ * at-least-once, so handlers should be idempotent.
  */
 export class Consumer {
   constructor({ handler, concurrency = 4, group, graceMs = 10_000, log = console.error, ...topic }) {
@@ -76,10 +77,10 @@ export class Consumer {
     this.log = log;
     this.running = new Map();
     this.stopping = new AbortController();
-    this.wake = () => {}; // whoever waits for a free place, or for the end
+    this.wake = () => {}; // resolves when a handler ends, or on stop
   }
 
-  /** Until `stop` is called and what runs has finished, or its grace time is over. */
+  /** Run until `stop` is called and the running handlers have finished or the grace time is over. */
   async run() {
     try {
       await this.#work();
@@ -110,8 +111,8 @@ export class Consumer {
   }
 
   /**
-   * Take nothing more. A poll that waits is given up, which costs no message an attempt. (One whose
-   * answer was on its way at that instant does: its messages come again after the ack timeout.)
+   * Stop pulling. Aborting a waiting poll costs no message an attempt. (Exception: if the answer is
+   * already on its way, its messages are redelivered after the ack timeout.)
    */
   stop() {
     this.stopping.abort();
@@ -146,7 +147,7 @@ export class Consumer {
     await this.#settle(delivery, ...verdict);
   }
 
-  /** Safe to repeat: the gateway knows what it has done already. */
+  /** Repeat the call until it is answered: settling is idempotent. */
   async #settle(delivery, verb, more) {
     const ends = Date.now() + ACK_TIMEOUT_MS;
     let pauseMs = FIRST_PAUSE_MS;
@@ -157,7 +158,7 @@ export class Consumer {
         const isFinal = error instanceof Refused && !error.passes;
         if (isFinal || Date.now() > ends) {
           this.log(`${verb} ${delivery.id}: ${reason(error)}`);
-          return undefined; // another consumer gets it, once its lease is over
+          return undefined; // another consumer gets the message after its lease
         }
         await sleep(error.retryAfterMs ?? jittered(pauseMs));
         pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS);
@@ -170,12 +171,12 @@ export class Consumer {
     const inTime = await Promise.race([done.then(() => true), sleep(this.graceMs, false)]);
     if (!inTime) {
       const left = [...this.running.keys()];
-      this.log(`${left.length} not finished in time: given back`);
+      this.log(`${left.length} not finished in time: released`);
       await Promise.allSettled(left.map((delivery) => this.topic.settle(delivery, "release")));
     }
   }
 
-  /** Until the time is over, or `stop` is called. */
+  /** Wait for the given time, or until `stop` is called. */
   async #pause(ms) {
     await sleep(jittered(ms), undefined, { signal: this.stopping.signal }).catch(() => {});
   }
@@ -185,7 +186,7 @@ function reason(error) {
   return error?.cause?.message ?? error?.message ?? String(error);
 }
 
-/** Not all clients that were turned away come back at one instant. */
+/** Prevents all rejected clients from returning at the same time. */
 function jittered(ms) {
   return ms * (1 + Math.random());
 }

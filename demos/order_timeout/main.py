@@ -1,4 +1,4 @@
-"""Orders that time out, all three roles and the server in one program."""
+"""Cancel unpaid orders, with all three roles and the server in one program."""
 
 import time
 from datetime import timedelta
@@ -12,13 +12,13 @@ TIME_TO_PAY = timedelta(seconds=2)
 
 
 class OrderTimeout(msgspec.Struct):
-    """The body: which order."""
+    """The body of a message: the order that times out."""
 
     order: int
 
 
 def main() -> None:
-    """Place six orders, pay two, and watch."""
+    """Create six orders, pay two of them, and print the results."""
     with EmbeddedServer() as server:
         consumer = Consumer(server.url)
         garbage: list[Message] = []

@@ -1,4 +1,4 @@
-"""Three messages, half a second apart, sent and moved by one process."""
+"""One process sends three messages, half a second apart, and promotes them."""
 
 import time
 from datetime import timedelta

@@ -1,6 +1,6 @@
-"""What an operator does: look at topics and messages, work off garbage, check and mend.
+"""Administration: inspect topics and messages, empty garbage, check and repair the data.
 
-Everything here is a flow over a `Store` (see `core.flow`), so that blocking and asyncio callers
-share it: `store.drive(topics.counts(store, ["orders"]))`. No step blocks the server for more than
-a few milliseconds, however large a topic is.
+The functions are flows over a `Store` (see `core.redis.flow`), shared by blocking and asyncio
+callers: `store.drive(topics.counts(store, ["orders"]))`. No step blocks the server for more than
+a few milliseconds, regardless of a topic's size.
 """

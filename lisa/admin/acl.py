@@ -1,7 +1,7 @@
-"""What each role needs of the server, and not one command more: the rights that it is given.
+"""The minimal ACL rights of each role.
 
-Commands that a script calls are checked against the user's rights as well, so a role's set is what
-it sends plainly and what stands in the scripts that it runs. The latter is read out of the scripts.
+Redis also checks the commands that a script calls against the user's rights. A role's rights are
+therefore the commands that it sends itself plus those in its scripts, extracted from their source.
 """
 
 from __future__ import annotations
@@ -12,44 +12,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lisa.core import scripts
-from lisa.core.errors import ConfigError
-from lisa.core.keys import Keys
-
-__all__ = [
-    "NEWER", "ROLES", "Role", "base_names", "called_by", "check_roles", "every_command", "line",
-    "rights_of",
-]  # fmt: skip
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import Keys
+from lisa.core.transitions import loader
 
 _CALL = re.compile(r"\bp?call\('([A-Z]+)'(?:, '([A-Z]+)')?")
 _CONTAINERS = ("XGROUP", "XINFO", "SCRIPT", "CLIENT", "CLUSTER", "COMMAND", "CONFIG")
 
 NEWER = frozenset({"msetex", "waitaof"})
-"""Commands that scripts do without where the server is older: its ACL does not know them."""
+"""Optional commands of newer servers. Older servers reject them in an ACL rule."""
 
 _ALWAYS = ("EVALSHA", "SCRIPT|LOAD", "SELECT")
 _CLUSTER = ("ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS")
-"""What redis-py's cluster client asks for itself, and `lisa doctor`."""
+"""Commands of redis-py's cluster client and of `lisa doctor`."""
 _DURABILITY = ("WAIT", "WAITAOF")
 _DURABLE = ("producer", "gateway")
-"""Roles whose configuration may ask for replicas."""
+"""Roles with the setting `durability`, which waits for replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a role runs: scripts by name, and the plain commands that it sends itself."""
+    """The scripts that a role runs, and the commands that it sends itself."""
 
     about: str
     scripts: tuple[str, ...]
     commands: tuple[str, ...]
     uses_channel: bool = True
-    """Whether it uses the wake channel, itself or in a script."""
+    """Whether the role or its scripts use the wake channel."""
 
 
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule")
 _SETTLING = ("ack", "declare", "extend", "forget", "open", "pull", "release", "retry")
+_OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HMGET", "MULTI", "TIME")
+"""Of `core.delivery.opening`, which uses the script instead where MULTI is not granted."""
 _SCHEMA = ("GET", "SET")
-_LOOKING = (
+_READING = (
     "EXISTS",
     "GET",
     "GETRANGE",
@@ -70,44 +67,45 @@ _LOOKING = (
     "ZSCORE",
 )
 
+# A table: each role with its scripts and its commands.
 ROLES = {
     "producer": Role("sends, cancels, reschedules, looks up", _SENDING, (*_SCHEMA, "ZADD")),
     "manager": Role(
-        "moves what is due, takes back, sweeps; its metrics",
-        ("configure", "declare", "expire", "forget", "inspect", "mend", "place", "promote",
-         "prune", "purge", "reclaim", "trim", "undeclare"),
+        "promotes, reclaims and sweeps messages; its metrics",
+        ("absorb", "clear", "configure", "declare", "expire", "forget", "inspect", "mend",
+         "promote", "prune", "purge", "reclaim", "renew", "set_layout", "trim", "undeclare"),
         (*_SCHEMA, "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN",
-         "HSET", "INFO", "PING", "SCAN", "SUBSCRIBE", "TIME", "XADD", "XDEL",
+         "HSET", "INFO", "PEXPIRE", "PING", "SCAN", "SUBSCRIBE", "TIME", "XADD", "XDEL",
          "XINFO|CONSUMERS", "XINFO|GROUPS", "XLEN", "XPENDING", "XRANGE", "XREVRANGE", "ZADD",
          "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREM", "ZSCAN", "ZSCORE"),
     ),
     "consumer": Role(
-        "handles messages, or pulls them",
+        "handles or pulls messages",
         _SETTLING,
-        (*_SCHEMA, "CLIENT|ID", "CLIENT|UNBLOCK", "HDEL", "HEXISTS", "HGETALL", "HKEYS", "HSET",
+        (*_SCHEMA, *_OPENING, "CLIENT|ID", "CLIENT|UNBLOCK", "HDEL", "HGETALL", "HKEYS", "HSET",
          "PUBLISH", "XREAD", "XREADGROUP", "ZADD"),
     ),
     "gateway": Role(
         "the HTTP API, the page, pushes, metrics",
-        (*_SENDING, *_SETTLING, "configure", "place", "purge", "requeue", "undeclare"),
-        (*_LOOKING, "HDEL", "HEXISTS", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN", "TIME",
+        (*_SENDING, *_SETTLING, "configure", "purge", "read", "requeue", "set_layout", "undeclare"),
+        (*_READING, *_OPENING, "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
     ),
     "operator": Role(
         "the `lisa` command line",
-        (*_SENDING, "configure", "mend", "place", "purge", "requeue", "undeclare"),
-        (*_LOOKING, "COMMAND|INFO", "CONFIG|GET", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
+        (*_SENDING, "configure", "mend", "purge", "requeue", "set_layout", "undeclare"),
+        (*_READING, "COMMAND|INFO", "CONFIG|GET", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
          "SCAN", "SCRIPT|EXISTS", "SET", "TIME", "TYPE", "XACK", "XDEL", "ZADD", "ZREM", "ZSCAN"),
     ),
     "pipeline": Role(
         "the Spark data source and its jobs",
-        ("cancel", "configure", "declare", "enqueue", "inspect", "place", "restore"),
+        ("cancel", "configure", "declare", "enqueue", "inspect", "read", "restore", "set_layout"),
         (*_SCHEMA, "DECRBY", "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HMGET", "HSET",
          "INCRBY", "INFO", "MGET", "PEXPIRE", "STRLEN", "TIME", "XGROUP|CREATE", "XGROUP|DESTROY",
          "XINFO|GROUPS", "XINFO|STREAM", "XPENDING", "XRANGE", "XREVRANGE", "XSETID", "ZADD",
          "ZCARD", "ZCOUNT", "ZRANGE", "ZSCORE"),
     ),
-    "reader": Role("looks only: get, list, topics, top, metrics", ("inspect",), _LOOKING,
+    "reader": Role("reads only: get, list, topics, top, metrics", ("inspect",), _READING,
                    uses_channel=False),
 }  # fmt: skip
 """All roles by name."""
@@ -115,8 +113,8 @@ ROLES = {
 
 @cache
 def called_by(script: str) -> frozenset[str]:
-    """The commands that a script calls, as rights name them: `hset`, `xgroup|create`."""
-    code = re.sub(r"--[^\n]*", "", scripts.load(script).source)
+    """The commands that a script calls, in ACL notation: `hset`, `xgroup|create`."""
+    code = re.sub(r"--[^\n]*", "", loader.load(script).source)
     return frozenset(
         f"{name}|{sub}".lower() if sub and name in _CONTAINERS else name.lower()
         for name, sub in _CALL.findall(code)
@@ -124,11 +122,11 @@ def called_by(script: str) -> frozenset[str]:
 
 
 def check_roles(names: Iterable[str]) -> list[str]:
-    """The roles named, all where none is. Raises ConfigError."""
+    """The given roles without duplicates, or all roles. Raises ConfigError for unknown roles."""
     wanted = list(dict.fromkeys(names)) or list(ROLES)
     for name in wanted:
         if name not in ROLES:
-            raise ConfigError(f"there is no role {name!r}: use {', '.join(ROLES)}")
+            raise ConfigError(f"unknown role {name!r}: use {', '.join(ROLES)}")
     return wanted
 
 
@@ -139,9 +137,9 @@ def rights_of(
     cluster: bool = False,
     durability: bool = False,
 ) -> list[str]:
-    """The commands that some roles need together, sorted: `evalsha`, `xgroup|create`.
+    """The commands that the given roles need, sorted, in ACL notation: `xgroup|create`.
 
-    `newer` names those of `NEWER` that the server knows.
+    newer: the commands of `NEWER` that the server supports.
     """
     found: set[str] = set()
     for name in check_roles(names):
@@ -154,12 +152,12 @@ def rights_of(
 
 
 def every_command() -> list[str]:
-    """What Lisa uses at all, without subcommands, as COMMAND INFO takes it: upper case, sorted."""
+    """All commands that Lisa uses, without subcommands: upper case, sorted."""
     return base_names(rights_of(ROLES))
 
 
 def base_names(rights: Iterable[str]) -> list[str]:
-    """Commands without their subcommands, upper case, sorted."""
+    """The commands of some rights, without subcommands: upper case, sorted."""
     return sorted({right.partition("|")[0].upper() for right in rights})
 
 
@@ -172,10 +170,10 @@ def line(
     password: str | None,
     style: str,
 ) -> str:
-    """One user's rights, as a command (`setuser`) or as a line of an ACL file (`file`).
+    """One user's rights as a command (style `setuser`) or a line of an ACL file (`file`).
 
-    `password` None leaves passwords, and whether the user is on, as they are (a new one is off);
-    an empty one asks for none. Only its SHA-256 is printed.
+    password: None keeps the user's passwords and on/off state (a new user is off), "" allows
+        access without a password. The line contains only the password's SHA-256.
     """
     if password is None:
         entry = []

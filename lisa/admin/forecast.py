@@ -1,54 +1,53 @@
-"""What falls due when, and whether it is more than was ever handled in the same time.
+"""A forecast of the messages that fall due, and whether consumers can keep up with them.
 
-Each group gets every message, so each has a forecast of its own: what waits, its own retries, and
-what it has in ready. It is played forward at the best pace that was measured.
+Each group receives every message, so each has its own forecast, from the waiting messages, its
+retries and its ready messages, at the best handling rate that was measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
-from lisa.admin.parts import places
 from lisa.admin.reading import ask_all
-from lisa.core.flow import Command, Flow
-from lisa.core.store import Store
+from lisa.admin.shards import shards
+from lisa.admin.steps import Steps
+from lisa.core.model.sharding import Shard
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.store import Store
 
-__all__ = ["BANDS_MS", "Band", "Due", "Horizon", "Outlook", "Step", "bands", "due", "outlook"]
-
-TRIFLE = 10
-"""A backlog of so few messages is not worth a warning."""
+MIN_BACKLOG = 10
+"""A smaller backlog is not reported as falling behind."""
 
 BANDS_MS = (
-    1_000, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000,
-    604_800_000, 2_592_000_000,
-)  # fmt: skip
-"""Upper bounds of how long messages still have to wait; one more band holds what is above."""
+    1_000,
+    5_000,
+    10_000,
+    30_000,
+    60_000,
+    300_000,
+    1_800_000,
+    3_600_000,
+    21_600_000,
+    86_400_000,
+    604_800_000,
+    2_592_000_000,
+)
+"""Upper bounds of the remaining waiting time; the last band has no upper bound."""
 
 
-class Horizon(Enum):
-    """How far ahead is looked, and in which steps: (number of steps, milliseconds of each)."""
+class Horizon(Steps):
+    """The period of a forecast."""
 
     MINUTES = (60, 60_000)
     HOURS = (48, 3_600_000)
     DAYS = (30, 86_400_000)
 
-    @property
-    def count(self) -> int:
-        """How many steps."""
-        return self.value[0]
-
-    @property
-    def step_ms(self) -> int:
-        """How long each is."""
-        return self.value[1]
-
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """How many messages wait between so long and so long from now; None: without bound."""
+    """The number of messages due between two distances from now; None means unbounded."""
 
     from_ms: int | None
     to_ms: int | None
@@ -57,7 +56,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What one group has before it: `backlog` is due already, `steps` (start, end, messages)."""
+    """One group's load: `backlog` is due now; `steps` are (start_ms, end_ms, messages)."""
 
     group: str
     backlog: int
@@ -66,8 +65,8 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step: what falls due in it, and what is left over at its end at the pace assumed."""
+class ForecastStep:
+    """One step: messages due within it, and messages left at its end at the assumed rate."""
 
     start_ms: int
     end_ms: int
@@ -77,15 +76,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """A group's steps at a pace (messages a second; None: nothing was ever handled).
+    """A group's forecast at a rate `pace` (messages per second; None if nothing was handled yet).
 
-    crossing_ms: from when on more falls due than is handled, None if that never happens; `most` is
-    the largest backlog, and `clear_ms` when it is worked off, None if not within the steps.
+    crossing_ms: when the group starts to fall behind; None if it keeps up.
+    most: the largest backlog from then on.
+    clear_ms: when the last backlog is gone; None if not within the steps.
     """
 
     group: str
     backlog: int
-    steps: tuple[Step, ...]
+    steps: tuple[ForecastStep, ...]
     beyond: int
     pace: float | None
     crossing_ms: int | None = None
@@ -94,15 +94,24 @@ class Outlook:
 
 
 def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
-    """How long the messages in `waiting` still have to wait; the first band is overdue."""
+    """Count waiting messages by remaining time; the first band is overdue."""
     edges: list[int | None] = [None, 0, *BANDS_MS, None]
     ranges = list(pairwise(edges))
-    keys = [store.keys.topic(place).waiting for place in (yield from places(store, topic))]
-    counts = yield from ask_all(store, [
-        ("ZCOUNT", key, *_range(None if low is None else low + now_ms,
-                                None if high is None else high + now_ms))
-        for low, high in ranges for key in keys
-    ])  # fmt: skip
+    keys = [store.keys.topic(shard).waiting for shard in (yield from shards(store, topic))]
+    counts = yield from ask_all(
+        store,
+        [
+            (
+                "ZCOUNT",
+                key,
+                *_range(
+                    None if low is None else low + now_ms, None if high is None else high + now_ms
+                ),
+            )
+            for low, high in ranges
+            for key in keys
+        ],
+    )
     width = len(keys)
     return [
         Band(low, high, sum(n or 0 for n in counts[i * width : (i + 1) * width]))
@@ -111,42 +120,49 @@ def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
 
 
 def due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
-    """What each group has before it, steps beginning at full minutes, hours or days (UTC).
+    """The load of each group; later steps begin at full minutes, hours or days (UTC).
 
-    Without any group what waits is told all the same, for a group named "".
+    A topic without groups yields the waiting messages for a group named "".
     """
     parts: dict[str, list[Due]] = {}
-    for place in (yield from places(store, topic)):
-        for one in (yield from _due(store, place, horizon, now_ms=now_ms)):
+    for shard in (yield from shards(store, topic)):
+        for one in (yield from _due_in_shard(store, shard, horizon, now_ms=now_ms)):
             parts.setdefault(one.group, []).append(one)
-    return [_whole(parts[group]) for group in sorted(parts)]
+    return [_sum_of_shards(parts[group]) for group in sorted(parts)]
 
 
-def _whole(parts: Sequence[Due]) -> Due:
-    """What several places have before them, together."""
+def _sum_of_shards(parts: Sequence[Due]) -> Due:
+    """One group's load on all shards of a topic."""
     first = parts[0]
     return Due(
-        first.group, sum(one.backlog for one in parts),
-        tuple((start, end, sum(one.steps[i][2] for one in parts))
-              for i, (start, end, _) in enumerate(first.steps)),
+        first.group,
+        sum(one.backlog for one in parts),
+        tuple(
+            (start, end, sum(one.steps[i][2] for one in parts))
+            for i, (start, end, _) in enumerate(first.steps)
+        ),
         sum(one.beyond for one in parts),
-    )  # fmt: skip
+    )
 
 
-def _due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
+def _due_in_shard(store: Store, shard: Shard, horizon: Horizon, *, now_ms: int) -> Flow[list[Due]]:
+    """The load of each group in one shard.
+
+    The replies are the counts of each sorted set, then two replies per group on its ready stream.
+    """
     step = horizon.step_ms
     first = now_ms - now_ms % step
     edges = [now_ms, *(first + i * step for i in range(1, horizon.count + 1))]
-    groups = yield from store.groups(topic)
-    keys = store.keys.topic(topic)
-    holding = [keys.waiting, *(keys.group(name).retry for name in groups)]
-    asked: list[Command] = [one for key in holding for one in _counts(key, edges)]
+    groups = yield from store.groups(shard)
+    keys = store.keys.topic(shard)
+    zsets = [keys.waiting, *(keys.group(name).retry for name in groups)]
+    asked: list[Command] = [one for key in zsets for one in _counts(key, edges)]
     for name in groups:
         ready = keys.group(name).ready
         asked += [("XLEN", ready), ("XPENDING", ready, name)]
     replies = iter((yield from ask_all(store, asked)))
     width = len(edges) + 1
-    rows = [[next(replies) or 0 for _ in range(width)] for _ in holding]
+    rows = [[next(replies) or 0 for _ in range(width)] for _ in zsets]
     found = []
     for i, name in enumerate(groups or ("",)):
         sums = [sum(both) for both in zip(rows[0], rows[i + 1], strict=True)] if groups else rows[0]
@@ -162,25 +178,33 @@ def _due(store: Store, topic: str, horizon: Horizon, *, now_ms: int) -> Flow[lis
 
 
 def outlook(ahead: Due, pace: float | None) -> Outlook:
-    """Play it forward: what is left over at the end of each step at that pace."""
-    steps: list[Step] = []
+    """Simulate the steps at a handling rate of `pace` messages per second."""
+    steps: list[ForecastStep] = []
     left, most, crossing, clear = float(ahead.backlog), 0, None, None
     for start, end, count in ahead.steps:
         if pace is None:
-            steps.append(Step(start, end, count, None))
+            steps.append(ForecastStep(start, end, count, None))
             continue
-        todo, room = left + count, pace * (end - start) / 1000
+        before, todo, room = left, left + count, pace * (end - start) / 1000
         left = max(0.0, todo - room)
-        if left >= TRIFLE and crossing is None:
-            crossing = start
+        if left >= MIN_BACKLOG:
+            if crossing is None:
+                crossing, most = start, round(before)
+            clear = None
         elif crossing is not None and clear is None and not left:
             clear = start + round(todo / pace * 1000)
         most = max(most, round(left))
-        steps.append(Step(start, end, count, round(left)))
+        steps.append(ForecastStep(start, end, count, round(left)))
     return Outlook(
-        group=ahead.group, backlog=ahead.backlog, steps=tuple(steps), beyond=ahead.beyond,
-        pace=pace, crossing_ms=crossing, most=most if crossing is not None else 0, clear_ms=clear,
-    )  # fmt: skip
+        group=ahead.group,
+        backlog=ahead.backlog,
+        steps=tuple(steps),
+        beyond=ahead.beyond,
+        pace=pace,
+        crossing_ms=crossing,
+        most=most if crossing is not None else 0,
+        clear_ms=clear,
+    )
 
 
 def _counts(key: str, edges: list[int]) -> list[Command]:
@@ -189,5 +213,5 @@ def _counts(key: str, edges: list[int]) -> list[Command]:
 
 
 def _range(low: int | None, high: int | None) -> tuple[str, str]:
-    """Above `low`, up to and with `high`."""
+    """The ZCOUNT range low < score <= high."""
     return ("-inf" if low is None else f"({low}", "+inf" if high is None else str(high))

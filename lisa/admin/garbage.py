@@ -1,28 +1,27 @@
-"""Garbage: look through it, give it a new life, or end it for good."""
+"""Garbage (dead letters): list, requeue and purge."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from lisa.admin.messages import Row, State, list_messages
-from lisa.admin.parts import places
-from lisa.core.errors import GroupRemoved
-from lisa.core.flow import Flow
-from lisa.core.pages import PAGE
-from lisa.core.store import Store, chunks
+from lisa.admin.messages import LiveState, MessagePage, Row, list_messages, selected_groups
+from lisa.admin.shards import shards
+from lisa.core.redis.flow import Flow
+from lisa.core.store.paging import PAGE
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.requeue import Requeue
 
-__all__ = ["Found", "Selection", "act", "groups_of", "listed", "matching", "purge", "requeue"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
-    """Which dead messages are meant: those of a topic, of one group or all, that match.
+class GarbageSelection:
+    """Selects dead messages of a topic.
 
-    died_before_ms: only those that died before that instant, epoch milliseconds.
-    reason: only those whose reason holds this text; upper and lower case are equal.
+    group: only this group; None selects all groups.
+    died_before_ms: only messages that died before this instant, in epoch milliseconds.
+    reason: only messages whose reason contains this text, ignoring case.
     """
 
     topic: str
@@ -31,65 +30,54 @@ class Selection:
     reason: str | None = None
 
     def matches(self, row: Row) -> bool:
-        """Whether a row of the list is meant."""
+        """Whether the row's reason matches."""
         return self.reason is None or self.reason.lower() in (row.reason or "").lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Some dead messages, and the cursor of what follows; None at the end."""
-
-    rows: tuple[Row, ...]
-    cursor: str | None
-
-
-def groups_of(store: Store, selection: Selection) -> Flow[tuple[str, ...]]:
-    """The groups that are meant. Raises GroupRemoved for one that is not declared."""
-    declared = yield from store.groups(selection.topic)
-    if selection.group is None:
-        return declared
-    if selection.group not in declared:
-        raise GroupRemoved(
-            f"group {selection.group!r} is not declared on topic {selection.topic!r}"
-        )
-    return (selection.group,)
+Action: TypeAlias = Callable[[Store, str, str, Sequence[str]], Flow[list[bool]]]
+"""`requeue` or `purge`."""
 
 
 def listed(
     store: Store,
-    selection: Selection,
+    selection: GarbageSelection,
     *,
     cursor: str | None = None,
     limit: int = 100,
     most: int | None = None,
-) -> Flow[Found]:
-    """Dead messages that match, the oldest first, at most `limit`.
+) -> Flow[MessagePage]:
+    """Up to `limit` matching dead messages, oldest first.
 
-    most: after so many were looked at this ends, too, and the cursor says where to go on.
+    most: stop after examining this many messages; the cursor continues from there.
     """
     rows: list[Row] = []
     looked = 0
     while len(rows) < limit and (most is None or looked < most):
         step = min(PAGE, limit - len(rows))
         page = yield from list_messages(
-            store, selection.topic, State.GARBAGE, group=selection.group, cursor=cursor,
-            due_before_ms=selection.died_before_ms, limit=step,
-        )  # fmt: skip
+            store,
+            selection.topic,
+            LiveState.GARBAGE,
+            group=selection.group,
+            cursor=cursor,
+            due_before_ms=selection.died_before_ms,
+            limit=step,
+        )
         rows += [row for row in page.rows if selection.matches(row)]
         cursor, looked = page.cursor, looked + step
         if cursor is None:
             break
-    return Found(tuple(rows), cursor)
+    return MessagePage(tuple(rows), cursor)
 
 
-def matching(store: Store, selection: Selection) -> Flow[int]:
-    """How many dead messages are meant. Without a reason O(log n), else all are looked at."""
+def matching(store: Store, selection: GarbageSelection) -> Flow[int]:
+    """Count the selected messages: O(log n), or with a reason O(n)."""
     if selection.reason is None:
         total = 0
         end = "+inf" if selection.died_before_ms is None else f"({selection.died_before_ms}"
-        for place in (yield from places(store, selection.topic)):
-            keys = store.keys.topic(place)
-            for group in (yield from groups_of(store, selection)):
+        for shard in (yield from shards(store, selection.topic)):
+            keys = store.keys.topic(shard)
+            for group in (yield from selected_groups(store, selection.topic, selection.group)):
                 total += yield from store.command("ZCOUNT", keys.group(group).garbage, "-inf", end)
         return total
     total, cursor = 0, None
@@ -101,37 +89,54 @@ def matching(store: Store, selection: Selection) -> Flow[int]:
 
 
 def requeue(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[list[bool]]:
-    """Dead messages become due now, their failed attempts forgotten; False: not in the garbage."""
-    done: list[bool] = []
-    for some in chunks(ids, store.batch_size(topic, Requeue)):
-        done += yield from store.run_by_id(Requeue(topic, group, some))
-    return done
+    """Make dead messages due now and reset their attempts; False for ids not in garbage."""
+    return (yield from _each(store, topic, group, ids, Requeue))
 
 
 def purge(store: Store, topic: str, group: str, ids: Sequence[str]) -> Flow[list[bool]]:
-    """Dead messages end for good; False: not in the garbage."""
+    """Delete dead messages permanently; False for ids not in garbage."""
+    return (yield from _each(store, topic, group, ids, Purge))
+
+
+def _each(
+    store: Store, topic: str, group: str, ids: Sequence[str], kind: type[Requeue | Purge]
+) -> Flow[list[bool]]:
     done: list[bool] = []
-    for some in chunks(ids, store.batch_size(topic, Purge)):
-        done += yield from store.run_by_id(Purge(topic, group, some))
+    for some in chunks(ids, store.batch_size(topic, kind)):
+        done += yield from store.run_by_id(kind(topic, group, some))
     return done
+
+
+def act_on(
+    store: Store, selection: GarbageSelection, ids: Sequence[str], action: Action
+) -> Flow[tuple[int, list[str]]]:
+    """Apply `action` to some ids in the selected groups.
+
+    Returns how many messages it affected, and the ids that were in the garbage of no group.
+    """
+    asked, done, found = list(dict.fromkeys(ids)), 0, set[str]()
+    for group in (yield from selected_groups(store, selection.topic, selection.group)):
+        answers = yield from action(store, selection.topic, group, asked)
+        done += sum(answers)
+        found.update(one for one, hit in zip(asked, answers, strict=True) if hit)
+    return done, [one for one in asked if one not in found]
 
 
 def act(
     store: Store,
-    selection: Selection,
-    action: Callable[[Store, str, str, Sequence[str]], Flow[list[bool]]],
+    selection: GarbageSelection,
+    action: Action,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Flow[int]:
-    """Requeue or purge (`action`) all that match and had died when this began; answers how many.
+    """Apply `action` to all selected messages; returns how many.
 
-    A message that dies again meanwhile is not taken a second time, so this always ends.
+    Skips messages that die after the start, so that a requeued message that dies again does not
+    keep the loop running.
     """
     now_ms = (yield from store.server_time_us()) // 1000 + 1
     until = min(now_ms, selection.died_before_ms or now_ms)
-    bounded = Selection(
-        topic=selection.topic, group=selection.group, died_before_ms=until, reason=selection.reason
-    )
+    bounded = replace(selection, died_before_ms=until)
     done, cursor = 0, None
     while True:
         found = yield from listed(store, bounded, cursor=cursor, limit=PAGE)

@@ -1,58 +1,45 @@
-"""A topic over time, out of the samples of its counters that the manager takes each minute.
+"""The history of a topic, from the samples of its counters that the manager takes each minute.
 
-Counters only grow, and no sample is written where nothing changed: so what a topic's counters were
-at an instant stands in the last sample before it, and what happened between two instants is the
-difference. A reader asks for one sample an instant, however many there are.
+Counters only grow, and unchanged counters are not sampled again. A topic's counters at an instant
+are therefore in the last sample before it. A reader requests one sample per instant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
 from lisa.admin.live import lateness_buckets
-from lisa.admin.parts import counted, summed
 from lisa.admin.reading import ask_all
-from lisa.core.flow import Flow
-from lisa.core.lateness import percentile
-from lisa.core.store import Store, counters
-
-__all__ = ["Interval", "Span", "best_pace", "counters_at", "history"]
+from lisa.admin.shards import counted
+from lisa.admin.steps import Steps
+from lisa.core.model.lateness import percentile
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store, counters, summed
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
-SETTLES_MS = 15_000
-"""So long after a minute its samples may still be missing; what came since belongs to it."""
+SAMPLE_DELAY_MS = 15_000
+"""How long after a full minute its samples may be missing."""
 
-ENOUGH = 4
-"""Less than one part in so many of the longest interval says nothing of a pace."""
+MIN_FRACTION = 4
+"""Intervals shorter than 1/MIN_FRACTION of the longest are too short to measure a rate."""
 
 
-class Span(Enum):
-    """How far back is looked, and in which steps: (number of steps, milliseconds of each)."""
+class HistorySpan(Steps):
+    """The period of a history."""
 
     HOUR = (60, MINUTE_MS)
     DAY = (96, 15 * MINUTE_MS)
     WEEK = (168, HOUR_MS)
     QUARTER = (90, DAY_MS)
 
-    @property
-    def count(self) -> int:
-        """How many steps."""
-        return self.value[0]
-
-    @property
-    def step_ms(self) -> int:
-        """How long each is."""
-        return self.value[1]
-
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened between two instants: `counters` has what each counter grew by."""
+    """The period between two instants; `counters` are the increases of the counters."""
 
     start_ms: int
     end_ms: int
@@ -60,11 +47,11 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Length in seconds."""
         return max(1, self.end_ms - self.start_ms) / 1000
 
     def per_s(self, counter: str, group: str | None = None) -> float:
-        """How often a second a counter rose, in one group or over all."""
+        """The rate of a counter per second, for one group or all."""
         if group is not None:
             return self.counters.get(f"{counter}@{group}", 0) / self.seconds
         head = f"{counter}@"
@@ -72,28 +59,31 @@ class Interval:
         return (self.counters.get(counter, 0) + rise) / self.seconds
 
     def lateness_ms(self, fraction: float) -> float | None:
-        """A percentile of the lateness of first hand-overs; None where there were none."""
+        """A percentile of the lateness of first deliveries; None if there were none."""
         return percentile(lateness_buckets(self.counters), fraction)
 
 
-def history(store: Store, topic: str, span: Span, *, now_ms: int) -> Flow[list[Interval]]:
-    """The steps of a span up to now, the oldest first; the last ends now, with the live counters.
+def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow[list[Interval]]:
+    """The intervals of a span, oldest first; the last one ends now, with the live counters.
 
-    What lies before the first sample is left out: nothing is known of it.
+    Intervals before the first sample are omitted.
     """
     step = span.step_ms
     last = now_ms - now_ms % step
     bounds = [last - i * step for i in range(span.count - 1, -1, -1)]
-    if now_ms - last < SETTLES_MS:
+    if now_ms - last < SAMPLE_DELAY_MS:
         bounds.pop()
     known: list[dict[str, int] | None] = [None] * len(bounds)
     live: dict[str, int] = {}
-    for place in (yield from counted(store, [topic]))[topic]:
-        samples = yield from ask_all(store, [
-            ("XREVRANGE", store.keys.topic(place).history, bound, "-", "COUNT", 1)
-            for bound in bounds
-        ])  # fmt: skip
-        live = summed([live, (yield from store.stats(place))])
+    for shard in (yield from counted(store, [topic]))[topic]:
+        samples = yield from ask_all(
+            store,
+            [
+                ("XREVRANGE", store.keys.topic(shard).history, bound, "-", "COUNT", 1)
+                for bound in bounds
+            ],
+        )
+        live = summed([live, (yield from store.stats(shard))])
         known = [
             one if sample is None else summed([one or {}, sample])
             for one, sample in zip(known, map(_counters, samples), strict=True)
@@ -107,15 +97,18 @@ def history(store: Store, topic: str, span: Span, *, now_ms: int) -> Flow[list[I
 
 
 def counters_at(store: Store, topics: Sequence[str], at_ms: int) -> Flow[dict[str, dict[str, int]]]:
-    """The counters of topics as they were at an instant; nothing where no sample tells."""
+    """The counters of topics at an instant; omits topics without an earlier sample."""
     parts = yield from counted(store, topics)
-    places = [(topic, place) for topic in topics for place in parts[topic]]
-    samples = yield from ask_all(store, [
-        ("XREVRANGE", store.keys.topic(place).history, at_ms, "-", "COUNT", 1)
-        for _, place in places
-    ])  # fmt: skip
+    pairs = [(topic, shard) for topic in topics for shard in parts[topic]]
+    samples = yield from ask_all(
+        store,
+        [
+            ("XREVRANGE", store.keys.topic(shard).history, at_ms, "-", "COUNT", 1)
+            for _, shard in pairs
+        ],
+    )
     found: dict[str, dict[str, int]] = {}
-    for (topic, _), sample in zip(places, samples, strict=True):
+    for (topic, _), sample in zip(pairs, samples, strict=True):
         counters = _counters(sample)
         if counters is not None:
             found[topic] = summed([found.get(topic, {}), counters])
@@ -123,12 +116,12 @@ def counters_at(store: Store, topics: Sequence[str], at_ms: int) -> Flow[dict[st
 
 
 def best_pace(intervals: Sequence[Interval], group: str | None) -> float | None:
-    """The most that was acked a second in any one interval; None where nothing was.
+    """The highest rate of acks per second of any interval; None if there were no acks.
 
-    An interval that has only begun is left out: a burst of a second is no pace.
+    Intervals that have just begun are ignored, because a short burst is not a sustained rate.
     """
     longest = max((one.seconds for one in intervals), default=0.0)
-    measured = [one for one in intervals if one.seconds * ENOUGH >= longest]
+    measured = [one for one in intervals if one.seconds * MIN_FRACTION >= longest]
     return max((one.per_s("acked", group) for one in measured), default=0.0) or None
 
 
@@ -137,6 +130,6 @@ def _counters(reply: Sequence[tuple[bytes, Sequence[bytes]]] | None) -> dict[str
 
 
 def _risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What each counter grew by; one that fell belongs to a server that came back empty."""
+    """The increase of each counter; decreases (after a data loss) are omitted."""
     rises = {name: n - before.get(name, 0) for name, n in after.items()}
     return {name: n for name, n in rises.items() if n > 0}

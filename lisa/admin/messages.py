@@ -1,13 +1,12 @@
-"""Messages by state, page by page, with a cursor that stays valid while they come and go."""
+"""Lists messages by state in pages, with cursors that stay valid while messages change state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from lisa.admin.parts import places
 from lisa.admin.reading import (
     Position,
     ask_stream,
@@ -16,22 +15,20 @@ from lisa.admin.reading import (
     stream_group,
     stream_ids,
 )
-from lisa.core.errors import ConfigError, GroupRemoved
-from lisa.core.flow import Flow
-from lisa.core.pages import PAGE, readable
-from lisa.core.shards import base
-from lisa.core.store import Store, chunks
+from lisa.admin.shards import shards
+from lisa.core.model.errors import ConfigError, GroupRemoved
+from lisa.core.model.sharding import topic_of
+from lisa.core.redis.flow import Flow
+from lisa.core.store.paging import PAGE, readable
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
 
-__all__ = ["Page", "Row", "State", "list_messages"]
-
-
 MOST_SEQUENCE = 2**64 - 1
-"""The last part of a stream entry id goes up to it."""
+"""The highest sequence number of a stream entry id."""
 
 
-class State(StrEnum):
-    """Where a live message may stand."""
+class LiveState(StrEnum):
+    """The states of a live message."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -42,15 +39,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One message in one place. `group` is None while it waits.
+    """One message in one state; `group` is None in state `waiting`.
 
-    `due_ms` is the due time of the present or next attempt; in garbage, the time of death.
-    `attempts` counts those that failed.
+    due_ms: due time of the current or next attempt; in garbage, the time of death.
+    attempts: number of failed attempts.
     """
 
     id: str
     topic: str
-    state: State
+    state: LiveState
     group: str | None
     due_ms: int | None
     attempts: int = 0
@@ -61,111 +58,117 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Some rows, and the cursor of what follows them; None at the end."""
+class MessagePage:
+    """A page of rows, and the cursor of the next page; None at the end."""
 
     rows: tuple[Row, ...]
     cursor: str | None
 
 
 class _Candidate(NamedTuple):
-    """An id that stood in the wanted place, and the cursor behind it."""
+    """An id that was in the requested state, and the position after it."""
 
     id: bytes
     behind: str
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where it comes among candidates of several shards."""
+        """Sort key among the candidates of several shards."""
         head, colon, _ = self.behind.partition(":")
         return (int(head), self.id) if colon else entry_number(self.behind)
 
 
 class _Found(NamedTuple):
-    """A candidate, and which one of the topic's shards has it."""
+    """A candidate and its source."""
 
-    at: _Place
+    at: _Source
     id: bytes
 
 
 def list_messages(
     store: Store,
     topic: str,
-    state: State,
+    state: LiveState,
     *,
     group: str | None = None,
     due_before_ms: int | None = None,
     cursor: str | None = None,
     limit: int = 100,
-) -> Flow[Page]:
-    """Messages of a topic in one state: by due time, or in order of delivery where in a stream.
+) -> Flow[MessagePage]:
+    """List messages of a topic in one state, by due time, or in streams by order of delivery.
 
-    Without `group` those of all groups, one group after the other. `due_before_ms` keeps those due
-    before that instant (garbage: that died before it). Raises GroupRemoved, and ConfigError for a
-    cursor that is none.
+    group: only this group; by default all groups, one after the other.
+    due_before_ms: only messages due before this instant (garbage: dead before it).
+
+    Raises GroupRemoved if the group is not declared, and ConfigError for an invalid cursor.
     """
-    if state is State.WAITING:
-        groups: Sequence[str] = [""]
-    else:
-        groups = yield from store.groups(topic)
-        if group is not None:
-            if group not in groups:
-                raise GroupRemoved(f"group {group!r} is not declared on topic {topic!r}")
-            groups = [group]
+    groups = (
+        [""] if state is LiveState.WAITING else (yield from selected_groups(store, topic, group))
+    )
     first, slash, behind = (cursor or "/").partition("/")
     if not slash:
-        raise ConfigError(f"{cursor!r} is no cursor of this list; leave it out")
-    parts = yield from places(store, topic)
+        raise ConfigError(f"{cursor!r} is not a cursor of this list; omit it")
+    names = yield from shards(store, topic)
     rows: list[Row] = []
     for name in groups:
         if name < first:
             continue
-        shards = [_Place(one, name, state, due_before_ms) for one in parts]
+        sources = [_Source(one, name, state, due_before_ms) for one in names]
         position: str | None = behind if name == first else ""
         while position is not None:
             wanted = min(limit - len(rows), PAGE)
             if wanted <= 0:
-                return Page(tuple(rows), f"{name}/{position}")
+                return MessagePage(tuple(rows), f"{name}/{position}")
             try:
-                found, position = yield from _merged(store, shards, position, wanted)
+                found, position = yield from _merged(store, sources, position, wanted)
             except ValueError:
-                raise ConfigError(f"{cursor!r} is no cursor of this list; leave it out") from None
+                raise ConfigError(f"{cursor!r} is not a cursor of this list; omit it") from None
             rows += yield from _rows(store, found)
-    return Page(tuple(rows), None)
+    return MessagePage(tuple(rows), None)
 
 
-class _Place(NamedTuple):
-    """Where is looked; in `waiting` the group is empty."""
+def selected_groups(store: Store, topic: str, group: str | None) -> Flow[Sequence[str]]:
+    """The group, or all groups of a topic. Raises GroupRemoved."""
+    groups = yield from store.groups(topic)
+    if group is None:
+        return groups
+    if group not in groups:
+        raise GroupRemoved(f"group {group!r} is not declared on topic {topic!r}")
+    return [group]
 
-    topic: str  # one place of it, where it is split
+
+class _Source(NamedTuple):
+    """One state of one shard and group; in `waiting` the group is empty."""
+
+    shard: str
     group: str
-    state: State
+    state: LiveState
     before_ms: int | None
 
 
 def _merged(
-    store: Store, shards: Sequence[_Place], position: str, wanted: int
+    store: Store, sources: Sequence[_Source], position: str, wanted: int
 ) -> Flow[tuple[list[_Found], str | None]]:
-    """Ids of all shards behind a position, in one order, and the next position; None at the end.
+    """Ids of all shards after a position in one order, and the next position; None at the end.
 
-    A position stands for the same in each shard, but that streams may hold equal entry ids: then
-    it also names the shard, `ENTRY@NUMBER`, and those behind that one have not come to it yet.
+    A position applies to every shard. Streams of several shards may have equal entry ids, so their
+    positions also name a shard, `ENTRY@NUMBER`: later shards have not listed that entry yet.
     """
-    if len(shards) == 1:
-        own, after = yield from _candidates(store, shards[0], position, wanted)
-        return [_Found(shards[0], one.id) for one in own], after
-    in_streams = shards[0].state in (State.READY, State.IN_FLIGHT)
+    if len(sources) == 1:
+        own, after = yield from _candidates(store, sources[0], position, wanted)
+        return [_Found(sources[0], one.id) for one in own], after
+    in_streams = sources[0].state in (LiveState.READY, LiveState.IN_FLIGHT)
     entry, at, number = position.rpartition("@") if in_streams else ("", "", "")
     found: list[tuple[tuple[Any, ...], int, _Candidate]] = []
     is_more = False
-    for i, shard in enumerate(shards):
+    for i, source in enumerate(sources):
         start = position if not at else entry if i <= int(number) else _before(entry)
-        own, after = yield from _candidates(store, shard, start, wanted)
+        own, after = yield from _candidates(store, source, start, wanted)
         found += [(one.order, i, one) for one in own]
         is_more |= after is not None
     found.sort()
     taken = found[:wanted]
-    rows = [_Found(shards[i], one.id) for _, i, one in taken]
+    rows = [_Found(sources[i], one.id) for _, i, one in taken]
     if not taken or (len(taken) == len(found) and not is_more):
         return rows, None
     _, i, last = taken[-1]
@@ -173,7 +176,7 @@ def _merged(
 
 
 def _before(entry: str) -> str:
-    """The entry id right before this one."""
+    """The highest entry id below this one."""
     milliseconds, sequence = entry_number(entry)
     if sequence:
         return f"{milliseconds}-{sequence - 1}"
@@ -181,24 +184,24 @@ def _before(entry: str) -> str:
 
 
 def _candidates(
-    store: Store, place: _Place, position: str, wanted: int
+    store: Store, source: _Source, position: str, wanted: int
 ) -> Flow[tuple[list[_Candidate], str | None]]:
-    """Candidates behind a position, and the next position; None at the end."""
-    keys = store.keys.topic(place.topic)
-    if place.state in (State.READY, State.IN_FLIGHT):
-        read = _ready if place.state is State.READY else _in_flight
-        stream = keys.group(place.group).ready
-        found = yield from read(store, stream, place.group, position, wanted)
+    """Candidates after a position, and the next position; None at the end."""
+    keys = store.keys.topic(source.shard)
+    if source.state in (LiveState.READY, LiveState.IN_FLIGHT):
+        read = _ready if source.state is LiveState.READY else _in_flight
+        stream = keys.group(source.group).ready
+        found = yield from read(store, stream, source.group, position, wanted)
         return found, found[-1].behind if len(found) == wanted else None
-    if place.state is State.WAITING:
+    if source.state is LiveState.WAITING:
         key = keys.waiting
     else:
-        own = keys.group(place.group)
-        key = own.retry if place.state is State.RETRY else own.garbage
+        own = keys.group(source.group)
+        key = own.retry if source.state is LiveState.RETRY else own.garbage
     score, _, member = position.partition(":")
     after = Position(int(score), member) if position else None
     members = yield from sorted_page(store, key, after, wanted)
-    inside = [one for one in members if place.before_ms is None or one[1] < place.before_ms]
+    inside = [one for one in members if source.before_ms is None or one[1] < source.before_ms]
     candidates = [
         _Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for one, due in inside
     ]
@@ -233,35 +236,41 @@ def _in_flight(
 
 
 def _rows(store: Store, found: Sequence[_Found]) -> Flow[list[Row]]:
-    """What is (still) in that state, as the server sees each id in one step."""
-    by_place: dict[_Place, list[bytes]] = {}
+    """Rows of the candidates that are still in the requested state."""
+    by_source: dict[_Source, list[bytes]] = {}
     for candidate in found:
-        by_place.setdefault(candidate.at, []).append(candidate.id)
+        by_source.setdefault(candidate.at, []).append(candidate.id)
     rows: dict[bytes, Row] = {}
-    for place, raw in by_place.items():
+    for source, raw in by_source.items():
         ids, _ = readable([one for one in raw if one])
-        for some in chunks(ids, store.batch_size(place.topic, Inspect)):
-            seen = yield from store.run(Inspect(place.topic, some, bodies=False))
+        for some in chunks(ids, store.batch_size(source.shard, Inspect)):
+            seen = yield from store.run(Inspect(source.shard, some, bodies=False))
             for one, inspection in zip(some, seen, strict=True):
-                row = _row(place, one, inspection)
-                if row and (place.before_ms is None or (row.due_ms or 0) < place.before_ms):
+                row = _row(source, one, inspection)
+                if row and (source.before_ms is None or (row.due_ms or 0) < source.before_ms):
                     rows[one.encode()] = row
     return [rows[one] for one in dict.fromkeys(each.id for each in found) if one in rows]
 
 
-def _row(place: _Place, one: str, seen: Inspection) -> Row | None:
-    if place.state is State.WAITING:
-        if seen.waiting_due_ms is None:
-            return None
-        return Row(
-            id=one, topic=base(place.topic), state=place.state, group=None,
-            due_ms=seen.waiting_due_ms, expires_ms=seen.expires_ms,
-        )  # fmt: skip
-    for there in seen.places:
-        if there.group == place.group and there.state == place.state.value:
-            return Row(
-                id=one, topic=base(place.topic), state=place.state, group=place.group,
-                due_ms=there.due_ms, attempts=there.failed_attempts, consumer=there.consumer,
-                idle_ms=there.idle_ms, reason=there.reason, expires_ms=seen.expires_ms,
-            )  # fmt: skip
+def _row(source: _Source, one: str, seen: Inspection) -> Row | None:
+    row = Row(
+        id=one,
+        topic=topic_of(source.shard),
+        state=source.state,
+        group=source.group or None,
+        due_ms=seen.waiting_due_ms,
+        expires_ms=seen.expires_ms,
+    )
+    if source.state is LiveState.WAITING:
+        return None if row.due_ms is None else row
+    for in_group in seen.group_states:
+        if in_group.group == source.group and in_group.state == source.state.value:
+            return replace(
+                row,
+                due_ms=in_group.due_ms,
+                attempts=in_group.failed_attempts,
+                consumer=in_group.consumer,
+                idle_ms=in_group.idle_ms,
+                reason=in_group.reason,
+            )
     return None

@@ -1,7 +1,7 @@
-"""Push targets: where a gateway POSTs a group's messages, kept with the topic's options.
+"""Push targets: the URLs to which gateways POST the messages of groups.
 
-A target is the field `push:<group>` of the topic's options hash: JSON with the URL, the secret that
-signs, and bounds of its own. So every gateway finds it, and it goes with the topic (decision 13).
+A target is the field `push:<group>` of the topic's options hash: JSON with the URL, the signing
+secret and limits. Every gateway finds it there, and it is removed with the topic (decision 13).
 """
 
 from __future__ import annotations
@@ -19,41 +19,25 @@ import msgspec
 from msgspec import Meta
 
 from lisa.admin.reading import ask_all
-from lisa.core.clock import duration_ms, human
-from lisa.core.errors import ConfigError
-from lisa.core.flow import Flow
-from lisa.core.keys import check_group, check_topic
-from lisa.core.options import MIN_ACK_TIMEOUT, TopicOptions
-from lisa.core.spread import spread
-from lisa.core.store import Store, chunks, pairs
+from lisa.core.model.clock import duration_ms, human
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.options import MIN_ACK_TIMEOUT, TopicOptions
+from lisa.core.model.sharding import Topic
+from lisa.core.redis.flow import Flow
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import Store, chunks, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 
-__all__ = [
-    "FIELD",
-    "MOST_CONCURRENCY",
-    "MOST_TIMEOUT",
-    "Placed",
-    "PushTarget",
-    "check_secret",
-    "check_url",
-    "find",
-    "key_of",
-    "new_secret",
-    "place",
-    "remove",
-    "targets",
-    "targets_of_topics",
-]
-
 FIELD = "push:"
 SECRET_HEAD = "whsec_"  # noqa: S105 - how Standard Webhooks marks a secret, not one itself
 SECRET_BYTES = (24, 64)
-"""What Standard Webhooks allows."""
+"""Lengths of the secret that Standard Webhooks allows."""
 
 DEFAULT_GROUP = "lisa"
-"""The group of a topic that has none yet, as a manager would name it."""
+"""The group that is declared on a topic without groups, as by a manager."""
 
 MOST_CONCURRENCY = 1_000
 LEAST_TIMEOUT = timedelta(milliseconds=100)
@@ -62,8 +46,8 @@ MOST_URL = 2_000
 TOPICS_PER_STEP = 200
 
 
-class _Written(msgspec.Struct, omit_defaults=True):
-    """The field as it is stored; what later versions add is passed over."""
+class _Record(msgspec.Struct, omit_defaults=True):
+    """The stored field; unknown fields of later versions are ignored."""
 
     url: str
     secret: str
@@ -72,12 +56,12 @@ class _Written(msgspec.Struct, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Written)
+_decoder = msgspec.json.Decoder(_Record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PushTarget:
-    """Where the messages of one group go. None is what the gateway's configuration says."""
+class StoredPushTarget:
+    """The push target of one group; None means the gateway's configured default."""
 
     topic: str
     group: str
@@ -88,21 +72,21 @@ class PushTarget:
     ack_timeout_ms: int = 10_000
 
 
-class Placed(NamedTuple):
-    """A target as it is now; whether the group had none; whether its secret was made just now."""
+class SetTarget(NamedTuple):
+    """The result of `set_target`: the target, whether it is new, and whether its secret is new."""
 
-    target: PushTarget
+    target: StoredPushTarget
     is_new: bool
     is_new_secret: bool
 
 
 def check_url(url: str) -> str:
-    """The URL itself, or ConfigError: plain http or https, in ASCII, without user or fragment."""
+    """Return the URL. Raises ConfigError unless it is http(s), ASCII, without user or fragment."""
     shown = repr(url[:80])
     if not url.isascii() or not url.isprintable() or any(one in url for one in ' \\"<>'):
         raise ConfigError(
-            f"{shown} has characters that a URL has not: percent-encode them, and write the host "
-            "in its ASCII form (xn--...)"
+            f"{shown} has characters that are not allowed in a URL: percent-encode them, and write "
+            "the host in its ASCII form (xn--...)"
         )
     if len(url) > MOST_URL:
         raise ConfigError(f"a push URL has at most {MOST_URL} characters, this one {len(url)}")
@@ -110,55 +94,59 @@ def check_url(url: str) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"{shown} is no URL: {error}") from None
+        raise ConfigError(f"{shown} is not a URL: {error}") from None
     if parts.scheme not in ("http", "https"):
-        raise ConfigError(f"{shown} is neither http:// nor https://; pushes go to one of these")
+        raise ConfigError(f"{shown} is not an http:// or https:// URL")
     if not host or port == 0:
-        raise ConfigError(f"{shown} names no host to push to; write https://HOST/PATH")
+        raise ConfigError(f"{shown} has no host; write https://HOST/PATH")
     if parts.username is not None or parts.password is not None:
-        raise ConfigError("a push URL has no user or password; let the target check the signature")
+        raise ConfigError(
+            "a push URL must not contain a user or password; let the target check the signature"
+        )
     if "#" in url:
-        raise ConfigError(f"{shown} has a fragment, which is never sent; leave out # and the rest")
+        raise ConfigError(
+            f"{shown} has a fragment, which is never sent; remove # and the text after it"
+        )
     return url
 
 
 def new_secret() -> str:
-    """A fresh signing secret."""
+    """Generate a signing secret."""
     return SECRET_HEAD + base64.b64encode(secrets.token_bytes(32)).decode("ascii")
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes that sign. Raises ConfigError; the secret itself is in no message."""
+    """Decode a secret into the signing key. Raises ConfigError, without the secret in it."""
     low, high = SECRET_BYTES
     try:
         if not secret.startswith(SECRET_HEAD):
-            raise ValueError(f"it does not begin with {SECRET_HEAD}")
+            raise ValueError(f"it does not start with {SECRET_HEAD}")
         key = base64.b64decode(secret[len(SECRET_HEAD) :], validate=True)
         if not low <= len(key) <= high:
             raise ValueError(f"it has {len(key)} bytes, not {low} to {high}")
     except (binascii.Error, ValueError) as error:
         raise ConfigError(
-            f"this is no signing secret: {error}; write {SECRET_HEAD} and the base64 of {low} to "
-            f"{high} random bytes, or let one be made"
+            f"invalid signing secret: {error}; write {SECRET_HEAD} and the base64 of {low} to "
+            f"{high} random bytes, or omit the secret to generate one"
         ) from None
     return key
 
 
 def check_secret(secret: str) -> str:
-    """The secret itself, or ConfigError that says what one looks like."""
+    """Return the secret. Raises ConfigError if it is invalid."""
     key_of(secret)
     return secret
 
 
-def targets(store: Store, topic: str) -> Flow[list[PushTarget]]:
-    """The targets of one topic, in order of group."""
+def targets(store: Store, topic: str) -> Flow[list[StoredPushTarget]]:
+    """The targets of one topic, sorted by group."""
     stored = yield from store.command("HGETALL", store.keys.topic(topic).options)
     return _read(topic, pairs(stored))
 
 
-def targets_of_topics(store: Store, topics: Sequence[str]) -> Flow[list[PushTarget]]:
-    """The targets of many topics, a round trip for each two hundred of them."""
-    found: list[PushTarget] = []
+def targets_of_topics(store: Store, topics: Sequence[str]) -> Flow[list[StoredPushTarget]]:
+    """The targets of many topics, with one round trip per 200 topics."""
+    found: list[StoredPushTarget] = []
     for some in chunks(topics, TOPICS_PER_STEP):
         commands = [("HGETALL", store.keys.topic(topic).options) for topic in some]
         for topic, stored in zip(some, (yield from ask_all(store, commands)), strict=True):
@@ -166,8 +154,8 @@ def targets_of_topics(store: Store, topics: Sequence[str]) -> Flow[list[PushTarg
     return found
 
 
-def _read(topic: str, stored: Mapping[bytes, bytes]) -> list[PushTarget]:
-    """What a foreign hand made unreadable is no target; the rest is not hidden by it."""
+def _read(topic: str, stored: Mapping[bytes, bytes]) -> list[StoredPushTarget]:
+    """Parse the targets in an options hash; invalid targets are skipped."""
     fields = {text(name): value for name, value in stored.items()}
     named = sorted(name[len(FIELD) :] for name in fields if name.startswith(FIELD))
     if not named:
@@ -183,11 +171,10 @@ def _read(topic: str, stored: Mapping[bytes, bytes]) -> list[PushTarget]:
         except (msgspec.DecodeError, ValueError, ConfigError):
             continue
         found.append(
-            PushTarget(
-                topic=topic, group=group, url=one.url, secret=one.secret,
-                concurrency=one.concurrency, timeout_ms=one.timeout_ms, ack_timeout_ms=timeout_ms,
+            StoredPushTarget(
+                topic=topic, group=group, ack_timeout_ms=timeout_ms, **msgspec.structs.asdict(one)
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -196,24 +183,27 @@ def _ack_timeout_ms(raw: bytes | None) -> int:
         options = TopicOptions.from_hash({b"ack_timeout": raw} if raw else {})
     except ConfigError:
         options = TopicOptions()
-    # A lease is renewed in a third of it: shorter than may be set, that would never end.
+    # Leases are renewed every third of the ack timeout; a shorter one would renew constantly.
     return duration_ms(max(options.ack_timeout, MIN_ACK_TIMEOUT))
 
 
-def find(store: Store, topic: str, group: str) -> Flow[PushTarget | None]:
-    """The target of one group as long as the group is declared, else None."""
+def find(store: Store, topic: str, group: str) -> Flow[StoredPushTarget | None]:
+    """The target of one group; None without a target or if the group is not declared."""
     keys = store.keys.topic(topic)
-    stored, timeout, declared = yield from store.commands([
-        ("HGET", keys.options, FIELD + group), ("HGET", keys.options, "ack_timeout"),
-        ("HEXISTS", keys.groups, group),
-    ])  # fmt: skip
+    stored, timeout, declared = yield from store.commands(
+        [
+            ("HGET", keys.options, FIELD + group),
+            ("HGET", keys.options, "ack_timeout"),
+            ("HEXISTS", keys.groups, group),
+        ]
+    )
     if stored is None or not declared:
         return None
     read = _read(topic, {(FIELD + group).encode(): stored, b"ack_timeout": timeout or b""})
     return read[0] if read else None
 
 
-def place(
+def set_target(
     store: Store,
     topic: str,
     url: str,
@@ -223,53 +213,58 @@ def place(
     timeout: timedelta | None = None,
     secret: str | None = None,
     renew_secret: bool = False,
-) -> Flow[Placed]:
-    """Push a group's messages to a URL from now on, in place of where they went before.
+) -> Flow[SetTarget]:
+    """Push a group's messages to a URL, replacing the group's previous target.
 
-    Without `group` the topic's only one, which is declared where there is none. Without `secret`
-    the target keeps the one that it has, unless `renew_secret`; a new target gets a fresh one.
-    Raises ConfigError, InvalidMessage.
+    group: default is the topic's only group, or a new group if there is none.
+    secret: default is the target's current secret, or a generated one for a new target or with
+        `renew_secret`.
+
+    Raises ConfigError, and InvalidMessage for invalid names.
     """
-    check_url(check_topic(topic) and url)
-    written = _Written(url, "" if secret is None else check_secret(secret), concurrency)
-    if concurrency is not None and not 1 <= concurrency <= MOST_CONCURRENCY:
-        raise ConfigError(f"concurrency is 1 to {MOST_CONCURRENCY}, not {concurrency}")
-    if timeout is not None:
-        if not LEAST_TIMEOUT <= timeout <= MOST_TIMEOUT:
-            low, high = human(duration_ms(LEAST_TIMEOUT)), human(duration_ms(MOST_TIMEOUT))
-            raise ConfigError(f"a push's timeout is {low} to {high}, not {timeout}")
-        written.timeout_ms = duration_ms(timeout)
+    record = _checked(check_topic(topic) and url, secret, concurrency, timeout)
     yield from store.check_schema()
     name = check_group(group) if group else (yield from _only_group(store, topic))
     known = {one.group: one for one in (yield from targets(store, topic))}
     had = known.get(name)
-    is_new_secret = not written.secret and (had is None or renew_secret)
-    if not written.secret:
-        written.secret = new_secret() if is_new_secret or had is None else had.secret
+    is_new_secret = not record.secret and (had is None or renew_secret)
+    if not record.secret:
+        record.secret = new_secret() if is_new_secret or had is None else had.secret
     yield from store.register([topic])
     yield from store.run(Declare(topic, name))
-    yield from spread(store, topic)
-    yield from store.run(Configure(topic, {FIELD + name: _encoder.encode(written).decode()}))
-    target = PushTarget(
-        topic=topic, group=name, url=url, secret=written.secret,
-        concurrency=concurrency, timeout_ms=written.timeout_ms,
-    )  # fmt: skip
-    return Placed(target, had is None, is_new_secret)
+    yield from spread(store, Topic(topic))
+    yield from store.run(Configure(topic, {FIELD + name: _encoder.encode(record).decode()}))
+    target = StoredPushTarget(topic=topic, group=name, **msgspec.structs.asdict(record))
+    return SetTarget(target, had is None, is_new_secret)
+
+
+def _checked(
+    url: str, secret: str | None, concurrency: int | None, timeout: timedelta | None
+) -> _Record:
+    record = _Record(check_url(url), "" if secret is None else check_secret(secret), concurrency)
+    if concurrency is not None and not 1 <= concurrency <= MOST_CONCURRENCY:
+        raise ConfigError(f"concurrency must be 1 to {MOST_CONCURRENCY}, not {concurrency}")
+    if timeout is not None:
+        if not LEAST_TIMEOUT <= timeout <= MOST_TIMEOUT:
+            low, high = human(duration_ms(LEAST_TIMEOUT)), human(duration_ms(MOST_TIMEOUT))
+            raise ConfigError(f"the timeout of a push must be {low} to {high}, not {timeout}")
+        record.timeout_ms = duration_ms(timeout)
+    return record
 
 
 def _only_group(store: Store, topic: str) -> Flow[str]:
     groups = yield from store.groups(topic)
     if len(groups) > 1:
         raise ConfigError(
-            f"topic {topic!r} has several groups ({', '.join(groups)}): say which one is pushed"
+            f"topic {topic!r} has several groups ({', '.join(groups)}): name the group to push"
         )
     return groups[0] if groups else DEFAULT_GROUP
 
 
 def remove(store: Store, topic: str, group: str | None = None) -> Flow[list[str]]:
-    """Push no more: one group, or all of a topic; the groups that were pushed before.
+    """Remove the push target of one group, or all targets of a topic; returns their groups.
 
-    The groups stay, and keep what they owe for other consumers.
+    The groups and their messages remain.
     """
     stored = yield from store.command("HKEYS", store.keys.topic(topic).options)
     names = [text(name)[len(FIELD) :] for name in stored if text(name).startswith(FIELD)]

@@ -1,41 +1,28 @@
-"""Reading in bounded steps: pages of hashes, sorted sets, streams and of the key space."""
+"""Bounded reads: pages of sorted sets, streams and the key space."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lisa.core import failures
-from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
-from lisa.core.flow import Command, Flow
-from lisa.core.pages import PAGE
-from lisa.core.store import Store
-
-__all__ = [
-    "Position",
-    "ask_all",
-    "ask_stream",
-    "entry_number",
-    "info",
-    "pairs_of",
-    "scan_keys",
-    "sorted_page",
-    "stream_group",
-    "stream_ids",
-]
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.redis import errors
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.paging import PAGE
+from lisa.core.store.store import Store
 
 
 class Position(NamedTuple):
-    """A place in a sorted set that stays valid when members come and go."""
+    """A position in a sorted set that stays valid when members are added or removed."""
 
     score: int
     member: str
 
 
 def ask_all(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
-    """Many plain commands in one round trip; None stands for each that the server refused.
+    """Send commands in one round trip; the reply is None for each command that fails.
 
-    So one stream that a foreign hand deleted does not hide the rest of a table.
+    One deleted or corrupt key therefore does not hide the rest of a table.
     """
     try:
         return (yield from store.commands(commands))
@@ -58,17 +45,17 @@ def _ask_or_none(store: Store, command: Command) -> Flow[Any]:
 
 
 def ask_stream(store: Store, *command: str | bytes | float) -> Flow[Any]:
-    """One command on a stream; None if the stream or its group is not there (any more)."""
+    """Send one stream command; None if the stream or its group does not exist."""
     try:
         return (yield from store.command(*command))
     except LisaError as error:
-        if error.__cause__ is not None and failures.is_missing_group(error.__cause__):
+        if error.__cause__ is not None and errors.is_missing_group(error.__cause__):
             return None
         raise
 
 
 def scan_keys(store: Store, pattern: str, cursor: bytes) -> Flow[tuple[bytes, list[bytes]]]:
-    """One step through the key space: the next cursor, and the keys that match."""
+    """One SCAN step: the next cursor and the matching keys."""
     reply = yield from store.command("SCAN", cursor, "MATCH", pattern, "COUNT", 2 * PAGE)
     return reply[0], list(reply[1])
 
@@ -76,18 +63,18 @@ def scan_keys(store: Store, pattern: str, cursor: bytes) -> Flow[tuple[bytes, li
 def sorted_page(
     store: Store, key: str, after: Position | None, limit: int
 ) -> Flow[list[tuple[bytes, int]]]:
-    """Members and scores of a sorted set in order, those behind `after`, at most `limit`.
+    """Up to `limit` members and scores of a sorted set after a position, in order.
 
-    O(log n + limit) wherever the page begins: no offset is counted off, also among equal scores.
-    Fewer than `limit` are there only at the end.
+    O(log n + limit) at any position, even among equal scores. Returns fewer than `limit` only at
+    the end.
     """
     if after is None:
         return pairs_of((yield from store.command("ZRANGE", key, 0, limit - 1, "WITHSCORES")))
     known = (after.score, after.member.encode("utf-8", "surrogateescape"))
     while True:
-        start = yield from _rank_behind(store, key, after)
-        # Members before the page may come and go between the two questions. With one member more,
-        # the one before the page, it shows: else some would be left out, or the end seem near.
+        start = yield from _rank_after(store, key, after)
+        # Members before the page may change between the two commands. Reading the member before
+        # the page as well detects this; otherwise members could be skipped.
         first = max(0, start - 1)
         reply = yield from store.command("ZRANGE", key, first, start + limit - 1, "WITHSCORES")
         members = pairs_of(reply)
@@ -98,19 +85,22 @@ def sorted_page(
 
 
 def pairs_of(reply: Sequence[bytes]) -> list[tuple[bytes, int]]:
-    """Members and scores as whole numbers, out of a reply WITHSCORES."""
+    """Members and integer scores of a WITHSCORES reply."""
     return [(reply[i], int(float(reply[i + 1]))) for i in range(0, len(reply), 2)]
 
 
-def _rank_behind(store: Store, key: str, after: Position) -> Flow[int]:
+def _rank_after(store: Store, key: str, after: Position) -> Flow[int]:
     member = after.member.encode("utf-8", "surrogateescape")
     score, rank = yield from store.commands([("ZSCORE", key, member), ("ZRANK", key, member)])
     if score is not None and rank is not None and int(float(score)) == after.score:
         return int(rank) + 1
-    # It has left. Equal scores stand in order of their bytes: halve the distance.
-    low, equal = yield from store.commands([
-        ("ZCOUNT", key, "-inf", f"({after.score}"), ("ZCOUNT", key, after.score, after.score),
-    ])  # fmt: skip
+    # The member is gone. Members with equal scores are sorted by bytes: use binary search.
+    low, equal = yield from store.commands(
+        [
+            ("ZCOUNT", key, "-inf", f"({after.score}"),
+            ("ZCOUNT", key, after.score, after.score),
+        ]
+    )
     high = low + equal
     while low < high:
         middle = (low + high) // 2
@@ -123,7 +113,7 @@ def _rank_behind(store: Store, key: str, after: Position) -> Flow[int]:
 
 
 def stream_ids(items: Sequence[Any]) -> list[tuple[str, bytes | None, bytes | None]]:
-    """Entry id, message id and due time of an XRANGE reply's items; None where not ours."""
+    """Entry id, message id and due time of XRANGE items; None for missing fields."""
     found = []
     for entry, flat in items:
         fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
@@ -132,7 +122,7 @@ def stream_ids(items: Sequence[Any]) -> list[tuple[str, bytes | None, bytes | No
 
 
 def stream_group(reply: Sequence[Any] | None, name: str) -> dict[str, Any] | None:
-    """One group out of an XINFO GROUPS reply, or None if the stream or the group is not there."""
+    """The fields of one group of an XINFO GROUPS reply; None if the group is missing."""
     for flat in reply or ():
         fields = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
         if fields["name"] == name.encode():
@@ -141,7 +131,7 @@ def stream_group(reply: Sequence[Any] | None, name: str) -> dict[str, Any] | Non
 
 
 def entry_number(entry: str) -> tuple[int, int]:
-    """A stream entry id as numbers, so that entries can be compared."""
+    """A stream entry id as a pair of numbers, for comparison."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)
 

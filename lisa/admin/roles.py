@@ -1,54 +1,58 @@
-"""Which consumers and managers there are, and which of them are gone."""
+"""Lists consumers and managers, including those that are gone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from lisa.admin.parts import counted, places
 from lisa.admin.reading import ask_all, ask_stream, stream_ids
-from lisa.core import presence
-from lisa.core.flow import Flow
-from lisa.core.presence import ConsumerPresence, ManagerPresence
-from lisa.core.store import Store, chunks
+from lisa.admin.shards import counted, shards
+from lisa.core.redis.flow import Flow
+from lisa.core.store import presence
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
-
-__all__ = ["Held", "Seen", "consumers", "held", "managers"]
 
 TOPICS_PER_STEP = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One role's record; `silent_ms` since its last beat, `alive` unless that is too long."""
+P = TypeVar("P", ConsumerPresence, ManagerPresence)
 
-    record: ConsumerPresence | ManagerPresence
+
+@dataclass(frozen=True, slots=True)
+class RolePresence(Generic[P]):
+    """A role's presence record; `silent_ms` is the time since its last heartbeat."""
+
+    record: P
     silent_ms: int
     alive: bool
 
 
-def consumers(store: Store, topics: Sequence[str] = ()) -> Flow[list[Seen]]:
-    """Consumers of the topics named, or of all that are registered."""
+def consumers(
+    store: Store, topics: Sequence[str] = ()
+) -> Flow[list[RolePresence[ConsumerPresence]]]:
+    """The consumers of the given topics, or of all registered topics."""
     names = list(topics) or (yield from store.topics())
     now_us = yield from store.server_time_us()
-    found: list[Seen] = []
+    found: list[RolePresence[ConsumerPresence]] = []
     for some in chunks(names, TOPICS_PER_STEP):
         parts = yield from counted(store, some)
-        asked = [(topic, place) for topic in some for place in parts[topic]]
+        asked = [(topic, shard) for topic in some for shard in parts[topic]]
         replies = yield from ask_all(
-            store, [("HGETALL", store.keys.topic(place).consumers) for _, place in asked]
+            store, [("HGETALL", store.keys.topic(shard).consumers) for _, shard in asked]
         )
         records: dict[tuple[str, str], list[ConsumerPresence]] = {}
         for (topic, _), reply in zip(asked, replies, strict=True):
-            for record in presence.consumers_in(reply or []):
+            for record in presence.records_in(reply or [], ConsumerPresence):
                 records.setdefault((topic, record.name), []).append(record)
         found += [_seen(presence.whole(parts), now_us) for parts in records.values()]
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One message that a consumer has in flight, for so long; `id` is None where its entry went."""
+class InFlightMessage:
+    """A message in flight; `idle_ms` since its delivery; `id` is None if its entry is gone."""
 
     id: str | None
     group: str
@@ -56,16 +60,16 @@ class Held:
     idle_ms: int
 
 
-def held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[Held]]:
-    """What a consumer of a topic has in flight, in any group, the oldest deliveries first."""
-    found: list[Held] = []
-    for place in (yield from places(store, topic)):
-        found += yield from _held(store, place, consumer, limit=limit)
+def held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[InFlightMessage]]:
+    """Messages that a consumer has in flight, in all groups, oldest deliveries first."""
+    found: list[InFlightMessage] = []
+    for shard in (yield from shards(store, topic)):
+        found += yield from _held(store, shard, consumer, limit=limit)
     return sorted(found, key=lambda one: -one.idle_ms)[:limit]
 
 
-def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[Held]]:
-    found: list[Held] = []
+def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[InFlightMessage]]:
+    found: list[InFlightMessage] = []
     for group in (yield from store.groups(topic)):
         key = store.keys.topic(topic).group(group).ready
         wanted = limit - len(found)
@@ -79,17 +83,17 @@ def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[H
             _, one, due = stream_ids(items)[0] if items else ("", None, None)
             name = None if one is None else text(one)
             due_ms = int(due) if due is not None and due.isdigit() else None
-            found.append(Held(name, group, due_ms, int(row[2])))
+            found.append(InFlightMessage(name, group, due_ms, int(row[2])))
     return found
 
 
-def managers(store: Store) -> Flow[list[Seen]]:
+def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:
     """All managers."""
     now_us = yield from store.server_time_us()
     records = yield from presence.managers(store)
     return [_seen(record, now_us) for record in records]
 
 
-def _seen(record: ConsumerPresence | ManagerPresence, now_us: int) -> Seen:
+def _seen(record: P, now_us: int) -> RolePresence[P]:
     silent_ms = max(0, now_us // 1000 - record.seen_ms)
-    return Seen(record, silent_ms, silent_ms < presence.GONE_AFTER.total_seconds() * 1000)
+    return RolePresence(record, silent_ms, silent_ms < presence.GONE_AFTER.total_seconds() * 1000)

@@ -1,1 +1,1 @@
-"""The command line: `lisa`, and its siblings `lisa-manager` and `lisa-consumer`."""
+"""The command line: `lisa`, `lisa-manager`, `lisa-consumer` and `lisa-gateway`."""

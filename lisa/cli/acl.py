@@ -7,47 +7,57 @@ from pathlib import Path
 
 import click
 
-from lisa.cli.options import Chosen, common, pass_chosen
-
-__all__ = ["acl"]
+from lisa.cli.options import Chosen, common
+from lisa.cli.output import print_json
 
 _USER = re.compile(r"[^\s\x00]{1,128}\Z")
 
 
 @click.command()
 @click.argument("roles", nargs=-1, metavar="[ROLE]...")
-@click.option("--user", help="One user with the rights of all roles named.")
+@click.option("--user", help="Name of a single user that gets the rights of all given roles.")
 @click.option(
-    "--password-file", type=click.Path(dir_okay=False, path_type=Path),
-    help="The user's password, in a file; its SHA-256 is printed.",
-)  # fmt: skip
+    "--password-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the user's password; the output contains its SHA-256.",
+)
 @click.option("--nopass", is_flag=True, help="The user needs no password.")
 @click.option(
-    "--format", "style", type=click.Choice(["setuser", "file"]), default="setuser",
-    help="Commands for redis-cli (default), or lines of an ACL file.",
-)  # fmt: skip
-@click.option("--cluster", is_flag=True, help="Also what a client of a cluster asks for.")
+    "--format",
+    "style",
+    type=click.Choice(["setuser", "file"]),
+    default="setuser",
+    help="Print commands for redis-cli (default) or lines of an ACL file.",
+)
+@click.option("--cluster", is_flag=True, help="Include the commands that a cluster client needs.")
 @click.option(
-    "--durability", is_flag=True, help="Also what a producer or gateway needs to wait for replicas."
+    "--durability",
+    is_flag=True,
+    help="Include the commands that a producer or gateway needs to wait for replicas.",
 )
 @common
-@pass_chosen
 def acl(
-    chosen: Chosen, roles: tuple[str, ...], user: str | None, password_file: Path | None,
-    style: str, *, nopass: bool, cluster: bool, durability: bool,
-) -> None:  # fmt: skip
-    """Print the least rights on the server that each ROLE needs.
+    chosen: Chosen,
+    roles: tuple[str, ...],
+    user: str | None,
+    password_file: Path | None,
+    style: str,
+    *,
+    nopass: bool,
+    cluster: bool,
+    durability: bool,
+) -> None:
+    """Print the minimal ACL rights that each ROLE needs on the server.
 
-    Roles: producer, manager, consumer, gateway, operator (this command line), pipeline, reader
-    (looks only); all where none is named. The users are called PREFIX-ROLE. Without a password
-    the lines set rights alone: a user keeps its passwords, a new one is switched off.
+    Roles: producer, manager, consumer, gateway, operator (this command line), pipeline and reader
+    (read-only). Default: all roles. Users are named PREFIX-ROLE. Without a password option, the
+    output sets rights only: an existing user keeps its passwords, a new user is disabled.
 
-    With --redis that server is asked which newer commands it has; else the lines fit every
-    server from Redis 6.2 on.
+    With --redis, the output includes the newer commands that the server supports. Otherwise it
+    works on every server since Redis 6.2.
     """
     from lisa.admin import acl as rights
-    from lisa.cli.output import print_json
-    from lisa.core.keys import Keys
+    from lisa.core.model.keys import Keys
 
     if nopass and password_file is not None:
         raise click.UsageError("--nopass and --password-file exclude each other")
@@ -55,10 +65,10 @@ def acl(
     users = {user: names} if user else {f"{chosen.server()[1]}-{one}": [one] for one in names}
     for name in users:
         if not _USER.match(name):
-            raise click.UsageError(f"{name!r} is no name of a user: it holds no blanks")
+            raise click.UsageError(f"{name!r} is not a valid user name: it must not contain spaces")
     password = "" if nopass else _password(password_file)
     if password and len(users) > 1:
-        raise click.UsageError("one password is for one user: name one ROLE, or a --user")
+        raise click.UsageError("a password needs a single user: give one ROLE, or --user")
     keys = Keys(chosen.server()[1])
     newer = _newer(chosen)
     found = []
@@ -76,14 +86,14 @@ def acl(
 def _password(path: Path | None) -> str | None:
     if path is None:
         return None
-    from lisa.core.errors import ConfigError
+    from lisa.core.model.errors import ConfigError
 
     try:
         found = path.read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"cannot read {path}: {error}") from None
     if not found:
-        raise ConfigError(f"{path} is empty: write the password into it, or use --nopass")
+        raise ConfigError(f"{path} is empty: write the password to it, or use --nopass")
     return found
 
 

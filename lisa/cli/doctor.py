@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import click
 
-from lisa.cli.options import Chosen, common, pass_chosen
-
-__all__ = ["doctor"]
+from lisa.cli.options import Chosen, common
+from lisa.cli.output import print_json, print_table
 
 
 @click.command()
 @common
-@pass_chosen
 def doctor(chosen: Chosen) -> None:
-    """Check whether the server is fit for a queue, and say what to change.
+    """Check whether the server is configured for a queue, and suggest fixes.
 
-    Exit code 1 if a check fails; a warning alone does not.
+    Exit code 1 if a check fails; warnings do not count.
     """
-    from lisa.admin.doctor import Verdict, examine
-    from lisa.cli.output import print_json, print_table
+    from lisa.admin.doctor import examine
+    from lisa.admin.server_checks import CheckResult
 
     store = chosen.store(checked=False)
     checks = store.drive(examine(store))
-    ok = all(one.verdict is not Verdict.FAIL for one in checks)
+    ok = all(one.verdict is not CheckResult.FAIL for one in checks)
     if chosen.json:
-        print_json({
-            "ok": ok, "server": store.where,
-            "checks": [{"check": one.name, "verdict": str(one.verdict), "found": one.found,
-                        "cure": one.cure or None} for one in checks],
-        })  # fmt: skip
+        print_json(
+            {
+                "ok": ok,
+                "server": store.where,
+                "checks": [
+                    {
+                        "check": one.name,
+                        "verdict": str(one.verdict),
+                        "found": one.found,
+                        "cure": one.cure or None,
+                    }
+                    for one in checks
+                ],
+            }
+        )
     else:
         print_table(
             ["", "check", "found", "what to change"],

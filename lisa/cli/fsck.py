@@ -2,88 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from lisa.cli.options import Chosen, common, pass_chosen
+from lisa.cli.options import Chosen, common
+from lisa.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from lisa.admin.fsck import Finding, Report
-
-__all__ = ["fsck"]
+    from lisa.admin.fsck import CheckReport
 
 SHOWN = 100
 
 
 @click.command()
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@click.option("--repair", is_flag=True, help="Mend what is wrong; no message is lost by it.")
+@click.option("--repair", is_flag=True, help="Repair the findings. No repair loses a message.")
 @common
-@pass_chosen
 def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
-    """Prove that every message stands where it should, and nowhere else, and name what does not.
+    """Check that every live message is in exactly one state per group, and list inconsistencies.
 
-    Nothing has to be stopped for it, and no step blocks the server for more than a few
-    milliseconds. A message without a place becomes due now; a group whose declaration was lost is
-    declared again. What cannot be repaired is told with its reason. Exit code 1 if anything is
-    wrong and not repaired.
+    The check runs on a live system; no step blocks the server for more than a few milliseconds.
+    --repair makes a message without a state due now and declares lost groups again. Findings that
+    cannot be repaired are listed with a reason. Exit code 1 if an inconsistency remains.
     """
     from lisa.admin.fsck import check
-    from lisa.cli.output import console, print_json
 
     store = chosen.store()
     with console(err=True).status("") as status:
 
-        def progress(phase: str, report: Report) -> None:
+        def progress(phase: str, report: CheckReport) -> None:
             status.update(f"{phase} ... {report.bodies:,} messages, {report.total:,} findings")
 
         report = store.drive(check(store, topics, repair=repair, progress=progress))
     if chosen.json:
-        print_json({
-            "ok": report.ok, "repair": repair, "topics": report.topics, "messages": report.bodies,
-            "records": report.records, "entries": report.entries, "found": report.total,
-            "repaired": report.repaired, "kinds": dict(report.kinds),
-            "findings": [_fields(finding) for finding in report.findings],
-        })  # fmt: skip
+        print_json(
+            {
+                "ok": report.ok,
+                "repair": repair,
+                "topics": report.topics,
+                "messages": report.bodies,
+                "records": report.records,
+                "entries": report.entries,
+                "found": report.total,
+                "repaired": report.repaired,
+                "kinds": dict(report.kinds),
+                "findings": [asdict(finding) for finding in report.findings],
+            }
+        )
     else:
         _show(report, repair=repair)
     if not report.ok:
         raise click.exceptions.Exit(1)
 
 
-def _fields(finding: Finding) -> dict[str, object]:
-    return {
-        "kind": finding.kind, "topic": finding.topic, "group": finding.group, "id": finding.id,
-        "what": finding.what, "repaired": finding.repaired,
-    }  # fmt: skip
-
-
-def _show(report: Report, *, repair: bool) -> None:
+def _show(report: CheckReport, *, repair: bool) -> None:
     from lisa.admin.fsck import KINDS
-    from lisa.cli.output import print_table
 
     if report.findings:
         print_table(
             ["finding", "topic", "group", "id", "", "repaired"],
-            [(one.kind, one.topic, one.group, one.id, one.what, "yes" if one.repaired else "no")
-             for one in report.findings[:SHOWN]],
-        )  # fmt: skip
+            [
+                (one.kind, one.topic, one.group, one.id, one.what, "yes" if one.repaired else "no")
+                for one in report.findings[:SHOWN]
+            ],
+        )
         if report.total > SHOWN:
-            click.echo(f"... the first {SHOWN} of {report.total:,}; --json gives 10,000")
+            click.echo(f"... the first {SHOWN} of {report.total:,}; --json lists up to 10,000")
         print_table(
             ["finding", "times ", "meaning"],
             [(kind, n, KINDS[kind]) for kind, n in report.kinds.most_common()],
         )
     topics = len(report.topics)
-    looked = (
+    checked = (
         f"{topics} topic{'' if topics == 1 else 's'}, {report.bodies:,} messages, "
         f"{report.records:,} records, {report.entries:,} stream entries"
     )
     if not report.total:
-        click.echo(f"{looked}: all in place")
+        click.echo(f"{checked}: no inconsistencies")
         return
     left = report.total - report.repaired
-    cure = "" if repair else "; --repair mends them"
-    click.echo(f"{looked}: {report.total} wrong, {report.repaired} repaired"
-               + (f", {left} left{cure}" if left else ""))  # fmt: skip
+    hint = "" if repair else "; run with --repair to fix them"
+    click.echo(
+        f"{checked}: {report.total} inconsistent, {report.repaired} repaired"
+        + (f", {left} left{hint}" if left else "")
+    )

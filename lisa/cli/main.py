@@ -1,4 +1,4 @@
-"""`lisa`: every command is imported when it is called, so that `--help` answers at once."""
+"""`lisa`: imports each command on use, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -10,52 +10,57 @@ from typing import Any
 
 import click
 
-from lisa.cli.options import Chosen, common
-from lisa.core.errors import ConfigError, InvalidMessage, LisaError, ServerUnavailable
-
-__all__ = ["main"]
+from lisa.cli.options import Chosen, common_options
+from lisa.core.model.errors import (
+    ConfigError,
+    InvalidMessage,
+    LisaError,
+    ServerUnavailable,
+    TooManyGroups,
+)
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Try it": {
-        "demo": ("lisa.cli.demo.command", "Orders time out, everything embedded."),
+        "demo": ("lisa.cli.demo.command", "Run a demo of order time-outs on an embedded server."),
         "up": ("lisa.cli.up", "Run an embedded server and a manager, for development."),
     },
     "Messages": {
         "send": ("lisa.cli.send", "Send a message, or each line of a file."),
-        "get": ("lisa.cli.messages", "Show where a message stands."),
+        "get": ("lisa.cli.messages", "Show the state of a message."),
         "list": ("lisa.cli.messages", "List messages in one state."),
-        "cancel": ("lisa.cli.messages", "Take messages back for good."),
-        "reschedule": ("lisa.cli.messages", "Give a message a new due time."),
+        "cancel": ("lisa.cli.messages", "Cancel messages."),
+        "reschedule": ("lisa.cli.messages", "Change the due time of a message."),
         "fire": ("lisa.cli.messages", "Make a message due now."),
-        "garbage": ("lisa.cli.garbage", "Look through dead messages, requeue or purge them."),
+        "garbage": ("lisa.cli.garbage", "List, requeue or purge dead messages."),
     },
     "The system": {
-        "topics": ("lisa.cli.topics", "Show how many messages stand where."),
+        "topics": ("lisa.cli.topics", "Show the message counts of all topics."),
         "topic": ("lisa.cli.topics", "Show or change one topic: options, pause, groups."),
-        "consumers": ("lisa.cli.roles", "Show which consumers there are."),
-        "managers": ("lisa.cli.roles", "Show which managers there are."),
+        "consumers": ("lisa.cli.roles", "List the consumers."),
+        "managers": ("lisa.cli.roles", "List the managers."),
         "top": ("lisa.cli.top", "Watch all topics live."),
-        "fsck": ("lisa.cli.fsck", "Prove that every message stands where it should."),
-        "acl": ("lisa.cli.acl", "Print the rights that each role needs on the server."),
-        "doctor": ("lisa.cli.doctor", "Check the server, and say what to change."),
+        "fsck": ("lisa.cli.fsck", "Check messages and keys for inconsistencies."),
+        "acl": ("lisa.cli.acl", "Print the ACL rights that each role needs."),
+        "doctor": ("lisa.cli.doctor", "Check the server's configuration and suggest fixes."),
         "pipeline": ("lisa.cli.pipeline", "Schedule, archive, report, search, restore with Spark."),
-        "bench": ("lisa.cli.bench.command", "Measure how fast and how punctual it is here."),
+        "bench": ("lisa.cli.bench.command", "Measure throughput and lateness on this machine."),
+        "size": ("lisa.cli.size.command", "Estimate the cluster that a load needs."),
     },
 }
-"""Per section the commands, each with its module (which names it as it is called) and one line."""
+"""The commands by section: the module that defines each, and its line of help."""
 
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
 
 
-class Lazy(click.Group):
-    """A group whose commands live in modules that are imported on use.
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use.
 
-    Exit codes: 0; 1 a negative answer; 2 usage or configuration; 3 no server. An error is one
-    line on stderr.
+    Exit codes: 0 success; 1 negative answer; 2 usage or configuration error; 3 server unavailable.
+    An error is one line on stderr.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All names, in the order of the help page."""
+        """All command names, in the order of the help page."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -63,12 +68,12 @@ class Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(COMMANDS[cmd_name][0])
-        # A command named like a type or a keyword of Python's ends with an underscore there.
+        # Commands named like a Python type or keyword end with an underscore in their module.
         command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of commands, from their lines above: nothing is imported."""
+        """List the commands without importing them."""
         for section, commands in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
@@ -81,7 +86,7 @@ class Lazy(click.Group):
         standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's signature
         **extra: Any,
     ) -> Any:
-        """Run, and end the process with the exit code that belongs to what happened."""
+        """Run a command and exit with its code."""
         run = super().main
         if not standalone_mode:
             return run(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -97,7 +102,7 @@ class Lazy(click.Group):
         except click.Abort:
             _fail(1, "lisa: aborted")
         except BrokenPipeError:
-            # Whoever read has left; Python's own flush at the end must not complain.
+            # The reader closed the pipe. Python's final flush must not fail, too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         except OSError as error:  # a full disk behind stdout
@@ -114,6 +119,8 @@ def _path(error: click.UsageError) -> str:
 def _code(error: LisaError) -> int:
     if isinstance(error, ServerUnavailable):
         return 3
+    if isinstance(error, TooManyGroups):
+        return 1
     return 2 if isinstance(error, (ConfigError, InvalidMessage)) else 1
 
 
@@ -122,18 +129,18 @@ def _fail(code: int, line: str) -> None:
     sys.exit(code)
 
 
-@click.command("lisa", cls=Lazy)
+@click.command("lisa", cls=LazyGroup)
 @click.version_option(package_name="lisa-delay-queue", prog_name="lisa")
-@common
+@common_options
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Delayed messages on Redis Streams: never early, within milliseconds, never lost.
 
-    The server is --redis, else LISA_REDIS_URL, else what the file at LISA_CONFIG names, else
-    redis://localhost:6379/0. Options may stand before or behind the command.
+    The server is --redis, else LISA_REDIS_URL, else the server in the file LISA_CONFIG, else
+    redis://localhost:6379/0. Options may come before or after the command.
 
-    Exit codes: 0; 1 a negative answer (an unknown id, not cancelled, a failing check); 2 usage or
-    configuration; 3 no server.
+    Exit codes: 0 success; 1 negative answer (unknown id, not cancelled, failed check); 2 usage or
+    configuration error; 3 server unavailable.
     """
     ctx.ensure_object(Chosen)
 

@@ -1,4 +1,4 @@
-"""`lisa-manager`: the manager as a daemon."""
+"""`lisa-manager`: runs the manager as a daemon."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from pathlib import Path
 
 import click
 
-__all__ = ["main"]
-
 EXIT_CONFIG = 2
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", type=click.Path(path_type=Path), help="The YAML file.")
-@click.option("--redis", metavar="URL", help="The server, e.g. redis://localhost:6379/0.")
+@click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
+@click.option("--redis", metavar="URL", help="The Redis server, e.g. redis://localhost:6379/0.")
 @click.option("--prefix", help="First part of every key.")
-@click.option("--http", metavar="HOST:PORT", help="Serve /healthz and /metrics there.")
+@click.option("--http", metavar="HOST:PORT", help="Serve /healthz and /metrics at this address.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option(
-    "--handlers", metavar="MODULE", multiple=True,
-    help="Import a module, so that its receivers of message_retrying, message_dead and "
-    "message_expired are connected. May be repeated.",
-)  # fmt: skip
+    "--handlers",
+    metavar="MODULE",
+    multiple=True,
+    help="Import a module that connects receivers of message_retrying, message_dead and "
+    "message_expired. May be repeated.",
+)
 def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> None:
-    """Move delayed messages when they are due, until SIGTERM.
+    """Promote messages when they are due, until SIGTERM.
 
-    SIGHUP reads the file's topic options again. Exit codes: 0, or 2 if the configuration is wrong.
+    SIGHUP reloads the topic options from the file. Exit codes: 0, or 2 for a configuration error.
     """
-    # Late, so that --help answers at once.
+    # Imported here to keep --help fast.
     from lisa.cli.modules import import_handlers
-    from lisa.core import logs
-    from lisa.core.errors import LisaError
+    from lisa.cli.rights import check_rights
+    from lisa.core.daemon import logs
+    from lisa.core.model.errors import LisaError
+    from lisa.core.redis.address import Address
     from lisa.core.settings import ManagerSettings
+    from lisa.manager import Manager
 
     overrides: dict[str, object] = {**flags, "handlers": handlers or None}
     try:
@@ -43,13 +46,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
             return
         logs.configure(settings.log_format, settings.log_level)
         import_handlers(settings.handlers)
-
-        from lisa.cli.rights import check_rights
-        from lisa.core.address import Address
-        from lisa.manager import Manager
-
         check_rights("manager", Address.from_settings(settings.redis), settings.prefix)
-
         Manager.from_config(path, **overrides).run()
     except LisaError as error:
         click.echo(f"lisa-manager: {error}", err=True)

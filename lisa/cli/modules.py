@@ -1,4 +1,4 @@
-"""Modules named on a command line or in a file, imported for the receivers that they connect."""
+"""Imports the handler modules given on the command line or in a configuration file."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import sys
 from collections.abc import Iterable
 from importlib import import_module
 
-from lisa.core.errors import ConfigError
-
-__all__ = ["import_handlers"]
+from lisa.core.model.errors import ConfigError
 
 
 def import_handlers(modules: Iterable[str]) -> None:
-    """Import modules, those of the present directory among them.
+    """Import modules; the current directory comes first in the search path.
 
-    Raises ConfigError for what cannot be imported; what a module itself raises is let through.
+    Raises ConfigError if an import fails. Other exceptions raised by a module propagate.
     """
-    sys.path.insert(0, "")  # a console script's path leaves the present directory out
+    sys.path.insert(0, "")  # console scripts do not have the current directory on their path
     for module in modules:
         if not module or module.startswith("."):
-            raise ConfigError(f"handlers: {module!r} is no module; write pkg.module")
+            raise ConfigError(f"handlers: {module!r} is not a module name; write pkg.module")
         try:
             import_module(module)
         except ImportError as error:

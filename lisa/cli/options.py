@@ -1,4 +1,4 @@
-"""The options that all commands share, and values as people write them."""
+"""The options shared by all commands, and parameter types for durations and times."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from lisa.core.address import Address
-    from lisa.core.store import SyncStore
+    from lisa.core.redis.address import Address
+    from lisa.core.store.store import SyncStore
     from lisa.producer import Producer
 
     _DurationType = click.ParamType[timedelta]
@@ -21,20 +21,15 @@ if TYPE_CHECKING:
 else:  # not generic before click 8.4
     _DurationType = _MomentType = click.ParamType
 
-__all__ = [
-    "Chosen", "Duration", "Moment", "check_zone", "common", "due_options",
-    "pass_chosen",
-]  # fmt: skip
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATIENCE = timedelta(seconds=3)
-"""How long a command waits for a server that does not answer."""
+"""How long a command waits for an unresponsive server."""
 
 
 @dataclass(slots=True)
 class Chosen:
-    """What the shared options say; opens what a command works on."""
+    """The values of the shared options; opens the producer or store that a command uses."""
 
     redis: str | None = None
     prefix: str | None = None
@@ -43,14 +38,14 @@ class Chosen:
     zone: tzinfo | None = None
 
     def server(self) -> tuple[Address, str]:
-        """Address and prefix; notes the configuration's time zone. Raises ConfigError."""
-        from lisa.core.address import DEFAULT_URL, Address
-        from lisa.core.keys import DEFAULT_PREFIX
+        """Return the address and the prefix, and set `zone`. Raises ConfigError."""
+        from lisa.core.model.keys import DEFAULT_PREFIX
+        from lisa.core.redis.address import DEFAULT_URL, Address
 
         environ = os.environ
         in_sections = any(name.startswith("LISA_REDIS__") for name in environ)
         if self.config or environ.get("LISA_CONFIG") or in_sections:
-            # Only then: reading a configuration takes longer than most commands.
+            # Loading a configuration takes longer than most commands, so only if there is one.
             from lisa.core.settings import ProducerSettings
 
             settings = ProducerSettings.load(self.config, redis=self.redis, prefix=self.prefix)
@@ -60,7 +55,7 @@ class Chosen:
         return Address(url), self.prefix or environ.get("LISA_PREFIX") or DEFAULT_PREFIX
 
     def producer(self) -> Producer:
-        """A producer, closed at the command's end."""
+        """A producer that is closed when the command ends."""
         from lisa.producer import Producer
 
         address, prefix = self.server()
@@ -69,10 +64,13 @@ class Chosen:
         return producer
 
     def store(self, *, checked: bool = True) -> SyncStore:
-        """A store, closed at the command's end; its layout is one that this build can read."""
-        from lisa.core.connection import Connection
-        from lisa.core.keys import Keys
-        from lisa.core.store import SyncStore
+        """A store that is closed when the command ends.
+
+        Raises ConfigError if `checked` and this build cannot read the server's key layout.
+        """
+        from lisa.core.model.keys import Keys
+        from lisa.core.redis.connection import Connection
+        from lisa.core.store.store import SyncStore
 
         address, prefix = self.server()
         store = SyncStore(Connection(address), Keys(prefix), PATIENCE, who="cli")
@@ -82,29 +80,56 @@ class Chosen:
         return store
 
 
-pass_chosen = click.make_pass_decorator(Chosen, ensure=True)
-
-
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _set_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     chosen = ctx.find_root().ensure_object(Chosen)
     if value not in (None, False) and param.name is not None:
         setattr(chosen, param.name, value)
 
 
-def common(command: F) -> F:
-    """Add --redis, --prefix, --config and --json; the innermost one that is given counts."""
-    for option in (
-        click.option("--json", is_flag=True, expose_value=False, callback=_keep,
-                     help="One JSON document, for programs."),
-        click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
-                     expose_value=False, callback=_keep, help="YAML that names the server."),
-        click.option("--prefix", expose_value=False, callback=_keep,
-                     help="First part of every key (LISA_PREFIX)."),
-        click.option("--redis", metavar="URL", expose_value=False, callback=_keep,
-                     help="The server (LISA_REDIS_URL)."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """A decorator that adds several options, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+common_options = together(
+    click.option(
+        "--redis",
+        metavar="URL",
+        expose_value=False,
+        callback=_set_option,
+        help="The Redis server (LISA_REDIS_URL).",
+    ),
+    click.option(
+        "--prefix",
+        expose_value=False,
+        callback=_set_option,
+        help="First part of every key (LISA_PREFIX).",
+    ),
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        expose_value=False,
+        callback=_set_option,
+        help="YAML file with the server's address.",
+    ),
+    click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_option,
+        help="Print one JSON document.",
+    ),
+)
+"""The options of every command. One after the command overrides the same one before it."""
+
+common = together(common_options, click.make_pass_decorator(Chosen, ensure=True))
+"""Adds these options to a command and passes their values as its first argument."""
 
 
 class Duration(_DurationType):
@@ -115,8 +140,8 @@ class Duration(_DurationType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> timedelta:
-        """Read it, or fail with what is wrong."""
-        from lisa.core.clock import parse_duration
+        """Parse the value, or fail with a usage error."""
+        from lisa.core.model.clock import parse_duration
 
         try:
             return parse_duration(value)
@@ -132,28 +157,24 @@ class Moment(_MomentType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
-        """Read it, or fail with what is wrong."""
+        """Parse the value, or fail with a usage error."""
         try:
             return value if isinstance(value, datetime) else datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no ISO time; write 2026-01-31T17:00:00+01:00", param, ctx)
+            self.fail(f"{value!r} is not an ISO time; write 2026-01-31T17:00:00+01:00", param, ctx)
 
 
 def check_zone(chosen: Chosen, at: datetime | None, tz: str | None) -> None:
-    """Refuse a time that names no zone where nothing else does."""
+    """Raise UsageError if --at has no time zone and no default is configured."""
     if at is not None and at.utcoffset() is None and tz is None and chosen.zone is None:
         raise click.UsageError(
-            f"--at {at.isoformat()} names no time zone; add an offset (+01:00) or --tz ZONE"
+            f"--at {at.isoformat()} has no time zone; add an offset (+01:00) or --tz ZONE"
         )
 
 
-def due_options(command: F) -> F:
-    """Add --delay, --at, --at-ms and --tz."""
-    for option in (
-        click.option("--tz", metavar="ZONE", help="Zone of --at: Europe/Vienna, +01:00."),
-        click.option("--at-ms", type=int, metavar="MS", help="Due at this epoch millisecond."),
-        click.option("--at", type=Moment(), metavar="ISO", help="Due at this time."),
-        click.option("--delay", type=Duration(), metavar="DURATION", help="Due so long from now."),
-    ):
-        command = option(command)
-    return command
+due_options = together(
+    click.option("--delay", type=Duration(), metavar="DURATION", help="Due after this delay."),
+    click.option("--at", type=Moment(), metavar="ISO", help="Due at this time."),
+    click.option("--at-ms", type=int, metavar="MS", help="Due at this epoch millisecond."),
+    click.option("--tz", metavar="ZONE", help="Time zone of --at: Europe/Vienna, +01:00."),
+)

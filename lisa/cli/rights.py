@@ -1,33 +1,37 @@
-"""What a daemon asks once, before it begins: whether the server permits all that its role does."""
+"""The check of a daemon at its start that its user has all rights of its role."""
 
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lisa.core.address import Address
+    from lisa.core.redis.address import Address
 
-__all__ = ["check_rights"]
+SUBSCRIBE_TIMEOUT_S = 0.1
+"""How long to wait for a refused SUBSCRIBE; the subscriber reports later refusals."""
 
-ANSWERED_WITHIN_S = 0.1
-"""How long a refusal to listen may take; a later one is told by who listens."""
+NODE_TIMEOUT_S = 1.0
 
 
 def check_rights(role: str, address: Address, prefix: str) -> None:
     """Raise ConfigError, in one line, if this user lacks rights.
 
-    A server that is not there is left to the daemon, which knows how to wait for it.
+    An unavailable server is not an error: the daemon waits for it.
     """
     from lisa.admin.acl import rights_of
     from lisa.admin.probes import check
-    from lisa.core import failures
-    from lisa.core.connection import Connection
-    from lisa.core.errors import ServerUnavailable
-    from lisa.core.keys import Keys
-    from lisa.core.store import SyncStore
+    from lisa.core.model.errors import ServerUnavailable
+    from lisa.core.model.keys import Keys
+    from lisa.core.redis import errors
+    from lisa.core.redis.connection import Connection
+    from lisa.core.store.store import SyncStore
 
+    if address.kind == "cluster":  # an unresponsive node must not delay the start
+        timeout_s = min(address.socket_timeout_s, NODE_TIMEOUT_S)
+        address = replace(address, socket_timeout_s=timeout_s)
     with (
         suppress(ServerUnavailable),
         closing(SyncStore(Connection(address), Keys(prefix), timedelta(0), who=role)) as store,
@@ -36,6 +40,6 @@ def check_rights(role: str, address: Address, prefix: str) -> None:
         if "subscribe" in rights_of([role]):
             try:
                 with closing(store.connection.subscribe(store.keys.wake)) as subscription:
-                    subscription.get(ANSWERED_WITHIN_S)
-            except failures.ClientError as error:
-                raise failures.translated(error, store.where) from error
+                    subscription.get(SUBSCRIBE_TIMEOUT_S)
+            except errors.ClientError as error:
+                raise errors.translated(error, store.where) from error

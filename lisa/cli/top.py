@@ -8,40 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Chosen, common, pass_chosen
+from lisa.cli.options import Chosen, common
+from lisa.cli.output import console, number, print_json, table, when
+from lisa.cli.topic_output import STATES, counts_fields
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from lisa.admin.live import Activity, Look
-    from lisa.core.store import SyncStore
-
-__all__ = ["top"]
+    from lisa.admin.live import TopicActivity, TopicsSnapshot
+    from lisa.core.store.store import SyncStore
 
 COLUMNS = [
-    "topic", "waiting ", "ready ", "in flight ", "retry ", "garbage ", "in/s ", "out/s ",
-    "retried/s ", "p50 ms ", "p99 ms ", "next due",
-]  # fmt: skip
+    "topic",
+    "waiting ",
+    "ready ",
+    "in flight ",
+    "retry ",
+    "garbage ",
+    "in/s ",
+    "out/s ",
+    "retried/s ",
+    "p50 ms ",
+    "p99 ms ",
+    "next due",
+]
 
 
 @click.command()
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@click.option("--once", is_flag=True, help="One look over one interval, then end.")
+@click.option("--once", is_flag=True, help="Print one interval and exit.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 60),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between updates.",
 )
 @common
-@pass_chosen
 def top(chosen: Chosen, topics: tuple[str, ...], *, once: bool, interval: float) -> None:
-    """Watch topics live: each state, messages in and out per second, lateness p50 and p99.
+    """Watch topics live: messages by state, messages in and out per second, lateness p50 and p99.
 
-    Lateness is that of first hand-overs within the last interval. With --json each look is one
-    line. Ctrl-C ends it.
+    Lateness is measured at first deliveries in the last interval. --json prints one line for each
+    interval. Ctrl-C stops the command.
     """
     store = chosen.store()
     try:
@@ -72,7 +81,6 @@ def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
     from rich.live import Live
 
     from lisa.admin.live import activity, look
-    from lisa.cli.output import console
 
     before = store.drive(look(store, topics))
     with Live(_table([], before), console=console(), screen=True, auto_refresh=False) as live:
@@ -83,12 +91,12 @@ def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
             before = after
 
 
-def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> Look:
-    """The next look; while the server is away the screen says so and goes on trying."""
+def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> TopicsSnapshot:
+    """The next snapshot; shows errors and retries while the server is unavailable."""
     from rich.text import Text
 
     from lisa.admin.live import look
-    from lisa.core.errors import ServerUnavailable
+    from lisa.core.model.errors import ServerUnavailable
 
     while True:
         try:
@@ -97,45 +105,50 @@ def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> Look:
             live.update(Text(str(error)), refresh=True)
 
 
-def _print(chosen: Chosen, before: Look, after: Look) -> None:
+def _print(chosen: Chosen, before: TopicsSnapshot, after: TopicsSnapshot) -> None:
     from lisa.admin.live import activity
-    from lisa.cli.output import console, print_json
 
     found = activity(before, after)
     if chosen.json:
-        print_json({
-            "at_ms": after.at_us // 1000, "seconds": (after.at_us - before.at_us) / 1e6,
-            "topics": [_fields(one) for one in found],
-        })  # fmt: skip
+        print_json(
+            {
+                "at_ms": after.at_us // 1000,
+                "seconds": (after.at_us - before.at_us) / 1e6,
+                "topics": [_fields(one) for one in found],
+            }
+        )
         sys.stdout.flush()
     else:
         console().print(_table(found, after))
 
 
-def _fields(one: Activity) -> dict[str, Any]:
-    from lisa.cli.topics import counts_fields
-
+def _fields(one: TopicActivity) -> dict[str, Any]:
     return {
-        **counts_fields(one.counts), "in_per_s": one.in_per_s, "out_per_s": one.out_per_s,
-        "retried_per_s": one.retried_per_s, "garbage_per_s": one.garbage_per_s,
-        "lateness_p50_ms": one.p50_ms, "lateness_p99_ms": one.p99_ms, "early": one.early,
-    }  # fmt: skip
+        **counts_fields(one.counts),
+        "in_per_s": one.in_per_s,
+        "out_per_s": one.out_per_s,
+        "retried_per_s": one.retried_per_s,
+        "garbage_per_s": one.garbage_per_s,
+        "lateness_p50_ms": one.p50_ms,
+        "lateness_p99_ms": one.p99_ms,
+        "early": one.early,
+    }
 
 
-def _table(found: list[Activity], at: Look) -> Table:
-    from lisa.cli.output import number, table, when
-
+def _table(found: list[TopicActivity], at: TopicsSnapshot) -> Table:
     rows = []
     for one in found:
         counts = one.counts
-        states = (
-            sum(getattr(group, state) for group in counts.groups)
-            for state in ("ready", "in_flight", "retry", "garbage")
+        rows.append(
+            (
+                counts.topic + (" (paused)" if counts.paused else ""),
+                *(f"{getattr(counts, state):,}" for state in ("waiting", *STATES)),
+                number(one.in_per_s),
+                number(one.out_per_s),
+                number(one.retried_per_s),
+                number(one.p50_ms, 2),
+                number(one.p99_ms, 2),
+                when(counts.next_due_ms, at.at_us // 1000),
+            )
         )
-        rows.append((
-            counts.topic + (" (paused)" if counts.paused else ""), f"{counts.waiting:,}",
-            *(f"{n:,}" for n in states), number(one.in_per_s), number(one.out_per_s),
-            number(one.retried_per_s), number(one.p50_ms, 2), number(one.p99_ms, 2),
-            when(counts.next_due_ms, at.at_us // 1000),
-        ))  # fmt: skip
     return table(COLUMNS, rows)

@@ -1,4 +1,4 @@
-"""`lisa up`: server, manager and gateway for development, in one process tree."""
+"""`lisa up`: runs a server, a manager and a gateway for development."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import click
 from lisa.embedded import EmbeddedServer, RoleProcess
 from lisa.embedded.server import free_port
 
-__all__ = ["up"]
-
-LOOK_EVERY_S = 0.2
+POLL_S = 0.2
 
 
 @click.command()
@@ -24,29 +22,31 @@ LOOK_EVERY_S = 0.2
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data in this directory (append-only); without it, it goes with the server.",
+    help="Keep the data in this directory (append-only file). Default: discard it at the end.",
 )
 @click.option(
     "--http-port",
     default=8080,
     show_default=True,
     type=click.IntRange(0, 65_535),
-    help="The gateway's port; 0 takes a free one.",
+    help="The gateway's port; 0 selects a free one.",
 )
 @click.option(
-    "--allow-actions", is_flag=True, help="Let the web page requeue, purge, cancel, fire and pause."
+    "--allow-actions",
+    is_flag=True,
+    help="Allow the web page to requeue, purge, cancel, fire and pause.",
 )
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="The YAML of manager and gateway.",
+    help="YAML configuration of the manager and the gateway.",
 )
 def up(
     port: int, data: Path | None, http_port: int, config: Path | None, *, allow_actions: bool
 ) -> None:
-    """Run an embedded server, a manager and the gateway with its web page, until Ctrl-C.
+    """Run an embedded server, a manager and the gateway with its web page until Ctrl-C.
 
-    All listen on the loopback interface only and end with this command, however it ends.
+    All processes listen on the loopback interface only and always end with this command.
     """
     signal.signal(signal.SIGTERM, _end)
     with ExitStack() as stack:
@@ -57,11 +57,11 @@ def up(
         if config is not None:
             arguments += ["--config", str(config)]
         roles = [stack.enter_context(RoleProcess("lisa.cli.manager", *arguments))]
-        kept = f"kept in {data}" if data else "gone when this ends"
+        kept = f"kept in {data}" if data else "discarded at the end"
         click.echo(f"server   {server.url}  (data {kept})")
-        click.echo("manager  running; Ctrl-C ends all")
+        click.echo("manager  running; Ctrl-C stops everything")
         if find_spec("uvicorn") is None:
-            click.echo("page     needs: pip install 'lisa-delay-queue[gateway]'")
+            click.echo("page     requires pip install 'lisa-delay-queue[gateway]'")
         else:
             http_port = http_port or free_port()
             web = ["--port", str(http_port), *(["--allow-actions"] if allow_actions else [])]
@@ -75,14 +75,14 @@ def up(
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    """As Ctrl-C: the roles first, then their server."""
+    """Exit like Ctrl-C: stop the roles, then the server."""
     raise SystemExit(0)
 
 
 def _first_to_end(roles: list[RoleProcess]) -> int:
-    """The exit code of the role that ends by itself before the others do."""
+    """Wait for the first role to exit; return its exit code."""
     while True:
         for role in roles:
             if (code := role.poll()) is not None:
                 return code
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)

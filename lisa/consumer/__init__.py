@@ -1,4 +1,4 @@
-"""The consumer role: reader, dispatcher, settler, heartbeat, signals."""
+"""The consumer role: read due messages, run handlers and settle the outcomes."""
 
 from lisa.consumer.batches import Batch
 from lisa.consumer.consumer import Consumer

@@ -1,4 +1,4 @@
-"""Batched delivery: messages that are due together, in one call."""
+"""Batches: several messages in one call of a handler."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from lisa.consumer.held import Held, Verdict, verdict_of
-from lisa.core.errors import InvalidMessage
-from lisa.core.message import Message
-
-__all__ = ["Batch", "Collector"]
+from lisa.consumer.inflight import Held, Verdict, verdict_of
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.message import Message
 
 
 class Batch(Sequence[Message]):
-    """The messages of one call.
+    """The messages of one call of a batch handler.
 
-    All are acked if the handler returns, all are retried if it raises, apart from those that
-    `fail` set aside.
+    If the handler returns, all messages are acked; if it raises, all are retried. Messages passed
+    to `fail` are excepted.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -41,21 +39,21 @@ class Batch(Sequence[Message]):
         return f"<Batch of {len(self)}, {len(self._failed)} failed>"
 
     def fail(self, message: Message, error: BaseException | str) -> None:
-        """Set one message aside: it is retried, or as a `Retry` or `Discard` says.
+        """Mark one message as failed: it is retried, or treated as a `Retry` or `Discard` says.
 
-        Raises InvalidMessage for a message of another batch.
+        Raises InvalidMessage if the message is not in this batch.
         """
         if not any(one is message for one in self._messages):
-            raise InvalidMessage(f"message {message.id!r} is not one of this batch")
+            raise InvalidMessage(f"message {message.id!r} is not in this batch")
         self._failed[message.id] = verdict_of(error)
 
     def verdict(self, message: Message) -> Verdict | None:
-        """What `fail` said about a message; None if nothing."""
+        """The verdict of `fail` on a message, or None."""
         return self._failed.get(message.id)
 
 
 class Collector:
-    """Gathers deliveries until a batch is full, or until its first has waited long enough."""
+    """Collects deliveries until a batch is full, or its first delivery has waited `within_s`."""
 
     def __init__(self, size: int, within_s: float) -> None:
         self.size = size
@@ -67,17 +65,17 @@ class Collector:
         return len(self._gathered)
 
     def add(self, deliveries: Sequence[Held]) -> None:
-        """Take in deliveries, the oldest first."""
+        """Add deliveries, the oldest first."""
         if deliveries and not self._gathered:
             self._ends = time.monotonic() + self._within_s
         self._gathered += deliveries
 
     def left_s(self) -> float | None:
-        """How long the gathered ones may wait for more; None if there are none."""
+        """Seconds until the collected deliveries must be handed out; None if there are none."""
         return max(0.0, self._ends - time.monotonic()) if self._gathered else None
 
     def ready(self) -> list[list[Held]]:
-        """The batches to hand out now; the last may be short, if its time is up."""
+        """Remove and return the batches to hand out now; the last may be incomplete."""
         size, found = self.size, []
         while len(self._gathered) >= size:
             found.append(self._gathered[:size])
@@ -88,6 +86,6 @@ class Collector:
         return found
 
     def take(self) -> list[Held]:
-        """All that is gathered, whatever its time."""
+        """Remove and return all collected deliveries."""
         gathered, self._gathered = self._gathered, []
         return gathered

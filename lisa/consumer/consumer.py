@@ -1,52 +1,44 @@
-"""The consumer: takes what is due, calls its handlers, settles what they did."""
+"""The public `Consumer` class, which runs handlers for due messages."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self
 
-from blinker import Signal
-
-from lisa.consumer.crew import Crew, Wanted
 from lisa.consumer.delivery import Delivery
-from lisa.consumer.handlers import Handlers
-from lisa.core.address import DEFAULT_URL, Address
-from lisa.core.errors import ConfigError, LisaError
-from lisa.core.keys import DEFAULT_PREFIX, Keys, check_group, check_topic
-from lisa.core.mailbox import STOPPING, Mailbox
+from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.registration import Registration
+from lisa.consumer.runtime import Runtime
+from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.metrics.numbers import Numbers
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_topic
+from lisa.core.redis.address import DEFAULT_URL, Address
 from lisa.core.settings import ConsumerSettings
-
-__all__ = ["Consumer"]
 
 log = logging.getLogger("lisa.consumer")
 
-H = TypeVar("H", bound=Callable[..., Any])
 
-LARGEST_CONCURRENCY = 10_000
+class Consumer(Registration):
+    """Reads due messages of one or more topics and calls handlers with them.
 
+    group: the group to join on each topic, declared if missing. None joins the topic's only group.
+    name: prefix of the consumer's unique name, followed by host, pid and a random suffix.
+    concurrency: the most handlers that run at the same time, over all topics.
+    poll_timeout: how long one read blocks on the server.
+    poll_batch_size: the most unstarted messages held per topic. None adapts to the number that
+        handlers finish in 50 ms.
+    grace: how long running handlers may take to finish when the consumer stops.
 
-class Consumer:
-    """Takes due messages of one or more topics and hands them to handlers.
-
-    group: the group to join on each topic, declared if need be; None joins the topic's only one.
-    name: first part of the name under which it takes messages; host, pid and chance follow.
-    concurrency: how many handlers run at a time, all topics together.
-    poll_timeout: how long one read waits at the server.
-    poll_batch_size: the most messages held unstarted per topic; None: what handlers finish in
-        50 ms.
-    grace: how long running handlers may take to finish once it stops.
-
-    Handlers are taken by `on`, by `subscribe`, or as receivers of `message_received`, here or
-    module-wide. Raises ConfigError for what cannot work.
+    Register handlers with `on` or `subscribe`, or connect receivers to `message_received`, either
+    the consumer's own or the module-wide signal. Raises ConfigError if an option is invalid.
     """
 
     def __init__(
@@ -61,34 +53,28 @@ class Consumer:
         poll_batch_size: int | None = None,
         grace: timedelta = timedelta(seconds=30),
     ) -> None:
-        self._address = Address.of(server)
-        self._keys = Keys(prefix)
-        self._group = None if group is None else check_group(group)
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ConfigError(f"name={name!r} is no name: leave it out, or give some text")
-        self._name = name
-        self._concurrency = _checked("concurrency", concurrency, LARGEST_CONCURRENCY)
-        self._poll_timeout = poll_timeout
-        self._cap = poll_batch_size
-        if poll_timeout <= timedelta(0):
-            raise ConfigError(f"poll_timeout {poll_timeout} is not above 0")
-        if poll_batch_size is not None:
-            _checked("poll_batch_size", poll_batch_size, 1_000_000)
-        self._grace = grace
-        self._configured: list[Wanted] = []
-        self._handlers = Handlers()
-        self._crew: Crew | None = None
+        super().__init__()
+        self._options = ConsumerOptions(
+            address=Address.of(server),
+            keys=Keys(prefix),
+            group=group,
+            name=name,
+            concurrency=concurrency,
+            poll_timeout=poll_timeout,
+            poll_batch_size=poll_batch_size,
+            grace=grace,
+        ).checked()
+        self._runtime: Runtime | None = None
         self._lock = threading.RLock()
         self._stopping = threading.Lock()
-        self._orders: Mailbox[int] | None = None
-        self._failure: LisaError | None = None
+        self._ending: Mailbox[LisaError | None] | None = None
 
     @classmethod
     def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
-        """A consumer as the YAML file, the environment and the overrides say.
+        """Create a consumer from a YAML file, the environment and the overrides.
 
-        See `lisa.core.settings.ConsumerSettings.load`; the topics are those of `groups`. Raises
-        ConfigError.
+        `groups` in the file names the topics; see `lisa.core.settings.ConsumerSettings.load`.
+        Raises ConfigError if a setting is invalid.
         """
         settings = ConsumerSettings.load(path, **overrides)
         settings.require_enabled()
@@ -98,132 +84,56 @@ class Consumer:
 
     @property
     def server(self) -> tuple[Address, str]:
-        """The server's address and the prefix of its keys."""
-        return self._address, self._keys.prefix
+        """The server's address and the key prefix."""
+        return self._options.address, self._options.keys.prefix
 
     def configure(self, settings: ConsumerSettings, *, only_given: bool = False) -> None:
-        """Take over settings before the start; `only_given`: leave alone what they do not name."""
-        if self._crew is not None:
-            raise ConfigError("a consumer that runs cannot be configured")
-        server = settings.consumer_server
-        given = settings.model_fields_set if only_given else type(settings).model_fields
-        inner = server.model_fields_set if only_given else type(server).model_fields
-        if not only_given or settings.redis.model_fields_set:
-            self._address = Address.from_settings(settings.redis)
-        if "prefix" in given:
-            self._keys = Keys(settings.prefix)
-        if "concurrency" in inner:
-            self._concurrency = server.concurrency
-        if "poll_timeout_millis" in inner:
-            self._poll_timeout = timedelta(milliseconds=server.poll_timeout_millis)
-        if "poll_batch_size" in inner:
-            self._cap = server.poll_batch_size
-        if "grace" in inner:
-            self._grace = server.grace
-        self._configured = [
-            Wanted(entry.topic, entry.group, entry.consumer) for entry in settings.groups
-        ]
+        """Apply settings before `start`; with `only_given`, skip those that are not set.
+
+        Raises ConfigError if the consumer runs.
+        """
+        if self._runtime is not None:
+            raise ConfigError("a running consumer cannot be configured")
+        self._options = self._options.with_settings(settings, only_given=only_given)
 
     @property
     def group(self) -> str | None:
-        """The group that was asked for."""
-        return self._group
+        """The group given to the constructor or set later; None joins each topic's only group."""
+        return self._options.group
 
     @group.setter
     def group(self, name: str | None) -> None:
-        self._group = None if name is None else check_group(name)
-
-    @property
-    def message_received(self) -> Signal:
-        """A message is in flight: handle it."""
-        return self._handlers.signals.received
-
-    @property
-    def message_acked(self) -> Signal:
-        """Redis confirmed that a message is settled."""
-        return self._handlers.signals.acked
-
-    @property
-    def message_retrying(self) -> Signal:
-        """A message failed and will be tried again."""
-        return self._handlers.signals.retrying
-
-    @property
-    def message_dead(self) -> Signal:
-        """A message went to garbage."""
-        return self._handlers.signals.dead
-
-    @property
-    def message_expired(self) -> Signal:
-        """A message was past its ttl and will not be handled."""
-        return self._handlers.signals.expired
-
-    @overload
-    def on(
-        self,
-        topic: str,
-        handler: None = None,
-        *,
-        model: Any = None,
-        batch: int | None = None,
-        within: timedelta | str | None = None,
-        timeout: timedelta | str | None = None,
-    ) -> Callable[[H], H]: ...
-    @overload
-    def on(
-        self,
-        topic: str,
-        handler: H,
-        *,
-        model: Any = None,
-        batch: int | None = None,
-        within: timedelta | str | None = None,
-        timeout: timedelta | str | None = None,
-    ) -> H: ...
-    def on(self, topic: str, handler: H | None = None, **options: Any) -> H | Callable[[H], H]:
-        """Have a topic's messages handled: a decorator, or called with the handler.
-
-        model: what the body is to be (msgspec Struct, dataclass, TypedDict, pydantic model); a
-            body that does not fit goes to garbage with the reason.
-        batch: one call with a `Batch` of up to so many messages; `within` bounds how long the
-            first of them waits for others (0 if not given).
-        timeout: after so long a hanging handler loses its lease and the message is retried (1 h).
-
-        The handler takes one argument, may be `async def`, and is held strongly.
-        """
-
-        def take(function: H) -> H:
-            self._handlers.add(topic, function, **options)
-            return function
-
-        return take if handler is None else take(handler)
+        self._options = replace(self._options, group=name).checked()
 
     def subscribe(self, topic: str, handler: Callable[[Any], Any], **options: Any) -> None:
-        """`on`, also while the consumer runs: its topic is taken from now on."""
+        """Register a handler as `on` does; a running consumer starts to read the topic."""
         with self._lock:
             self.on(topic, handler, **options)
-            if self._crew is not None:
-                for wanted in self._wanted_for(topic):
-                    self._crew.take(wanted)
+            if self._runtime is not None:
+                for wanted in self._options.wanted_for(topic):
+                    self._runtime.readers.take(wanted)
 
     def unsubscribe(self, topic: str) -> None:
-        """Let go of a topic's handlers; what no handler has started on goes back at once.
+        """Remove a topic's handlers and release its unstarted messages.
 
-        Running handlers finish, and what they did is settled.
+        Running handlers finish, and their outcomes are settled.
         """
         with self._lock:
-            if self._crew is not None:
-                self._crew.let_go(topic)
+            if self._runtime is not None:
+                self._runtime.readers.unsubscribe(topic)
             self._handlers.remove(check_topic(topic))
-            self._configured = [one for one in self._configured if one.topic != topic]
+            self._options = self._options.without(topic)
 
     def pause(self, topic: str | None = None) -> None:
-        """Stop reading a topic, or all, in this consumer only; what it holds is finished."""
-        self._running().pause(topic, paused=True)
+        """Pause one topic, or all topics, in this consumer only; held messages are finished.
+
+        Raises ConfigError if the consumer does not run.
+        """
+        self._running().readers.pause(topic, paused=True)
 
     def resume(self, topic: str | None = None) -> None:
-        """Read again."""
-        self._running().pause(topic, paused=False)
+        """Resume one topic, or all topics. Raises ConfigError if the consumer does not run."""
+        self._running().readers.pause(topic, paused=False)
 
     def pull(
         self,
@@ -233,168 +143,143 @@ class Consumer:
         wait: timedelta = timedelta(0),
         ack_timeout: timedelta | None = None,
     ) -> list[Delivery]:
-        """At most `batch` deliveries for one's own loop; waits up to `wait` for the first.
+        """Return up to `batch` deliveries to settle yourself; waits up to `wait` for the first.
 
-        Needs neither handlers nor `start`. `batch` may be up to 500, but no more than 250 come at
-        once, and fewer where the topic has several groups. `ack_timeout` replaces the topic's for
-        these. Of a topic that is split they are one shard's, another's the next time. Raises
+        Needs neither handlers nor `start`. `batch` may be up to 500, but one call returns at most
+        250 deliveries, and fewer if the topic has several groups. `ack_timeout` replaces the
+        topic's for these deliveries. On a sharded topic, each call reads one shard in turn. Raises
         LisaError.
         """
         check_topic(topic)
         with self._lock:
-            if self._crew is None:
-                self._crew = self._new_crew()
-            puller = self._crew.puller(self._group)
+            if self._runtime is None:
+                self._runtime = self._new_runtime()
+            puller = self._runtime.puller(self._options.group)
         return puller.pull(topic, batch, wait, ack_timeout)
 
     def topics(self) -> list[str]:
-        """The topics that it takes, or would take if it started now."""
+        """The topics that the consumer reads, or would read if it started now, sorted by name."""
         return sorted({wanted.topic for wanted in self._all_wanted()})
 
     def start(self) -> Self:
-        """Begin to take messages, on threads of its own. Raises ConfigError.
+        """Start the consumer's threads and return the consumer; retries an unreachable server.
 
-        A server that does not answer is no error: it is tried until it does.
+        Raises ConfigError if a topic or handler is missing, or if the consumer already runs.
         """
         with self._lock:
             all_wanted = self._all_wanted()
             if not all_wanted:
-                raise ConfigError("nothing to consume: no handler, receiver or setting names a "
-                                  "topic; use consumer.on(topic)")  # fmt: skip
+                raise ConfigError(
+                    "nothing to consume: no handler, receiver or setting names a topic; "
+                    "add a handler with consumer.on(topic)"
+                )
             for topic in sorted({wanted.topic for wanted in all_wanted}):
                 if self._handlers.plan(topic).is_empty:
-                    raise ConfigError(f"nobody would receive the messages of topic {topic!r}: add "
-                                      f"a handler with consumer.on({topic!r})")  # fmt: skip
-            if self._crew is not None and self._crew.is_started:
-                raise ConfigError("this consumer runs already")
-            if self._crew is None:
-                self._crew = self._new_crew()
+                    raise ConfigError(
+                        f"topic {topic!r} has no handler; add one with consumer.on({topic!r})"
+                    )
+            if self._runtime is not None and self._runtime.is_started:
+                raise ConfigError("this consumer is already running")
+            if self._runtime is None:
+                self._runtime = self._new_runtime()
             try:
-                self._crew.start(all_wanted)
+                self._runtime.start(all_wanted)
             except LisaError:
-                self._crew.close(0)
-                self._crew = None
+                self._runtime.close(0)
+                self._runtime = None
                 raise
         return self
 
     def stop(self) -> None:
-        """Stop reading, give unstarted work back, let running handlers finish within `grace`.
+        """Stop reading, release unstarted messages, and let running handlers finish in `grace`.
 
-        Called by one of its own handlers, it stops in the background.
+        If one of the consumer's handlers calls `stop`, it returns and stops in the background.
         """
-        crew = self._crew
-        if crew is not None and crew.owns_this_thread():
+        runtime = self._runtime
+        if runtime is not None and runtime.owns_this_thread():
             threading.Thread(target=self.stop, name="lisa-stop", daemon=True).start()
             return
-        # Not under the other lock: handlers that are still to finish may subscribe or pull.
+        # Without the other lock, because handlers that finish meanwhile may subscribe or pull.
         with self._stopping:
             with self._lock:
-                crew, self._crew = self._crew, None
+                runtime, self._runtime = self._runtime, None
             try:
-                if crew is not None:
-                    crew.close(self._grace.total_seconds())
+                if runtime is not None:
+                    runtime.close(self._options.grace.total_seconds())
             finally:
                 self._end_run()
 
     close = stop
 
     def run(self) -> None:
-        """Start, and stop at SIGTERM, SIGINT or `stop`; a second signal leaves at once.
+        """Run until SIGTERM, SIGINT or `stop`; a second signal ends the process immediately.
 
-        Raises ConfigError, also for what only shows while it runs (several groups, for one).
+        Raises ConfigError, also for errors found later, such as a topic with several groups.
         """
-        orders = self._orders = Mailbox()
-        with self._signals_heard(orders):
+        ending = self._ending = Mailbox()
+        with _until_signalled(ending):
             self.start()
             try:
-                orders.get()
+                failure = ending.get()
             finally:
                 self.stop()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if failure is not None:
             raise failure
 
     def __enter__(self) -> Self:
         return self.start() if self._all_wanted() else self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def health(self) -> Mapping[str, Any]:
-        """State by topic and whether the server answers, as `/healthz` shows it."""
-        crew = self._crew
-        return {"status": "stopped", "topics": {}} if crew is None else crew.health()
+        """The content of `/healthz`: state by topic, and whether the server answers."""
+        runtime = self._runtime
+        return {"status": "stopped", "topics": {}} if runtime is None else runtime.health()
 
     def numbers(self) -> Numbers:
-        """What `/metrics` shows of it, by `lisa.core.metrics.families`; empty unless it runs."""
-        crew = self._crew
-        return {} if crew is None else crew.numbers()
+        """The metrics of this consumer, see `lisa.core.metrics.families`; empty unless it runs."""
+        runtime = self._runtime
+        return {} if runtime is None else runtime.numbers()
 
     def _fail(self, error: LisaError) -> None:
-        """Told by a reader of what no waiting will mend."""
-        log.error("the consumer ends: %s", error)
-        self._failure = error
-        self._end_run()
+        """Stop because a reader met an error that retries cannot solve."""
+        log.error("the consumer stops: %s", error)
+        self._end_run(error)
 
-    def _end_run(self) -> None:
-        if self._orders is not None:
-            self._orders.post(0)
+    def _end_run(self, error: LisaError | None = None) -> None:
+        """End `run`, which raises the error."""
+        if self._ending is not None:
+            self._ending.post(error)
 
-    def _new_crew(self) -> Crew:
-        return Crew(
-            self._address, self._keys, self._handlers, name=self._name,
-            concurrency=self._concurrency, poll=self._poll_timeout, cap=self._cap,
-            failed=self._fail,
-        )  # fmt: skip
+    def _new_runtime(self) -> Runtime:
+        return Runtime(self._options, self._handlers, failed=self._fail)
 
-    def _running(self) -> Crew:
-        if self._crew is None:
-            raise ConfigError("the consumer does not run")
-        return self._crew
+    def _running(self) -> Runtime:
+        if self._runtime is None:
+            raise ConfigError("the consumer is not running")
+        return self._runtime
 
-    def _all_wanted(self) -> list[Wanted]:
+    def _all_wanted(self) -> list[WantedTopic]:
         topics = self._handlers.topics()
-        named = sorted({wanted.topic for wanted in self._configured} | set(topics))
+        named = sorted({wanted.topic for wanted in self._options.configured} | set(topics))
         if not named:
-            # Only without any of its own: a second consumer must not take these as well.
+            # Only without own topics, so that a second consumer does not read these as well.
             named = self._handlers.module_topics()
-        return [wanted for topic in named for wanted in self._wanted_for(topic)]
-
-    def _wanted_for(self, topic: str) -> Iterable[Wanted]:
-        found = [wanted for wanted in self._configured if wanted.topic == topic]
-        if self._group is not None:
-            found = [Wanted(topic, self._group, found[0].name if found else None)]
-        return found or [Wanted(topic, None, None)]
-
-    @contextmanager
-    def _signals_heard(self, orders: Mailbox[int]) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        heard: list[float] = []
-
-        def hear(number: int, _frame: FrameType | None) -> None:
-            if heard:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            heard.append(time.monotonic())
-            orders.post(number)
-
-        before = {number: signal.signal(number, hear) for number in STOPPING}
-        try:
-            with orders.hearing_signals():
-                yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return [wanted for topic in named for wanted in self._options.wanted_for(topic)]
 
 
-def _checked(name: str, value: object, highest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
-        raise ConfigError(f"{name}={value!r} is not a whole number from 1 to {highest}")
-    return value
+def _until_signalled(ending: Mailbox[LisaError | None]) -> AbstractContextManager[None]:
+    """Post None at the first SIGTERM or SIGINT; the second one ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    heard: list[int] = []
+
+    def hear(number: int) -> None:
+        if heard:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        heard.append(number)
+        ending.post(None)
+
+    return ending.hearing_signals(hear)

@@ -1,35 +1,47 @@
-"""One delivery, in the hands of who has a loop of their own."""
+"""The delivery that `Consumer.pull` returns."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TypeVar
 
-from lisa.core.clock import duration_ms
-from lisa.core.errors import InvalidMessage
-from lisa.core.message import Message
-from lisa.core.transitions.ack import Settlement
+from lisa.consumer.signal_queue import SignalSender
+from lisa.core.delivery.source import Delivered
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.ack import Ack, Acked
+from lisa.core.transitions.base import ById
+from lisa.core.transitions.extend import Extend
+from lisa.core.transitions.release import Release
+from lisa.core.transitions.retry import Fail, Failed, Failure
 
-if TYPE_CHECKING:
-    from lisa.consumer.pull import Puller
-
-__all__ = ["Delivery"]
+T = TypeVar("T")
 
 
 class Delivery:
-    """One message in the caller's hands: `.message`'s attributes, and what to do with it.
+    """A message to settle: has the attributes of `.message`, and methods to settle it.
 
-    Unsettled it goes back when its ack timeout ends; `extend` starts that time anew. Each call
-    raises LisaError.
+    An unsettled delivery is redelivered when its ack timeout ends; `extend` restarts that time.
+    Methods raise LisaError. A call that raised ServerUnavailable may have taken effect. Repeated
+    within half a minute, it returns the outcome.
     """
 
     def __init__(
-        self, puller: Puller, message: Message, settlement: Settlement, ack_timeout_ms: int | None
+        self,
+        store: SyncStore,
+        signal_sender: SignalSender,
+        consumer: str,
+        one: Delivered,
+        ack_timeout_ms: int | None,
     ) -> None:
-        self._puller = puller
-        self.message = message
-        self._settlement = settlement
+        self._store = store
+        self._signal_sender = signal_sender
+        self._consumer = consumer
+        self.message = one.message
+        self._settlement = one.settlement
         self._ack_timeout_ms = ack_timeout_ms
+        self._unanswered: list[ById[Any]] = []
 
     @property
     def id(self) -> str:
@@ -38,22 +50,22 @@ class Delivery:
 
     @property
     def topic(self) -> str:
-        """Its topic."""
+        """The topic of the message."""
         return self.message.topic
 
     @property
     def group(self) -> str:
-        """The group that it was taken for."""
+        """The group for which the message was pulled."""
         return self.message.group
 
     @property
     def body(self) -> Any:
-        """What was sent: JSON values, str or bytes."""
+        """The body as sent: JSON values, str or bytes."""
         return self.message.body
 
     @property
     def due(self) -> datetime:
-        """The due time, aware, UTC."""
+        """The due time, an aware datetime in UTC."""
         return self.message.due
 
     @property
@@ -63,41 +75,59 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """1, 2, ..."""
+        """The number of this attempt, from 1."""
         return self.message.attempt
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers, text to text."""
+        """The headers."""
         return self.message.headers
 
     def __repr__(self) -> str:
         return f"<Delivery of {self.id!r} on {self.topic!r}, attempt {self.attempt}>"
 
     def ack(self) -> str:
-        """It is handled: `acked`, `late` (the lease had ended), `stale` or `repeated`."""
-        return self._puller.ack(self.message, self._settlement)
+        """Settle as handled; returns `acked`, `late` (the lease had ended), `stale`, `repeated`."""
+        call = Ack(self.topic, self.group, [self._settlement])
+        outcome = self._store.call_by_id(call)[0]
+        if outcome is not Acked.STALE:
+            self._signal_sender.fire(self._signal_sender.acked, self.message)
+        return outcome
 
     def retry(self, *, delay: timedelta | None = None, reason: str = "") -> str:
-        """It failed: `retrying`, `dead` (attempts used up), or `stale` if no longer held."""
+        """Settle as failed; returns `retrying`, `dead` (the last attempt) or `stale` (not held)."""
         wait_ms = None if delay is None else _checked_ms(delay)
-        return self._puller.fail(
-            self.message, self._settlement, reason or "the puller asked for a retry", wait_ms
-        )
+        return self._fail(reason or "the puller asked for a retry", wait_ms)
 
     def discard(self, reason: str = "") -> str:
-        """Give it up, to garbage: `dead`, or `stale` if no longer held."""
-        return self._puller.fail(
-            self.message, self._settlement, reason or "the puller discarded it", "discard"
-        )
+        """Make the message a dead letter; returns `dead`, or `stale` if it is no longer held."""
+        return self._fail(reason or "the puller discarded it", "discard")
 
     def extend(self) -> bool:
-        """Start its ack timeout anew; False if it is no longer held."""
-        return self._puller.extend(self.message, self._settlement, self._ack_timeout_ms)
+        """Restart the ack timeout; returns False if the delivery is no longer held."""
+        receipts, timeout_ms = [self._settlement[:2]], self._ack_timeout_ms
+        call = Extend(self.topic, self.group, self._consumer, receipts, timeout_ms)
+        return self._store.call_by_id(call)[0]
 
     def release(self) -> bool:
-        """Give it back, unhandled, no attempt counted; False if it is no longer held."""
-        return self._puller.release(self.message, self._settlement)
+        """Return the delivery without counting an attempt; False if it is no longer held."""
+        return self._ask(Release(self.topic, self.group, [self._settlement[:2]]))
+
+    def _fail(self, reason: str, delay: int | Literal["discard"] | None) -> Failed:
+        one = self._settlement
+        failure = Failure(one.id, one.entry, reason, delay, one.lateness)
+        retried = self._ask(Fail(self.topic, self.group, [failure]))
+        self._signal_sender.fire_failure(self.message, reason, retried)
+        return retried.outcome
+
+    def _ask(self, call: ById[T]) -> T:
+        """The outcome of a call; repeats an equal call that got no reply."""
+        call = next((one for one in self._unanswered if one == call), call)
+        if call not in self._unanswered:
+            self._unanswered.append(call)
+        outcome = self._store.call_by_id(call)[0]
+        self._unanswered.remove(call)
+        return outcome
 
 
 def _checked_ms(delay: timedelta) -> int:

@@ -1,113 +1,109 @@
-"""Who handles a topic: the receivers of `message_received`, and handlers of batches."""
+"""The handlers of a topic: receivers of `message_received`, and batch handlers."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 from blinker import Signal
 
-from lisa.consumer.held import Held
+from lisa.consumer.inflight import Held
 from lisa.consumer.models import Reader, reader_for
-from lisa.core.clock import parse_duration
-from lisa.core.envelope import decode_envelope
-from lisa.core.errors import ConfigError
-from lisa.core.keys import check_topic
-from lisa.core.message import Message
-from lisa.core.signals import Signals, everywhere
-
-__all__ = ["DEFAULT_TIMEOUT", "Handler", "Handlers", "Plan", "Receiver"]
+from lisa.core.model.clock import parse_duration
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_topic
+from lisa.core.model.message import Message
+from lisa.core.model.signals import Signals, everywhere
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
 LARGEST_BATCH = 10_000
 
 Handler = Callable[[Any], Any]
-"""Takes a `Message` (or a `Batch`); may be `async def`."""
+"""Takes a `Message`, or a `Batch` for a batch handler; may be `async def`."""
 
 
+@dataclass(eq=False, slots=True)
 class Receiver:
-    """A one-argument handler of one topic with its options; to blinker, a receiver like others."""
+    """A one-argument handler of one topic with its options, connected to blinker as a receiver."""
 
-    __slots__ = ("batch", "handler", "is_async", "read", "timeout_s", "within_s")
+    handler: Handler
+    read: Reader | None = None
+    batch: int | None = None
+    within_s: float = 0.0
+    timeout_s: float | None = None
+    is_async: bool = field(init=False)
 
-    def __init__(
-        self,
-        handler: Handler,
-        *,
-        read: Reader | None = None,
-        batch: int | None = None,
-        within_s: float = 0.0,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.handler = handler
-        self.is_async = _is_async(handler)
-        self.read = read
-        self.batch = batch
-        self.within_s = within_s
-        self.timeout_s = timeout_s
+    def __post_init__(self) -> None:
+        self.is_async = _is_async(self.handler)
 
     def __call__(self, _topic: str, *, message: Message) -> Any:
-        """As blinker calls it: the sender is the topic."""
+        """Called by blinker, with the topic as the sender."""
         return self.handler(message)
 
     def call(self, held: Held) -> Any:
-        """Hand the message over, its body read as the model. Raises what the handler raises."""
+        """Call the handler, with the body decoded as the model. Raises what the handler raises."""
         if self.read is None:
             return self.handler(held.message)
         return self.handler(self.message(held))
 
     def message(self, held: Held) -> Message:
-        """The message as this handler wants it. Raises Misfit if the body does not fit."""
+        """The message with its body decoded as the model.
+
+        Raises BodyMismatch if the body does not match.
+        """
         if self.read is None:
             return held.message
         return msgspec.structs.replace(held.message, body=self.read(decode_envelope(held.data)))
 
 
+@dataclass(eq=False, slots=True)
 class _Listener:
-    """A receiver that was connected to a signal by hand: `f(topic, *, message)`."""
+    """A receiver that user code connected to a signal: `f(topic, *, message)`."""
 
-    __slots__ = ("function", "is_async", "timeout_s")
+    function: Callable[..., Any]
+    timeout_s: None = None
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.is_async = _is_async(function)
-        self.timeout_s: float | None = None
+    @property
+    def is_async(self) -> bool:
+        return _is_async(self.function)
 
     def call(self, held: Held) -> Any:
         return self.function(held.message.topic, message=held.message)
 
 
-class Plan(NamedTuple):
-    """Who is called for a topic's messages just now."""
+class HandlerPlan(NamedTuple):
+    """The current handlers of a topic: single-message receivers and at most one batch handler."""
 
     receivers: tuple[Receiver | _Listener, ...]
     batch: Receiver | None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody would hear a message."""
+        """Whether the topic has no handler."""
         return not self.receivers and self.batch is None
 
     @property
     def is_async(self) -> bool:
-        """Whether all of them are `async def`, so that no thread is needed."""
+        """Whether all handlers are `async def`, so that no thread is needed."""
         every = (*self.receivers, self.batch) if self.batch else self.receivers
         return bool(every) and all(one.is_async for one in every)
 
     @property
     def timeout_s(self) -> float:
-        """After how long a hanging handler loses its lease: the shortest that was asked for."""
+        """The shortest timeout of all handlers in seconds; 1 h if none has a timeout."""
         every = (*self.receivers, self.batch) if self.batch else self.receivers
         asked = [one.timeout_s for one in every if one.timeout_s is not None]
         return min(asked, default=DEFAULT_TIMEOUT.total_seconds())
 
 
 class Handlers:
-    """A consumer's own signals and handlers, beside the module-wide signals."""
+    """A consumer's own signals and handlers; the module-wide signals are used in addition."""
 
     def __init__(self) -> None:
         self.signals = Signals()
@@ -124,7 +120,10 @@ class Handlers:
         within: timedelta | str | None = None,
         timeout: timedelta | str | None = None,
     ) -> None:
-        """Hold a handler of a topic. Raises ConfigError, InvalidMessage."""
+        """Register a handler of a topic.
+
+        Raises ConfigError if an option is invalid, and InvalidMessage if the topic name is.
+        """
         check_topic(topic)
         if not callable(handler):
             raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
@@ -139,40 +138,42 @@ class Handlers:
             self._own.setdefault(topic, []).append(receiver)
             self.signals.received.connect(receiver, sender=topic, weak=False)
         elif topic in self._batches:
-            raise ConfigError(f"topic {topic!r} has a handler of batches already; one is allowed")
+            raise ConfigError(f"topic {topic!r} already has a batch handler; only one is allowed")
         else:
             self._batches[topic] = receiver
 
     def remove(self, topic: str) -> None:
-        """Let go of the handlers that `add` took for a topic."""
+        """Remove the handlers of a topic that `add` registered."""
         self._batches.pop(topic, None)
         for receiver in self._own.pop(topic, []):
             self.signals.received.disconnect(receiver, sender=topic)
 
     def topics(self) -> list[str]:
-        """The topics that this consumer's own handlers name."""
+        """The topics of this consumer's own handlers, sorted by name."""
         return sorted({*self._batches, *_senders(self.signals.received)})
 
     def module_topics(self) -> list[str]:
-        """The topics that module-wide receivers name."""
+        """The topics of module-wide receivers, sorted by name."""
         return sorted(_senders(everywhere.received))
 
     def batch(self, topic: str) -> Receiver | None:
-        """The handler of batches, if a topic has one."""
+        """The batch handler of a topic, or None."""
         return self._batches.get(topic)
 
-    def plan(self, topic: str) -> Plan:
-        """Who is called for a topic's messages just now; weak receivers that went are left out."""
-        heard = (*self.signals.received.receivers_for(topic),
-                 *everywhere.received.receivers_for(topic))  # fmt: skip
-        return Plan(
+    def plan(self, topic: str) -> HandlerPlan:
+        """The current handlers of a topic; weakly connected receivers may have disappeared."""
+        heard = (
+            *self.signals.received.receivers_for(topic),
+            *everywhere.received.receivers_for(topic),
+        )
+        return HandlerPlan(
             tuple(one if isinstance(one, Receiver) else _Listener(one) for one in heard),
             self._batches.get(topic),
         )
 
 
 def _senders(signal: Signal) -> Iterator[str]:
-    # blinker keeps no public list of senders; a string sender is its own key there.
+    # blinker has no public list of senders; it uses a string sender as its own key.
     for sender, receivers in list(signal._by_sender.items()):  # noqa: SLF001
         if isinstance(sender, str) and receivers:
             yield sender
@@ -182,7 +183,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  its kind is asked for, not whether
+        getattr(function, "__call__", None)  # noqa: B004  checks for a coroutine function
     )
 
 
@@ -192,7 +193,7 @@ def _batch_size(topic: str, batch: int | None, within: object) -> int | None:
             raise ConfigError(f"topic {topic!r}: within= needs batch=")
         return None
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= LARGEST_BATCH:
-        raise ConfigError(f"topic {topic!r}: batch={batch!r} is not from 1 to {LARGEST_BATCH}")
+        raise ConfigError(f"topic {topic!r}: batch={batch!r} must be from 1 to {LARGEST_BATCH}")
     return batch
 
 
@@ -204,5 +205,5 @@ def _seconds(topic: str, name: str, value: timedelta | str | None) -> float | No
     except ValueError as error:
         raise ConfigError(f"topic {topic!r}: {name}: {error}") from None
     if name == "timeout" and seconds == 0:
-        raise ConfigError(f"topic {topic!r}: a timeout of 0 would end every handler at once")
+        raise ConfigError(f"topic {topic!r}: timeout must be above 0")
     return seconds

@@ -1,95 +1,226 @@
-"""Reads what is new in one group's stream: a read that waits, and that others may end."""
+"""Read a topic's messages at the pace of its handlers, and pass them on."""
 
 from __future__ import annotations
 
-import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
+from lisa.consumer.batches import Collector
+from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.settler import Settler
-from lisa.consumer.subscription import Subscription
-from lisa.core.address import Address
-from lisa.core.clients import telling_its_id
-from lisa.core.connection import Connection
-from lisa.core.errors import LisaError
-from lisa.core.flow import Command
-from lisa.core.stream import Entry, parse_read, read_command
+from lisa.consumer.slots import SlotClaim
+from lisa.consumer.stream_reader import StreamReader
+from lisa.consumer.subscription import Subscription, Work
+from lisa.core.daemon.threads import begin_round, rest
+from lisa.core.model.backoff import FIRST_S
 
-__all__ = ["Intake"]
-
-log = logging.getLogger("lisa.consumer")
-
-LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
+NEXT_LOOK_S = 0.005
 
 
 class Intake:
-    """A connection of its own for one subscription's reads; `longest` is how long one may wait."""
+    """Used on the reader's thread, except for `wake`.
+
+    stream: the entries that were read.
+    cap: the most unstarted messages, if limited.
+    topics: returns the number of topics that share the slots.
+    """
 
     def __init__(
-        self, sub: Subscription, address: Address, poll: timedelta, settler: Settler
+        self,
+        sub: Subscription,
+        stream: StreamReader,
+        *,
+        cap: int | None,
+        handlers: Handlers,
+        dispatcher: Dispatcher,
+        settler: Settler,
+        topics: Callable[[], int],
     ) -> None:
-        # CLIENT UNBLOCK needs to know the node; on a cluster short blocks do instead.
-        self.longest = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
-        blocking = address.blocking_for(self.longest.total_seconds())
-        if address.kind != "cluster":
-            blocking = telling_its_id(blocking, self._connected)
-        self._connection = Connection(blocking)
         self._sub = sub
+        self._stream = stream
+        self._block = stream.longest
+        self._cap = cap
+        self._handlers = handlers
+        self._dispatcher = dispatcher
         self._settler = settler
-        self._client_id: int | None = None
-        self.is_reading = False
+        self._topics = topics
+        self._turn = SlotClaim(dispatcher.slots)
+        self._collector: Collector | None = None
+        self._woken = threading.Event()
 
-    def _connected(self, client_id: int | None) -> None:
-        self._client_id = client_id
+    def wake(self) -> None:
+        """End a pause, or a wait for a slot."""
+        self._woken.set()
+        self._turn.wake()
 
-    def read(self, count: int, block: timedelta) -> list[Entry]:
-        """At most `count` entries; none if it was interrupted. Raises client errors."""
-        sub = self._sub
-        stream = sub.store.keys.topic(sub.topic).group(sub.group).ready
-        block_ms = block // timedelta(milliseconds=1)
-        command = read_command(stream, sub.group, sub.name, count, block_ms)
-        self.is_reading, was_forgotten = True, sub.is_forgotten
-        try:
-            if sub.is_interrupted():
-                return []
-            reply = self._ask(command)
-        finally:
-            self.is_reading = False
-        if was_forgotten:  # the group is there all the same: only the record was swept
-            sub.is_forgotten = False
-        return parse_read(reply)
+    def pause(self, seconds: float) -> None:
+        """Wait until `wake`, at most for `seconds`; settles finished deliveries meanwhile."""
+        self._woken.clear()
+        self._settler.flush_now_for(self._sub)
+        if not self._sub.closing.is_set():
+            self._woken.wait(seconds)
 
-    def _ask(self, command: Command) -> Any:
-        """The reply of a read; a few acks go along with it."""
-        along = self._settler.along(self._sub)
-        if along is None:
-            return self._connection.execute(command)
-        try:
-            replies = self._connection.begin((along.command, command))
-            acked = next(replies)
-        except Exception as error:
-            along.take(error)
-            raise
-        along.take(acked)
-        reply = next(replies)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+    def release_collected(self) -> None:
+        """Release the deliveries of an incomplete batch."""
+        if self._collector:
+            self._sub.give_back(self._collector.take())
 
-    def interrupt(self) -> bool:
-        """End the read, without losing what it may just be given.
-
-        False if the server could not be asked to.
-        """
-        client_id = self._client_id
-        if self.is_reading and client_id is not None:
-            try:
-                self._sub.store.ask("CLIENT", "UNBLOCK", client_id)
-            except LisaError as error:
-                log.debug("topic %s: cannot be interrupted: %s", self._sub.topic, error)
-                return False
-        return True
+    def drop_all(self) -> None:
+        """Drop all deliveries after their group was removed."""
+        if self._collector:
+            self._collector.take()
+        self._sub.drop_all()
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """Settle finished deliveries and release the others."""
+        self._settler.flush_now_for(self._sub)
+        self._stream.release_unopened()
+        self.release_collected()
+        self._stream.close()
+
+    def step(self) -> None:
+        """Read and hand over once. Raises LisaError and client errors."""
+        # Do not build a plan here: it would keep weakly connected receivers alive during the
+        # blocking read, and miss receivers that connect meanwhile.
+        batch = self._handlers.batch(self._sub.topic)
+        if self._stream.has_unopened:
+            self._hand_over()
+        elif self._sub.stats.degradation.is_degraded:
+            self._read_degraded()
+        elif batch is not None:
+            self._read_batch(batch.batch or 1, batch.within_s)
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        """Read and dispatch as many messages as handlers can start soon."""
+        sub, slots = self._sub, self._dispatcher.slots
+        topics = self._topics()
+        several = topics > 1
+        room = sub.pace.ahead(slots.size) // topics - len(sub.unstarted)
+        if room > 0:
+            self._fetch(room + slots.free, self._block, startable=slots.free)
+            self._hand_over()
+            return
+        # Handlers are slow or not measured yet: read only once a slot is free.
+        self._settler.flush_now_for(sub)
+        if not self._take_slot(sub.is_interrupted):
+            return
+        try:
+            if several and not sub.unstarted:
+                self._fetch(1, timedelta(0))
+        finally:
+            if not self._stream.has_unopened:
+                self._turn.release()
+        if self._stream.has_unopened:
+            self._hand_over(has_slot=True)
+            return
+        if sub.unstarted:
+            self._await_start()
+            return
+        self._fetch(1 if several else slots.free, self._block, startable=slots.free)
+        self._hand_over()
+
+    def _take_slot(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for a slot until `is_over` is true; returns whether the thread has one."""
+        rest()
+        is_taken = self._turn.take(is_over)
+        begin_round()
+        return is_taken
+
+    def _await_start(self) -> None:
+        """Pause if granted work has not started, because a handler may block the event loop."""
+        if self._sub.unstarted:
+            self.pause(NEXT_LOOK_S)
+
+    def _read_degraded(self) -> None:
+        """Read one message at a time, with a growing pause until one succeeds."""
+        sub = self._sub
+        if self._collector:
+            self._hand_over_work([self._collector.take()])
+        if sub.leases.held:
+            self.pause(FIRST_S)
+            return
+        self.pause(sub.stats.degradation.backoff.pause_s)
+        if sub.is_interrupted():
+            return
+        self._fetch(1, self._block)
+        if self._stream.has_unopened:
+            sub.stats.degradation.backoff.lengthen()
+            self._hand_over()
+
+    def _read_batch(self, size: int, within_s: float) -> None:
+        """Collect until a batch is full or its first message has waited for `within_s`."""
+        sub = self._sub
+        gathered = self._collector
+        if gathered is None or gathered.size != size:
+            kept = gathered.take() if gathered else []
+            gathered = self._collector = Collector(size, within_s)
+            gathered.add(kept)
+        if not gathered and sub.unstarted:  # a batch waits for a handler; do not read another one
+            if self._take_slot(sub.is_interrupted):
+                self._turn.release()
+                self._await_start()
+            return
+        left_s = gathered.left_s()
+        block = self._block
+        if left_s is not None:
+            block = min(block, timedelta(milliseconds=math.ceil(left_s * 1000)))
+        ahead = sub.pace.ahead(self._dispatcher.slots.size) - len(sub.unstarted) * size
+        wanted = size - len(gathered)
+        self._fetch(max(wanted, ahead), block, least_cap=size, startable=wanted)
+        self._hand_over()
+        ready = gathered.ready()
+        if ready:
+            self._hand_over_work(ready)
+
+    def _fetch(
+        self, count: int, block: timedelta, *, least_cap: int = 1, startable: int = 1
+    ) -> None:
+        """Read up to `count` entries; handlers are free for `startable` of them."""
+        if self._cap is not None:
+            count = min(count, max(least_cap, self._cap - len(self._sub.unstarted)))
+        self._stream.fetch(count, block, startable)
+
+    def _hand_over(self, *, has_slot: bool = False) -> None:
+        """Open the read entries and dispatch them. Raises LisaError and keeps the rest."""
+        if not self._stream.has_unopened:
+            return
+        sub = self._sub
+        try:
+            if sub.closing.is_set():
+                return
+            deliveries = self._stream.open()
+            if sub.outcomes.failures or sub.outcomes.expired:
+                self._settler.notify()
+            if self._collector is not None and self._handlers.batch(sub.topic) is not None:
+                self._collector.add(deliveries)
+            elif deliveries:
+                had_slot, has_slot = has_slot, False
+                self._hand_over_work(deliveries, has_slot=had_slot)
+        finally:
+            if has_slot:
+                self._turn.release()
+
+    def _hand_over_work(self, work: Sequence[Work], *, has_slot: bool = False) -> None:
+        """Run handlers on this thread, or submit the work. Uses up the caller's slot, if any."""
+        sub, dispatcher = self._sub, self._dispatcher
+        plan = self._handlers.plan(sub.topic)
+        # A batch handler must not run on this thread, which has to collect the next batch.
+        if dispatcher.slots.size > 1 or plan.is_async or plan.batch is not None:
+            dispatcher.submit(sub, plan, work, has_slot=has_slot)
+            return
+        sub.enqueue(work, plan.timeout_s)
+        if not has_slot and not self._take_slot(sub.closing.is_set):
+            return
+        keeps_slot = True
+        rest()
+        try:
+            keeps_slot = dispatcher.inline(sub, plan, self._turn)
+        finally:
+            begin_round()
+            if keeps_slot:
+                self._turn.release()

@@ -1,4 +1,4 @@
-"""Finds what `lisa-consumer` is to run: TARGET is `pkg.module` or `pkg.module:name`."""
+"""Load the consumer that `lisa-consumer TARGET` runs: `pkg.module` or `pkg.module:name`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from pathlib import Path
 from types import ModuleType
 
 from lisa.consumer.consumer import Consumer
-from lisa.core.errors import ConfigError
-from lisa.core.signals import everywhere
-
-__all__ = ["load"]
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.signals import everywhere
 
 
 def load(target: str) -> Consumer:
-    """The consumer that a target names, not yet started.
+    """Import a target and return its consumer, not yet started.
 
-    Of `pkg.module` it is the only one there; without any, a new one for the module's receivers of
-    `message_received`. Modules of the present directory are found. Raises ConfigError; what the
-    module itself raises is let through.
+    `pkg.module` must contain one consumer, or none but receivers of `message_received`, for which
+    a new consumer is created. Also finds modules in the current directory. Raises ConfigError if
+    the module or the consumer does not exist, and any error that the module itself raises.
     """
     module_name, colon, name = target.partition(":")
     if not module_name or module_name.startswith(".") or (colon and not name):
-        raise ConfigError(f"target {target!r} is neither pkg.module nor pkg.module:name")
+        raise ConfigError(f"target {target!r} must be pkg.module or pkg.module:name")
     module = _module(module_name)
     if colon:
         return _named(module, name)
@@ -38,9 +36,9 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it needs is not
+            raise  # the module exists; one of its imports does not
         raise ConfigError(
-            f"there is no module {name!r} in {here} or among what is installed"
+            f"there is no module {name!r} in {here} or in the installed packages"
         ) from None
 
 
@@ -62,7 +60,7 @@ def _only(module: ModuleType) -> Consumer:
     if len(consumers) > 1:
         names = ", ".join(sorted(consumers.values()))
         raise ConfigError(
-            f"module {module.__name__} has several consumers ({names}): name one as "
+            f"module {module.__name__} has several consumers ({names}); choose one with "
             f"{module.__name__}:NAME"
         )
     if consumers:

@@ -1,4 +1,4 @@
-"""What a consumer's handlers did and do, as numbers for Prometheus."""
+"""The Prometheus metrics of a consumer."""
 
 from __future__ import annotations
 
@@ -8,39 +8,35 @@ from lisa.consumer.slots import Slots
 from lisa.consumer.subscription import Subscription
 from lisa.core.metrics.numbers import Numbers, add, put
 
-__all__ = ["own_numbers"]
-
 
 def own_numbers(readers: Iterable[tuple[Subscription, bool]], slots: Slots) -> Numbers:
-    """Of all subscriptions, each with whether reading it fails."""
+    """The metrics of all subscriptions, each given with whether its reader is failing."""
     numbers: Numbers = {}
-    troubled = False
-    for sub, is_in_trouble in readers:
-        troubled |= is_in_trouble
+    any_failing = False
+    for sub, is_failing in readers:
+        any_failing |= is_failing
         _add_one(numbers, sub)
         group = sub.group or sub.wanted
-        _put_worst(numbers, "lisa_consumer_unreachable", is_in_trouble, sub.whole, group)
-    put(numbers, "lisa_up", float(not troubled))
+        _put_worst(numbers, "lisa_consumer_unreachable", is_failing, sub.topic, group)
+    put(numbers, "lisa_up", float(not any_failing))
     put(numbers, "lisa_consumer_concurrency", slots.size)
     put(numbers, "lisa_consumer_busy", slots.size - slots.free)
     return numbers
 
 
 def _add_one(numbers: Numbers, sub: Subscription) -> None:
-    labels = (sub.whole, sub.group or sub.wanted)
-    add(numbers, "lisa_consumer_running", sub.running(), *labels)
-    add(numbers, "lisa_consumer_held", len(sub.held), *labels)
-    _put_worst(numbers, "lisa_consumer_degraded", sub.is_degraded, *labels)
-    outcomes = {"ok": sub.went_well, "failed": sub.failed, "discarded": sub.discarded}
+    labels = (sub.topic, sub.group or sub.wanted)
+    add(numbers, "lisa_consumer_running", len(sub.leases.running()), *labels)
+    add(numbers, "lisa_consumer_held", len(sub.leases.held), *labels)
+    _put_worst(numbers, "lisa_consumer_degraded", sub.stats.degradation.is_degraded, *labels)
+    stats = sub.stats
+    outcomes = {"ok": stats.succeeded, "failed": stats.failed, "discarded": stats.discarded}
     for outcome, count in outcomes.items():
         add(numbers, "lisa_consumer_handled_total", count, *labels, outcome)
-    seconds = sub.slow.numbers()
-    seconds[0] += sub.fast
-    seconds[-1] += sub.fast_s
-    add(numbers, "lisa_consumer_handler_seconds", seconds, *labels)
+    add(numbers, "lisa_consumer_handler_seconds", stats.seconds(), *labels)
 
 
 def _put_worst(numbers: Numbers, name: str, is_so: object, *labels: str) -> None:
-    """1 where it is so for any place of a topic, however many there are."""
+    """Set a metric to 1 if the condition holds for any shard of a topic."""
     known = numbers.get(name, {}).get(labels, 0.0)
     put(numbers, name, 1.0 if is_so or known == 1.0 else 0.0, *labels)

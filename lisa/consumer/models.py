@@ -1,4 +1,4 @@
-"""Typed bodies: an encoded body becomes an instance of a handler's model, or is refused."""
+"""Typed bodies: decode a body to an instance of a handler's model."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any
 
 import msgspec
 
-from lisa.core.envelope import Envelope
-from lisa.core.errors import ConfigError, InvalidMessage
-
-__all__ = ["Misfit", "Reader", "reader_for"]
+from lisa.core.model.envelope import Envelope
+from lisa.core.model.errors import ConfigError, InvalidMessage
 
 Reader = Callable[[Envelope], Any]
 
 
-class Misfit(InvalidMessage):
-    """A body that does not fit its handler's model."""
+class BodyMismatch(InvalidMessage):
+    """A body does not match its handler's model."""
 
 
 def reader_for(model: Any) -> Reader:
-    """What reads a body as `model`, and raises Misfit with the reason if it does not fit.
+    """Return a function that decodes a body to `model`, or raises BodyMismatch with the reason.
 
-    A model is a msgspec Struct, dataclass, TypedDict, pydantic model or any type msgspec knows.
-    JSON is read straight from its bytes; text and bytes count as values of their own type.
+    A model is a msgspec Struct, dataclass, TypedDict, pydantic model or any type that msgspec
+    supports. JSON bodies are decoded; text and bytes bodies are converted from `str` and `bytes`.
+    Raises ConfigError if `model` is not supported.
     """
     if hasattr(model, "__pydantic_core_schema__") or hasattr(model, "__get_pydantic_core_schema__"):
         return _pydantic(model)
@@ -39,7 +38,7 @@ def reader_for(model: Any) -> Reader:
                 return decoder.decode(envelope.body)
             return msgspec.convert(_plain(envelope), model)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Misfit(f"the body is no {_name(model)}: {error}") from None
+            raise BodyMismatch(f"the body does not match {_name(model)}: {error}") from None
 
     return read
 
@@ -59,9 +58,9 @@ def _pydantic(model: Any) -> Reader:
             said = "; ".join(
                 f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults
             )
-            raise Misfit(f"the body is no {_name(model)}: {said}") from None
+            raise BodyMismatch(f"the body does not match {_name(model)}: {said}") from None
         except UnicodeDecodeError as error:
-            raise Misfit(f"the body is no {_name(model)}: {error}") from None
+            raise BodyMismatch(f"the body does not match {_name(model)}: {error}") from None
 
     return read
 

@@ -1,149 +1,103 @@
-"""Settles what handlers have finished, many deliveries a call."""
+"""Settle finished deliveries, many per call."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-from blinker import Signal
-
-from lisa.consumer.abreast import Abreast
-from lisa.consumer.held import Held, Verdict
-from lisa.consumer.opening import settlements_of
-from lisa.consumer.signalling import Announcer
+from lisa.consumer.keyed_pool import KeyedPool
+from lisa.consumer.settle_calls import ReadAcks, SettleCalls
+from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
-from lisa.core.errors import GroupRemoved, LisaError, ServerUnavailable
-from lisa.core.flow import Command, Execute
-from lisa.core.patience import LONGEST_AWAY_S
-from lisa.core.transitions.ack import Ack, Acked
-from lisa.core.transitions.retry import Failed, Failure, Retried
-from lisa.core.transitions.retry import Retry as Fail
-
-__all__ = ["FLUSH_AFTER_S", "Settler"]
+from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
+from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
+from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 
 log = logging.getLogger("lisa.consumer")
 
-T = TypeVar("T")
-
 FLUSH_AFTER_S = 0.005
-"""A handler's word waits at most so long for others to share its call."""
-
-MOST_ALONG = 32
-"""So few acks go along with the next read; more have a call, and a thread, of their own."""
+"""How long a finished delivery waits for others to share a call."""
 
 CLOSING_S = 1.0
-"""Calls that run when the time to close is up may take so much longer."""
+"""Grace period for calls still running at the shutdown deadline."""
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-
-
-class Along(NamedTuple):
-    """Acks that go along with a read. `take` is given the reply or the error, once."""
-
-    command: Command
-    take: Callable[[Any], None]
+CLOSING_RETRY_S = 0.1
+"""Interval of attempts while closing."""
 
 
 class Settler:
-    """One thread: waits for the first word, a moment for more, then flushes topic by topic.
+    """A thread that collects finished deliveries for 5 ms, then settles them topic by topic.
 
-    `subscriptions` gives those to look at. What the server does not take is kept and tried again,
-    with growing pauses for its topic alone. Of a server that `has_nodes` one may hang: then each
-    subscription is flushed on a thread of its own, and waits for no other.
+    Failed calls are retried with growing pauses, separately for each topic.
+
+    subscriptions: returns the subscriptions to flush.
+    has_nodes: whether the server is a cluster. Then each subscription is flushed on a separate
+        thread, so that a hanging node does not delay the others.
     """
 
     def __init__(
         self,
         subscriptions: Callable[[], Iterable[Subscription]],
-        announcer: Announcer,
+        signal_sender: SignalSender,
         *,
         has_nodes: bool = False,
+        longest_s: float = LONGEST_S,
     ) -> None:
         self._subscriptions = subscriptions
-        self._announcer = announcer
+        self._calls = SettleCalls(signal_sender)
         self._has_nodes = has_nodes
-        self._abreast = Abreast("lisa-settler", self._ended)
+        self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
         self._awake = False
         self._rung = threading.Event()
         self._hurried = threading.Event()
         self._closes: float | None = None
-        self._pauses: dict[Subscription, tuple[float, float]] = {}
-        self._thread = threading.Thread(target=self._run, name="lisa-settler", daemon=True)
+        self._pauses: dict[Subscription, tuple[float, Backoff]] = {}
+        self._thread = ServiceThread("lisa-settler", self._run, longest_s)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def owns_this_thread(self) -> bool:
-        """Whether the caller is a receiver that is told what was settled."""
-        return threading.current_thread() is self._thread or self._abreast.owns_this_thread()
+    def threads(self) -> list[ServiceThread]:
+        """The settler's threads, for health checks."""
+        return [self._thread, *self._pool.threads()]
 
-    def ring(self) -> None:
-        """Something was finished: flush within 5 ms. Cheap if the settler knows already."""
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is a signal receiver on one of the settler's threads."""
+        return threading.current_thread() is self._thread or self._pool.owns_this_thread()
+
+    def notify(self) -> None:
+        """Request a flush within 5 ms. Cheap if one is already requested."""
         if not self._awake:
             self._awake = True
             self._rung.set()
 
-    def hurry(self) -> None:
-        """Nothing else is coming soon: flush at once."""
+    def flush_now(self) -> None:
+        """End the 5 ms wait of a requested flush, because none will follow soon."""
         self._hurried.set()
 
-    def hurry_for(self, sub: Subscription) -> None:
-        """Flush at once what a subscription has finished, if anything."""
-        if _has_finished(sub):
-            self.ring()
-            self.hurry()
+    def flush_now_for(self, sub: Subscription) -> None:
+        """Flush immediately if a subscription has finished deliveries."""
+        if sub.outcomes:
+            self.notify()
+            self.flush_now()
 
-    def along(self, sub: Subscription) -> Along | None:
-        """A few acks for the reader to send along with its next read: no other thread wakes.
+    def acks_for_read(self, sub: Subscription) -> ReadAcks | None:
+        """A few acks that the reader sends with its next read, so that no other thread must wake.
 
-        What cannot go that way is flushed at once, and so is what the reader brings back because
-        its call was not simply answered.
+        Returns None if there are no acks, or too many, or other outcomes; those are flushed
+        immediately. If the reader's call fails, its acks are queued again and flushed immediately.
         """
-        fits = 0 < len(sub.acks) <= min(MOST_ALONG, sub.store.batch_size(sub.topic, Ack))
-        if not fits or sub.failures or sub.expired or self._announcer.heard(self._announcer.acked):
-            self.hurry_for(sub)
-            return None
-        some = _first(sub.acks, MOST_ALONG)
-        if not some:  # the settler was quicker
-            return None
-        flow = sub.store.run(Ack(sub.topic, sub.group, settlements_of(some)))
-
-        def take(reply: Any) -> None:
-            try:
-                if isinstance(reply, Exception):
-                    flow.throw(reply)
-                else:
-                    flow.send(reply)
-            except StopIteration as end:
-                self._acked(sub, some, end.value, self._announcer.acked)
-                return
-            except Exception as error:  # noqa: BLE001  the settler's own call meets it, and judges
-                log.debug("topic %s: acks come back from the reader: %s", sub.topic, error)
-            sub.acks.extendleft(reversed(some))
-            self.hurry_for(sub)
-
-        try:
-            step = next(flow)
-        except LisaError as error:
-            take(error)
-            return None
-        if isinstance(step, Execute) and step.command[0] == "EVALSHA":
-            return Along(step.command, take)
-        sub.acks.extendleft(reversed(some))
-        self.hurry_for(sub)
-        return None
+        acks = self._calls.acks_for_read(sub, self.flush_now_for)
+        if acks is None:
+            self.flush_now_for(sub)
+        return acks
 
     def close(self, timeout_s: float) -> None:
-        """Flush what is left, for at most so long, and end."""
+        """Flush the rest for up to `timeout_s`, then end the thread."""
         self._closes = time.monotonic() + timeout_s
         self._hurried.set()
         self._rung.set()
@@ -152,173 +106,96 @@ class Settler:
 
     def _run(self) -> None:
         while True:
+            self._thread.rest()
             self._rung.wait(self._next_try_s())
+            self._thread.begin()
             if self._closes is None:
                 self._hurried.wait(FLUSH_AFTER_S)
             self._hurried.clear()
-            # Whoever finishes from here on rings again: cleared before the queues are looked at.
+            # Clear before reading the queues, so that later outcomes request another flush.
             self._rung.clear()
             self._awake = False
-            # Asked first: what was finished by the end is found by a flush that begins behind it.
+            # Read before the flush, so that a flush after the request to close finds everything.
             closes = self._closes
-            left = self.flush()
+            try:
+                left = self.flush()
+            except BaseException:
+                self._rung.set()  # the restarted thread must flush again
+                raise
             if closes is not None:
                 late_s = time.monotonic() - closes
                 if not left or late_s > 0:
-                    self._abreast.wait(max(0.0, CLOSING_S - late_s))
-                    self._abreast.close()
+                    self._pool.wait(max(0.0, CLOSING_S - late_s))
+                    self._pool.close()
                     return
-                if self._abreast.wait(FIRST_PAUSE_S) and self._pauses:
-                    time.sleep(FIRST_PAUSE_S)
+                if self._pool.wait(CLOSING_RETRY_S) and self._pauses:
+                    time.sleep(CLOSING_RETRY_S)
                 self._rung.set()
 
     def _next_try_s(self) -> float | None:
         tries = [
-            again for sub, (again, _) in list(self._pauses.items())
-            if not self._abreast.is_at(sub)
-        ]  # fmt: skip
+            again for sub, (again, _) in list(self._pauses.items()) if not self._pool.is_busy(sub)
+        ]
         return max(0.0, min(tries) - time.monotonic()) if tries else None
 
     def flush(self) -> bool:
-        """Settle all that is finished; False if nothing was left to do, or to wait for."""
+        """Settle all finished deliveries; returns whether work or a pause is still under way."""
         subscriptions = list(self._subscriptions())
-        for sub in set(self._pauses).difference(subscriptions):  # it was let go meanwhile
+        for sub in set(self._pauses).difference(subscriptions):  # unsubscribed meanwhile
             self._pauses.pop(sub, None)
         is_busy = False
         one_by_one = not self._has_nodes or len(subscriptions) == 1
         for sub in subscriptions:
-            if self._abreast.is_at(sub):
+            if self._pool.is_busy(sub):
                 is_busy = True
                 continue
-            if not _has_finished(sub):
-                self._goes_on(sub)  # whatever was left went along with a read
+            if not sub.outcomes:
+                self._end_pause(sub)  # a read has settled the rest
                 continue
-            again, _ = self._pauses.get(sub, (0.0, 0.0))
+            again, _ = self._pauses.get(sub, (0.0, None))
             if again > time.monotonic() and self._closes is None:
                 continue
             if one_by_one:
                 self._settle(sub)
             else:
                 is_busy = True
-                self._abreast.start(sub, partial(self._settle, sub))
+                self._pool.start(sub, partial(self._settle, sub))
         return is_busy or bool(self._pauses)
 
     def _settle(self, sub: Subscription) -> None:
+        begin_round()  # each topic may take as long as a whole round
         try:
-            self._flush_one(sub)
+            self._calls.flush(sub)
         except GroupRemoved as error:
             self._give_up(sub, error)
-        except Exception as error:  # noqa: BLE001  logged, and tried again
+        except Exception as error:  # noqa: BLE001  logged and retried
             self._postpone(sub, error)
         else:
-            self._goes_on(sub)
+            self._end_pause(sub)
 
     def _ended(self, sub: Subscription) -> None:
-        """While it was flushed, the settler has not looked at it."""
-        if sub in self._pauses or _has_finished(sub):
+        """Flush again if a subscription finished more while its flush ran."""
+        if sub in self._pauses or sub.outcomes:
             self._rung.set()
 
-    def _goes_on(self, sub: Subscription) -> None:
+    def _end_pause(self, sub: Subscription) -> None:
         if self._pauses.pop(sub, None):
-            log.info("topic %s: settling again", sub.topic)
+            log.info("topic %s: settling again", sub.shard)
 
     def _postpone(self, sub: Subscription, error: Exception) -> None:
-        _, last = self._pauses.get(sub, (0.0, 0.0))
-        if not last:
-            unforeseen = None if isinstance(error, LisaError) else error
-            log.warning("topic %s: cannot settle, trying again: %s", sub.topic, error,
-                        exc_info=unforeseen)  # fmt: skip
-        longest = LONGEST_AWAY_S if isinstance(error, ServerUnavailable) else LONGEST_PAUSE_S
-        pause = min(2 * last, longest) if last else FIRST_PAUSE_S
-        self._pauses[sub] = (time.monotonic() + pause, pause)
+        _, backoff = self._pauses.get(sub, (0.0, None))
+        if not isinstance(error, LisaError):
+            unforeseen(f"topic {sub.shard}: settling", error)
+        elif backoff is None:
+            log.warning("topic %s: cannot settle, trying again: %s", sub.shard, error)
+        backoff = backoff or Backoff()
+        away = isinstance(error, ServerUnavailable)
+        pause_s = backoff.take(LONGEST_AWAY_S if away else LONGEST_S)
+        self._pauses[sub] = (time.monotonic() + pause_s, backoff)
 
     def _give_up(self, sub: Subscription, error: GroupRemoved) -> None:
         self._pauses.pop(sub, None)
-        # Taken one by one: what another thread adds meanwhile is for the next look.
-        lost = _first(sub.acks, len(sub.acks)) + _first(sub.expired, len(sub.expired))
-        lost += [held for held, _ in _first(sub.failures, len(sub.failures))]
+        lost = sub.outcomes.take_all()
         for held in lost:
-            sub.drop(held)
-        log.warning("topic %s: %d settlements count no more: %s", sub.topic, len(lost), error)
-
-    def _flush_one(self, sub: Subscription) -> None:
-        while sub.acks:
-            self._ack(sub, sub.acks, "acked")
-        while sub.expired:
-            self._ack(sub, sub.expired, "expired")
-        while sub.failures:
-            self._fail(sub)
-
-    def _ack(self, sub: Subscription, queue: deque[Held], state: str) -> None:
-        some = _first(queue, sub.store.batch_size(sub.topic, Ack))
-        if not some:  # the reader was quicker
-            return
-        try:
-            settlements = settlements_of(some)
-            if state == "expired":  # no attempt was made
-                settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
-            outcomes = sub.store.call(Ack(sub.topic, sub.group, settlements, state))
-        except Exception:
-            queue.extendleft(reversed(some))
-            raise
-        pair = self._announcer.expired if state == "expired" else self._announcer.acked
-        self._acked(sub, some, outcomes, pair)
-
-    def _acked(
-        self,
-        sub: Subscription,
-        some: Sequence[Held],
-        outcomes: Sequence[Acked],
-        pair: tuple[Signal, Signal],
-    ) -> None:
-        heard = self._announcer.heard(pair)
-        forget = sub.held.pop
-        for held, outcome in zip(some, outcomes, strict=True):
-            forget(held.entry, None)
-            if outcome is Acked.STALE:
-                log.info("topic %s: message %s was settled by someone else, or is another by now",
-                         sub.topic, held.message.id)  # fmt: skip
-            elif heard:
-                self._announcer.fire(pair, held.message)
-
-    def _fail(self, sub: Subscription) -> None:
-        some = _first(sub.failures, sub.store.batch_size(sub.topic, Fail))
-        settlements = settlements_of(held for held, _ in some)
-        failures = [
-            Failure(one.id, one.entry, verdict.reason, verdict.delay, one.lateness)
-            for one, (_, verdict) in zip(settlements, some, strict=True)
-        ]
-        try:
-            outcomes = sub.store.call(Fail(sub.topic, sub.group, failures))
-        except Exception:
-            sub.failures.extendleft(reversed(some))
-            raise
-        for (held, verdict), outcome in zip(some, outcomes, strict=True):
-            sub.held.pop(held.entry, None)
-            self._announce_failure(held, verdict, outcome)
-
-    def _announce_failure(self, held: Held, verdict: Verdict, outcome: Retried) -> None:
-        if outcome.outcome is Failed.STALE:
-            return
-        dead = outcome.outcome is Failed.DEAD
-        if dead:
-            log.error("topic %s: message %s went to garbage after %d failed attempts: %s",
-                      held.message.topic, held.message.id, outcome.failed_attempts,
-                      verdict.reason)  # fmt: skip
-        pair = self._announcer.dead if dead else self._announcer.retrying
-        if self._announcer.heard(pair):
-            self._announcer.fire(pair, msgspec.structs.replace(
-                held.message, reason=verdict.reason, next_due_ms=outcome.due_ms))  # fmt: skip
-
-
-def _has_finished(sub: Subscription) -> bool:
-    return bool(sub.acks or sub.failures or sub.expired)
-
-
-def _first(queue: deque[T], size: int) -> list[T]:
-    """At most so many, fewer if another thread takes from the queue as well: none, even."""
-    some: list[T] = []
-    with suppress(IndexError):
-        while len(some) < size:
-            some.append(queue.popleft())
-    return some
+            sub.leases.drop(held)
+        log.warning("topic %s: dropped %d settlements: %s", sub.shard, len(lost), error)

@@ -1,20 +1,18 @@
-"""Slots bound how many handlers run; who wants one gets it in turn."""
+"""Slots limit how many handlers run at the same time, with round-robin between topics."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-__all__ = ["Slots", "Turn"]
-
 Grant = Callable[[], None]
 
 
 class Slots:
-    """So many slots for all topics together.
+    """A fixed number of slots shared by all topics.
 
-    A claim is answered by calling `grant` once, with a slot, at once or later: round robin over
-    those who claim, however many claims each has. `grant` must neither block nor claim.
+    For each claim, `grant` is called once, immediately or when a slot becomes free. Free slots go
+    round-robin to the claimants, however many claims each has. `grant` must not block or claim.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,11 +25,11 @@ class Slots:
 
     @property
     def waiting(self) -> bool:
-        """Whether anyone stands in line."""
+        """Whether any claim is waiting."""
         return bool(self._line)
 
     def claim(self, grant: Grant, times: int = 1) -> None:
-        """Ask for slots."""
+        """Claim slots; calls `grant` once per slot."""
         with self._lock:
             while times and self.free:
                 self.free -= 1
@@ -42,8 +40,8 @@ class Slots:
             if self.free < self.size:
                 self._all_free.clear()
 
-    def leave(self) -> None:
-        """Give a slot back: to the next in line, if any."""
+    def release(self) -> None:
+        """Free a slot, or pass it to the next waiting claim."""
         with self._lock:
             if not self._line:
                 self.free += 1
@@ -57,17 +55,17 @@ class Slots:
             grant()
 
     def withdraw(self, grant: Grant) -> None:
-        """Leave the line. What was granted before stays granted."""
+        """Cancel waiting claims. Granted slots stay granted."""
         with self._lock:
             self._line.pop(grant, None)
 
     def wait_all_free(self, timeout_s: float) -> bool:
-        """Wait until no handler runs; whether that came about in time."""
+        """Wait until all slots are free; returns False after `timeout_s`."""
         return self._all_free.wait(timeout_s)
 
 
-class Turn:
-    """One thread's own claim, which it waits for."""
+class SlotClaim:
+    """A slot claim that one thread waits for."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -75,7 +73,7 @@ class Turn:
         self._granted = False
 
     def take(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for a slot; False, without one, once `is_over` says so (see `wake`)."""
+        """Wait for a slot; returns False, without a slot, once `is_over` is true (see `wake`)."""
         self._slots.claim(self._grant)
         while True:
             self._woken.wait()
@@ -88,17 +86,17 @@ class Turn:
                 if not self._granted:
                     return False
 
-    def leave(self) -> None:
-        """Give the slot back."""
-        self._slots.leave()
+    def release(self) -> None:
+        """Free the slot."""
+        self._slots.release()
 
-    def pass_on(self, is_over: Callable[[], bool]) -> bool:
-        """Let whoever waits go first, then take a slot again."""
-        self._slots.leave()
+    def yield_slot(self, is_over: Callable[[], bool]) -> bool:
+        """Let waiting claims go first, then take a slot again."""
+        self._slots.release()
         return self.take(is_over)
 
     def wake(self) -> None:
-        """Make a waiting `take` look at its `is_over` again."""
+        """Make a waiting `take` check `is_over` again."""
         self._woken.set()
 
     def _grant(self) -> None:

@@ -1,280 +1,298 @@
-"""One topic, or one place of it, taken for one group: what is held, and what is known of it."""
+"""The subscription of a consumer to one topic or shard for one group."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from lisa.consumer.held import Held, Outcome, Verdict
-from lisa.consumer.opening import unpack
-from lisa.consumer.pace import Pace
-from lisa.core.errors import LisaError, ServerUnavailable
-from lisa.core.metrics.families import HANDLER_SECONDS
-from lisa.core.metrics.numbers import Spread
-from lisa.core.shards import base
-from lisa.core.store import SyncStore, chunks
-from lisa.core.stream import Entry
-from lisa.core.transitions.extend import Extend
+from lisa.consumer.handler_stats import HandlerStats
+from lisa.consumer.inflight import Held, Outcome, Verdict
+from lisa.consumer.leases import Leases
+from lisa.consumer.membership import Membership
+from lisa.consumer.outcomes import Outcomes
+from lisa.consumer.prefetch import Pace
+from lisa.consumer.thread_queue import ThreadQueue
+from lisa.core.delivery.decode import unpack
+from lisa.core.delivery.opening import Opening
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.sharding import Shard
+from lisa.core.model.stream import Entry
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.release import Release
 
-__all__ = ["DEGRADED_AFTER", "FAST_S", "Subscription", "Work", "deliveries_of"]
-
 log = logging.getLogger("lisa.consumer")
 
-DEGRADED_AFTER = 20
-"""Failures without a success, after which a topic is taken one message at a time."""
-
-FAST_S = HANDLER_SECONDS[0]
-"""Handlers that take no longer are counted together: a histogram's work for each would show."""
+START_WITHIN_S = 1.0
+"""How long a delivery may wait for a handler before it is released to its group."""
 
 Work = Held | list[Held]
 
 
 def deliveries_of(work: Work) -> list[Held]:
-    """The deliveries of a batch, or the one."""
+    """The deliveries of a batch, or a list of the single delivery."""
     return work if isinstance(work, list) else [work]
 
 
 class Subscription:
-    """State shared by the reader, the handlers' threads, the settler and the heartbeat.
+    """What the reader, the handlers' threads, the settler and the heartbeat share for one topic.
 
-    `topic` is the place that is read, which the calls to the server name; `whole` the topic that it
-    belongs to, as handlers and people know it.
+    Each part changes its own state; other classes call its methods.
 
-    Each field has one writer, or is a deque or dict whose single steps are atomic. `wanted` is
-    the group that was asked for, or empty; `group` is empty until it is known. `unstarted` holds
-    deliveries, or whole batches of them. `shortened` is told when the ack timeout was cut. `slow`
-    has the times of handlers above `FAST_S`, `fast` and `fast_s` number and sum of the others.
+    shard, topic, wanted, name: see `Membership`.
+    membership: the group that is read.
+    leases: all deliveries that this consumer holds.
+    unstarted: deliveries or batches that no handler has started.
+    outcomes: ended deliveries that wait to be settled.
+    unreleased: receipts of deliveries to release once the server answers.
+    stats: counts and times of handlers.
+    pace: how many messages to prefetch.
+    shortened: called when the ack timeout became shorter.
     """
 
     def __init__(
         self,
         store: SyncStore,
-        topic: str,
+        shard: Shard,
         wanted: str,
         name: str,
         shortened: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
-        self.topic = topic
-        self.whole = base(topic)
+        self.membership = Membership(store, shard, wanted, name)
+        self.shard = shard
+        self.topic = self.membership.topic
         self.wanted = wanted
-        self.group = ""
         self.name = name
-        self.held: dict[str, Held] = {}
-        self.unstarted: deque[Work] = deque()
-        self.acks: deque[Held] = deque()
-        self.failures: deque[tuple[Held, Verdict]] = deque()
-        self.expired: deque[Held] = deque()
+        self.leases = Leases(store, self.membership, shortened)
+        self.unstarted: ThreadQueue[Work] = ThreadQueue()
+        self.outcomes = Outcomes()
+        self.unreleased: ThreadQueue[tuple[str, str]] = ThreadQueue()
+        self.stats = HandlerStats(shard)
         self.pace = Pace()
-        self.ack_timeout_s = 10.0
-        self._shortened = shortened
-        self.handler_timeout_s = 0.0
-        self.failed_in_row = 0
-        self.went_well = 0
-        self.failed = 0
-        self.discarded = 0
-        self.slow = Spread(HANDLER_SECONDS)
-        self.fast = 0
-        self.fast_s = 0.0
+        self._opening = Opening(store)
         self.is_paused_topic = False
         self.is_paused_here = False
-        self.is_announced = False
-        self.is_forgotten = False
         self.closing = threading.Event()
 
     @property
+    def group(self) -> str:
+        """The group that is read; empty until known."""
+        return self.membership.group
+
+    @property
     def state(self) -> str:
-        """The word for it in presence records."""
+        """The state in the presence record."""
         if self.closing.is_set():
             return "stopping"
         if not self.group:
             return "waiting"
+        if self.membership.is_removed:
+            return "removed"
         if self.is_paused_topic or self.is_paused_here:
             return "paused"
-        return "degraded" if self.is_degraded else "running"
+        return "degraded" if self.stats.degradation.is_degraded else "running"
 
-    @property
-    def handled(self) -> int:
-        """Messages that a handler finished with."""
-        return self.went_well + self.failed + self.discarded
+    def close(self) -> None:
+        """Stop reading; what is held is still settled."""
+        self.closing.set()
 
-    @property
-    def is_degraded(self) -> bool:
-        """Whether it failed too often in a row."""
-        return self.failed_in_row >= DEGRADED_AFTER
+    def pause(self, *, paused: bool) -> None:
+        """Pause or resume reading in this consumer."""
+        self.is_paused_here = paused
+
+    def check_paused(self) -> None:
+        """Read whether the topic is paused. Raises LisaError."""
+        self.is_paused_topic = self.store.drive(self.store.options(self.shard)).paused
 
     def is_interrupted(self) -> bool:
-        """Whether nothing more is to be read here just now."""
+        """Whether reading must stop now."""
         return self.closing.is_set() or self.is_paused_here
 
-    def running(self) -> int:
-        """How many deliveries a handler works on."""
-        return sum(1 for held in list(self.held.values()) if held.started and not held.ended)
+    def open(
+        self, entries: Sequence[Entry], asked_at: float, read_at: float
+    ) -> tuple[list[Held], int]:
+        """Open the first of the entries that XREADGROUP returned, as many as one call allows.
 
-    def open(self, entries: Sequence[Entry], read_at: float) -> list[Held]:
-        """What XREADGROUP gave, ready for the handlers; the rest is settled. Raises LisaError.
-
-        `read_at`: when it was given. Leases run from there, however late it is opened.
+        Returns the deliveries for handlers and the number of opened entries. Expired and invalid
+        messages are settled without a handler. The server delivered the entries between `asked_at`
+        and `read_at`, when their leases began. If a third of a lease may have passed since
+        `asked_at`, the call restarts all leases. Raises LisaError.
         """
-        opened = self.store.call(Open(self.topic, self.group, entries))
-        self.learn_ack_timeout(opened.ack_timeout_ms / 1000)
+        now = time.monotonic()
+        is_late = now - asked_at > self.leases.ack_timeout_s / 3
+        late = self.name if is_late else ""
+        call = Open(self.shard, self.group, entries, late=late)
+        opened = self.store.drive(self._opening.open(call))
+        self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
-        return self._take(entries, opened, read_at)
+        count = len(opened.envelopes)
+        leased_at = now if is_late else asked_at
+        return self._take(entries[:count], opened, read_at, leased_at), count
 
-    def learn_ack_timeout(self, seconds: float) -> None:
-        """Keep to the topic's option; the heartbeat has to know at once if it got shorter."""
-        was, self.ack_timeout_s = self.ack_timeout_s, seconds
-        if seconds < was:
-            self._shortened()
-
-    def _take(self, entries: Sequence[Entry], opened: Opened, read_at: float) -> list[Held]:
-        topic, group, now_us, held = self.whole, self.group, opened.now_us, self.held
-        lease_ends = read_at + self.ack_timeout_s
+    def _take(
+        self, entries: Sequence[Entry], opened: Opened, read_at: float, leased_at: float
+    ) -> list[Held]:
+        topic, group, now_us, hold = self.topic, self.group, opened.now_us, self.leases.hold
+        lease_ends = leased_at + self.leases.ack_timeout_s
         taken = []
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
             message, fault = unpack(topic, group, entry, data)
-            place = entry.entry
-            one = held[place] = Held(place, message, data, now_us, read_at, lease_ends)
+            entry_id = entry.entry
+            one = Held(entry_id, message, data, now_us, read_at, lease_ends)
+            hold(entry_id, one)
             if fault:
-                self.end(one, Verdict(fault, "discard"))
+                self._refuse(one, Verdict(fault, "discard"))
             elif is_past:
-                one.ended = True
-                self.expired.append(one)
+                one.end()
+                self.outcomes.expired.put(one)
             else:
                 taken.append(one)
         return taken
 
+    def enqueue(self, work: Sequence[Work], handler_timeout_s: float) -> None:
+        """Add deliveries or batches for handlers."""
+        self.leases.use_handler_timeout(handler_timeout_s)
+        self.unstarted.put_all(work)
+
     def start(self, held: Held, now: float) -> bool:
-        """Mark a delivery as running; False if it was lost while it waited for its turn."""
-        if now > held.lease_ends and not self.renew(held):
-            self.drop(held)
+        """Mark a delivery as running; returns False if its lease ended while it waited.
+
+        If the server does not answer, the delivery is released later.
+        """
+        try:
+            is_lost = now > held.lease_ends and not self.leases.renew(held)
+        except ServerUnavailable:
+            self.unreleased.put(held.receipt)
+            is_lost = True
+        if is_lost:
+            self.leases.drop(held)
             return False
-        held.started = now
+        held.begin(now)
         return True
 
     def finish(self, held: Held, outcome: Outcome) -> None:
-        """Take a handler's word on a message; the settler does the rest."""
+        """Queue a handler's outcome of a message for the settler."""
+        if held.ended:  # the group was removed meanwhile
+            return
         if outcome is None:
-            self.went_well += 1
-            if self.failed_in_row:
-                self._healed()
-            held.ended = True
-            self.acks.append(held)
+            self._succeed(held)
             return
         if outcome.is_discard:
-            self._healed()
+            self.stats.end_row()
         else:
-            self._failed()
-        self._refuse(held, outcome)
+            self.stats.fail_in_row()
+        self._fail(held, outcome)
 
     def finish_batch(self, batch: Sequence[Held], outcomes: Sequence[Outcome]) -> None:
-        """Take a handler's word on a batch: one call, so at most one failure in a row."""
+        """Queue a handler's outcomes of a batch, which counts as at most one failure in a row."""
         if all(outcome is not None and not outcome.is_discard for outcome in outcomes):
-            self._failed()
+            self.stats.fail_in_row()
         else:
-            self._healed()
+            self.stats.end_row()
         for held, outcome in zip(batch, outcomes, strict=True):
+            if held.ended:
+                continue
             if outcome is None:
-                self.went_well += 1
-                held.ended = True
-                self.acks.append(held)
+                self._succeed(held)
             else:
-                self._refuse(held, outcome)
+                self._fail(held, outcome)
 
-    def took(self, seconds: float, count: int) -> None:
-        """Handlers took so long for so many messages together."""
-        if seconds > FAST_S * count:
-            self.slow.observe(seconds / count, count)
-        else:
-            self.fast += count
-            self.fast_s += seconds
+    def _succeed(self, held: Held) -> None:
+        self.stats.succeed()
+        held.end()
+        self.outcomes.acks.put(held)
 
-    def _refuse(self, held: Held, outcome: Verdict) -> None:
-        if outcome.is_discard:
-            self.discarded += 1
-        else:
-            self.failed += 1
-        log.warning("topic %s: message %s, attempt %d, was not handled: %s", self.topic,
-                    held.message.id, held.message.attempt, outcome.reason,
-                    exc_info=outcome.error)  # fmt: skip
-        self.end(held, outcome)
+    def _fail(self, held: Held, outcome: Verdict) -> None:
+        self.stats.count_refusal(is_discard=outcome.is_discard)
+        log.warning(
+            "topic %s: message %s, attempt %d, was not handled: %s",
+            self.shard,
+            held.message.id,
+            held.message.attempt,
+            outcome.reason,
+            exc_info=outcome.error,
+        )
+        self._refuse(held, outcome)
 
-    def end(self, held: Held, verdict: Verdict) -> None:
-        """Have a delivery settled as failed."""
-        held.ended = True
-        self.failures.append((held, verdict))
+    def _refuse(self, held: Held, verdict: Verdict) -> None:
+        held.end()
+        self.outcomes.failures.put((held, verdict))
 
-    def _failed(self) -> None:
-        self.failed_in_row += 1
-        if self.failed_in_row == DEGRADED_AFTER:
-            log.warning("topic %s: degraded after %d failures in a row", self.topic,
-                        DEGRADED_AFTER)  # fmt: skip
-
-    def _healed(self) -> None:
-        if self.is_degraded:
-            log.info("topic %s: handled again, no longer degraded", self.topic)
-        self.failed_in_row = 0
-
-    def renew(self, held: Held) -> bool:
-        """Extend one lease that may have ended; whether it is still this consumer's."""
-        now = time.monotonic()
-        try:
-            kept = self.store.call(Extend(self.topic, self.group, self.name, [held.receipt]))[0]
-        except LisaError:
-            return False
-        if kept:
-            held.lease_ends = now + self.ack_timeout_s
-        return kept
-
-    def drop(self, held: Held) -> None:
-        """Forget a delivery that is no longer this consumer's."""
-        held.ended = True
-        self.held.pop(held.entry, None)
-
-    def next_work(self) -> Work | None:
-        """The next unstarted delivery or batch."""
-        try:
-            return self.unstarted.popleft()
-        except IndexError:
-            return None
+    def drop_all(self) -> None:
+        """Drop all deliveries after their group was removed; ignores the handlers' outcomes."""
+        self.withdraw()
+        self.outcomes.take_all()
+        for held in self.leases.all():
+            self.leases.drop(held)
 
     def withdraw(self) -> list[Held]:
-        """Take back all that no handler has started on."""
+        """Remove and return all unstarted deliveries."""
         taken: list[Held] = []
-        while (work := self.next_work()) is not None:
+        while (work := self.unstarted.take()) is not None:
             taken += deliveries_of(work)
         return taken
 
-    def give_back(self, deliveries: Sequence[Held]) -> bool:
-        """Release deliveries that no handler saw; whether the server took all of them.
+    def give_back_late(self, now: float) -> bool | None:
+        """Release deliveries that wait behind slow handlers, because another consumer may be free.
 
-        What fails is left to its lease.
+        Returns whether the server released them; None if none has waited too long.
         """
+        oldest = self.unstarted.first()
+        if oldest is None:
+            return None
+        last = deliveries_of(oldest)[-1]
+        # A batch waits for a handler only from its last message on.
+        if now - last.opened <= START_WITHIN_S:
+            return None
+        waiting = self.withdraw()
+        log.debug(
+            "topic %s: releasing %d messages that wait for a handler", self.shard, len(waiting)
+        )
+        return self.give_back(waiting)
+
+    def give_back(self, deliveries: Sequence[Held]) -> bool:
+        """Release unstarted deliveries; returns whether the server released them all."""
         released = self.release([held.receipt for held in deliveries])
         for held in deliveries:
-            self.drop(held)
+            self.leases.drop(held)
         return released
 
     def release(self, receipts: Sequence[tuple[str, str]]) -> bool:
-        """Put deliveries back into the group's stream, no attempt counted; whether all are."""
-        released, left = True, len(receipts)
-        for some in chunks(receipts, self.store.batch_size(self.topic, Release)):
+        """Return deliveries to the group's stream without counting an attempt.
+
+        Returns whether the server released them all. If the server does not answer, the rest is
+        released later, unless the subscription is closing.
+        """
+        released = True
+        for some in chunks(receipts, self.store.batch_size(self.shard, Release)):
             try:
-                self.store.call(Release(self.topic, self.group, some))
+                self.store.call(Release(self.shard, self.group, some))
+            except ServerUnavailable as error:
+                left = receipts[receipts.index(some[0]) :]  # further calls would time out too
+                if not self.closing.is_set():
+                    self.unreleased.put_all(left)
+                self._not_released(len(left), error)
+                return False
             except LisaError as error:
-                away = isinstance(error, ServerUnavailable)
-                log.warning("topic %s: %d messages could not be given back (%s): they come back "
-                            "when their lease ends", self.topic, left if away else len(some),
-                            error)  # fmt: skip
+                self._not_released(len(some), error)
                 released = False
-                if away:  # each further call would wait as long
-                    break
-            left -= len(some)
         return released
+
+    def _not_released(self, count: int, error: LisaError) -> None:
+        again = "trying again" if self.unreleased else "redelivered when their leases expire"
+        log.warning(
+            "topic %s: %d messages could not be released (%s): %s",
+            self.shard,
+            count,
+            error,
+            again,
+        )
+
+    def release_owed(self) -> bool:
+        """Retry earlier failed releases; returns whether the server released them all."""
+        return self.release(self.unreleased.take_all())

@@ -1,1 +1,1 @@
-"""What all roles share, and nothing else. It imports nothing of Lisa's but itself."""
+"""Code shared by all roles. Imports nothing from Lisa outside core."""

@@ -1,4 +1,4 @@
-"""A server of one's own: what `lisa demo`, `lisa up` and the tests run on."""
+"""The embedded Valkey server that `lisa demo`, `lisa up` and the tests use."""
 
 from lisa.embedded.process import RoleProcess
 from lisa.embedded.server import EmbeddedServer, binary

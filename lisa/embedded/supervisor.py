@@ -1,13 +1,13 @@
-"""Keep one server process, and end it with whoever asked for it.
+"""Run one server process and end it when its owner ends.
 
-This file is run as a script, in an interpreter that imports nothing else of Lisa's:
+This file runs as a script, in an interpreter that imports no other Lisa module:
 
     supervisor.py DIRECTORY keep|remove PROGRAM ARGUMENT...
 
-It reads one command a line from standard input (start, stop, kill, poll) and answers each with
-one line on standard output. Standard input is the leash: when it closes, because the owner closed
-it or because the kernel did after a kill -9, the server is ended and a directory that is not to
-be kept is removed. That one rule serves every system and every way an owner can die.
+It reads one command per line from standard input (start, stop, kill, poll) and answers each with
+one line on standard output. Standard input closes when the owner closes it or dies, even by
+kill -9, on every operating system. The supervisor then ends the server and, unless the directory
+is to be kept, removes it.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ import time
 from pathlib import Path
 from types import FrameType
 
-STOP_SECONDS = 30.0  # what a server may take to write its data before it is killed
-LOCK_SECONDS = 5.0  # a predecessor in the same directory may be stopping just now
+STOP_SECONDS = 30.0  # how long a server may take to save its data before it is killed
+LOCK_SECONDS = 5.0  # how long to wait for a stopping server that still uses the directory
 PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill the server if this supervisor itself is killed with -9.
+    """Have Linux kill the server if this supervisor is killed with SIGKILL.
 
-    It runs between fork and exec, which is safe here: the supervisor has a single thread, and
-    the signal follows the thread that forked.
+    Runs between fork and exec, which is safe because the supervisor has a single thread. Linux
+    sends the signal when the thread that forked ends.
     """
     import ctypes
 
@@ -38,7 +38,7 @@ def die_with_parent() -> None:
 
 
 class Supervisor:
-    """One server, started and ended by commands."""
+    """One server process, controlled by commands. Each method returns the answer to its command."""
 
     def __init__(self, directory: Path, argv: list[str]) -> None:
         self._directory = directory
@@ -46,7 +46,7 @@ class Supervisor:
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
-        """Start the server in place of an earlier one; its process id."""
+        """Kill any earlier server, start a new one and return its process id."""
         self.kill()
         with (self._directory / "server.log").open("ab") as log:
             self._server = subprocess.Popen(
@@ -60,7 +60,7 @@ class Supervisor:
         return str(self._server.pid)
 
     def stop(self) -> str:
-        """End the server after it has written its data."""
+        """Stop the server, with up to 30 s to save its data."""
         if self._server is not None and self._server.poll() is None:
             self._server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,19 +68,22 @@ class Supervisor:
         return self.kill()
 
     def kill(self) -> str:
-        """End the server at once."""
+        """Kill the server."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()
         return "ended"
 
     def poll(self) -> str:
-        """Tell whether the server runs."""
+        """Whether the server runs: "runs" or "ended"."""
         return "runs" if self._server and self._server.poll() is None else "ended"
 
 
 def lock(directory: Path) -> int:
-    """Take the directory for this supervisor; two servers would write over each other's data."""
+    """Lock the directory, because two servers would overwrite each other's data.
+
+    Raises BlockingIOError if another supervisor holds the lock for 5 s.
+    """
     descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -94,7 +97,7 @@ def lock(directory: Path) -> int:
 
 
 def leave(_signal: int, _frame: FrameType | None) -> None:
-    """End as if the owner had let go."""
+    """Signal handler: end as if the owner had closed standard input."""
     raise SystemExit(0)
 
 

@@ -1,6 +1,6 @@
-"""The gateway: Lisa over HTTP, for every language.
+"""The gateway: Lisa over HTTP, for any language.
 
-One process of it is a `Hub`, on which the faces stand: the native API (`native`), the wire formats
-of earlier systems (`compat`), pushes to web hooks (`push`), metrics, and the web page (`page`).
-Needs the extra `gateway`.
+Each process has one `GatewayContext`, shared by all its interfaces: the native API (`api`), APIs
+compatible with other delay queues (`compat`), web hook pushes (`push`), metrics, and the web page
+(`page`). Requires the extra `gateway`.
 """

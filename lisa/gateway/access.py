@@ -1,7 +1,7 @@
-"""Who may do what: bearer tokens with scopes and topic patterns.
+"""Access control: bearer tokens with scopes and topic patterns.
 
-A token's scopes are `produce` (send, cancel, reschedule, fire), `consume` (pull and settle) and
-`operate` (options, garbage, pauses, pushes, metrics). Any of them may look at a topic.
+The scopes are `produce` (send, cancel, reschedule, fire), `consume` (pull and settle) and `operate`
+(options, garbage, pausing, pushes, metrics). Every token may read its topics.
 """
 
 from __future__ import annotations
@@ -22,18 +22,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_topic
 from lisa.core.settings import GatewayServerSettings
-
-__all__ = [
-    "Access",
-    "Forbidden",
-    "Scope",
-    "Token",
-    "Unauthorized",
-    "is_local_name",
-    "is_loopback",
-]
 
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9_.:*?-]{1,128}\Z")
 _SHORTEST = 16
@@ -41,7 +32,7 @@ _KEYS = {"name", "token", "token-env", "scopes", "topics"}
 
 
 class Scope(StrEnum):
-    """What a token allows."""
+    """A kind of access that a token may grant."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -49,16 +40,16 @@ class Scope(StrEnum):
 
 
 class Unauthorized(Exception):
-    """No token, or one that nobody knows."""
+    """The request has no token or an unknown token."""
 
 
 class Forbidden(Exception):
-    """A known token that does not allow this."""
+    """The token does not allow the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: who it belongs to, and what it allows. The secret itself is not kept."""
+    """A token's name, scopes and topic patterns, with a digest instead of its secret."""
 
     name: str
     digest: bytes
@@ -69,11 +60,11 @@ class Token:
     def of(
         cls, name: str, secret: str, scopes: Sequence[Scope], topics: Sequence[str] = ("*",)
     ) -> Token:
-        """A token from its secret."""
+        """A token with the digest of `secret`."""
         return cls(name, _digest(secret), frozenset(scopes), tuple(topics))
 
     def allows(self, scope: Scope | None, topic: str | None) -> bool:
-        """Whether it allows a scope (None: any) on a topic (None: what concerns them all)."""
+        """Whether the token allows a scope (None: any) on a topic (None: all topics)."""
         if scope is not None and scope not in self.scopes:
             return False
         if topic is None:
@@ -81,12 +72,18 @@ class Token:
         return self.sees(topic)
 
     def sees(self, topic: str) -> bool:
-        """Whether a topic is one of its own."""
+        """Whether a topic matches the token's patterns."""
         return any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
+
+    def allowed_topic(self, topic: str) -> str:
+        """A topic that the token may see. Raises InvalidMessage or Forbidden."""
+        if not self.sees(check_topic(topic)):
+            raise Forbidden(f"token {self.name!r} does not allow topic {topic!r}")
+        return topic
 
 
 EVERYTHING = Token("everyone", b"", frozenset(Scope))
-"""What a gateway without any token grants to all, on the loopback interface."""
+"""The token of every client of a gateway without tokens, which listens on loopback only."""
 
 
 def _digest(secret: str) -> bytes:
@@ -94,7 +91,7 @@ def _digest(secret: str) -> bytes:
 
 
 class Access:
-    """The tokens that a gateway knows."""
+    """The configured tokens of a gateway."""
 
     def __init__(self, tokens: Sequence[Token] = (), *, compat_open: bool = False) -> None:
         self._tokens = tuple(tokens)
@@ -102,7 +99,7 @@ class Access:
 
     @classmethod
     def of(cls, settings: GatewayServerSettings) -> Access:
-        """The tokens of a configuration. Raises ConfigError, also for an address that is open."""
+        """Read the tokens. Raises ConfigError if invalid, or if a public address has no tokens."""
         tokens = []
         if settings.token is not None:
             secret = settings.token.get_secret_value()
@@ -110,51 +107,51 @@ class Access:
         if settings.tokens_file is not None:
             tokens += read_tokens(settings.tokens_file)
             if [token.name for token in tokens].count("token") > 1:
-                # A session of the page knows its token by name.
+                # Sessions of the web page refer to tokens by name.
                 raise ConfigError(
-                    f"{settings.tokens_file}: gateway-server.token has the name 'token' already; "
-                    "give the one in the file another"
+                    f"{settings.tokens_file}: the name 'token' belongs to gateway-server.token; "
+                    "rename the token in the file"
                 )
         if not is_loopback(settings.host):
             if not tokens:
                 raise ConfigError(
-                    f"gateway-server.host {settings.host} can be reached from elsewhere, so it "
-                    "needs tokens: set gateway-server.token or tokens-file, or listen on 127.0.0.1"
+                    f"gateway-server.host {settings.host} is not a loopback address, so it needs "
+                    "tokens: set gateway-server.token or tokens-file, or listen on 127.0.0.1"
                 )
             if settings.compat_auth == "none":
                 raise ConfigError(
-                    "gateway-server.compat-auth: none is for the loopback interface only, not for "
+                    "gateway-server.compat-auth: none requires a loopback address, not "
                     f"{settings.host}: use token, or listen on 127.0.0.1"
                 )
         return cls(tokens, compat_open=settings.compat_auth == "none")
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether no token is asked for at all."""
+        """Whether no token is required."""
         return not self._tokens
 
     @property
     def is_compat_open(self) -> bool:
-        """Whether the earlier systems' paths ask for none."""
+        """Whether the compatible APIs require no token from local clients."""
         return self.is_open or self._compat_open
 
     def identify(self, authorization: str | None) -> Token:
         """The token of an Authorization header. Raises Unauthorized.
 
-        Every token is compared, each in constant time, so nothing tells how near a guess came.
+        Compares all tokens, each in constant time, so that timing reveals nothing about a guess.
         """
         if self.is_open:
             return EVERYTHING
         kind, _, secret = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not secret.strip():
-            raise Unauthorized("send a token: Authorization: Bearer ...")
+            raise Unauthorized("a token is required: Authorization: Bearer ...")
         found = self.by_secret(secret.strip())
         if found is None:
-            raise Unauthorized("the token is not known here")
+            raise Unauthorized("the token is unknown")
         return found
 
     def by_secret(self, secret: str) -> Token | None:
-        """The token that a secret belongs to, if any."""
+        """The token with this secret, or None."""
         digest, found = _digest(secret), None
         for token in self._tokens:
             if hmac.compare_digest(token.digest, digest):
@@ -162,12 +159,12 @@ class Access:
         return found
 
     def by_name(self, name: str) -> Token | None:
-        """The token of a name, if any."""
+        """The token with this name, or None."""
         return next((token for token in self._tokens if token.name == name), None)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on, or a client's, is of this machine alone."""
+    """Whether a listen address or client address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -180,9 +177,10 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1_024)
 def is_local_name(host: str) -> bool:
-    """Whether a Host header calls this machine by a name that no page from elsewhere can have.
+    """Whether a Host header is missing or names a loopback address.
 
-    Such a page can have its own name lead here (DNS rebinding). A browser always sends a header.
+    Protects against DNS rebinding, where another site's host name resolves to this machine.
+    Browsers always send the header.
     """
     try:
         name = urlsplit(f"//{host}").hostname if host else None
@@ -192,28 +190,28 @@ def is_local_name(host: str) -> bool:
 
 
 def read_tokens(path: Path) -> list[Token]:
-    """The tokens of a YAML file. Raises ConfigError that names file, entry and cure."""
+    """The tokens in a YAML file. Raises ConfigError naming the file, the entry and the fix."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}".splitlines()[0]) from None
+        raise ConfigError(f"{path}: not readable as YAML: {error}".splitlines()[0]) from None
     entries = content.get("tokens") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{path}: write a list, tokens: [{{name: ..., token: ...}}]")
+        raise ConfigError(f"{path}: expected a list, tokens: [{{name: ..., token: ...}}]")
     tokens = [_read_token(f"{path}: token {i}", entry) for i, entry in enumerate(entries, 1)]
     names = [token.name for token in tokens]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{path}: two tokens have one name; give each its own")
+        raise ConfigError(f"{path}: two tokens have the same name; names must be unique")
     return tokens
 
 
 def _read_token(where: str, entry: Any) -> Token:
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: write name, token, scopes and topics")
+        raise ConfigError(f"{where}: expected a mapping with name, token, scopes and topics")
     fields = {str(key).replace("_", "-"): value for key, value in entry.items()}
     unknown = fields.keys() - _KEYS
     if unknown:
-        raise ConfigError(f"{where}: {min(unknown)!r} is no key; there are {sorted(_KEYS)}")
+        raise ConfigError(f"{where}: unknown key {min(unknown)!r}; allowed are {sorted(_KEYS)}")
     name = fields.get("name")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: name is missing")
@@ -222,29 +220,29 @@ def _read_token(where: str, entry: Any) -> Token:
     if secret is None and "token-env" in fields:
         secret = os.environ.get(str(fields["token-env"]))
         if not secret:
-            raise ConfigError(f"{where}: the environment has no {fields['token-env']}")
+            raise ConfigError(f"{where}: the environment variable {fields['token-env']} is not set")
     if not isinstance(secret, str):
         raise ConfigError(f"{where}: token (text) or token-env is missing")
     scopes = _texts(where, "scopes", fields.get("scopes", [str(one) for one in Scope]))
     known = {str(one) for one in Scope}
     if not scopes or not set(scopes) <= known:
-        raise ConfigError(f"{where}: scopes are some of {', '.join(sorted(known))}")
+        raise ConfigError(f"{where}: scopes must be some of {', '.join(sorted(known))}")
     topics = _texts(where, "topics", fields.get("topics", ["*"]))
     if not topics or not all(map(_TOPIC_PATTERN.match, topics)):
-        raise ConfigError(f"{where}: topics are names or patterns such as 'orders.*'")
+        raise ConfigError(f"{where}: topics must be names or patterns such as 'orders.*'")
     return Token.of(name, _strong(secret, where), [Scope(one) for one in scopes], topics)
 
 
 def _texts(where: str, key: str, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"{where}: {key} is a list of texts")
+        raise ConfigError(f"{where}: {key} must be a list of strings")
     return items
 
 
 def _strong(secret: str, where: str) -> str:
     if len(secret) < _SHORTEST:
-        raise ConfigError(f"{where}: a token has at least {_SHORTEST} characters")
+        raise ConfigError(f"{where}: a token must have at least {_SHORTEST} characters")
     if not secret.isascii() or any(one.isspace() for one in secret):
-        raise ConfigError(f"{where}: a token has no spaces and only ASCII characters")
+        raise ConfigError(f"{where}: a token must be ASCII without spaces")
     return secret

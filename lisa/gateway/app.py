@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: a hub, the doorman, and the faces."""
+"""The gateway as an ASGI application."""
 
 from __future__ import annotations
 
@@ -12,29 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lisa.core.errors import LisaError
-from lisa.core.status import HEALTH
-from lisa.gateway import metrics, native, page, push
+from lisa.core.daemon.status import HEALTH
+from lisa.core.model.errors import LisaError
+from lisa.gateway import api, metrics, page, push
 from lisa.gateway.compat import camellia, delay_queue, mykit
-from lisa.gateway.doorman import Doorman
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.limits_middleware import LimitsMiddleware
 from lisa.gateway.problems import HANDLERS, problem_of
 
-__all__ = ["create_app"]
 
-
-def create_app(hub: Hub) -> Starlette:
-    """All faces on one hub. The hub is closed when the application stops."""
-    faces = (native, camellia, mykit, delay_queue, push, metrics, page)
+def create_app(hub: GatewayContext) -> Starlette:
+    """An ASGI application with all interfaces. It closes the hub when it stops."""
+    interfaces = (api, camellia, mykit, delay_queue, push, metrics, page)
     routes: list[BaseRoute] = [Route(HEALTH, _health(hub))]
-    for face in faces:
-        routes += face.routes(hub)
+    for interface in interfaces:
+        routes += interface.routes(hub)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        push.start(hub)
-        metrics.start(hub)
-        camellia.start(hub)
+        hub.start_services()
         try:
             yield
         finally:
@@ -43,19 +39,21 @@ def create_app(hub: Hub) -> Starlette:
     return Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Doorman, hub)],
+        middleware=[Middleware(LimitsMiddleware, hub)],
         exception_handlers=HANDLERS,
     )
 
 
-def _health(hub: Hub) -> Callable[[Request], Awaitable[Response]]:
+def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
     async def health(_request: Request) -> Response:
-        """Whether this process works, and reaches the server."""
+        """200 if the background services run and Redis responds, else 503."""
         content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": hub.room.waiting}
         try:
             await hub.store.drive(hub.store.command("PING"))
         except LisaError as error:
             content |= {"status": "failing", "fault": problem_of(error).detail}
+        if faults := hub.faults():
+            content |= {"status": "failing", "faults": faults}
         body = msgspec.json.encode(content) + b"\n"
         status = 200 if content["status"] == "ok" else 503
         return Response(body, status, media_type="application/json")

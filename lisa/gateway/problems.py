@@ -1,4 +1,4 @@
-"""Errors as a client reads them: problem+json (RFC 9457) that says what was wrong."""
+"""Errors as HTTP responses: problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lisa.core.errors import (
+from lisa.core.model.errors import (
     ConfigError,
     DuplicateMessage,
     GroupRemoved,
@@ -21,21 +21,20 @@ from lisa.core.errors import (
     NotReplicated,
     RemovalUnfinished,
     ServerUnavailable,
+    TooManyGroups,
     TopicFull,
 )
-from lisa.core.failures import ClientError, is_full
+from lisa.core.redis.errors import ClientError, is_full
 from lisa.gateway.access import Forbidden, Unauthorized
-from lisa.gateway.waiting import Crowded
-
-__all__ = ["HANDLERS", "Problem", "problem_of"]
+from lisa.gateway.pull_broker import TooManyPulls
 
 log = logging.getLogger("lisa.gateway")
 
 RETRY_AFTER_S = "1"
 
 
-class Problem(Exception):
-    """An answer other than success; `kind` is a word that programs can go by."""
+class ErrorResponse(Exception):
+    """An error response. `kind` is the last part of `type`, which programs can check."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Problem(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Its members, in the order in which they are shown."""
+        """The members of the problem document, in order."""
         return {
             "type": f"urn:lisa:problem:{self.kind}",
             "title": http.HTTPStatus(self.status).phrase,
@@ -70,54 +69,73 @@ class Problem(Exception):
         return Response(content, self.status, self.headers, "application/problem+json")
 
 
-_LATER = {"Retry-After": RETRY_AFTER_S}
-_ASK = {"WWW-Authenticate": 'Bearer realm="lisa"'}
+_RETRY_LATER = {"Retry-After": RETRY_AFTER_S}
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lisa"'}
 
-# The first kind that an error is of counts.
+# The first matching class decides.
 _KINDS: tuple[tuple[type[Exception], int, str, Mapping[str, str]], ...] = (
-    (Unauthorized, 401, "unauthorized", _ASK),
+    (Unauthorized, 401, "unauthorized", _CHALLENGE),
     (Forbidden, 403, "forbidden", {}),
-    (Crowded, 503, "crowded", _LATER),
+    (TooManyPulls, 503, "crowded", _RETRY_LATER),
     (DuplicateMessage, 409, "duplicate", {}),
-    (TopicFull, 429, "topic-full", _LATER),
+    (TopicFull, 429, "topic-full", _RETRY_LATER),
     (GroupRemoved, 404, "unknown-group", {}),
-    (RemovalUnfinished, 409, "removal-unfinished", _LATER),
+    (RemovalUnfinished, 409, "removal-unfinished", _RETRY_LATER),
+    (TooManyGroups, 409, "too-many-groups", {}),
     (InvalidMessage, 400, "invalid", {}),
     (ConfigError, 400, "refused", {}),
 )
 
 
-def problem_of(error: Exception) -> Problem:
-    """What an error is to the client."""
-    if isinstance(error, Problem):
+def problem_of(error: Exception) -> ErrorResponse:
+    """The problem to return for an error. Logs errors that are not the client's."""
+    if isinstance(error, ErrorResponse):
         return error
     if isinstance(error, HTTPException):
-        return Problem(error.status_code, "http", error.detail, headers=error.headers)
+        return ErrorResponse(error.status_code, "http", error.detail, headers=error.headers)
     if is_full(error.__cause__):
-        return Problem(503, "server-full", "the queue's server is out of memory: it takes nothing "
-                       "new until it is drained", headers=_LATER)  # fmt: skip
+        return ErrorResponse(
+            503,
+            "server-full",
+            "Redis is out of memory and rejects new messages until some are handled",
+            headers=_RETRY_LATER,
+        )
     if isinstance(error, NotReplicated):
-        log.warning("a request was not confirmed: %s", error)
-        return Problem(503, "not-replicated", "written, but not confirmed by as many replicas as "
-                       "are asked for: the same request, with the same id, adds nothing",
-                       headers=_LATER, ids=list(error.ids))  # fmt: skip
+        log.warning("a write was not confirmed by enough replicas: %s", error)
+        return ErrorResponse(
+            503,
+            "not-replicated",
+            "the write was accepted, but not confirmed by the configured number of replicas; "
+            "repeating the request with the same id is safe",
+            headers=_RETRY_LATER,
+            ids=list(error.ids),
+        )
     denied = isinstance(error, ConfigError) and isinstance(error.__cause__, ClientError)
     if denied or isinstance(error, ServerUnavailable):
-        # Where the server is, and what is wrong there, is for the log.
-        log.warning("a request was not done: %s", error)
-        return Problem(503, "server-unavailable", "the queue's server does not answer",
-                       headers=_LATER)  # fmt: skip
-    for kind, status, word, headers in _KINDS:
-        if isinstance(error, kind):
-            return Problem(status, word, str(error), headers=headers)
+        # The log has the details; the response must not expose the server's address.
+        log.warning("a request failed because Redis is unavailable: %s", error)
+        return ErrorResponse(
+            503, "server-unavailable", "Redis does not respond", headers=_RETRY_LATER
+        )
+    for error_type, status, kind, headers in _KINDS:
+        if isinstance(error, error_type):
+            return ErrorResponse(status, kind, str(error), headers=headers)
     log.error("a request failed", exc_info=error)
-    return Problem(500, "fault", "the gateway failed; its log says why")
+    return ErrorResponse(500, "fault", "internal error; see the gateway's log")
 
 
 async def _handle(_request: Request, error: Exception) -> Response:
     return problem_of(error).response()
 
 
-_HANDLED = (Problem, Unauthorized, Forbidden, Crowded, LisaError, HTTPException, Exception)
+_HANDLED = (
+    ErrorResponse,
+    Unauthorized,
+    Forbidden,
+    TooManyPulls,
+    LisaError,
+    HTTPException,
+    Exception,
+)
 HANDLERS: dict[Any, Any] = dict.fromkeys(_HANDLED, _handle)
 """For Starlette's `exception_handlers`."""

@@ -1,7 +1,7 @@
-"""Uvicorn's HTTP protocol, with bounds for what comes before a request is whole enough to judge.
+"""Uvicorn's HTTP protocol with limits on the time and size of request heads.
 
-The doorman bounds bodies. A connection that says nothing, or sends its head byte by byte or without
-end, never gets that far.
+The limits middleware handles bodies. It never sees a connection that sends no complete head, so
+idle connections and endless heads are closed here.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["MOST_HEAD_BYTES", "bounded"]
-
 MOST_HEAD_BYTES = 64 * 1024
-"""Request line and headers, together with what of the body comes in the same read."""
+"""Maximum size of request line and headers, plus any body bytes in the same read."""
 
 
 def bounded(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """The protocol for connections whose request heads are to be there within a time."""
+    """A protocol class that closes connections without a complete head after `head_timeout_s`."""
     return type("Bounded", (_Bounded,), {"head_timeout_s": head_timeout_s})
 
 
@@ -28,19 +26,19 @@ class _Bounded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_there()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._timer is None:
-            self._await_head()
+            self._start_timer()
 
     def on_headers_complete(self) -> None:
-        self._head_is_there()
+        self._stop_timer()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -50,22 +48,22 @@ class _Bounded(HttpToolsProtocol):
             return
         self._head_bytes = len(data) + (self._head_bytes if self._timer is awaited else 0)
         if self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._reject(b"431 Request Header Fields Too Large")
 
-    def _await_head(self) -> None:
+    def _start_timer(self) -> None:
         self._head_bytes = 0
         self._timer = self.loop.call_later(
-            self.head_timeout_s, self._refuse, b"408 Request Timeout"
+            self.head_timeout_s, self._reject, b"408 Request Timeout"
         )
 
-    def _head_is_there(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _refuse(self, status: bytes) -> None:
-        """End the connection; whoever began to ask is told why."""
-        self._head_is_there()
+    def _reject(self, status: bytes) -> None:
+        """Close the connection; send the status if a request was started."""
+        self._stop_timer()
         busy = self.cycle is not None and not self.cycle.response_complete
         if self._head_bytes and not busy and not self.transport.is_closing():
             head = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

@@ -1,7 +1,7 @@
-"""Receipts: the proof of one delivery, as text that a client keeps and brings back.
+"""Receipts: opaque text that identifies a delivery, which clients send back to settle it.
 
-It holds all that a settlement needs, so that any gateway can settle what another one handed out.
-Nothing in it is trusted: a script compares the entry, or the send token, before it acts.
+A receipt holds everything a settlement needs, so that any gateway can settle any delivery. It is
+not trusted: the scripts compare its entry or fence with the message before they change anything.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from lisa.core.errors import InvalidMessage
-from lisa.core.keys import check_group, check_id
-from lisa.core.lateness import EARLY, LETTERS
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import check_group, check_id
+from lisa.core.model.lateness import EARLY, LETTERS
 from lisa.core.transitions.ack import NO_LATENESS, Settlement
-
-__all__ = ["Receipt", "decode_receipt", "encode_receipt"]
 
 _LATENESS = frozenset((*LETTERS, EARLY, NO_LATENESS))
 
@@ -39,9 +37,9 @@ _decoder = msgspec.msgpack.Decoder(_Written)
 
 
 class Receipt(NamedTuple):
-    """One delivery: to which group and consumer, and what settles it.
+    """A delivery's group, consumer and settlement.
 
-    `ack_timeout_ms` is the pull's own, None for the topic's: an extension renews the same.
+    `ack_timeout_ms` is the pull's ack timeout, which extensions reuse; None for the topic's.
     """
 
     group: str
@@ -51,13 +49,13 @@ class Receipt(NamedTuple):
 
 
 def encode_receipt(receipt: Receipt) -> str:
-    """A receipt as text, fit for a URL."""
+    """A receipt as URL-safe text."""
     written = _Written(receipt.group, receipt.consumer, *receipt.settlement, receipt.ack_timeout_ms)
     return urlsafe_b64encode(_encoder.encode(written)).rstrip(b"=").decode("ascii")
 
 
 def decode_receipt(text: str) -> Receipt:
-    """The receipt that a text stands for. Raises InvalidMessage if it is none."""
+    """Parse a receipt. Raises InvalidMessage if the text is not a valid receipt."""
     try:
         data = text.encode("ascii")
         one = _decoder.decode(urlsafe_b64decode(data + b"=" * (-len(data) % 4)))
@@ -66,13 +64,13 @@ def decode_receipt(text: str) -> Receipt:
         milliseconds, dash, sequence = one.entry.partition("-")
         whole = dash and milliseconds.isdigit() and sequence.isdigit() and one.entry.isascii()
         if not (whole and len(one.entry) <= 41 and len(one.fence) == 9 and one.fence.isascii()):
-            raise InvalidMessage("its entry or its fence is damaged")
+            raise InvalidMessage("invalid entry or fence")
         if "," in one.fence or one.lateness not in _LATENESS or not 0 < one.attempt < 1 << 31:
-            raise InvalidMessage("its attempt or its lateness is damaged")
+            raise InvalidMessage("invalid attempt or lateness")
         if not 0 <= one.due_ms < 1 << 53 or not 0 <= (one.ack_timeout_ms or 0) < 1 << 53:
-            raise InvalidMessage("its times are damaged")
+            raise InvalidMessage("invalid times")
         check_group(one.consumer)
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-        raise InvalidMessage(f"this is no receipt of a delivery: {error}") from None
+        raise InvalidMessage(f"the receipt is not valid: {error}") from None
     settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, one.lateness)
     return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)

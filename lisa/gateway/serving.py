@@ -1,4 +1,4 @@
-"""One gateway process, or several that share a port."""
+"""Runs a gateway process, alone or as one of several on a shared port."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import logging
 import mmap
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.core.settings import GatewaySettings
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.protocol import bounded
-
-__all__ = ["listen", "serve"]
 
 log = logging.getLogger("lisa.gateway")
 
 BACKLOG = 2048
 SPARE_CONNECTIONS = 2_000
-"""Connections that may be open while nothing is asked on them."""
+"""Idle connections allowed in addition to active requests."""
 
 KEEP_ALIVE_S = 75
-"""Longer than what clients keep connections for, so that none is closed under a request."""
+"""Longer than common clients' keep-alive, so that no connection closes during a request."""
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """The listening socket. Raises ConfigError, also for an open address without tokens."""
+    """Open the listening socket.
+
+    Raises ConfigError if the address is in use, or is public and no tokens are configured.
+    """
     Access.of(settings.gateway_server)
     host, port = settings.gateway_server.host.strip("[]"), settings.gateway_server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -53,14 +55,14 @@ def serve(
     shared: mmap.mmap | None = None,
     numbers: Path | None = None,
 ) -> None:
-    """Answer requests until SIGTERM or SIGINT. Raises LisaError.
+    """Serve requests until SIGTERM or SIGINT. Raises LisaError.
 
-    `shared` is memory that all workers see, `numbers` the directory where they leave what they
-    count; without them this process is the only one.
+    shared: memory shared by all workers. numbers: directory for all workers' metrics. Both are None
+    in a single process.
     """
     import uvloop
 
-    before = {number: signal.signal(number, _ignore) for number in _STOPPING}
+    before = {number: signal.getsignal(number) for number in _STOPPING}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, listening, shared, numbers))
@@ -73,40 +75,59 @@ def serve(
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Uvicorn raises a signal again once it has served out: it has done its work by then."""
-
-
 async def _serve(
     settings: GatewaySettings,
     listening: socket.socket,
     shared: mmap.mmap | None,
     numbers: Path | None,
 ) -> None:
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # this role tells of itself
-    hub = Hub(settings, shared=shared, numbers=numbers)
-    await hub.open()
-    bounds = settings.gateway_server
-    config = uvicorn.Config(
-        create_app(hub), http=bounded(bounds.request_timeout.total_seconds()), ws="none",
-        lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S, backlog=BACKLOG,
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the gateway logs start and stop itself
+    hub = GatewayContext(settings, shared=shared, numbers=numbers)
+    server = _UvicornServer(_config(hub), hub)
+    opening = asyncio.ensure_future(hub.open())
+    loop = asyncio.get_running_loop()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        """Stop the server: on a signal while it opens, or one that Uvicorn raises at its end."""
+        server.should_exit = True
+        if not opening.done():
+            loop.call_soon_threadsafe(opening.cancel)
+
+    for number in _STOPPING:
+        signal.signal(number, stop)
+    with suppress(asyncio.CancelledError):
+        await opening
+        log.info("gateway %s started, connected to %s", hub.name, hub.store.where)
+    await server.serve(sockets=[listening])
+    log.info("gateway %s stopped", hub.name)
+
+
+def _config(hub: GatewayContext) -> uvicorn.Config:
+    bounds = hub.settings.gateway_server
+    return uvicorn.Config(
+        create_app(hub),
+        http=bounded(bounds.request_timeout.total_seconds()),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        backlog=BACKLOG,
         limit_concurrency=bounds.max_requests + bounds.max_polls + SPARE_CONNECTIONS,
         timeout_graceful_shutdown=max(1, round(bounds.grace.total_seconds())),
-    )  # fmt: skip
-    log.info("gateway %s runs on %s", hub.name, hub.store.where)
-    await _Server(config, hub).serve(sockets=[listening])
-    log.info("gateway %s has stopped", hub.name)
+    )
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn's, which lets go of those who wait before it waits for them."""
+class _UvicornServer(uvicorn.Server):
+    """A Uvicorn server that answers waiting pulls as soon as shutdown starts."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+    def __init__(self, config: uvicorn.Config, hub: GatewayContext) -> None:
         super().__init__(config)
         self._hub = hub
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come: stop."""
+        """Handle a signal: stop the server."""
         super().handle_exit(sig, frame)
         asyncio.get_event_loop().call_soon_threadsafe(self._hub.stop_waiting)

@@ -1,4 +1,4 @@
-"""The manager's role: moves what is due, takes back what was not settled, sweeps up."""
+"""The manager role: promote due messages, reclaim expired leases, clean up."""
 
 from lisa.manager.daemon import Manager
 

@@ -1,7 +1,8 @@
-"""Topics with a group whose ready stream is full: when to ask whether it has room again.
+"""Back-off for topics with a full group: when to check its ready stream for room again.
 
-Asking by promote would read and compare up to a batch of due messages, to move none or a few. So
-plain reads tell how much room there is, and promote is called once that is worth it.
+A call of promote reads up to a batch of due messages, even if it can move none or only a few. So
+plain reads check the room first, and promote follows once enough room is free. Only the full group
+is delayed: messages of other groups are promoted when they are due.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lisa.core.options import TopicOptions
-from lisa.core.store import SyncStore
-from lisa.manager.lookout import ask_all, head_command, head_ms, whole
+from lisa.core.model.backoff import Backoff
+from lisa.core.model.options import TopicOptions
+from lisa.core.store.store import SyncStore
+from lisa.manager.bulk_reads import ask_all, head_command, head_ms, int_or
 from lisa.manager.server_clock import ServerClock
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Backpressure"]
-
-FIRST_PAUSE_S = 0.001
-LONGEST_PAUSE_S = 0.020
+FIRST_S = 0.001
+LONGEST_S = 0.020
+LONGEST_UNREAD_S = 0.250
+"""Longest pause once no consumer has read the full stream for `CERTAIN_S`."""
 CERTAIN_S = 1.0
-"""At least so often promote itself is asked: it also sees to what is past its ttl."""
+"""Promote is called at least this often, because it also finds messages past their ttl."""
 WORTH_IT = 4
-"""Room for a batch is worth a call, or this part of what a stream may hold if that is less."""
+"""A call is worth it with room for a batch, or for `max_ready / WORTH_IT` if that is less."""
 
 MAX_READY = TopicOptions().max_ready
 _Question = tuple[str | int, ...]
@@ -32,19 +34,34 @@ _Question = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class _Full:
-    """One topic: how long the next pause is, and when promote was last asked.
+    """The state of one topic with full groups.
 
-    `enough` is how few unread entries make a call worth it, once that is known; with one group
-    nothing else can.
+    groups: its full groups.
+    backoff: the pauses between checks.
+    asked: when promote was last called.
+    due_at: when a message is due to another group; promote is then called without a check.
+    unread: number of unread entries of each full group at the last check.
+    since: when `unread` last changed.
+    enough: for a topic with one group, the number of unread entries at which a call becomes worth
+        it, once known. There, room is the only reason for a call.
     """
 
-    pause_s: float
+    groups: tuple[str, ...]
+    backoff: Backoff
     asked: float
+    due_at: float = math.inf
+    unread: tuple[int, ...] = ()
+    since: float = 0.0
     enough: int | None = None
+
+    def is_patient(self, declared: Sequence[str], now: float) -> bool:
+        """Whether to check with plain reads before the next call of promote."""
+        is_known = set(self.groups) <= set(declared)
+        return is_known and now < self.due_at and now - self.asked < CERTAIN_S
 
 
 class Backpressure:
-    """Remembers which topics are full. `batch` says how many messages one call may move."""
+    """Remembers topics with full groups. `batch` returns the most messages per call by topic."""
 
     def __init__(self, store: SyncStore, clock: ServerClock, batch: Callable[[str], int]) -> None:
         self._store = store
@@ -52,31 +69,39 @@ class Backpressure:
         self._batch = batch
         self._full: dict[str, _Full] = {}
 
-    def met(self, topic: str, moved: int, now: float) -> float:
-        """Promote found a full group: for how many seconds to leave the topic alone.
+    def record_full(
+        self, topic: str, groups: tuple[str, ...], *, moved: int, now: float, due_at: float
+    ) -> float:
+        """Record that promote found full groups; returns the instant of the next check.
 
-        1, 2, 4 .. 20 ms while nothing moves.
+        The next check is at `due_at`, when a message is due to another group, or after a pause of
+        1, 2, 4 .. 20 ms while no message moves. Moves to other groups do not shorten the pause.
         """
         full = self._full.get(topic)
-        if full is None:
-            full = self._full[topic] = _Full(FIRST_PAUSE_S, now)
-        else:
-            full.pause_s = FIRST_PAUSE_S if moved else min(full.pause_s * 2, LONGEST_PAUSE_S)
-        full.asked, full.enough = now, None
-        return full.pause_s
+        if full is None or full.groups != groups:
+            full = self._full[topic] = _Full(groups, Backoff(FIRST_S, LONGEST_UNREAD_S), now)
+        elif moved and self._is_only_group(topic):
+            full.backoff.reset()
+        elif full.backoff.pause_s < LONGEST_S:
+            full.backoff.lengthen(LONGEST_S)
+        full.asked, full.due_at, full.enough = now, due_at, None
+        return min(now + full.backoff.pause_s, due_at)
 
-    def eased(self, topic: str) -> None:
-        """A whole batch found room: whoever made it is quick, and not to be kept waiting."""
+    def _is_only_group(self, topic: str) -> bool:
+        return len(self._store.known_groups(topic) or ()) == 1
+
+    def record_room(self, topic: str) -> None:
+        """Record that a whole batch found room; resets the pause."""
         full = self._full.get(topic)
         if full is not None:
-            full.pause_s = FIRST_PAUSE_S
+            full.backoff.reset()
 
     def forget(self, topic: str) -> None:
-        """The topic is not full any more, or gone."""
+        """Drop the state of a topic whose groups have room, or which was removed."""
         self._full.pop(topic, None)
 
-    def still(self, topics: Sequence[str]) -> dict[str, float]:
-        """Of some topics, those for which a call is not yet worth it, and when to ask again.
+    def postponed(self, topics: Sequence[str]) -> dict[str, float]:
+        """The topics for which a call is not worth it yet, each with the instant of its next check.
 
         Raises ServerUnavailable.
         """
@@ -86,7 +111,7 @@ class Backpressure:
         asked, questions = list[tuple[str, _Full, list[_Question]]](), list[_Question]()
         for topic in topics:
             full, groups = self._full.get(topic), self._store.known_groups(topic)
-            if full and groups and now - full.asked < CERTAIN_S:
+            if full and groups and full.is_patient(groups, now):
                 asked.append((topic, full, self._questions(topic, groups, full)))
                 questions += asked[-1][2]
         replies = iter(ask_all(self._store, questions))
@@ -94,48 +119,63 @@ class Backpressure:
         for topic, full, own in asked:
             idle_until = self._idle_until(topic, full, [next(replies) for _ in own], now_ms)
             if idle_until > 0:
-                full.pause_s = min(full.pause_s * 2, LONGEST_PAUSE_S)
-                again[topic] = min(time.monotonic() + full.pause_s, idle_until)
+                full.due_at = idle_until
+                again[topic] = min(time.monotonic() + full.backoff.pause_s, idle_until)
         return again
 
     def _questions(self, topic: str, groups: Sequence[str], full: _Full) -> list[_Question]:
+        """Commands for the full groups' room, `max_ready`, and the heads of all due-time ZSETs.
+
+        The heads come in this order: waiting, retries of full groups, retries of other groups.
+        """
         keys = self._store.keys.topic(topic)
-        own = [keys.group(name) for name in groups]
         room: list[_Question] = [
-            one
-            for group, name in zip(own, groups, strict=True)
-            for one in (("XLEN", group.ready), ("XPENDING", group.ready, name))
+            question
+            for name in full.groups
+            for question in (
+                ("XLEN", keys.group(name).ready),
+                ("XPENDING", keys.group(name).ready, name),
+            )
         ]
         if full.enough is not None:
             return room
+        others = [name for name in groups if name not in full.groups]
         return [
-            *room, ("HGET", keys.options, "max_ready"), head_command(keys.waiting),
-            *[head_command(group.retry) for group in own],
-        ]  # fmt: skip
+            *room,
+            ("HGET", keys.options, "max_ready"),
+            head_command(keys.waiting),
+            *[head_command(keys.group(name).retry) for name in (*full.groups, *others)],
+        ]
 
     def _idle_until(self, topic: str, full: _Full, replies: Sequence[Any], now_ms: int) -> float:
-        """The instant before which only room could make a call worth it; 0 if one is worth it now.
+        """Until when only room can make a call worth it; 0 if a call is worth it now.
 
-        It is: a group has room for what is due to it, or there is another reason to ask.
+        A call is worth it when a group has room for its due messages, or another group has due
+        messages.
         """
         if any(isinstance(reply, Exception) for reply in replies):
-            return 0.0  # the script mends what it can, or tells
+            return 0.0  # the script repairs or reports the error
+        count = len(full.groups)
+        unread = tuple(replies[2 * i] - replies[2 * i + 1][0] for i in range(count))
+        now = time.monotonic()
+        if unread != full.unread:
+            full.unread, full.since = unread, now
+        longest = LONGEST_UNREAD_S if now - full.since > CERTAIN_S else LONGEST_S
+        full.backoff.lengthen(longest)
         if full.enough is not None:
-            return math.inf if replies[0] - replies[1][0] > full.enough else 0.0
-        groups = (len(replies) - 2) // 3
-        unread = [replies[2 * i] - replies[2 * i + 1][0] for i in range(groups)]
-        most = whole(replies[2 * groups], MAX_READY)
-        heads = [head_ms(head) for head in replies[2 * groups + 1 :]]
+            return math.inf if unread[0] > full.enough else 0.0
+        most = int_or(replies[2 * count], MAX_READY)
+        heads = [head_ms(head) for head in replies[2 * count + 1 :]]
         waits, *retries = [head is not None and head <= now_ms for head in heads]
         enough = most - max(1, min(self._batch(topic), most // WORTH_IT))
-        if groups > 1:
-            # What waits is dealt out at once: a full group gets it as a retry.
-            owed = [count for count, due in zip(unread, retries, strict=True) if due]
-            if waits or not owed or min(owed) <= enough:
+        owed = [held for held, due in zip(unread, retries, strict=False) if due]
+        if len(retries) > 1:
+            # A waiting message goes to all groups at once; a full group gets it as a retry.
+            if waits or any(retries[count:]) or not owed or min(owed) <= enough:
                 return 0.0
             later = [head for head in heads if head is not None and head > now_ms]
             return self._clock.instant(min(later)) if later else math.inf
-        if not waits and not retries[0]:
+        if not waits and not owed:
             return 0.0
         full.enough = enough
         return math.inf if unread[0] > enough else 0.0

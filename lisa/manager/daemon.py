@@ -1,4 +1,4 @@
-"""The manager as its users see it, and its life as a daemon."""
+"""The public `Manager` class and its daemon loop."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from lisa.core import presence
-from lisa.core.address import DEFAULT_URL, Address
-from lisa.core.errors import LisaError
-from lisa.core.keys import DEFAULT_PREFIX
-from lisa.core.mailbox import STOPPING, Mailbox
+from lisa.core.daemon.mailbox import STOPPING, Mailbox
+from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.metrics.cache import METRICS
-from lisa.core.status import HEALTH, Page, StatusServer, health_page
+from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import DEFAULT_PREFIX
+from lisa.core.redis.address import DEFAULT_URL, Address
+from lisa.core.store import presence
 from lisa.manager.engine import Engine
 from lisa.manager.metrics import MetricsPage
 from lisa.manager.plan import DEFAULT_GROUP, Plan, Schedules
-
-__all__ = ["Manager"]
 
 log = logging.getLogger(__name__)
 _SCHEDULES = Schedules()
 
 
 class Manager:
-    """Moves messages: promotes what is due, takes back what was not settled, sweeps.
+    """Promotes due messages, reclaims messages whose lease expired, and cleans up.
 
-    Any number may run at once. `topics` are names, or a mapping of names to topic options
-    (`{"orders": {"ack_timeout": timedelta(seconds=30)}}`), which are declared; among the options
-    `group` or `groups` names groups to declare, as `groups={"orders": ["billing"]}` does. A topic
-    without any group gets `default_group` once a consumer asks for one; messages alone declare
-    nothing. Topics that are not named are found by themselves.
+    Any number of managers may run at the same time.
 
-    `move`, `clean`, `process_pending` and `sweep` say when the services run at the latest: cron
-    expressions or intervals. `http` is the `HOST:PORT` where `/healthz` and `/metrics` are
-    served.
+    topics: topic names, or a mapping of names to topic options, such as
+        `{"orders": {"ack_timeout": timedelta(seconds=30)}}`. The manager declares these options.
+        The keys `group` and `groups` name groups to declare. The manager also finds and serves
+        topics that are not listed here.
+    groups: groups to declare by topic, such as `{"orders": ["billing"]}`.
+    default_group: the group to declare when a consumer waits on a topic without any group.
+    move, clean, process_pending, sweep: maximum interval between runs of each service, as a cron
+        expression or a timedelta.
+    http: the `HOST:PORT` that serves `/healthz` and `/metrics`.
 
-    Raises ConfigError, InvalidMessage.
+    Raises ConfigError if an option is invalid, and InvalidMessage if a topic or group name is.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Manager:
         self._engine = Engine(address, plan, prefix, unique)
         self._status: StatusServer | None = None
         if http:
-            pages: dict[str, Callable[[], Page]] = {
+            pages: dict[str, Callable[[], StatusResponse]] = {
                 HEALTH: lambda: health_page(self._engine.health()),
                 METRICS: MetricsPage(self._engine),
             }
@@ -86,9 +86,9 @@ class Manager:
 
     @classmethod
     def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
-        """A manager as the YAML, the environment and the overrides describe it.
+        """Create a manager from a YAML file, the environment and the overrides.
 
-        Raises ConfigError. SIGHUP makes `run` read them again.
+        `run` reads them again on SIGHUP. Raises ConfigError if a setting is invalid.
         """
         from lisa.core.settings import ManagerSettings
 
@@ -96,29 +96,33 @@ class Manager:
         settings.require_enabled()
         manager = cls.__new__(cls)
         cls._set_up(
-            manager, Address.from_settings(settings.redis), Plan.from_settings(settings),
-            prefix=settings.prefix, name=None, http=settings.http,
+            manager,
+            Address.from_settings(settings.redis),
+            Plan.from_settings(settings),
+            prefix=settings.prefix,
+            name=None,
+            http=settings.http,
             read=lambda: Plan.from_settings(ManagerSettings.load(path, **overrides)),
-        )  # fmt: skip
+        )
         return manager
 
     @property
     def name(self) -> str:
-        """The name under which `lisa managers` lists it; no two are the same."""
+        """The manager's unique name, as `lisa managers` lists it."""
         return self._engine.name
 
     @property
     def status_port(self) -> int | None:
-        """Where `/healthz` and `/metrics` are served, if they are."""
+        """The port of `/healthz` and `/metrics`, or None without `http`."""
         return self._status.port if self._status else None
 
     def start(self) -> Self:
-        """Begin, on threads of its own; a server that is not there is waited for.
+        """Start the manager's threads and return the manager; waits for an unreachable server.
 
-        Returns the manager. Raises ConfigError if the server refuses us, or is of a newer layout.
+        Raises ConfigError if the server rejects the connection or has a newer data layout.
         """
         if self._state != "new":
-            raise LisaError("a manager starts once: make another one")
+            raise LisaError("a manager can be started only once; create a new one")
         self._state = "running"
         if self._status:
             self._status.start()
@@ -132,7 +136,7 @@ class Manager:
         return self
 
     def stop(self) -> None:
-        """Finish the scripts that run, and end. Again: nothing."""
+        """Finish running scripts, then stop. A second call does nothing."""
         if self._state != "running":
             return
         self._state = "stopped"
@@ -141,39 +145,33 @@ class Manager:
             self._status.stop()
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
-        before = {
-            number: signal.signal(number, lambda number, _frame: self._signals.post(number))
-            for number in (*STOPPING, signal.SIGHUP)
-        }
-        try:
-            with self._signals.hearing_signals():
+        """Run until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
+        with self._signals.hearing_signals(self._signals.post, (*STOPPING, signal.SIGHUP)):
+            try:
                 self.start()
                 log.info("manager %s runs on %s", self.name, self._engine.store.where)
                 while self._signals.get() == signal.SIGHUP:
                     self.reload()
-            log.info("manager %s stops", self.name)
-        finally:
-            self.stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+                log.info("manager %s stops", self.name)
+            finally:
+                self.stop()
 
     def reload(self) -> None:
-        """Read the configuration again and declare what it says; a bad one is logged, no more."""
+        """Reload the configuration and declare its topics; only log an invalid configuration."""
         if self._read is None:
-            log.warning("this manager was not made from a configuration: nothing to read again")
+            log.warning("cannot reload: this manager was not created by Manager.from_config")
             return
         try:
             plan = self._read()
         except LisaError as error:
-            log.warning("the configuration stays as it was: %s", error)
+            log.warning("configuration not reloaded, the previous one stays active: %s", error)
             return
         changes = self._engine.reconfigure(plan)
         for line in changes or ["nothing changed"]:
             log.info("reloaded: %s", line)
 
     def health(self) -> dict[str, object]:
-        """What `/healthz` tells: `status` is ok, starting or failing."""
+        """The content of `/healthz`; `status` is ok, starting or failing."""
         return self._engine.health()
 
     def __enter__(self) -> Self:

@@ -1,36 +1,64 @@
-"""Ends messages that are past their ttl, and announces them."""
+"""End messages past their ttl, and fire their signals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lisa.core.metrics.numbers import Tally
-from lisa.core.store import SyncStore, chunks
+from lisa.core.model.errors import LisaError
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.expire import Expire, Expired
-from lisa.core.transitions.inspect import Inspect
-from lisa.manager.announcer import Announcer
-
-__all__ = ["Expirer"]
+from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.manager.signal_queue import SignalQueue
 
 
 class Expirer:
-    """Used by the promoter, which meets them on its way, and by the sweeper, which seeks them."""
+    """Ends messages past their ttl for the promoter, which comes across them, and the sweeper."""
 
-    def __init__(self, store: SyncStore, announcer: Announcer) -> None:
+    def __init__(self, store: SyncStore, signals: SignalQueue) -> None:
         self.moved = Tally()
         self._store = store
-        self._announcer = announcer
+        self._signals = signals
+        self._unanswered: dict[str, list[tuple[Expire, list[Inspection]]]] = {}
+
+    def has_unanswered(self, topic: str) -> bool:
+        """Whether a call got no reply. It may have ended messages, so `end` repeats it."""
+        return bool(self._unanswered.get(topic))
+
+    def forget(self, topic: str) -> None:
+        """Drop the state of a removed topic."""
+        self._unanswered.pop(topic, None)
 
     def end(self, topic: str, ids: Sequence[str]) -> list[Expired]:
-        """End those that are past their ttl and not in flight; what became of each."""
+        """End the messages that are past their ttl and not in flight.
+
+        Returns the outcome of each id. Raises LisaError.
+        """
+        self._repeat(topic)
         outcomes: list[Expired] = []
-        listening = self._announcer.listens_to_expiry(topic)
+        listening = self._signals.listens_to_expiry(topic)
         for some in chunks(ids, self._store.batch_size(topic, Inspect)):
             before = self._store.call(Inspect(topic, some)) if listening else []
-            ended = [outcome for outcome, _ in self._store.call(Expire(topic, some))]
-            for message_id, outcome, inspection in zip(some, ended, before, strict=False):
-                if outcome is Expired.EXPIRED:
-                    self._announcer.expired(topic, message_id, inspection)
-            outcomes += ended
-            self.moved.add(ended.count(Expired.EXPIRED), "expired")
+            outcomes += self._run(Expire(topic, some), before)
         return outcomes
+
+    def _repeat(self, topic: str) -> None:
+        owed = self._unanswered.pop(topic, [])
+        while owed:
+            try:
+                self._run(*owed.pop())
+            except LisaError:
+                self._unanswered[topic] += owed
+                raise
+
+    def _run(self, call: Expire, before: list[Inspection]) -> list[Expired]:
+        try:
+            ended = self._store.call(call)
+        except LisaError:
+            self._unanswered.setdefault(call.topic, []).append((call, before))
+            raise
+        for message_id, outcome, inspection in zip(call.ids, ended, before, strict=False):
+            if outcome is Expired.EXPIRED:
+                self._signals.expired(call.topic, message_id, inspection)
+        self.moved.add(ended.count(Expired.EXPIRED), "expired")
+        return ended

@@ -1,6 +1,7 @@
-"""The cron side: what APScheduler runs, and when.
+"""Scheduled jobs, run by APScheduler.
 
-No tick is dropped for being late, several late ones become one, and no job runs beside itself.
+A late tick still runs its job, several late ticks run it once, and a job never runs twice at the
+same time.
 """
 
 from __future__ import annotations
@@ -10,74 +11,84 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from lisa.core.errors import ServerUnavailable
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
-from lisa.core.store import chunks
+from lisa.core.model.sharding import Shard
+from lisa.core.store.store import chunks
+from lisa.manager.bulk_reads import PAGE
 from lisa.manager.cron import parse_trigger
-from lisa.manager.lookout import PAGE
-from lisa.manager.troubles import Troubles
-
-__all__ = ["Jobs"]
+from lisa.manager.nodes import NodeStatus
+from lisa.manager.topic_errors import TopicErrors
 
 log = logging.getLogger(__name__)
 
+Name = TypeVar("Name", bound=str)
+
+LONGEST_S = 600.0
+"""How long a job may process one topic before it counts as stalled."""
+
 
 class Jobs:
-    """Named jobs, each with a schedule; they run only while the server is reachable."""
+    """Named jobs with schedules. Jobs run only while a node is available.
+
+    nodes: tells which topics are available.
+    shards: returns all known shards.
+    """
 
     def __init__(
         self,
-        reachable: threading.Event,
-        suspect: Callable[[], None],
-        topics: Callable[[], list[str]],
+        nodes: NodeStatus,
+        shards: Callable[[], list[Shard]],
     ) -> None:
-        self._reachable = reachable
-        self._suspect = suspect
-        self._topics = topics
+        self._nodes = nodes
+        self._shards = shards
         self._jobs: dict[str, tuple[Any, Callable[[], None]]] = {}
         self._scheduler: Any = None
-        self.troubles: dict[str, Troubles] = {}
+        self._thread: threading.Thread | None = None
+        """The scheduler's thread, from `start` to `stop`."""
+        self.topic_errors: dict[str, TopicErrors] = {}
         self.seconds: dict[str, Spread] = {}
         self._stopped = threading.Event()
+        self._began: dict[str, float] = {}
 
     def add(self, name: str, schedule: str | timedelta, work: Callable[[], None]) -> None:
-        """Run `work` on a schedule. Raises ConfigError for a schedule that cannot be."""
+        """Run `work` on a schedule. Raises ConfigError if the schedule is invalid."""
         zone = UTC if isinstance(schedule, timedelta) else None
         self._jobs[name] = (parse_trigger(schedule, zone=zone), work)
-        self.troubles[name] = Troubles(name)
+        self.topic_errors[name] = TopicErrors(name)
         self.seconds[name] = Spread(STEP_SECONDS)
 
     def add_for_each(
         self,
         name: str,
         schedule: str | timedelta,
-        pick: Callable[[Sequence[str]], Sequence[str]],
-        work: Callable[[str], object],
+        pick: Callable[[Sequence[Shard]], Sequence[Name]],
+        work: Callable[[Name], object],
     ) -> None:
-        """Run `work` for one topic after the other; an error of one never stops the next.
+        """Run `work` for each name in turn; an error in one does not stop the others.
 
-        `pick` is given a page of topics, and says which of them `work` is worth the while for.
+        `pick` takes a page of shards and returns the shards or topics that may need work.
         """
 
         def each() -> None:
-            for page in chunks(self._topics(), PAGE):
-                for topic in pick(page):
-                    if self._stopped.is_set() or not self._reachable.is_set():
+            for page in chunks(self._shards(), PAGE):
+                for topic in pick([one for one in page if self._nodes.is_available(one)]):
+                    if self._stopped.is_set() or not self._nodes.is_any_available:
                         return
-                    self._run(name, topic, lambda topic=topic: work(topic))  # type: ignore[misc]
+                    if self._nodes.is_available(topic):
+                        self._run(name, topic, lambda topic=topic: work(topic))  # type: ignore[misc]
 
         self.add(name, schedule, each)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the scheduler."""
         from apscheduler.executors.pool import ThreadPoolExecutor
         from apscheduler.schedulers.background import BackgroundScheduler
 
         quiet = logging.getLogger(f"{__name__}.scheduler")
-        quiet.setLevel(logging.ERROR)  # it warns whenever a job takes longer than its interval
+        quiet.setLevel(logging.ERROR)  # APScheduler warns when a job outlasts its interval
         self._scheduler = BackgroundScheduler(
             executors={"default": ThreadPoolExecutor(len(self._jobs))},
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
@@ -89,28 +100,44 @@ class Jobs:
                 self._tick, trigger, args=(name, work), id=name, name=f"lisa-{name}"
             )
         self._scheduler.start()
+        self._thread = self._scheduler._thread  # noqa: SLF001  no public way to check the thread
 
     def stop(self) -> None:
-        """Finish the jobs that run, topic by topic, and end."""
+        """Finish the topics that running jobs process, then end the scheduler."""
         self._stopped.set()
+        self._thread = None
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
             scheduler.shutdown(wait=True)
 
+    def faults(self) -> list[str]:
+        """Faults of the scheduler and its jobs, as text."""
+        now = time.monotonic()
+        faults = [
+            f"job {name} has been processing one topic for {now - began:.0f} s"
+            for name, began in list(self._began.items())
+            if now - began > LONGEST_S
+        ]
+        thread = self._thread
+        if thread is not None and not thread.is_alive():
+            faults.append("the scheduler's thread has ended")
+        return faults
+
     def _tick(self, name: str, work: Callable[[], None]) -> None:
-        if self._reachable.is_set() and not self._stopped.is_set():
+        if self._nodes.is_any_available and not self._stopped.is_set():
             began = time.monotonic()
-            self._run(name, "", work)
+            try:
+                self._run(name, "", work)
+            finally:
+                self._began.pop(name, None)
             self.seconds[name].observe(time.monotonic() - began)
 
     def _run(self, name: str, topic: str, work: Callable[[], object]) -> None:
-        troubles = self.troubles[name]
+        errors = self.topic_errors[name]
+        self._began[name] = time.monotonic()
         try:
             work()
-        except Exception as error:  # noqa: BLE001  told, and the next topic goes on
-            away = isinstance(error, ServerUnavailable)
-            if away:
-                self._suspect()
-            troubles.failed(topic, error, quietly=away and not self._reachable.is_set())
+        except Exception as error:  # noqa: BLE001  logged; the next topic follows
+            errors.failed_at(self._nodes, topic, error)
         else:
-            troubles.passed(topic)
+            errors.passed(topic)

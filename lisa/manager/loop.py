@@ -1,31 +1,33 @@
-"""Runs a service over all topics: each at its own instant, on a few threads.
+"""Run a service for every topic when the topic is due, on a few threads.
 
-An error concerns the topic it came from: the others go on, and that one is tried again after a
-pause that grows. While the server is away nothing runs.
+An error affects only its own topic, which is retried with a growing pause. A topic whose node is
+unavailable is postponed without a call.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from lisa.core.errors import LisaError, ServerUnavailable
+from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, rest
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
-from lisa.core.patience import LONGEST_AWAY_S
-from lisa.manager.agenda import Agenda
-from lisa.manager.punctual import wake_on_time
-from lisa.manager.troubles import Troubles
-
-__all__ = ["Loop", "Outcome", "Service"]
+from lisa.core.model.backoff import LONGEST_AWAY_S
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.manager.due_heap import DueHeap
+from lisa.manager.nodes import NodeStatus
+from lisa.manager.timer_slack import wake_on_time
+from lisa.manager.topic_errors import TopicErrors
 
 Outcome = float | LisaError | None
-"""When to look again (an instant of `time.monotonic`), never unless hurried, or what went wrong."""
+"""When the topic is due next (`time.monotonic`), None until `schedule_now`, or an error."""
 
-LEAVE_S = 6.0  # a little above the socket time-out: a call that hangs ends by then
+PUT_OFF_S = 5.0
+"""Longest delay of a postponed topic. Normally the node's return schedules the topic earlier."""
+
+LEAVE_S = 6.0  # slightly longer than the socket timeout, which ends a hanging call
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +36,13 @@ class Service(Protocol):
     """One step over a few topics."""
 
     def step(self, topics: Sequence[str]) -> Sequence[Outcome]:
-        """When to look at each topic again, or what went wrong with it."""
+        """Process the topics; returns one outcome per topic, in the given order."""
 
 
 class Loop:
-    """Threads that call `service.step` with what is due, at most `batch` topics together.
+    """Threads that call `service.step` with up to `batch` due topics.
 
-    `reachable` is clear while the server is away; `suspect` is called when it seems to be.
+    `nodes` tells which topics are available; the loop reports suspected outages to it.
     """
 
     def __init__(
@@ -48,75 +50,80 @@ class Loop:
         name: str,
         service: Service,
         *,
-        reachable: threading.Event,
-        suspect: Callable[[], None],
+        nodes: NodeStatus,
         workers: int = 1,
         batch: int = 1,
+        longest_s: float = LONGEST_S,
     ) -> None:
         self.name = name
-        self.agenda = Agenda()
-        self.troubles = Troubles(name)
+        self.due_heap = DueHeap()
+        self.topic_errors = TopicErrors(name)
         self.seconds = Spread(STEP_SECONDS)
         self._service = service
-        self._reachable = reachable
-        self._suspect = suspect
+        self._nodes = nodes
         self._workers = workers
         self._batch = batch
-        self._threads: list[threading.Thread] = []
-        self._leaving = False
+        self._longest_s = longest_s
+        self._threads: list[ServiceThread] = []
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for number in range(self._workers):
             name = f"lisa-{self.name}-{number}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread = ServiceThread(name, self._work, self._longest_s)
             self._threads.append(thread)
             thread.start()
 
     def stop(self) -> None:
-        """Finish the step that runs, and end."""
+        """Finish running steps and wait up to 6 s for the threads to end."""
         self.close()
         ends = time.monotonic() + LEAVE_S
         for thread in self._threads:
             thread.join(max(0.0, ends - time.monotonic()))
 
     def close(self) -> None:
-        """Begin nothing new."""
-        self._leaving = True
-        self.agenda.close()
+        """Start no further steps."""
+        self.due_heap.close()
 
-    @property
-    def alive(self) -> bool:
-        """Whether every thread still runs."""
-        return all(thread.is_alive() for thread in self._threads)
+    def threads(self) -> list[ServiceThread]:
+        """The loop's threads, for health checks."""
+        return list(self._threads)
 
     def _work(self) -> None:
         wake_on_time()
-        topics = self.agenda.take(self._batch)
+        topics = self.due_heap.take(self._batch)
         while topics:
-            while not self._reachable.wait(0.2):
-                if self._leaving:
-                    return
-            outcomes: Sequence[Outcome | Exception]
-            began = time.monotonic()
-            try:
-                outcomes = self._service.step(topics)
-            except Exception as error:  # noqa: BLE001  whatever it was, the other topics go on
-                outcomes = [error] * len(topics)
-            self.seconds.observe(time.monotonic() - began)
-            settled = [
-                (topic, self._settled(topic, outcome))
-                for topic, outcome in zip(topics, outcomes, strict=True)
+            begin_round()
+            here = [topic for topic in topics if self._nodes.is_available(topic)]
+            at = time.monotonic() + PUT_OFF_S
+            settled: list[tuple[str, float | None]] = [
+                (topic, at) for topic in topics if topic not in here
             ]
-            topics = self.agenda.exchange(settled, self._batch)
+            try:
+                settled += [(topic, self._settled(topic, one)) for topic, one in self._step(here)]
+            except BaseException:
+                for topic in topics:  # no other thread can take them until they are put back
+                    self.due_heap.put_back(topic, time.monotonic() + LONGEST_AWAY_S)
+                raise
+            rest()
+            topics = self.due_heap.exchange(settled, self._batch)
+
+    def _step(self, topics: Sequence[str]) -> list[tuple[str, Outcome | Exception]]:
+        if not topics:
+            return []
+        began = time.monotonic()
+        try:
+            return list(zip(topics, self._service.step(topics), strict=True))
+        except Exception as error:  # noqa: BLE001  the loop must survive any error of a service
+            return [(topic, error) for topic in topics]
+        finally:
+            self.seconds.observe(time.monotonic() - began)
 
     def _settled(self, topic: str, outcome: Outcome | Exception) -> float | None:
         if not isinstance(outcome, Exception):
-            self.troubles.passed(topic)
+            self.topic_errors.passed(topic)
             return outcome
-        away = isinstance(outcome, ServerUnavailable)
-        if away:
-            self._suspect()
-        quietly = away and not self._reachable.is_set()
-        pause = self.troubles.failed(topic, outcome, quietly=quietly)
-        return time.monotonic() + (min(pause, LONGEST_AWAY_S) if away else pause)
+        pause = self.topic_errors.failed_at(self._nodes, topic, outcome)
+        if isinstance(outcome, ServerUnavailable):
+            pause = min(pause, LONGEST_AWAY_S)
+        return time.monotonic() + pause

@@ -1,4 +1,4 @@
-"""The manager's page for Prometheus: its own doings, and what Redis knows of the topics."""
+"""The manager's Prometheus page: its own metrics, and the state of the topics in Redis."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from lisa.core.errors import LisaError, ServerUnavailable
+from lisa.core.daemon.status import StatusResponse
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.metrics.cache import Reading
 from lisa.core.metrics.numbers import Numbers, Tally, add, of_process, put
-from lisa.core.status import Page
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.store.store import SyncStore
 
 if TYPE_CHECKING:
     from lisa.manager.jobs import Jobs
     from lisa.manager.loop import Loop
-
-__all__ = ["MetricsPage", "own_numbers"]
 
 KINDS = ("promoted", "reclaimed", "expired", "purged", "cleared", "trimmed", "mended")
 
@@ -26,7 +24,7 @@ KINDS = ("promoted", "reclaimed", "expired", "purged", "cleared", "trimmed", "me
 def own_numbers(
     loops: Sequence[Loop], jobs: Jobs, *, topics: int, moved: Iterable[Tally], unannounced: int
 ) -> Numbers:
-    """What the services of one manager did and do."""
+    """The metrics of one manager's services."""
     numbers: Numbers = {}
     put(numbers, "lisa_manager_topics", topics)
     put(numbers, "lisa_manager_unannounced_total", unannounced)
@@ -35,14 +33,14 @@ def own_numbers(
     for tally in moved:
         for labels, count in tally.numbers().items():
             add(numbers, "lisa_manager_moved_total", count, *labels)
-    services = [(loop.name, loop.seconds, loop.troubles) for loop in loops]
-    services += [(name, seconds, jobs.troubles[name]) for name, seconds in jobs.seconds.items()]
-    for name, seconds, troubles in services:
+    services = [(loop.name, loop.seconds, loop.topic_errors) for loop in loops]
+    services += [(name, seconds, jobs.topic_errors[name]) for name, seconds in jobs.seconds.items()]
+    for name, seconds, errors in services:
         put(numbers, "lisa_manager_step_seconds", seconds.numbers(), name)
-        put(numbers, "lisa_manager_failures_total", troubles.total, name)
-        put(numbers, "lisa_manager_troubles", len(troubles), name)
+        put(numbers, "lisa_manager_failures_total", errors.total, name)
+        put(numbers, "lisa_manager_troubles", len(errors), name)
     for loop in loops:
-        put(numbers, "lisa_manager_overdue_seconds", loop.agenda.overdue_s(), loop.name)
+        put(numbers, "lisa_manager_overdue_seconds", loop.due_heap.overdue_s(), loop.name)
     return numbers
 
 
@@ -56,16 +54,16 @@ class _Engine(Protocol):
 
 
 class MetricsPage:
-    """Makes the page, on the threads of those who ask."""
+    """Renders the page on the thread of each HTTP request."""
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
         self._reading = Reading()
         self._lock = threading.Lock()
 
-    def __call__(self) -> Page:
-        """The page as it is now."""
-        # Late: a manager that nobody asks does not pay for it.
+    def __call__(self) -> StatusResponse:
+        """The current page."""
+        # Imported on first use, so that a manager without scrapes does not load it.
         from lisa.core.metrics.page import metrics_page
 
         return metrics_page("manager", [of_process(), self._engine.numbers(), self._read()])

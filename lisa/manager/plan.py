@@ -1,4 +1,4 @@
-"""What a manager is told: its topics, their groups and options, and when its services run."""
+"""A manager's configuration: topics with their groups and options, and service schedules."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
-from lisa.core import options as topic_options
-from lisa.core.errors import ConfigError
-from lisa.core.keys import check_group, check_topic
-from lisa.core.transitions.promote import LARGEST_BATCH
-from lisa.core.transitions.reclaim import LARGEST_WINDOW
+from lisa.core.model import options as topic_options
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW
 
 if TYPE_CHECKING:
     from lisa.core.settings import ManagerSettings
-
-__all__ = ["DEFAULT_GROUP", "Plan", "Schedules", "TopicPlan"]
 
 DEFAULT_GROUP = "lisa"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicPlan:
-    """One topic: the groups to declare, and its options as they are stored.
+    """The groups and the encoded options to declare for one topic.
 
-    Options of None declare nothing; an empty mapping takes back what was declared earlier.
+    `options=None` leaves the topic's options alone; an empty mapping removes options that an
+    earlier configuration declared. `batch` is the most messages that one promote call moves.
     """
 
     groups: tuple[str, ...] = ()
@@ -35,7 +33,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedules:
-    """When the services run at the latest: cron expressions, or intervals."""
+    """Maximum interval between runs of each service: a cron expression or a timedelta."""
 
     move: str | timedelta = "0/1 * * * * ?"
     clean: str | timedelta = "0 */1 * * * ?"
@@ -45,7 +43,10 @@ class Schedules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All of it. `window` is how many pending entries one reclaim call looks at."""
+    """A manager's whole configuration.
+
+    `window` is the number of pending entries that one reclaim call reads.
+    """
 
     topics: Mapping[str, TopicPlan] = field(default_factory=dict)
     default_group: str = DEFAULT_GROUP
@@ -61,10 +62,13 @@ class Plan:
         default_group: str,
         schedules: Schedules,
     ) -> Self:
-        """From a manager's arguments. Raises ConfigError, InvalidMessage."""
+        """A plan from the arguments of `Manager`.
+
+        Raises ConfigError if an option is invalid, and InvalidMessage if a name is.
+        """
         plans: dict[str, TopicPlan] = {}
         if isinstance(topics, str):
-            raise ConfigError(f"topics={topics!r} is one text; write [{topics!r}]")
+            raise ConfigError(f"topics={topics!r} is a string; pass a list: [{topics!r}]")
         given = topics if isinstance(topics, Mapping) else dict.fromkeys(topics)
         for topic in [*given, *groups]:
             plans[check_topic(topic)] = _topic_plan(given.get(topic), groups.get(topic, ()))
@@ -73,7 +77,7 @@ class Plan:
 
     @classmethod
     def from_settings(cls, settings: ManagerSettings) -> Self:
-        """From a configuration."""
+        """A plan from a configuration file."""
         options, batches = settings.topic_options(), settings.moving_sizes()
         server = settings.manager_server
         return cls(
@@ -96,20 +100,20 @@ class Plan:
         )
 
     def groups_for(self, topic: str) -> tuple[str, ...]:
-        """The groups to declare for consumers that wait for one."""
+        """The groups to declare when consumers wait for a group on the topic."""
         plan = self.topics.get(topic)
         return plan.groups if plan and plan.groups else (self.default_group,)
 
     def batch(self, topic: str) -> int:
-        """How many messages one promote call may move."""
+        """The most messages that one promote call moves."""
         plan = self.topics.get(topic)
         return plan.batch if plan else LARGEST_BATCH
 
 
 def _topic_plan(given: Mapping[str, object] | None, groups: Iterable[str]) -> TopicPlan:
-    """`given` may name `group` or `groups` among the options."""
+    """A topic's plan; the options `group` and `groups` in `given` name groups."""
     if isinstance(groups, str):
-        raise ConfigError(f"groups of a topic are a list of names, not {groups!r}")
+        raise ConfigError(f"the groups of a topic must be a list of names, not {groups!r}")
     names: list[object] = list(groups)
     if given is None:
         return TopicPlan(groups=_checked(names))
@@ -120,7 +124,7 @@ def _topic_plan(given: Mapping[str, object] | None, groups: Iterable[str]) -> To
     names += [*several, *([single] if single is not None else [])]
     encoded = topic_options.encode(options)
     if "paused" in encoded:
-        raise ConfigError("paused is set on the topic (`lisa topic pause`), never declared")
+        raise ConfigError("paused cannot be declared; use `lisa topic pause`")
     return TopicPlan(groups=_checked(names), options=encoded)
 
 

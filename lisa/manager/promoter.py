@@ -1,30 +1,66 @@
-"""waiting, retry -> ready: at each due instant, and again at once until nothing is due."""
+"""Moves due messages from waiting and retry to ready, at each due time, until none is due."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
-from lisa.core.errors import LisaError
-from lisa.core.keys import TopicKeys
 from lisa.core.metrics.numbers import Tally
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import TopicKeys
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote, Promoted
 from lisa.manager.backpressure import Backpressure
+from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms
 from lisa.manager.expirer import Expirer
-from lisa.manager.lookout import PAGE, ask_all, head_command, head_ms
 from lisa.manager.loop import Outcome
 from lisa.manager.server_clock import ServerClock
 
-__all__ = ["Promoter"]
-
 TOO_EARLY_S = 0.0003
+"""Pause after a call that found the next message due only by the local clock estimate."""
+
+FAST_INTERVAL_S = 0.002
+FAST_RATE = 1_500.0
+"""At more messages per second, a topic without its own interval is promoted every 2 ms.
+
+Below, calls for every millisecond cost little more, and messages are not delayed.
+"""
+
+RATE_OVER_S = 0.1
+
 TICKS = 8
-"""A glance takes a page of topics, or this part of them if that is more."""
+"""`poll` covers all topics within this many calls, or a page of topics per call if more."""
+
+
+class PromotionPace:
+    """The rate of one topic, and when it may be promoted again.
+
+    earliest: the end of the interval after the last promotion, as `time.monotonic`.
+    """
+
+    __slots__ = ("_at", "_per_s", "earliest")
+
+    def __init__(self) -> None:
+        self.earliest = -math.inf
+        self._at = -math.inf
+        self._per_s = 0.0
+
+    def record(self, messages: float, interval_ms: int, now: float) -> None:
+        """Record a promotion of so many messages; `interval_ms` is the topic's option."""
+        elapsed = max(1e-6, now - self._at)
+        self._at = now
+        self._per_s -= math.expm1(-elapsed / RATE_OVER_S) * (messages / elapsed - self._per_s)
+        fast_s = FAST_INTERVAL_S if self._per_s > FAST_RATE else 0.0
+        self.earliest = now + (interval_ms / 1000 or fast_s)
 
 
 class Promoter:
-    """Moves what is due. `batch` says how many messages one call may move, by topic."""
+    """Moves due messages.
+
+    batch: returns the maximum number of messages per call for a topic.
+    observe: called with each topic and its error, or None, after each promotion.
+    """
 
     def __init__(
         self,
@@ -32,19 +68,22 @@ class Promoter:
         clock: ServerClock,
         expirer: Expirer,
         batch: Callable[[str], int],
+        observe: Callable[[str, LisaError | None], None] = lambda _topic, _error: None,
     ) -> None:
         self.moved = Tally()
+        self._observe = observe
         self._store = store
         self._clock = clock
         self._expirer = expirer
         self._batch = batch
-        self._full = Backpressure(store, clock, batch)
+        self._backpressure = Backpressure(store, clock, batch)
         self._last: dict[str, float] = {}
-        self._turn = ""
+        self._paces: dict[str, PromotionPace] = {}
+        self._polled_up_to = ""
 
     def step(self, topics: Sequence[str]) -> list[Outcome]:
-        """One call for each topic, in one round trip; when to look at each again."""
-        pauses = self._full.still(topics)
+        """Promote each topic in one round trip; returns when each topic is due next."""
+        pauses = self._backpressure.postponed(topics)
         calls = [Promote(topic, self._batch(topic)) for topic in topics if topic not in pauses]
         sent = time.monotonic()
         results = iter(self._run(calls))
@@ -62,13 +101,13 @@ class Promoter:
         except LisaError as error:
             return [error]
 
-    def glance(self, topics: Sequence[str]) -> dict[str, float]:
-        """When something is due next, by topic, for those whose turn it is. Raises LisaError.
+    def poll(self, topics: Sequence[str]) -> dict[str, float]:
+        """The next due instant of some topics, by topic, from plain reads. Raises LisaError.
 
-        This is the net below the instants that are known and the wake-ups that are heard. It asks
-        for heads, with plain reads; every topic has its turn within `TICKS` calls.
+        A safety net in case an announcement was lost. Each call covers the next part of the topics,
+        so that every topic is covered within `TICKS` calls.
         """
-        some = self._whose_turn(topics)
+        some = self._next_part(topics)
         keys = {topic: self._store.keys.topic(topic) for topic in some}
         retries = {topic: self._retries(keys[topic]) for topic in some}
         heads = ask_all(self._store, [head_command(keys[topic].waiting) for topic in some])
@@ -89,59 +128,87 @@ class Promoter:
         for topic, head in zip([*some, *[topic for topic, _ in failing]], heads, strict=True):
             due_ms = head_ms(head)
             if due_ms is not None:
-                at = self._clock.instant(due_ms)
+                at = self._paced(topic, self._clock.instant(due_ms))
                 instants[topic] = min(at, instants.get(topic, at))
         return instants
 
     def _retries(self, keys: TopicKeys) -> list[str]:
         return [keys.group(name).retry for name in self._store.known_groups(keys.topic) or ()]
 
-    def _whose_turn(self, topics: Sequence[str]) -> Sequence[str]:
-        """The topics, in order of name, that follow those of the last glance."""
+    def _next_part(self, topics: Sequence[str]) -> Sequence[str]:
+        """The topics that follow those of the last call, in order of name."""
         most = max(PAGE, -(-len(topics) // TICKS))
         if len(topics) <= most:
             return topics
-        later = [topic for topic in topics if topic > self._turn]
-        some = (later + [topic for topic in topics if topic <= self._turn])[:most]
-        self._turn = some[-1]
+        later = [topic for topic in topics if topic > self._polled_up_to]
+        some = (later + [topic for topic in topics if topic <= self._polled_up_to])[:most]
+        self._polled_up_to = some[-1]
         return some
 
     def age_s(self, topic: str) -> float | None:
-        """Seconds since a topic was last looked at with success; None if it never was."""
+        """Seconds since the last successful promotion or poll of a topic; None if there is none."""
         last = self._last.get(topic)
         return None if last is None else time.monotonic() - last
 
     def forget(self, topic: str) -> None:
-        """Keep nothing of a topic that is gone."""
-        self._full.forget(topic)
+        """Drop the state of a removed topic."""
+        self._backpressure.forget(topic)
+        self._expirer.forget(topic)
         self._last.pop(topic, None)
+        self._paces.pop(topic, None)
 
     def _next(
         self, topic: str, result: Promoted | LisaError, sent: float, received: float
     ) -> Outcome:
         if isinstance(result, LisaError):
+            self._observe(topic, result)
             return result
+        self._observe(topic, None)
         self._last[topic] = received
-        self._clock.witness(result.now_ms, sent, received)
+        self._clock.observe(result.now_ms, sent, received)
         if result.moved:
             self.moved.add(result.moved, "promoted")
+            groups = len(self._store.known_groups(topic) or ()) or 1
+            pace = self._paces.setdefault(topic, PromotionPace())
+            pace.record(result.moved / groups, result.interval_ms, received)
         if result.paused:
-            return None  # whoever resumes the topic wakes us
-        if result.expired:
+            return None  # resuming the topic announces it
+        if result.expired or self._expirer.has_unanswered(topic):
             try:
                 self._expirer.end(topic, result.expired)
             except LisaError as error:
                 return error
         if result.full:
-            return received + self._full.met(topic, result.moved, received)
+            due_at = self._next_of_others(topic, result, received)
+            return self._backpressure.record_full(
+                topic, result.full, moved=result.moved, now=received, due_at=due_at
+            )
         if result.cut_short or result.expired:
-            self._full.eased(topic)
+            self._backpressure.record_room(topic)
             return received
-        self._full.forget(topic)
+        self._backpressure.forget(topic)
+        return self._next_due(topic, result, received)
+
+    def _next_of_others(self, topic: str, result: Promoted, received: float) -> float:
+        """When a message is due to a group that is not full; infinite for a single group."""
+        if len(self._store.known_groups(topic) or ()) < 2:
+            return math.inf
+        if result.cut_short or result.expired:
+            return received
+        at = self._next_due(topic, result, received)
+        return math.inf if at is None else at
+
+    def _next_due(self, topic: str, result: Promoted, received: float) -> float | None:
         if result.next_due_ms is None:
             return None
         at = self._clock.instant(result.next_due_ms)
-        # Not due by the script's clock, but by ours: it became due on the way back, or our idea
-        # of that clock is off by a trifle. Never call without any pause.
-        early = result.now_ms < result.next_due_ms and at <= received
-        return received + TOO_EARLY_S if early else at
+        # Due by the local estimate but not by the script's clock: the message became due meanwhile,
+        # or the estimate is slightly off. Always pause, so that calls do not spin.
+        if result.now_ms < result.next_due_ms and at <= received:
+            at = received + TOO_EARLY_S
+        return self._paced(topic, at)
+
+    def _paced(self, topic: str, at: float) -> float:
+        """An instant, but not within the topic's interval after its last promotion."""
+        pace = self._paces.get(topic)
+        return at if pace is None else max(at, pace.earliest)

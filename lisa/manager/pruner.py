@@ -1,7 +1,7 @@
-"""Keeps the journals bounded: behind what every archive has taken, else at `journal_max`.
+"""Trim journals: delete events that every archive has read, and keep at most `journal_max` events.
 
-An archive follows a topic, not its places: while it reports on one of them, the journal of another
-that it has not come to yet stays whole.
+An archive reads all shards of a topic. While an archive reports on one shard, the journals of the
+shards that are still unread are not trimmed.
 """
 
 from __future__ import annotations
@@ -9,68 +9,67 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from lisa.core.shards import base
-from lisa.core.store import SyncStore, pairs
+from lisa.core.model.sharding import Shard, Topic, topic_of
+from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, RECORD, Prune
-from lisa.manager.lookout import ask_all
-
-__all__ = ["Pruner"]
+from lisa.manager.bulk_reads import ask_all
+from lisa.manager.topic_log import TopicLog
 
 MOST_CALLS = 1000
-"""One run takes no more calls for a topic; what is left waits for the next."""
+"""The most calls per topic in one run; the next run continues."""
 
 log = logging.getLogger(__name__)
 
 
 class Pruner:
-    """Works through the topics that have a journal."""
+    """Trims the journals of topics."""
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
-        self._reporting: dict[str, frozenset[str]] = {}
-        """By topic, since the last `pick`: a round looks at the places of a topic once."""
+        self._reporting: dict[Topic, frozenset[str]] = {}
+        """Reporting archives by topic, cached until the next `pick`."""
 
-    def pick(self, topics: Sequence[str]) -> list[str]:
-        """Those that have any event. Raises ServerUnavailable."""
+    def pick(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Topics whose journal is not empty. Raises ServerUnavailable."""
         self._reporting.clear()
         replies = ask_all(
-            self._store, [("XLEN", self._store.keys.topic(topic).events) for topic in topics]
+            self._store, [("XLEN", self._store.keys.topic(shard).events) for shard in shards]
         )
-        return [topic for topic, held in zip(topics, replies, strict=True) if held != 0]
+        return [shard for shard, held in zip(shards, replies, strict=True) if held != 0]
 
-    def step(self, topic: str) -> None:
-        """One bounded run over one place of a topic. Raises LisaError."""
+    def step(self, shard: Shard) -> None:
+        """Trim the journal of one shard, with at most 1,000 calls. Raises LisaError."""
         lost = 0
-        records = self._store.ask("HKEYS", self._store.keys.topic(topic).archived)
+        records = self._store.ask("HKEYS", self._store.keys.topic(shard).archived)
         archives = [name for name in map(text, records) if not name.startswith(NOT_AN_ARCHIVE)]
-        if not self._reporting_on(base(topic)).issubset(archives):
+        if not self._reporting_on(topic_of(shard)).issubset(archives):
             return
         for _ in range(MOST_CALLS):
-            done = self._store.call(Prune(topic, archives))
+            done = self._store.call(Prune(shard, archives))
             lost += done.lost
             if not done.more:
                 break
         if lost:
-            log.warning(
-                "topic %s: %d events that no archive had taken went from its journal, which has "
-                "no room for more (journal_max)", topic, lost, extra={"topic": topic},
-            )  # fmt: skip
+            TopicLog(log, shard).warning(
+                "deleted %d unarchived events, because the journal is full (journal_max)", lost
+            )
 
-    def _reporting_on(self, topic: str) -> frozenset[str]:
-        """The archives that are waited for in a topic which is, or was, split."""
+    def _reporting_on(self, topic: Topic) -> frozenset[str]:
+        """The archives that reported recently on any shard of a topic; empty for a single shard."""
         if topic not in self._reporting:
-            self._reporting[topic] = frozenset(self._look(topic))
+            self._reporting[topic] = frozenset(self._read_reporting(topic))
         return self._reporting[topic]
 
-    def _look(self, topic: str) -> set[str]:
+    def _read_reporting(self, topic: Topic) -> set[str]:
         store = self._store
-        places = store.drive(store.layout(topic)).counted(topic)
-        if len(places) == 1:
-            return set()  # of its one place the script itself judges
-        since_ms = store.drive(store.server_time_us()) // 1000 - ARCHIVE_HOLDS_MS
+        shards = store.drive(store.layout(topic)).counted(topic)
+        if len(shards) == 1:
+            return set()  # the script decides for a single shard
+        key = store.keys.topic(topic).archived
+        since_ms = store.drive(store.server_time_us(key)) // 1000 - ARCHIVE_HOLDS_MS
         replies = store.drive(
-            store.commands([("HGETALL", store.keys.topic(place).archived) for place in places])
+            store.commands([("HGETALL", store.keys.topic(shard).archived) for shard in shards])
         )
         found: set[str] = set()
         for reply in replies:

@@ -1,220 +1,278 @@
-"""in flight for too long -> retry or garbage: as soon as the oldest lease can end.
+"""Reclaim messages whose lease has expired: move them to retry or garbage.
 
-A full look goes through a group's whole pending list, window by window, and says when its oldest
-lease can end: no delivery made later, with the topic's ack timeout, ends before that. Where nothing
-is in flight, a plain read says so, and the next full look comes one ack timeout later. Leases of
-their own may be shorter, so a glance each second tells where there are any.
+There are two kinds of leases. A lease with the topic's ack timeout is found by a full scan, window
+by window through the group's pending list. The scan returns when the earliest of these leases can
+expire; later deliveries do not expire before that. A lease with its own ack timeout has its
+deadline in the ZSET `leases`. Plain reads of the first deadline, each second in `poll` and before
+each scan, tell when the next one expires, and only then a script reclaims the expired ones.
+
+Two scans of the same kind and group are at least `CLOSEST_S` apart, so that leases that expire one
+after the other are reclaimed together.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from lisa.core.clock import duration_ms
-from lisa.core.errors import GroupRemoved, LisaError
 from lisa.core.metrics.numbers import Tally
-from lisa.core.options import TopicOptions
-from lisa.core.store import SyncStore
-from lisa.core.transitions.reclaim import Reclaim, Reclaimed, TakenBack
-from lisa.core.transitions.retry import Failed
-from lisa.manager.announcer import Announcer
-from lisa.manager.lookout import ask_all, standing, whole
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.options import TopicOptions
+from lisa.core.redis import errors
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.reclaim import Reclaim, Reclaimed
+from lisa.manager.bulk_reads import ask_all, head_command, head_ms, int_or, topics_with_keys
+from lisa.manager.lease_clocks import LeaseClocks
+from lisa.manager.lease_hold import LeaseHold
 from lisa.manager.loop import Outcome
+from lisa.manager.reclaim_calls import NO_ENTRY, ReclaimCalls
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.signal_queue import SignalQueue
 
-__all__ = ["Reclaimer"]
-
-GLANCE_S = 1.0
+POLL_S = 1.0
 ACK_TIMEOUT_MS = duration_ms(TopicOptions().ack_timeout)
-CLOSEST_S = 0.050
-HARMLESS = 0.25  # of an ack timeout: those who hold leases renew them with two thirds left
-FARTHEST_S = 60.0  # an ack timeout that was shortened meanwhile shows by then at the latest
-BEFORE_ALL = "0-0"  # ends a range before the first entry: only leases of their own are looked at
+CLOSEST_S = 0.5
+FARTHEST_S = 60.0  # longest time until a shortened ack timeout is noticed
 
-log = logging.getLogger(__name__)
+
+@dataclass(slots=True)
+class _Group:
+    """The instants of a group's next scans.
+
+    full_at: the next full scan.
+    leases_at: the next scan of leases with own deadlines; never before `leases_not_before`.
+    """
+
+    full_at: float = -math.inf
+    leases_at: float = -math.inf
+    leases_not_before: float = -math.inf
 
 
 class Reclaimer:
-    """Takes back what was in flight for too long. `window`: pending entries that one call sees."""
+    """Reclaims messages whose lease has expired.
 
-    def __init__(self, store: SyncStore, announcer: Announcer, window: int) -> None:
-        self.moved = Tally()
+    window: number of pending entries that one call reads.
+    node_of: returns the name of the node that holds a topic.
+    """
+
+    def __init__(
+        self,
+        store: SyncStore,
+        clock: ServerClock,
+        signals: SignalQueue,
+        window: int,
+        node_of: Callable[[str], str | None] = lambda _: "",
+    ) -> None:
         self._store = store
-        self._announcer = announcer
         self._window = window
-        self._scan_at: dict[tuple[str, str], float] = {}
-        self._outages: tuple[tuple[float, float], ...] = ()
-        self._held_until: dict[str, float] = {}
+        self._clocks = LeaseClocks(store, clock, window)
+        self._calls = ReclaimCalls(store, self._clocks, signals, window)
+        self._hold = LeaseHold(store, node_of)
+        self._groups: dict[tuple[str, str], _Group] = {}
 
-    def hold(self, since: float, gap_s: float = math.inf) -> None:
-        """Wait until one ack timeout after an instant: an outage ages leases unfairly.
+    @property
+    def moved(self) -> Tally:
+        """The counts of reclaimed messages and cleared entries."""
+        return self._calls.moved
 
-        One of a quarter of the ack timeout or less harms nobody: without a wait then, a
-        connection that is cut again and again does not put off the taking back for ever.
+    def hold(self, since: float, gap_s: float = math.inf, node: str = "") -> None:
+        """Reclaim nothing on a node until one ack timeout after the end of an outage.
+
+        Consumers could not renew their leases during the outage.
         """
-        # A later one that was no shorter says all that an earlier one did.
-        kept = [one for one in self._outages if one[1] > gap_s]
-        self._outages = (*kept, (since, gap_s))
-        self._held_until.clear()
+        self._hold.add(since, gap_s, node)
+
+    def observe(self, topic: str, result: object) -> None:
+        """Take note of the result of a script for a topic: a LisaError if it failed."""
+        if isinstance(result, ServerUnavailable):
+            self._hold.failed(topic)
+        elif not isinstance(result, LisaError):
+            self._hold.passed(topic)
 
     def look_at_all(self) -> None:
-        """Make the next look at every group a full one."""
-        self._scan_at.clear()
+        """Make the next scan of every group a full scan."""
+        self._groups.clear()
 
     def forget(self, topic: str) -> None:
-        """Keep nothing of a topic that is gone."""
-        self._held_until.pop(topic, None)
-        for key in [key for key in self._scan_at if key[0] == topic]:
-            self._scan_at.pop(key, None)
+        """Drop the state of a removed topic."""
+        for part in (self._hold, self._clocks, self._calls):
+            part.forget(topic)
+        for key in [key for key in self._groups if key[0] == topic]:
+            self._groups.pop(key, None)
 
-    def glance(self, topics: Sequence[str]) -> list[str]:
-        """Those that a step is to look at: a lease of its own, or a group that is new to us.
+    def poll(self, topics: Sequence[str]) -> dict[str, float]:
+        """The instant of the next step by topic: now for new groups, else at the first deadline.
 
-        To be asked each `GLANCE_S`. Raises ServerUnavailable.
+        Call this every `POLL_S`. Raises ServerUnavailable.
         """
-        new: set[str] = set()
+        now = time.monotonic()
+        instants: dict[str, float] = {}
         leases: dict[str, list[str]] = {}
         for topic in topics:
             for name in self._store.known_groups(topic) or ():
-                if (topic, name) not in self._scan_at:
-                    new.add(topic)
-                own = self._store.keys.topic(topic).group(name)
-                leases.setdefault(topic, []).append(own.leases)
-        return sorted(new.union(standing(self._store, leases)))
+                if (topic, name) not in self._groups:
+                    instants[topic] = now
+                leases.setdefault(topic, []).append(self._leases(topic, name))
+        found = [
+            (topic, name)
+            for topic in topics_with_keys(self._store, leases)
+            for name in self._store.known_groups(topic) or ()
+            if (topic, name) in self._groups
+        ]
+        heads = ask_all(self._store, [head_command(self._leases(*key)) for key in found])
+        for key, head in zip(found, heads, strict=True):
+            group = self._groups.get(key)
+            if group is not None:
+                at = group.leases_at = self._end_of(group, self._clocks.of(key[0]), head, now)
+                instants[key[0]] = min(at, instants.get(key[0], at))
+        return instants
 
     def step(self, topics: Sequence[str]) -> list[Outcome]:
-        """Look at each topic's groups, first windows in one round trip; when to look again."""
+        """Scan the groups of each topic; returns when each topic is due next.
+
+        The first windows of all scans share one round trip.
+        """
         outcomes: dict[str, Outcome] = {}
         looks: list[Reclaim] = []
+        on_hold: set[str] = set()
         now = time.monotonic()
+        # Scripts for these topics failed. Consumers could not renew leases either, so the next call
+        # moves nothing; once it succeeds, they have one ack timeout.
+        failing = {topic for topic in topics if self._hold.is_failing(topic)}
         for topic in topics:
             try:
-                held = self._hold_of(topic)
+                held = self._hold.until(topic)
                 outcomes[topic] = held if held > now else now + FARTHEST_S
                 if held <= now:
                     looks += self._looks(topic, now)
+                else:
+                    on_hold.add(topic)
             except LisaError as error:
                 outcomes[topic] = error
+        looks = [one for one in looks if not self._calls.is_owed(one)]
         calls, latest = self._worth_it(looks, now)
-        results = self._store.drive(self._store.run_many(calls)) if calls else []
+        again = self._calls.owed({*topics} - on_hold)
+        calls, latest = [*calls, *again], [*latest, *[now] * len(again)]
+        results = self._calls.run(calls, failing) if calls else []
         received = time.monotonic()
         for call, at_latest, result in zip(calls, latest, results, strict=True):
-            so_far = outcomes[call.topic]
-            if isinstance(so_far, float):
-                at = self._settle(call, result, received, at_latest)
-                outcomes[call.topic] = min(so_far, at) if isinstance(at, float) else at
-        for look in looks:
-            so_far = outcomes[look.topic]
-            if isinstance(so_far, float):
-                next_full = self._scan_at.get((look.topic, look.group), so_far)
-                outcomes[look.topic] = min(so_far, next_full)
+            self.observe(call.topic, result)
+            failed = self._settle(call, result, received, at_latest, failing)
+            if failed and isinstance(outcomes[call.topic], float):
+                outcomes[call.topic] = failed
+        for topic, so_far in outcomes.items():
+            if isinstance(so_far, float) and topic not in on_hold:
+                outcomes[topic] = min(so_far, self._next_look(topic))
         return [outcomes[topic] for topic in topics]
+
+    def _next_look(self, topic: str) -> float:
+        known = self._store.known_groups(topic) or ()
+        groups = [self._groups.get((topic, name)) for name in known]
+        return min((min(one.full_at, one.leases_at) for one in groups if one), default=math.inf)
+
+    def _leases(self, topic: str, group: str) -> str:
+        return self._store.keys.topic(topic).group(group).leases
+
+    def _end_of(self, group: _Group, clock: ServerClock, head: Any, now: float) -> float:
+        """When to call the script for leases with own deadlines, by the first deadline."""
+        if isinstance(head, Exception):
+            return now  # the script reports the error for this topic
+        first_ms = head_ms(head)
+        if first_ms is None:
+            return math.inf
+        return max(clock.instant(first_ms + 1), group.leases_not_before)
 
     def _looks(self, topic: str, now: float) -> list[Reclaim]:
         groups = self._store.known_groups(topic)
         if groups is None:
             groups = self._store.drive(self._store.groups(topic))
-        full = {group: self._scan_at.get((topic, group), now) <= now for group in groups}
-        return [
-            Reclaim(topic, group, window=self._window)
-            if full[group]
-            else Reclaim(topic, group, end=BEFORE_ALL, window=self._window)
-            for group in groups
-        ]
+        clock = self._clocks.of(topic)
+        if self._store.has_nodes:
+            clock.sample(self._store)
+        looks: list[Reclaim] = []
+        for name in groups:
+            if self._clocks.make_up(topic, name):
+                self._groups.pop((topic, name), None)
+            group = self._groups.setdefault((topic, name), _Group())
+            if group.leases_at <= now:
+                looks.append(Reclaim(topic, name, end=NO_ENTRY, window=self._window))
+            if group.full_at <= now:
+                looks.append(Reclaim(topic, name, start=NO_ENTRY, window=self._window))
+        return looks
 
     def _worth_it(self, looks: Sequence[Reclaim], now: float) -> tuple[list[Reclaim], list[float]]:
-        """Those where plain reads found anything: in flight, or (no full look) leases.
+        """The scans that plain reads show to be needed, and the latest instant of each next scan.
 
-        With each comes the instant of its next look at the latest.
+        A scan is needed if messages are in flight, or if a lease's own deadline has passed.
         """
-        questions: list[tuple[str, ...]] = []
+        questions: list[tuple[str | int, ...]] = []
         for look in looks:
             keys = self._store.keys.topic(look.topic)
             own = keys.group(look.group)
-            if look.end == BEFORE_ALL:
-                questions.append(("EXISTS", own.leases))
+            if look.end == NO_ENTRY:
+                questions.append(head_command(own.leases))
             else:
                 questions.append(("XPENDING", own.ready, look.group))
                 questions.append(("HGET", keys.options, "ack_timeout"))
-        replies = iter(ask_all(self._store, questions))
+        answers = ask_all(self._store, questions)
+        for answer in answers:
+            if isinstance(answer, Exception) and errors.passes(answer):
+                raise errors.translated(answer, self._store.where)
+        replies = iter(answers)
         found, latest = list[Reclaim](), list[float]()
         for look in looks:
-            reply, at = next(replies), now + FARTHEST_S
-            if look.end != BEFORE_ALL:
-                # However long the leases seen are: what is delivered from now on ends by then.
-                at = now + min(whole(next(replies), ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
-                if isinstance(reply, list) and reply[0] == 0:
-                    self._scan_at[look.topic, look.group] = at
-                    continue
-            if reply != 0:
+            reply = next(replies)
+            group = self._groups.setdefault((look.topic, look.group), _Group())
+            if look.end == NO_ENTRY:
+                at = math.inf
+                group.leases_at = self._end_of(group, self._clocks.of(look.topic), reply, now)
+                is_worth_it = group.leases_at <= time.monotonic()
+            else:
+                # No later, because a message delivered from now on can expire then.
+                at = now + min(int_or(next(replies), ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
+                is_worth_it = not isinstance(reply, list) or reply[0] != 0
+                if not is_worth_it:
+                    group.full_at = at
+            if is_worth_it:
                 found.append(look)
                 latest.append(at)
         return found, latest
 
     def _settle(
-        self, call: Reclaim, result: Reclaimed | LisaError, received: float, latest: float
-    ) -> Outcome:
-        """Go on to the end of one group's list; when to look at it again."""
+        self,
+        call: Reclaim,
+        result: Reclaimed | LisaError,
+        received: float,
+        latest: float,
+        failing: Container[str],
+    ) -> LisaError | None:
+        """Scan the rest of a group's list, and record when to scan the group again."""
         try:
-            if isinstance(result, GroupRemoved):
-                self._store.drive(self._store.groups(call.topic))
-                return latest
-            if isinstance(result, LisaError):
-                return result
-            ends = self._follow(call, result, received)
+            ends = self._calls.follow(call, result, received, failing)
+        except GroupRemoved:
+            return self._forget_group(call.topic, call.group)
         except LisaError as error:
             return error
-        at = min(max(ends, time.monotonic() + CLOSEST_S), latest)
-        if call.end != BEFORE_ALL:
-            self._scan_at[call.topic, call.group] = at
-        return at
+        group = self._groups.setdefault((call.topic, call.group), _Group())
+        if ends is None:  # the clock was sampled again; the next scan shows whether it was set
+            group.leases_at = group.full_at = time.monotonic()
+            return None
+        closest = time.monotonic() + CLOSEST_S
+        at = max(min(ends, latest), closest)
+        if call.end == NO_ENTRY:
+            group.leases_at, group.leases_not_before = at, closest
+        else:
+            group.full_at = at
+        return None
 
-    def _follow(self, call: Reclaim, result: Reclaimed, received: float) -> float:
-        """Window after window; the instant at which the earliest lease that was seen can end."""
-        topic, group, ends = call.topic, call.group, math.inf
-        moved, cleared = 0, 0
-        while True:
-            moved, cleared = moved + len(result.moved), cleared + result.cleared
-            self._announcer.failed(topic, group, result.moved)
-            self._log_deaths(topic, group, result.moved)
-            if result.next_end_ms is not None:
-                ends = min(ends, received + (result.next_end_ms + 1) / 1e3)
-            if result.cursor is None:
-                break
-            result = self._store.call(
-                Reclaim(topic, group, start=result.cursor, end=call.end, window=self._window)
-            )
-            received = time.monotonic()
-        if moved or cleared:
-            self.moved.add(moved, "reclaimed")
-            self.moved.add(cleared, "cleared")
-            log.info(
-                "topic %s, group %s: %d taken back after the ack timeout, %d entries cleared",
-                topic, group, moved, cleared, extra={"topic": topic, "group": group},
-            )  # fmt: skip
-        return ends
-
-    def _log_deaths(self, topic: str, group: str, moved: Sequence[TakenBack]) -> None:
-        for message_id, _, retried in moved:
-            if retried.outcome is Failed.DEAD:
-                log.warning(
-                    "topic %s, group %s: message %r went to garbage after %d attempts",
-                    topic, group, message_id, retried.failed_attempts,
-                    extra={"topic": topic, "group": group},
-                )  # fmt: skip
-
-    def _hold_of(self, topic: str) -> float:
-        outages = self._outages
-        if not outages:
-            return 0.0
-        until = self._held_until.get(topic)
-        if until is None:
-            options = self._store.drive(self._store.options(topic))
-            timeout_s = options.ack_timeout.total_seconds()
-            harmful = [since for since, gap_s in outages if gap_s > timeout_s * HARMLESS]
-            until = max(harmful, default=-math.inf) + timeout_s
-            if outages is self._outages:
-                self._held_until[topic] = until
-        return until
+    def _forget_group(self, topic: str, group: str) -> LisaError | None:
+        self._groups.pop((topic, group), None)
+        try:
+            self._store.drive(self._store.groups(topic))
+        except LisaError as error:
+            return error
+        return None

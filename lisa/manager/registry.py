@@ -1,11 +1,11 @@
-"""Which topics there are, and what the configuration declares about them.
+"""The known topics, and the declarations of the configuration.
 
-Each place of a topic that is split is served as a topic by itself; the configuration knows only the
-whole.
+Topics come from the configuration, from the list in which producers register topics, and from a
+search over the keys. The manager serves each shard of a sharded topic as a separate topic; the
+configuration names only the topic itself.
 
-Topics are those of the configuration, those that producers registered, and those that a search
-over the keys finds. Options and groups are declared when the manager meets the server, and again
-when the server turns out to be another or an emptied one.
+Options and groups are declared when the manager first reaches the server, and again when the
+server restarted or was emptied.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from lisa.core.errors import LisaError, ServerUnavailable
-from lisa.core.keys import is_place
-from lisa.core.shards import base
-from lisa.core.spread import spread
-from lisa.core.store import SyncStore, pairs
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.keys import is_shard_name
+from lisa.core.model.options import warning
+from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
+from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan
-from lisa.manager.troubles import Troubles
-
-__all__ = ["Registry"]
+from lisa.manager.topic_errors import TopicErrors
+from lisa.manager.topic_log import TopicLog
 
 SEARCH_PAGE = 1_000
 _DECLARED = "declared:"  # a declared option's second field in the options hash, see configure
@@ -34,83 +35,116 @@ log = logging.getLogger(__name__)
 
 
 class Registry:
-    """The topics of one manager. `learnt` is called with each topic that is new to it."""
+    """The topics of one manager.
 
-    def __init__(self, store: SyncStore, plan: Plan, learnt: Callable[[str], None]) -> None:
+    on_new_topic: called with each newly learned topic or shard.
+    nodes: tells which nodes answer; without it, every node is called.
+    """
+
+    def __init__(
+        self,
+        store: SyncStore,
+        plan: Plan,
+        on_new_topic: Callable[[Shard], None],
+        nodes: Nodes | None = None,
+    ) -> None:
         self.plan = plan
-        self.troubles = Troubles("registry")
+        self.topic_errors = TopicErrors("registry")
         self._store = store
-        self._learnt = learnt
+        self._on_new_topic = on_new_topic
+        self._nodes = nodes
         self._lock = threading.Lock()
-        self._topics: set[str] = set()
+        self._topics: set[Shard] = set()
         self._undeclared: set[str] = set(plan.topics)
+        _warn(plan)
 
     @property
-    def topics(self) -> list[str]:
-        """All topics known now."""
+    def topics(self) -> list[Shard]:
+        """All known topics and shards, sorted by name."""
         with self._lock:
             return sorted(self._topics)
 
-    def is_kept(self, place: str) -> bool:
-        """Whether it stays listed, used or not: configured, or part of a topic that is split."""
-        layout = self._store.known_layout(base(place))
-        if base(place) != place:
-            return layout is not None and place in layout.places(base(place))
-        return place in self.plan.topics or (layout is not None and layout.is_split)
+    def is_kept(self, shard: str) -> bool:
+        """Whether a shard stays listed even when idle: its topic is configured or sharded."""
+        topic = topic_of(shard)
+        layout = self._store.known_layout(topic)
+        if shard != own_shard(topic):
+            return layout is not None and shard in layout.active(topic)
+        return topic in self.plan.topics or (layout is not None and layout.is_split)
 
-    def batch(self, topic: str) -> int:
-        """How many messages one promote call may move."""
-        return self.plan.batch(base(topic))
+    def batch(self, shard: str) -> int:
+        """The most messages that one promote call moves."""
+        return self.plan.batch(topic_of(shard))
 
-    def learn(self, topics: Iterable[str]) -> None:
-        """Take notice of topics; what cannot be one is passed over."""
-        for topic in topics:
-            if not is_place(topic):
-                continue
+    def learn(self, names: Iterable[str]) -> None:
+        """Add topics and shards; ignores invalid names."""
+        for shard in map(Shard, filter(is_shard_name, names)):
             with self._lock:
-                new = topic not in self._topics
-                self._topics.add(topic)
+                new = shard not in self._topics
+                self._topics.add(shard)
             if new:
-                self._learnt(topic)
+                self._on_new_topic(shard)
 
-    def forget(self, topic: str) -> None:
-        """Take notice of a topic no more, until it turns up again."""
+    def forget(self, shard: str) -> None:
+        """Remove a shard until `learn` adds it again."""
         with self._lock:
-            self._topics.discard(topic)
+            self._topics.discard(Shard(shard))
 
-    def declare_again(self) -> None:
-        """The server is another one, or was emptied: everything is to be declared anew."""
+    def declare_again(self, concerned: Callable[[str], bool] = lambda _: True) -> None:
+        """Have the next `step` declare the configured topics for which `concerned` is true."""
         with self._lock:
-            self._undeclared = set(self.plan.topics)
+            self._undeclared |= set(filter(concerned, self.plan.topics))
 
     def step(self) -> None:
-        """Learn which topics are registered, and declare what is not yet. Raises LisaError."""
-        # Learning comes first: a server at maxmemory takes no declaration, yet has to be drained.
+        """Learn the registered topics and declare those still undeclared. Raises LisaError."""
+        # Learn first: declarations fail while the server is at maxmemory, yet it must be drained.
         self.learn(self.plan.topics)
-        places = self._store.drive(self._store.places())
-        self.learn({*places, *map(base, places)})
+        failed: LisaError | None = None
+        if self._is_list_there:
+            try:
+                listed = self._store.drive(self._store.shards())
+                self.learn({*listed, *map(topic_of, listed)})
+            except ServerUnavailable as error:
+                if not self._store.has_nodes:
+                    raise
+                failed = error
         with self._lock:
             undeclared = sorted(self._undeclared)
         if undeclared:
             self._store.drive(self._store.register(undeclared))
         for topic in undeclared:
+            if self._nodes is not None and not self._nodes.answers(topic):
+                continue
             try:
                 self._declare(topic, self.plan.topics.get(topic, TopicPlan()))
             except LisaError as error:
-                self.troubles.failed(topic, error)
+                self.topic_errors.failed(topic, error)
                 continue
-            self.troubles.passed(topic)
+            self.topic_errors.passed(topic)
             with self._lock:
                 self._undeclared.discard(topic)
+        if failed is not None:
+            raise failed
+
+    @property
+    def _is_list_there(self) -> bool:
+        return self._nodes is None or self._nodes.answers(key=self._store.keys.topics)
+
+    def list_again(self) -> None:
+        """Write all known topics to the list again, after it may have been lost.
+
+        Raises LisaError.
+        """
+        self._store.drive(self._store.list_again(self.topics))
 
     def search(self) -> None:
-        """Find topics by their keys, whatever became of the list of them. Raises LisaError.
+        """Find unlisted topics by scanning all keys, and list them again. Raises LisaError.
 
-        On a cluster all nodes are looked through, one after the other; at the end it raises what
-        kept one from answering.
+        On a cluster, scans one node after the other. If a node does not answer, raises its error
+        after the others were scanned.
         """
         pattern = self._store.keys.structure_pattern()
-        cursor, found, failed = 0, set[str](), None
+        cursor, found, failed = 0, set[Shard](), None
         while True:
             try:
                 reply, page = self._store.ask(
@@ -120,33 +154,34 @@ class Registry:
                 failed = error
                 cursor = self._store.connection.behind(cursor)
             else:
-                found.update(topic for key in page if (topic := self._topic_owing(text(key))))
+                found.update(shard for key in page if (shard := self._shard_owing(text(key))))
                 cursor = int(reply)
             if not cursor:
                 break
         lost = sorted(found - set(self.topics))
         if lost:
-            log.info("found topics that were not listed: %s", ", ".join(lost))
-            self._store.drive(self._store.register(lost))
+            log.info("found unlisted topics: %s", ", ".join(lost))
             self.learn(lost)
+            self._store.drive(self._store.register(lost))
         if failed is not None:
             raise failed
 
-    def _topic_owing(self, key: str) -> str | None:
-        """The topic of a key that holds messages; options, counters and streams outlive them."""
-        topic = self._store.keys.topic_of(key)
-        if topic is None:
+    def _shard_owing(self, key: str) -> Shard | None:
+        """The shard of a key that exists only while it holds messages; None for other keys."""
+        shard = self._store.keys.shard_of(key)
+        if shard is None:
             return None
-        keys = self._store.keys.topic(topic)
+        keys = self._store.keys.topic(shard)
         group = keys.group_of(key)
         holds = key != keys.group(group).ready if group else key == keys.waiting
-        return topic if holds else None
+        return shard if holds else None
 
     def reconfigure(self, plan: Plan) -> list[str]:
-        """Follow another configuration from now on; what changed, in words."""
+        """Switch to another plan and return the differences as text."""
         said = _differences(self.plan, plan)
         with self._lock:
             self.plan = plan
+            _warn(plan)
             self._undeclared |= set(plan.topics)
         return said
 
@@ -155,24 +190,35 @@ class Registry:
             stored = pairs(self._store.ask("HGETALL", self._store.keys.topic(topic).options))
             names = {text(field) for field in stored}
             earlier = {name[len(_DECLARED) :] for name in names if name.startswith(_DECLARED)}
-            # What an earlier configuration declared and this one no longer says is taken back.
+            # Remove options that an earlier configuration declared and this one does not.
             values: dict[str, str | None] = dict.fromkeys(sorted(earlier - plan.options.keys()))
             values |= plan.options
             changed = self._store.call(Configure(topic, values, declared=True)) if values else 0
             if changed:
-                log.info("topic %s: %d options declared", topic, changed, extra={"topic": topic})
+                TopicLog(log, topic).info("%d options declared", changed)
         for group in plan.groups:
             if self._store.call(Declare(topic, group)):
-                log.info("topic %s: group %s declared", topic, group,
-                         extra={"topic": topic, "group": group})  # fmt: skip
-        self._store.drive(spread(self._store, topic))
+                log.info(
+                    "topic %s: group %s declared",
+                    topic,
+                    group,
+                    extra={"topic": topic, "group": group},
+                )
+        self._store.drive(spread(self._store, Topic(topic)))
+
+
+def _warn(plan: Plan) -> None:
+    """Log a warning for each valid but harmful option."""
+    for topic, its in plan.topics.items():
+        if its.options is not None and (said := warning(topic, its.options)) is not None:
+            log.warning(said)
 
 
 def _differences(old: Plan, new: Plan) -> list[str]:
     said = []
     for topic in sorted({*old.topics, *new.topics}):
         if topic not in new.topics:
-            said.append(f"topic {topic}: no longer configured; what it holds stays")
+            said.append(f"topic {topic}: no longer configured; its messages and keys stay")
             continue
         before, after = old.topics.get(topic, TopicPlan()), new.topics[topic]
         was, now = before.options or {}, after.options or {}
@@ -183,10 +229,17 @@ def _differences(old: Plan, new: Plan) -> list[str]:
             for name in sorted({*was, *now})
             if was.get(name) != now.get(name)
         ]
-        said += [f"topic {topic}: group {name} added" for name in after.groups
-                 if name not in before.groups]  # fmt: skip
-        said += [f"topic {topic}: group {name} no longer named; `lisa topic group remove` "
-                 "takes it away" for name in before.groups if name not in after.groups]  # fmt: skip
+        said += [
+            f"topic {topic}: group {name} added"
+            for name in after.groups
+            if name not in before.groups
+        ]
+        said += [
+            f"topic {topic}: group {name} no longer configured; "
+            "use `lisa topic group remove` to remove it"
+            for name in before.groups
+            if name not in after.groups
+        ]
         if before.batch != after.batch:
             said.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")
     return said

@@ -1,19 +1,17 @@
-"""A topic's counters over time: a sample each minute for 7 days, each hour for 90.
+"""The history of a topic's counters: a sample per minute for 7 days and per hour for 90 days.
 
-A sample's stream id is its minute, so several managers write one sample. Counters only grow: where
-nothing changed since the last sample none is written, and a reader carries that one forward.
+The stream id of a sample is its minute, so several managers write only one sample. Unchanged
+counters get no new sample; readers carry the last one forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lisa.core.errors import LisaError
-from lisa.core.store import SyncStore, pairs
+from lisa.core.model.errors import LisaError
+from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.base import text
-from lisa.manager.lookout import ask_all
-
-__all__ = ["Sampler"]
+from lisa.manager.bulk_reads import ask_all
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -25,14 +23,14 @@ MOST_PAGES = 100
 
 
 class Sampler:
-    """Writes the `history` stream of each topic."""
+    """Writes the `history` stream of topics."""
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
-        self._last: dict[str, object] = {}  # counters as the latest sample has them
+        self._last: dict[str, object] = {}  # raw counters in the latest sample
 
     def pick(self, topics: Sequence[str], now_ms: int) -> list[str]:
-        """Those whose counters differ from the latest sample, as far as we know; all at full hours.
+        """Topics whose counters may differ from the latest sample; all topics on the hour.
 
         Raises ServerUnavailable.
         """
@@ -41,16 +39,17 @@ class Sampler:
         keys = self._store.keys.topic
         found = ask_all(self._store, [("HGETALL", keys(topic).stats) for topic in topics])
         return [
-            topic for topic, stats in zip(topics, found, strict=True)
+            topic
+            for topic, stats in zip(topics, found, strict=True)
             if topic not in self._last or self._last[topic] != stats
-        ]  # fmt: skip
+        ]
 
     def forget(self, topic: str) -> None:
-        """Keep nothing of a topic that is gone."""
+        """Drop the state of a removed topic."""
         self._last.pop(topic, None)
 
     def step(self, topic: str, now_ms: int) -> bool:
-        """Take the sample of this minute; whether one was written. Raises LisaError."""
+        """Take this minute's sample; returns whether one was written. Raises LisaError."""
         keys = self._store.keys.topic(topic)
         minute_ms = now_ms - now_ms % MINUTE_MS
         reply = self._store.ask("HGETALL", keys.stats)
@@ -62,7 +61,7 @@ class Sampler:
         last = self._store.ask("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
         known = bool(last) and pairs(last[0][1]) == stats
         if not known and not (last and _time_ms(last[0][0]) >= minute_ms):
-            # Names in one order: the server then stores them once for many samples.
+            # In a fixed order, the server stores the field names once for many samples.
             fields = [part for name in sorted(stats) for part in (name, stats[name])]
             written = self._add(keys.history, minute_ms, fields)
         if known or written:
@@ -77,12 +76,12 @@ class Sampler:
             self._store.ask("XADD", history, "MINID", "~", f"{oldest}-0", f"{minute_ms}-0", *fields)
         except LisaError as error:
             if "equal or smaller" in str(error):
-                return False  # another manager was quicker
+                return False  # another manager wrote the sample first
             raise
         return True
 
     def _thin(self, history: str, now_ms: int) -> None:
-        """Of what is older than 7 days only full hours stay, or the last sample before one."""
+        """Delete samples older than 7 days, except the last one up to each full hour."""
         start, end = "-", f"{now_ms - MINUTES_KEPT_MS}"
         for _ in range(MOST_PAGES):
             page = self._store.ask("XRANGE", history, start, end, "COUNT", PAGE)
@@ -93,7 +92,7 @@ class Sampler:
                 self._store.ask("XDEL", history, *surplus)
             if len(page) < PAGE:
                 return
-            # The page's last hour may go on in the next page: its sample is looked at again.
+            # The page's last hour may continue in the next page, so read its sample again.
             start = text(page[-1][0])
 
 

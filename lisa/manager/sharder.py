@@ -1,9 +1,9 @@
-"""Keeps topics that are split whole: what their shards were told, and which are done with.
+"""Keep sharded topics consistent: finish interrupted changes and remove former shards.
 
-A change of the number is put through by whoever makes it; this repeats that, so that one who died
-half-way leaves nothing undone, and lets an older number go once its shards are empty. Where a
-topic's node was lost with the last change, shards are listed of which the topic knows nothing: they
-are its own again.
+The process that changes a topic's number of shards applies the change itself. The sharder repeats
+this work, in case that process died, and removes an older shard count once its shards are empty.
+If a failover lost the change of the layout, the list names shards that the layout does not know;
+the sharder adds them to the layout again.
 """
 
 from __future__ import annotations
@@ -11,82 +11,107 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from lisa.core import removal
-from lisa.core.clock import duration_ms
-from lisa.core.keys import TopicKeys
-from lisa.core.options import TopicOptions
-from lisa.core.shards import MOST_SHARDS, Layout, base, bases, count_of
-from lisa.core.spread import Seen, look, renumber, spread
-from lisa.core.store import SyncStore
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.keys import TopicKeys
+from lisa.core.model.options import TopicOptions
+from lisa.core.model.sharding import (
+    MOST_SHARDS,
+    Layout,
+    Shard,
+    Topic,
+    count_of,
+    own_shard,
+    topic_of,
+    topics_of,
+)
+from lisa.core.store import removal_mark
+from lisa.core.store.reshard import ShardState, look, renumber, spread
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.place import Place
-from lisa.manager.lookout import ask_all
-
-__all__ = ["Sharder"]
+from lisa.core.transitions.set_layout import SetLayout
+from lisa.manager.bulk_reads import ask_all
+from lisa.manager.shard_cleaner import ShardCleaner
+from lisa.manager.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
 
 
 class Sharder:
-    """Looks at topics, not at their places: of those it is given it picks the former."""
+    """Checks the layout of one topic per step. Works on topics, not on single shards."""
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
-        self._sound: set[str] = set()
-        """Of these nothing was lost when they were picked: their next step need not ask."""
+        self._cleaner = ShardCleaner(store)
+        self._intact: set[Topic] = set()
+        """Topics whose layout was complete at the last `pick`; their next step need not check."""
 
-    def pick(self, topics: Sequence[str]) -> list[str]:
-        """Those that are split, or were, or cannot be told. Raises ServerUnavailable."""
-        names = bases(topics)
+    def pick(self, topics: Sequence[Shard]) -> list[Topic]:
+        """Topics that are or were sharded, or whose layout is unreadable.
+
+        Raises ServerUnavailable.
+        """
+        names = topics_of(topics)
         replies = ask_all(
             self._store,
             [("HGET", self._store.keys.topic(topic).options, "layout") for topic in names],
         )
-        layouts = {topic: Layout.read(reply) for topic, reply in zip(names, replies, strict=True)
-                   if not isinstance(reply, Exception)}  # fmt: skip
+        layouts = {
+            topic: Layout.read(reply)
+            for topic, reply in zip(names, replies, strict=True)
+            if not isinstance(reply, Exception)
+        }
         for topic, layout in layouts.items():
             self._store.learn_layout(topic, layout)
         lost = {
-            base(one) for one in _lost((one for one in topics if base(one) in layouts), layouts)
+            topic_of(one)
+            for one in _lost((one for one in topics if topic_of(one) in layouts), layouts)
         }
         split = {topic for topic, layout in layouts.items() if layout.number}
-        self._sound.difference_update(lost)
-        self._sound.update(split - lost)
+        self._intact.difference_update(lost)
+        self._intact.update(split - lost)
         return [topic for topic in names if topic not in layouts or topic in split | lost]
 
-    def step(self, topic: str) -> None:
-        """Put through what a topic says, and look at its older shards. Raises LisaError."""
-        if topic in self._sound:
-            self._sound.discard(topic)
+    def step(self, topic: Topic) -> None:
+        """Apply a topic's layout to its shards, and clean up its older shards. Raises LisaError."""
+        self._cleaner.finish(topic)
+        if topic in self._intact:
+            self._intact.discard(topic)
         else:
             self._adopt(topic)
         layout = self._store.drive(spread(self._store, topic))
+        self._cleaner.step(topic, layout)  # before the loop: the next step deletes what it forgets
         for count in layout.older:
-            self._let_go(topic, layout, count)
+            self._forget_older(topic, layout, count)
 
-    def _adopt(self, topic: str) -> None:
-        listed = [one for one in self._store.drive(self._store.places()) if base(one) == topic]
-        layout = self._store.drive(self._store.layout(topic))  # it is written before they are
+    def _adopt(self, topic: Topic) -> None:
+        listed = [one for one in self._store.drive(self._store.shards()) if topic_of(one) == topic]
+        # Read the layout second: it is written before its shards are listed.
+        layout = self._store.drive(self._store.layout(topic))
         if lost := _lost(listed, {topic: layout}):
             counts = sorted(set(map(count_of, lost)))
-            log.warning("topic %s: its server lost what it knew of shards by %s; they are drained",
-                        topic, " and ".join(map(str, counts)), extra={"topic": topic})  # fmt: skip
+            TopicLog(log, topic).warning(
+                "the server lost the layout with %s shards; these shards will be drained",
+                " and ".join(map(str, counts)),
+            )
             self._store.drive(renumber(self._store, topic, layout.number))
 
-    def _let_go(self, topic: str, layout: Layout, count: int) -> None:
-        """Forget an older number of shards, once no settled id of theirs counts any more.
+    def _forget_older(self, topic: Topic, layout: Layout, count: int) -> None:
+        """Remove an older shard count from the layout once its shards are no longer needed.
 
-        They take no new messages, so what is empty stays empty; the first who sees it notes when.
+        Older shards take no new messages, so an empty shard stays empty. The first manager that
+        finds them empty records the time. Their settled ids count for deduplication until the
+        topic's `retention` has passed since then.
         """
-        places = Layout(layout.number, count).current(topic)
-        own, *seen = self._store.drive(look(self._store, [topic, *places]))
+        shards = Layout(layout.number, count).current(topic)
+        own, *seen = self._store.drive(look(self._store, [own_shard(topic), *shards]))
         mark = f"emptied:{count}"
         since = own.options.get(mark)
-        if self._holds_any(places, seen):
+        if self._holds_any(shards, seen):
             if since is not None:
                 self._store.call(Configure(topic, {mark: None}))
             return
-        now_ms = self._store.drive(self._store.server_time_us()) // 1000
+        key = self._store.keys.topic(topic).options
+        now_ms = self._store.drive(self._store.server_time_us(key)) // 1000
         if since is None:
             self._store.call(Configure(topic, {mark: str(now_ms)}))
             since = str(now_ms)
@@ -94,32 +119,36 @@ class Sharder:
         lasting = [int(one.options.get("lasting", 0)) for one in seen]
         if now_ms < max(int(since) + retention, *lasting):
             return
-        self._store.call(Place(topic, "forget", layout.number, (count,)))
-        log.info("topic %s: nothing is left of its %d older shards", topic, count,
-                 extra={"topic": topic})  # fmt: skip
+        self._store.call(SetLayout(topic, "forget", layout.number, (count,)))
+        TopicLog(log, topic).info("its %d older shards are empty", count)
 
-    def _holds_any(self, places: Sequence[str], seen: Sequence[Seen]) -> bool:
-        found = self._store.drive(self._store.commands(
-            [("EXISTS", *_holding(self._store.keys.topic(place), one))
-             for place, one in zip(places, seen, strict=True)]
-        ))  # fmt: skip
+    def _holds_any(self, shards: Sequence[Shard], seen: Sequence[ShardState]) -> bool:
+        found = self._store.drive(
+            self._store.commands(
+                [
+                    ("EXISTS", *_holding(self._store.keys.topic(shard), one))
+                    for shard, one in zip(shards, seen, strict=True)
+                ]
+            )
+        )
         return any(found)
 
 
-def _holding(keys: TopicKeys, seen: Seen) -> list[str]:
+def _holding(keys: TopicKeys, seen: ShardState) -> list[str]:
     """The keys that hold messages."""
-    # What a removal that was cut short left is messages, though nobody declares the group.
-    groups = removal.marked(seen.options).union(seen.groups)
+    # An interrupted removal leaves messages of groups that are no longer declared.
+    groups = removal_mark.marked(seen.options).union(seen.groups)
     own = [keys.group(group) for group in sorted(groups)]
     return [keys.waiting, *(key for one in own for key in (one.entries, one.retry, one.garbage))]
 
 
-def _lost(places: Iterable[str], layouts: Mapping[str, Layout]) -> list[str]:
-    """The places that are none of their topic's, by its layout, but of a number there may be."""
+def _lost(names: Iterable[Shard], layouts: Mapping[Topic, Layout]) -> list[Shard]:
+    """The valid shard names that are missing from their topic's layout."""
     counted = {topic: set(layout.counted(topic)) for topic, layout in layouts.items()}
     return [
-        place for place in places
-        if place not in counted[base(place)]
-        and count_of(place) <= MOST_SHARDS
-        and place in Layout(shards=count_of(place)).current(base(place))
-    ]  # fmt: skip
+        name
+        for name in names
+        if name not in counted[topic_of(name)]
+        and count_of(name) <= MOST_SHARDS
+        and name in Layout(shards=count_of(name)).current(topic_of(name))
+    ]

@@ -1,35 +1,36 @@
-"""Clears away what time has made useless.
+"""Periodic cleanup.
 
-That is: expired messages, names of dead consumers, old garbage, idle topics' names, groups whose
-removal was cut short, and the records of managers that are gone.
+Ends expired messages, forgets dead consumers, purges old garbage, unlists idle topics, finishes
+interrupted group removals, and deletes the records of dead managers.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lisa.core import presence, removal
-from lisa.core.clock import duration_ms, human
-from lisa.core.errors import GroupRemoved
 from lisa.core.metrics.numbers import Tally
-from lisa.core.presence import GONE_AFTER, ConsumerPresence
-from lisa.core.store import SyncStore, chunks
+from lisa.core.model.clock import duration_ms, human
+from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.sharding import Shard
+from lisa.core.store import group_removal, presence, removal_mark
+from lisa.core.store.presence import GONE_AFTER, ConsumerPresence
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.purge import Purge
+from lisa.manager.bulk_reads import ask_all
 from lisa.manager.expirer import Expirer
-from lisa.manager.lookout import ask_all
-
-__all__ = ["Sweeper"]
+from lisa.manager.topic_log import TopicLog
 
 PAGE = 200
 MOST_PAGES = 100
-"""One run takes no more pages of a kind; what is left waits for the next."""
+"""The most pages per list in one run; the next run continues."""
 MOST_CALLS = 500
-"""One run settles what removed groups owe in no more calls than that."""
+"""The most calls in one run to settle the messages of removed groups."""
 
 IDLE_AFTER_MS = 3_600_000
 GONE_AFTER_MS = duration_ms(GONE_AFTER)
@@ -38,9 +39,12 @@ log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """`configured` says whether a topic stands in the configuration: it is never unregistered.
+    """Cleans up one topic per step.
 
-    `stopped` is asked during long work whether to leave it.
+    configured: whether a topic is in the configuration; such topics are never unlisted.
+    stopped: checked during long work; true ends the work early.
+    doubts_clock: whether the server's clock may be wrong; then no garbage is purged.
+    is_list_there: whether the node that holds the list of topics answers.
     """
 
     def __init__(
@@ -48,30 +52,38 @@ class Sweeper:
         store: SyncStore,
         expirer: Expirer,
         configured: Callable[[str], bool],
+        *,
         stopped: Callable[[], bool] = lambda: False,
+        doubts_clock: Callable[[], bool] = lambda: False,
+        is_list_there: Callable[[], bool] = lambda: True,
     ) -> None:
         self.moved = Tally()
         self._store = store
         self._expirer = expirer
         self._configured = configured
         self._stopped = stopped
+        self._doubts_clock = doubts_clock
+        self._is_list_there = is_list_there
 
     def pick(self, topics: Sequence[str]) -> list[str]:
-        """Those where a step may find something to do. Raises ServerUnavailable.
+        """Topics that may need a step. Raises ServerUnavailable.
 
-        Also learns what groups they have, whatever wake-ups were lost.
+        Also updates the known groups of the topics, in case announcements were lost.
         """
         asked, sizes = list[tuple[str | int, ...]](), list[int]()
         for topic in topics:
             questions = self._questions(topic)
             asked += questions
             sizes.append(len(questions))
+        if not topics:
+            return []
         replies = iter(ask_all(self._store, asked))
-        long_ago = self._now_ms() - IDLE_AFTER_MS
+        long_ago = self._now_ms(topics[0]) - IDLE_AFTER_MS
         return [
-            topic for topic, size in zip(topics, sizes, strict=True)
+            topic
+            for topic, size in zip(topics, sizes, strict=True)
             if self._is_worth_it(topic, [next(replies) for _ in range(size)], long_ago)
-        ]  # fmt: skip
+        ]
 
     def _questions(self, topic: str) -> list[tuple[str | int, ...]]:
         keys = self._store.keys.topic(topic)
@@ -79,13 +91,18 @@ class Sweeper:
         own = [keys.group(name) for name in names]
         return [
             ("EXISTS", keys.expiry, keys.consumers, *[group.garbage for group in own]),
-            ("EXISTS", *self._places(topic, names)),
-            ("ZSCORE", self._store.keys.topics, topic),
+            ("EXISTS", *self._keys_in_use(topic, names)),
+            # A topic stays listed while the list cannot be read.
+            ("ZSCORE", self._store.keys.topics, topic)
+            if self._is_list_there()
+            else ("ZSCORE", keys.waiting, ""),
             ("HKEYS", keys.groups),
             ("HKEYS", keys.options),
-            *[("XINFO", "CONSUMERS", group.ready, name)
-              for group, name in zip(own, names, strict=True)],
-        ]  # fmt: skip
+            *[
+                ("XINFO", "CONSUMERS", group.ready, name)
+                for group, name in zip(own, names, strict=True)
+            ],
+        ]
 
     def _is_worth_it(self, topic: str, replies: Sequence[Any], long_ago: int) -> bool:
         if any(isinstance(reply, Exception) for reply in replies):
@@ -97,11 +114,14 @@ class Sweeper:
             return True
         idle = not used and seen is not None and float(seen) < long_ago
         is_left = idle and not self._configured(topic)
-        return bool(aging or any(consumers) or removal.marked(options) or is_left)
+        return bool(aging or any(consumers) or removal_mark.marked(options) or is_left)
 
     def step(self, topic: str) -> bool:
-        """One bounded run over a topic; whether it was idle and is unregistered now."""
-        now_ms = self._now_ms()
+        """Clean up one topic; returns whether the topic was idle and is now unlisted.
+
+        Raises LisaError.
+        """
+        now_ms = self._now_ms(topic)
         self.expire(topic, now_ms)
         records = self._store.drive(presence.consumers(self._store, topic))
         alive = {one.name for one in records if one.seen_ms > now_ms - GONE_AFTER_MS}
@@ -115,43 +135,48 @@ class Sweeper:
             except GroupRemoved:
                 continue
         for record in gone:
-            if record.group not in groups:  # no group that could still owe it anything
+            if record.group not in groups:  # no group has pending entries of this consumer
                 self._store.drive(presence.leave_consumer(self._store, topic, record.name))
         return not self._configured(topic) and self._unregister(topic, groups, now_ms)
 
     def expire(self, topic: str, now_ms: int) -> int:
-        """End what is past its ttl, page by page past ids in flight; answers how many ended."""
+        """End messages past their ttl, except those in flight; returns how many ended."""
         expiry, ended, passed = self._store.keys.topic(topic).expiry, 0, 0
         for _ in range(MOST_PAGES):
             found = self._store.ask("ZRANGEBYSCORE", expiry, "-inf", now_ms, "LIMIT", passed, PAGE)
             if not found:
                 break
             outcomes = self._expirer.end(topic, [text(message_id) for message_id in found])
-            # What still stands in the list is stepped over; what was ended has left it.
+            # Skip the messages that stay in the list; those that ended were removed from it.
             passed += sum(one in (Expired.IN_FLIGHT, Expired.NOT_DUE) for one in outcomes)
             ended += outcomes.count(Expired.EXPIRED)
         if ended:
-            log.info("topic %s: %d messages were past their ttl", topic, ended,
-                     extra={"topic": topic})  # fmt: skip
+            TopicLog(log, topic).info("ended %d messages past their ttl", ended)
         return ended
 
     def _finish_removals(self, topic: str) -> None:
         options = self._store.ask("HKEYS", self._store.keys.topic(topic).options)
-        allowance = removal.Allowance(MOST_CALLS, self._stopped)
-        for group in sorted(removal.marked(options)):
-            flow = removal.finish(
-                self._store, topic, group, removal.ABANDONED_MS, allowance=allowance
+        allowance = group_removal.Allowance(MOST_CALLS, self._stopped)
+        for group in sorted(removal_mark.marked(options)):
+            flow = group_removal.finish(
+                self._store, Shard(topic), group, removal_mark.ABANDONED_MS, allowance=allowance
             )
             found = self._store.drive(flow)
             if found and (found.settled or found.is_done):
-                done = "finished it" if found.is_done else "did a part, the next follows"
-                log.warning("topic %s: the removal of group %s had been cut short; %s: %d messages "
-                            "settled", topic, group, done, found.settled,
-                            extra={"topic": topic, "group": group})  # fmt: skip
+                done = "finished it" if found.is_done else "continued it"
+                log.warning(
+                    "topic %s: the removal of group %s was interrupted; %s: %d messages settled",
+                    topic,
+                    group,
+                    done,
+                    found.settled,
+                    extra={"topic": topic, "group": group},
+                )
 
     def managers(self) -> None:
-        """Take away the records of managers that are gone. Raises LisaError."""
-        now_ms = self._now_ms()
+        """Delete the records of dead managers. Raises LisaError."""
+        now_us = self._store.drive(self._store.server_time_us(self._store.keys.managers))
+        now_ms = now_us // 1000
         for record in self._store.drive(presence.managers(self._store)):
             if record.seen_ms <= now_ms - GONE_AFTER_MS:
                 self._store.drive(presence.leave_manager(self._store, record.name))
@@ -166,13 +191,15 @@ class Sweeper:
         for some in chunks(sorted(names - alive), PAGE):
             forgotten = self._store.call(Forget(topic, group, some, GONE_AFTER_MS))
             if forgotten:
-                log.info("topic %s, group %s: forgot consumers %s", topic, group,
-                         ", ".join(forgotten), extra={"topic": topic, "group": group})  # fmt: skip
+                TopicLog(log, topic, group).info("forgot consumers %s", ", ".join(forgotten))
 
     def _purge(self, topic: str, group: str, now_ms: int) -> None:
         keep_ms = duration_ms(self._store.drive(self._store.options(topic)).garbage_keep)
         garbage = self._store.keys.topic(topic).group(group).garbage
-        before_ms, purged = now_ms - keep_ms, 0
+        if self._doubts_clock():
+            return
+        # Purging cannot be undone, so the age counts by the server's and this machine's clock.
+        before_ms, purged = min(now_ms, int(time.time() * 1e3)) - keep_ms, 0
         for _ in range(MOST_PAGES):
             found = self._store.ask("ZRANGEBYSCORE", garbage, "-inf", before_ms, "LIMIT", 0, PAGE)
             ids = [text(message_id) for message_id in found]
@@ -185,23 +212,25 @@ class Sweeper:
                 break
         if purged:
             self.moved.add(purged, "purged")
-            log.warning("topic %s, group %s: purged %d messages of garbage older than %s",
-                        topic, group, purged, human(keep_ms),
-                        extra={"topic": topic, "group": group})  # fmt: skip
+            TopicLog(log, topic, group).warning(
+                "purged %d garbage messages older than %s", purged, human(keep_ms)
+            )
 
     def _unregister(self, topic: str, groups: tuple[str, ...], now_ms: int) -> bool:
+        if not self._is_list_there():
+            return False
         seen = self._store.ask("ZSCORE", self._store.keys.topics, topic)
         idle = seen is not None and float(seen) < now_ms - IDLE_AFTER_MS
         if not idle or self._is_used(topic, groups):
             return False
         self._store.ask("ZREM", self._store.keys.topics, topic)
-        log.info("topic %s is idle and no longer listed", topic, extra={"topic": topic})
+        log.info("topic %s is idle and was unlisted", topic, extra={"topic": topic})
         return True
 
-    def look_again(self, topic: str) -> bool:
-        """Whether somebody sent while a topic was unregistered: then it is listed again.
+    def relist_if_used(self, topic: str) -> bool:
+        """List a topic again if it got messages while it was unlisted; returns whether it did.
 
-        To be asked once nothing knows the topic any more. Raises LisaError.
+        Call this after all services have forgotten the topic. Raises LisaError.
         """
         used = self._is_used(topic, self._store.drive(self._store.groups(topic)))
         if used:
@@ -209,16 +238,17 @@ class Sweeper:
         return used
 
     def _is_used(self, topic: str, groups: tuple[str, ...]) -> bool:
-        return bool(self._store.ask("EXISTS", *self._places(topic, groups)))
+        return bool(self._store.ask("EXISTS", *self._keys_in_use(topic, groups)))
 
-    def _places(self, topic: str, groups: tuple[str, ...]) -> list[str]:
-        """All that says that somebody still needs a topic."""
+    def _keys_in_use(self, topic: str, groups: tuple[str, ...]) -> list[str]:
+        """Keys that exist only while the topic has messages, events or consumers."""
         keys = self._store.keys.topic(topic)
-        places = [keys.waiting, keys.consumers, keys.events]
+        found = [keys.waiting, keys.consumers, keys.events]
         for group in groups:
             own = keys.group(group)
-            places += [own.entries, own.retry, own.garbage]
-        return places
+            found += [own.entries, own.retry, own.garbage]
+        return found
 
-    def _now_ms(self) -> int:
-        return self._store.drive(self._store.server_time_us()) // 1000
+    def _now_ms(self, topic: str) -> int:
+        key = self._store.keys.topic(topic).waiting
+        return self._store.drive(self._store.server_time_us(key)) // 1000

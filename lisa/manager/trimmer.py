@@ -1,6 +1,6 @@
-"""Removes what is foreign from ready streams, and puts right what a foreign hand took out.
+"""Remove foreign entries from ready streams, and repair messages whose entry was deleted.
 
-A stream or a group that is gone is declared again by the store as soon as a call meets it.
+The store itself declares a missing stream or group again when a call finds it missing.
 """
 
 from __future__ import annotations
@@ -8,25 +8,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from lisa.core.errors import GroupRemoved
 from lisa.core.metrics.numbers import Tally
-from lisa.core.store import SyncStore, chunks
+from lisa.core.model.errors import GroupRemoved
+from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.mend import Mend
 from lisa.core.transitions.trim import Trim, Trimmed
-from lisa.manager.lookout import ask_all
-
-__all__ = ["Trimmer"]
+from lisa.manager.bulk_reads import ask_all
+from lisa.manager.topic_log import TopicLog
 
 WINDOW = 200
 MOST_WINDOWS = 50
-"""One run looks at no more windows of a group; the next goes on there."""
+"""The most windows of a group in one run; the next run continues there."""
 
 log = logging.getLogger(__name__)
 
 
 class Trimmer:
-    """Works through a topic's groups, never by length: nothing unread or in flight is touched."""
+    """Checks the ready streams of a topic's groups. Never removes unread or in-flight messages."""
 
     def __init__(self, store: SyncStore) -> None:
         self.moved = Tally()
@@ -35,21 +34,25 @@ class Trimmer:
         self._index_cursors: dict[tuple[str, str], str] = {}
 
     def pick(self, topics: Sequence[str]) -> list[str]:
-        """Those with anything in a group's stream or index. Raises ServerUnavailable."""
-        places = [(topic, group) for topic in topics for group in self._store.known_groups(topic)
-                  or ()]  # fmt: skip
+        """Topics with entries in a group's stream or index. Raises ServerUnavailable."""
+        groups = [
+            (topic, group) for topic in topics for group in self._store.known_groups(topic) or ()
+        ]
         questions: list[tuple[str, str]] = []
-        for topic, group in places:
+        for topic, group in groups:
             keys = self._store.keys.topic(topic).group(group)
             questions += [("XLEN", keys.ready), ("HLEN", keys.entries)]
         replies = ask_all(self._store, questions)
-        return list(dict.fromkeys(
-            place[0] for place, *held in zip(places, replies[::2], replies[1::2], strict=True)
-            if held != [0, 0]
-        ))  # fmt: skip
+        return list(
+            dict.fromkeys(
+                topic
+                for (topic, _), *held in zip(groups, replies[::2], replies[1::2], strict=True)
+                if held != [0, 0]
+            )
+        )
 
     def step(self, topic: str) -> None:
-        """One bounded run over every group of a topic. Raises LisaError."""
+        """Check up to 50 windows of each group of a topic. Raises LisaError."""
         for group in self._store.drive(self._store.groups(topic)):
             try:
                 last = self._trim(topic, group)
@@ -59,7 +62,7 @@ class Trimmer:
                 continue
 
     def forget(self, topic: str) -> None:
-        """Keep nothing of a topic that is gone."""
+        """Drop the state of a removed topic."""
         for cursors in (self._entry_cursors, self._index_cursors):
             for key in [key for key in cursors if key[0] == topic]:
                 cursors.pop(key, None)
@@ -76,14 +79,13 @@ class Trimmer:
             self._entry_cursors[topic, group] = start
         if removed:
             self.moved.add(removed, "trimmed")
-            log.warning(
-                "topic %s, group %s: removed %d foreign entries from its stream",
-                topic, group, removed, extra={"topic": topic, "group": group},
-            )  # fmt: skip
+            TopicLog(log, topic, group).warning(
+                "removed %d foreign entries from its stream", removed
+            )
         return result
 
     def _mend(self, topic: str, group: str) -> None:
-        """Fewer entries than the index names: find the ids whose entries are gone."""
+        """Find and repair the ids in the index whose stream entry is missing."""
         entries = self._store.keys.topic(topic).group(group).entries
         cursor = self._index_cursors.pop((topic, group), "0")
         mended = 0
@@ -99,7 +101,6 @@ class Trimmer:
             self._index_cursors[topic, group] = cursor
         if mended:
             self.moved.add(mended, "mended")
-            log.warning(
-                "topic %s, group %s: %d messages had lost their stream entry and are due again",
-                topic, group, mended, extra={"topic": topic, "group": group},
-            )  # fmt: skip
+            TopicLog(log, topic, group).warning(
+                "made %d messages due again, whose stream entry was missing", mended
+            )

@@ -1,4 +1,4 @@
-"""Hears from whoever made an earlier message due: the one channel of all topics."""
+"""Subscribe to the wake channel, where clients announce topics with an earlier due time."""
 
 from __future__ import annotations
 
@@ -7,104 +7,110 @@ import threading
 import time
 from collections.abc import Callable
 
-from lisa.core.connection import Connection, Subscription
-from lisa.core.failures import ClientError
-
-__all__ = ["Waker"]
+from lisa.core.daemon.threads import ServiceThread, longest_round_s
+from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
+from lisa.core.redis.connection import ChannelSubscription, Connection
+from lisa.core.redis.errors import ClientError
 
 LISTEN_S = 0.25
 QUIET_S = 1.0
 SILENT_S = 3.0
-"""After so long without any sign of life, asked for after `QUIET_S`, nobody is at the other end."""
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
+"""A connection without any reply for this long, with pings after `QUIET_S`, counts as lost."""
 
 log = logging.getLogger(__name__)
 
 
 class Waker:
-    """Calls `woken` with each topic that is announced, and `deaf` after each gap in listening.
+    """Calls `on_wake` with each announced topic, and `on_gap` after each gap in the subscription.
 
-    A subscription that is lost is made again, with growing pauses; what was announced meanwhile
-    nobody repeats, so `deaf` is to look at all topics. It counts as lost, too, when the other end
-    falls silent: a connection that was cut on its way says nothing of that. The gap ends with the
-    first answer on the new one: until then the server may not have read that we subscribe.
+    A lost subscription is renewed with growing pauses. Announcements during the gap are lost, so
+    `on_gap` must check all topics. A connection that was cut without a FIN or RST never reports an
+    error, so the subscription also counts as lost when the server stays silent. The gap ends with
+    the first reply on the new connection; only then the server has processed SUBSCRIBE.
+
+    `node` returns the cluster node to subscribe on; every node receives all announcements.
     """
 
     def __init__(
         self,
         connection: Connection,
         channel: str,
-        woken: Callable[[str], None],
-        deaf: Callable[[], None],
+        on_wake: Callable[[str], None],
+        on_gap: Callable[[], None],
+        node: Callable[[], str] = lambda: "",
     ) -> None:
         self._connection = connection
         self._channel = channel
-        self._woken = woken
-        self._deaf = deaf
-        self._subscription: Subscription | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._on_wake = on_wake
+        self._on_gap = on_gap
+        self._node = node
+        self._subscription: ChannelSubscription | None = None
+        self._backoff = Backoff(longest_s=LONGEST_AWAY_S)
         self._listens = False
         self._heard = 0.0
         self._asked = 0.0
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="lisa-waker", daemon=True)
+        longest_s = longest_round_s(connection.address.socket_timeout_s)
+        self._thread = ServiceThread("lisa-waker", self._work, longest_s, self._stopped.is_set)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """End the thread and close the subscription."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(LISTEN_S + 1.0)
         self._hang_up()
 
-    @property
-    def alive(self) -> bool:
-        """Whether its thread still runs."""
-        return self._thread.is_alive()
+    def threads(self) -> list[ServiceThread]:
+        """The thread, for health checks."""
+        return [self._thread]
 
     def step(self) -> float:
-        """Listen for a moment; for how many seconds to pause after that."""
+        """Wait up to 0.25 s for an announcement; returns the pause in seconds before the next."""
         try:
             if self._subscription is None:
-                self._subscription = self._connection.subscribe(self._channel)
+                self._subscription = self._connection.subscribe(self._channel, self._node())
                 self._listens = False
                 self._heard = self._asked = time.monotonic()
                 self._subscription.ping()
             said = self._subscription.get(LISTEN_S)
-            self._mind_silence(self._subscription, heard=said is not None)
+            self._check_silence(self._subscription, heard=said is not None)
         except ClientError:
-            # The server's being away is told by those who look after it.
+            # The server monitor logs outages.
             self._hang_up()
-            pause, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
-            return pause
-        self._pause_s = FIRST_PAUSE_S
+            return self._backoff.take()
+        self._backoff.reset()
         if said:
-            self._woken(said.decode("utf-8", "replace"))
+            self._on_wake(said.decode("utf-8", "replace"))
         return 0.0
 
-    def _mind_silence(self, subscription: Subscription, *, heard: bool) -> None:
+    def _check_silence(self, subscription: ChannelSubscription, *, heard: bool) -> None:
         now = time.monotonic()
         if heard:
             self._heard = now
             if not self._listens:
                 self._listens = True
-                self._deaf()
+                self._on_gap()
         elif now - self._heard > SILENT_S:
-            log.info("channel %s fell silent: listening anew", self._channel)
+            log.info("no reply on channel %s; subscribing again", self._channel)
             self._hang_up()
-            self._deaf()
+            self._on_gap()
         elif now - max(self._heard, self._asked) > QUIET_S:
             self._asked = now
             subscription.ping()
 
     def _work(self) -> None:
-        while not self._stopped.is_set():
-            if pause := self.step():
-                self._stopped.wait(pause)
+        try:
+            while not self._stopped.is_set():
+                self._thread.begin()
+                if pause := self.step():
+                    self._stopped.wait(pause)
+        except BaseException:  # the restarted thread must subscribe again and report a gap
+            self._hang_up()
+            raise
 
     def _hang_up(self) -> None:
         subscription, self._subscription = self._subscription, None

@@ -1,11 +1,11 @@
-"""Lisa on Spark: schedule, archive, report, search and restore more than one machine's worth.
+"""Lisa on Spark: schedule, archive, report, search and restore large numbers of messages.
 
     from lisa.pipeline import register
-    register(spark)     # then format("lisa") is known: write, read, writeStream, readStream
+    register(spark)     # enables format("lisa") for write, read, writeStream and readStream
 
-Each job is a function here and a command, `lisa pipeline NAME`; `archive` shares its name with the
-package of the tables and so stands in `lisa.pipeline.jobs.archive`. Names are loaded when they are
-first used: Spark takes a second to import.
+Each job is a function of this package and a command, `lisa pipeline NAME`. The job `archive` is
+`lisa.pipeline.jobs.archive.archive`, because the package `lisa.pipeline.archive` has its name.
+Names are loaded on first use, because importing Spark takes a second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "spark_session",
 ]
 
-_HOMES = {
+_MODULES = {
     "archive": ("Archive", "open_archive"),
     "archive.schemas": ("EVENT_SCHEMA", "LOG_SCHEMA", "MESSAGES_SCHEMA"),
     "jobs.audit": ("audit",),
@@ -54,17 +54,17 @@ _HOMES = {
     "source": ("register",),
     "source.read_columns": ("LIVE_SCHEMA",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name at its first use (PEP 562)."""
-    home = _HOME_OF.get(name)
-    if home is None:
+    """Load a public name on first use (PEP 562)."""
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() | _HOME_OF.keys())
+    return sorted(globals().keys() | _MODULE_OF.keys())

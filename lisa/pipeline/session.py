@@ -1,4 +1,4 @@
-"""The Spark session that Lisa's jobs run in: the caller's, spark-submit's, or one of their own."""
+"""The Spark session of Lisa's jobs: the caller's, spark-submit's, or a new one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from lisa.pipeline.java import use_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_session"]
-
 LOCAL_SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.ui.showConsoleProgress": "false",
@@ -21,26 +19,26 @@ LOCAL_SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Small jobs are the rule on one machine: 200 empty partitions would be most of the work.
+    # Jobs on one machine are usually small; Spark's default of 200 partitions would slow them.
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Djava.net.preferIPv4Stack=true "
     f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}",
 }
-"""What a session on one machine gets unless the caller says otherwise."""
+"""Default settings of a new session on one machine."""
 
 
 def spark_session(
     *, app: str = "lisa", master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The running session, or a new one, with the data source `lisa` registered.
+    """The running Spark session or a new one, with the data source `lisa` registered.
 
-    Under spark-submit (`master` is its business then) and in notebooks nothing of what is
-    configured there is changed. Raises ConfigError where there is no Java.
+    Under spark-submit, `master` is ignored, and the given configuration is kept; so is that of a
+    running session in a notebook. Raises ConfigError if Java is missing.
     """
     under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
     if not under_submit:
         use_java()
-        # Spark's page and ports are for this machine alone.
+        # Bind Spark's web page and ports to this machine only.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 

@@ -1,63 +1,62 @@
-"""From bodies to script calls: encoded, given ids, cut to what one call may hold.
+"""Turns bodies into script calls: encodes them, assigns ids, and splits them to fit one call each.
 
-Messages stand in columns here, not in rows: an object for each would cost more than all the rest.
+Messages are held in columns rather than rows; one object per message would dominate the cost.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from lisa.core.envelope import encode_head, encode_tail, encode_tails, new_id, new_ids, new_token
-from lisa.core.errors import InvalidMessage
-from lisa.core.keys import check_id
+from lisa.core.model.envelope import (
+    encode_head,
+    encode_tail,
+    encode_tails,
+    new_id,
+    new_ids,
+    new_token,
+)
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import check_id
+from lisa.core.model.options import BYTES_PER_CALL
+from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
-from lisa.producer.plan import NOW, Outgoing, Plan
-
-__all__ = [
-    "Encoded",
-    "Single",
-    "calls",
-    "check_iterable",
-    "encode",
-    "fitting",
-    "lone",
-    "pieces",
-    "single",
-    "together",
-]
+from lisa.producer.plan import NOW, Outgoing, SendPlan
 
 T = TypeVar("T")
 
-DEARER = 2
-"""What a message costs against a new one for later that shares its due time with the others: one
-whose id may be known, that may go straight to ready, or that has a due time of its own."""
+HIGH_COST = 2
+"""Relative cost of a message whose id may be known, that may go straight to ready, or whose due
+time differs from the others'. A new message for later that shares its due time costs 1."""
 
-REPLACING = 4
-"""What a message costs that may replace another: that one is taken out of wherever it is."""
+MOST = STEPS_PER_CALL // Enqueue.steps
+"""Maximum number of new messages per call if all are due together later: no group is involved."""
 
-LARGEST_CALL_BYTES = 1 << 20
-"""Envelopes of one script call, together, unless a single one is larger: it blocks the server."""
+REPLACE_COST = 4
+"""Relative cost of a message that may replace another, which is removed from all its groups."""
 
 
 def check_iterable(value: object, what: str) -> None:
-    """Refuse what can be iterated but was surely not meant so. Raises InvalidMessage."""
+    """Reject strings, bytes and mappings, which are iterable but not meant as one.
+
+    Raises InvalidMessage.
+    """
     if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):
         raise InvalidMessage(f"{what} is an iterable, not a single {type(value).__name__}")
 
 
-def pieces(source: Iterable[T], size: Callable[[], int]) -> Iterator[list[T]]:
-    """Lists of at most `size()` items, drawn, and the size asked for, as they are wanted."""
+def pieces(source: Iterable[T]) -> Iterator[list[T]]:
+    """Yield lists of at most MOST items, drawing from the source lazily."""
     rest = iter(source)
-    while piece := list(islice(rest, size())):
+    while piece := list(islice(rest, MOST)):
         yield piece
 
 
 class Single(NamedTuple):
-    """One encoded message. `id` is None where one is to be made."""
+    """One encoded message. `id` is None if an id is to be generated."""
 
     id: str | None
     due: str
@@ -68,7 +67,7 @@ class Single(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Messages by columns, as `Enqueue` takes them.
+    """Messages in columns, in the form that `Enqueue` takes.
 
     A tail is an envelope without its head, which holds a send token.
     """
@@ -81,24 +80,28 @@ class Encoded:
     are_ids_new: bool
 
     def cut(self, start: int, end: int) -> Encoded:
-        """Some of them."""
+        """The messages from `start` to `end`."""
         part = slice(start, end)
         return Encoded(
-            self.ids[part], self.dues if len(self.dues) == 1 else self.dues[part],
-            self.tails[part], self.ttls_ms[part], self.policies[part], self.are_ids_new,
-        )  # fmt: skip
+            self.ids[part],
+            self.dues if len(self.dues) == 1 else self.dues[part],
+            self.tails[part],
+            self.ttls_ms[part],
+            self.policies[part],
+            self.are_ids_new,
+        )
 
 
-def encode(plan: Plan, bodies: Sequence[Any]) -> Encoded:
-    """Encode bodies and give them ids, or refuse them all. Raises InvalidMessage."""
+def encode(plan: SendPlan, bodies: Sequence[Any]) -> Encoded:
+    """Encode all bodies and assign ids. Raises InvalidMessage if any body is invalid."""
     if any(issubclass(kind, Outgoing) for kind in set(map(type, bodies))):
-        return together([single(plan, body) for body in bodies])
+        return combine([single(plan, body) for body in bodies])
     n, tails = len(bodies), encode_tails(bodies, plan.headers)
     ttls_ms, policies = [plan.ttl_ms] * n, [plan.policy] * n
     return Encoded(new_ids(n), [plan.due], tails, ttls_ms, policies, are_ids_new=True)
 
 
-def single(plan: Plan, body: Any) -> Single:
+def single(plan: SendPlan, body: Any) -> Single:
     """Encode one body, or one `Outgoing`. Raises InvalidMessage."""
     message_id = None
     if isinstance(body, Outgoing):
@@ -109,8 +112,8 @@ def single(plan: Plan, body: Any) -> Single:
     return Single(message_id, plan.due, tail, plan.ttl_ms, plan.policy)
 
 
-def together(messages: Sequence[Single]) -> Encoded:
-    """Messages that were encoded one by one, ids given where there are none."""
+def combine(messages: Sequence[Single]) -> Encoded:
+    """Combine individually encoded messages; generates the missing ids."""
     own, dues, tails, ttls_ms, policies = zip(*messages, strict=True)
     made = new_ids(len(own))
     are_new = own.count(None) == len(own)
@@ -120,52 +123,68 @@ def together(messages: Sequence[Single]) -> Encoded:
 
 
 def calls(topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int) -> Iterator[Enqueue]:
-    """The script calls that send the messages, each with a send token of its own.
+    """The script calls that send the messages, each with its own send token.
 
-    One call holds at most `size` messages, and so many bytes that it does not block the server.
+    size: maximum cost per call, given the topic's groups. Each call also stays within the byte
+    budget, so that no call blocks the server.
     """
-    for part in _parts(whole, max(1, size // _cost(whole, on_duplicate))):
+    cost = _cost(whole, on_duplicate)
+    for part in _parts(whole, MOST if cost == 1 else max(1, size // cost)):
         token = new_token()
         head = encode_head(token)
         yield Enqueue(
-            topic, token, part.ids, part.dues, [head + tail for tail in part.tails],
-            part.ttls_ms, part.policies, on_duplicate, part.are_ids_new,
-        )  # fmt: skip
+            topic,
+            token,
+            part.ids,
+            part.dues,
+            [head + tail for tail in part.tails],
+            part.ttls_ms,
+            part.policies,
+            on_duplicate,
+            part.are_ids_new,
+        )
 
 
 def _cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
-    """What one of these messages costs the server, against the cheapest."""
+    """Cost of one of these messages on the server, relative to the cheapest kind."""
     if not whole.are_ids_new:
-        return REPLACING if on_duplicate is OnDuplicate.REPLACE else DEARER
+        return REPLACE_COST if on_duplicate is OnDuplicate.REPLACE else HIGH_COST
     due, *others = whole.dues
     is_past = due == NOW or (due[0] != "+" and int(due) <= time.time() * 1000)
-    return DEARER if others or is_past else 1
+    return HIGH_COST if others or is_past else 1
 
 
-def fitting(lengths: Iterable[int], size: int) -> int:
-    """How many envelopes of these lengths, from the first on, one script call may hold."""
+def fitting(lengths: Iterable[int], size: int = MOST) -> int:
+    """Count the envelopes, from the first, that fit into one script call. Always at least one."""
     count = held = 0
     for length in islice(lengths, size):
         held += length
-        if count and held > LARGEST_CALL_BYTES:
+        if count and held > BYTES_PER_CALL:
             break
         count += 1
     return count
 
 
-def lone(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue:
+def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue:
     """The script call that sends a single message."""
     token = new_token()
     message_id, due, tail, ttl_ms, policy = message
     return Enqueue(
-        topic, token, [message_id or new_id()], [due], [encode_head(token) + tail],
-        [ttl_ms], [policy], on_duplicate, message_id is None,
-    )  # fmt: skip
+        topic,
+        token,
+        [message_id or new_id()],
+        [due],
+        [encode_head(token) + tail],
+        [ttl_ms],
+        [policy],
+        on_duplicate,
+        message_id is None,
+    )
 
 
 def _parts(whole: Encoded, size: int) -> Iterator[Encoded]:
     lengths = list(map(len, whole.tails))
-    if len(lengths) <= size and sum(lengths) <= LARGEST_CALL_BYTES:
+    if len(lengths) <= size and sum(lengths) <= BYTES_PER_CALL:
         yield whole
         return
     start = 0

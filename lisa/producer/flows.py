@@ -1,4 +1,4 @@
-"""What a producer does, written once as flows; `Producer` and `AsyncProducer` run them."""
+"""The producer's operations, written once as flows; `Producer` and `AsyncProducer` run them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, TypeVar, Unpack
 
-from lisa.core.clock import parse_zone
-from lisa.core.durability import Replicas
-from lisa.core.errors import (
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.durability import Replicas
+from lisa.core.model.errors import (
     ConfigError,
     DuplicateMessage,
     InvalidMessage,
     LisaError,
     NotReplicated,
 )
-from lisa.core.flow import Flow
-from lisa.core.keys import check_id, check_topic
-from lisa.core.options import PRODUCER_RETRY_TIME
-from lisa.core.store import Store
+from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.options import PRODUCER_RETRY_TIME
+from lisa.core.redis.flow import Flow
+from lisa.core.store.inspection import FoundMessage, found
+from lisa.core.store.store import Store
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
@@ -31,24 +32,21 @@ from lisa.producer.calls import (
     calls,
     check_iterable,
     encode,
-    lone,
     pieces,
     single,
+    single_call,
 )
-from lisa.producer.found import FoundMessage, found
-from lisa.producer.plan import NOW, Outgoing, Plan, RetryDelays, SendOptions, due_text
+from lisa.producer.plan import NOW, Outgoing, RetryDelays, SendOptions, SendPlan, due_text
 from lisa.producer.report import SendOutcome, SendReport
-
-__all__ = ["Flows", "Sending"]
 
 T = TypeVar("T")
 
 REGISTER_EVERY_S = 20.0
-"""A sending producer makes its topics known again within 30 s: some time is left for the call."""
+"""A topic must be registered again within 30 s while its producer sends; the call has 10 s left."""
 
 
 class Sending:
-    """The steps that a producer's methods share."""
+    """Steps shared by a producer's methods."""
 
     def __init__(
         self,
@@ -64,9 +62,10 @@ class Sending:
         self._patience = patience
         self._is_layout_known = False
         self._registered: dict[str, float] = {}
+        self._opened: set[str] = set()
 
     def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
-        """Run a transition, done once as many replicas have it as this producer asks for."""
+        """Run a transition and wait for the replicas that `durability` requires."""
         try:
             return (yield from self._store.run_by_id(call, self._durability))
         except NotReplicated as error:
@@ -74,29 +73,30 @@ class Sending:
             raise
 
     def _open(self) -> Flow[None]:
-        """Look, before all else, whether this build can read what the server holds."""
+        """Before the first call, check that this build can read the server's schema."""
         if not self._is_layout_known:
-            yield from self._store.check_schema()
-            self._is_layout_known = True
+            self._is_layout_known = yield from self._store.check_schema()
 
     def _is_to_be_registered(self, topic: str) -> bool:
         seen = self._registered.get(topic)
         return seen is None or time.monotonic() - seen >= REGISTER_EVERY_S
 
     def _open_to_send(self, topic: str) -> Flow[None]:
-        """Make the topic known to managers, and learn its groups at first."""
+        """Register the topic for the managers; on first use, also load its groups."""
         yield from self._open()
-        seen, now = self._registered.get(topic), time.monotonic()
-        yield from self._store.register([topic])
-        if seen is None:
+        now = time.monotonic()
+        is_listed = yield from self._store.register([topic])
+        if topic not in self._opened:
             yield from self._store.groups(topic)
             yield from self._check_retention(topic)
-        self._registered[topic] = now
+            self._opened.add(topic)
+        if is_listed:
+            self._registered[topic] = now
 
     def _check_retention(self, topic: str) -> Flow[None]:
-        """A call repeated for longer than ids are remembered could send twice."""
+        """Refuse a patience so long that a repeated send could outlive the record of its id."""
         if self._patience <= PRODUCER_RETRY_TIME:
-            return  # options keep at least twice that, or nothing on purpose
+            return  # the options enforce a retention of 0 or at least twice that
         retention = (yield from self._store.options(topic)).retention
         if retention and retention < 2 * self._patience:
             raise ConfigError(
@@ -108,7 +108,7 @@ class Sending:
     def _enqueue(
         self, topic: str, on_duplicate: OnDuplicate, messages: Encoded, report: SendReport
     ) -> Flow[None]:
-        """Send encoded messages, noting each outcome as it is known."""
+        """Send encoded messages and add each outcome to the report as it arrives."""
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic, Enqueue)
@@ -116,9 +116,9 @@ class Sending:
             report.add(call.ids, (yield from self._write(call, call.ids)))
 
     def _send_many(
-        self, topic: str, plan: Plan, bodies: Sequence[Any], report: SendReport
+        self, topic: str, plan: SendPlan, bodies: Sequence[Any], report: SendReport
     ) -> Flow[None]:
-        """Send bodies, as many as one script call may hold."""
+        """Encode and send one list of bodies."""
         try:
             yield from self._enqueue(topic, plan.on_duplicate, encode(plan, bodies), report)
         except LisaError as error:
@@ -128,23 +128,23 @@ class Sending:
     def _send_one(
         self, topic: str, on_duplicate: OnDuplicate, message: Single
     ) -> Flow[SendOutcome]:
-        """Send one message, in a script call of its own."""
+        """Send one message in its own script call."""
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
-        call = lone(topic, on_duplicate, message)
+        call = single_call(topic, on_duplicate, message)
         (outcome,) = yield from self._write(call, call.ids)
         return SendOutcome(call.ids[0], outcome)
 
     def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
-        """Take back what one script call may name."""
+        """Cancel the messages of one script call."""
         yield from self._open()
         return (yield from self._write(Cancel(topic, ids), ids))
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         return (yield from self._cancel(topic, [message_id]))[0]
 
-    def _piece(self, topic: str, plan: Plan, bodies: Sequence[Any]) -> Flow[list[SendOutcome]]:
-        """Send what one script call may hold; its outcomes."""
+    def _piece(self, topic: str, plan: SendPlan, bodies: Sequence[Any]) -> Flow[list[SendOutcome]]:
+        """Send one list of bodies and return its outcomes."""
         report = SendReport()
         yield from self._send_many(topic, plan, bodies, report)
         return list(report)
@@ -156,7 +156,7 @@ class Sending:
 
 
 class Flows(Sending):
-    """Every method here ends up, by the same name, on both producers."""
+    """The public methods of both producers."""
 
     def send(
         self,
@@ -167,33 +167,40 @@ class Flows(Sending):
         at: datetime | None = None,
         at_ms: int | None = None,
         tz: tzinfo | str | None = None,
-        id: str | None = None,  # noqa: A002  the word that users know it by
+        id: str | None = None,  # noqa: A002  the name that users expect
         ttl: timedelta | None = None,
         retry: RetryDelays | None = None,
         headers: Mapping[str, str] | None = None,
         on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
     ) -> Flow[str]:
-        """Send one message; its id. It is due now, or as one of `delay`, `at`, `at_ms` says.
+        """Send one message and return its id. Without `delay`, `at` or `at_ms` it is due now.
 
-        body: JSON values, msgspec structs, dataclasses, pydantic models; or str or bytes.
-        delay: counted by the server's clock, so that clocks which disagree do no harm.
-        at: aware, or naive and read in `tz`, else in the producer's zone; a past one is due now.
+        body: JSON values, msgspec structs, dataclasses, pydantic models, str or bytes.
+        delay: counted from the server's clock, so the client's clock does not matter.
+        at: an aware datetime, or a naive one in `tz` or else the producer's zone. A time in the
+            past is due now.
         at_ms: epoch milliseconds, an integer. Fractions of a millisecond are rounded up.
-        id: one's own, 1 to 256 bytes; a send repeated with it adds nothing while the message is
-            live and for the topic's retention after. By default a fresh, time-ordered one.
-        ttl: how long after due it is still worth handling.
-        retry: this message's own pauses between attempts, `[]` for a single attempt.
-        on_duplicate: where the id is known, "keep" the earlier message, "replace" it, or "reject".
+        id: a custom id of 1 to 256 bytes. Sending the same id again adds nothing while the message
+            is live and for the topic's retention afterwards. Default: a new, time-ordered id.
+        ttl: how long after its due time the message is still worth handling.
+        retry: the pauses between attempts for this message; `[]` for a single attempt.
+        on_duplicate: if the id is known, "keep" the earlier message, "replace" it, or "reject".
 
         Raises InvalidMessage before anything is sent; DuplicateMessage for "reject"; TopicFull;
         ServerUnavailable after `patience` (NotReplicated: written, but not confirmed by as many
-        replicas as `durability` asks for); ConfigError for a password or right that is missing.
+        replicas as `durability` requires); ConfigError for a wrong password or missing permission.
         """
         options = SendOptions(
-            delay=delay, at=at, at_ms=at_ms, tz=tz, ttl=ttl, retry=retry, headers=headers,
+            delay=delay,
+            at=at,
+            at_ms=at_ms,
+            tz=tz,
+            ttl=ttl,
+            retry=retry,
+            headers=headers,
             on_duplicate=on_duplicate,
-        )  # fmt: skip
-        plan = Plan.of(options, self._zone)
+        )
+        plan = SendPlan.of(options, self._zone)
         if isinstance(body, Outgoing):
             raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
         message = single(plan, body if id is None else Outgoing(body, id=id))
@@ -205,42 +212,42 @@ class Flows(Sending):
     def send_many(
         self, topic: str, bodies: Iterable[Any], **options: Unpack[SendOptions]
     ) -> Flow[SendReport]:
-        """Send many messages, hundreds a script call; when this returns all are sent.
+        """Send many messages, hundreds per script call. Returns once all are sent.
 
-        `bodies` is an iterable of bodies, or of `Outgoing` where messages differ; the options are
-        those of `send`, for all. The report counts and iterates the outcomes.
+        `bodies` is an iterable of bodies, or of `Outgoing` where messages differ. The options are
+        those of `send` and apply to all messages. The report counts and iterates the outcomes.
 
-        Raises what `send` raises, but a known id is an outcome here, "rejected". An error's `sent`
-        says how many messages were settled before it: go on with `bodies[error.sent:]`. The call
-        that failed may still have arrived where the server gave no answer; messages with ids of
-        one's own can be sent again without harm.
+        Raises what `send` raises, except that a known id yields the outcome "rejected". The error's
+        `sent` is the number of messages settled before it: continue with `bodies[error.sent:]`. If
+        the server did not answer, the failed call may still have arrived; messages with custom ids
+        can safely be sent again.
         """
         check_iterable(bodies, "bodies")
         check_topic(topic)
-        plan = Plan.of(options, self._zone)
+        plan = SendPlan.of(options, self._zone)
         report = SendReport()
-        for piece in pieces(bodies, lambda: self._store.batch_size(topic, Enqueue)):
+        for piece in pieces(bodies):
             yield from self._send_many(topic, plan, piece, report)
         return report
 
     def cancel(self, topic: str, message_id: str) -> Flow[Cancelled]:
-        """Take a message back for good; the truth about it.
+        """Cancel a message for good and return the result.
 
-        "cancelled": it will not be handled. Else nothing was changed, as it is "in_flight", "done"
-        (a group is through with it), or "unknown".
+        "cancelled": the message will not be handled. Otherwise nothing changed, because the message
+        is "in_flight", "done" (at least one group has finished it) or "unknown".
         """
         return (yield from self._cancel_one(check_topic(topic), check_id(message_id)))
 
     def cancel_many(self, topic: str, message_ids: Iterable[str]) -> Flow[list[Cancelled]]:
-        """Take messages back; the truth about each, in the order given (see `cancel`)."""
+        """Cancel messages; returns one result per id, in the order given (see `cancel`)."""
         check_iterable(message_ids, "message_ids")
         check_topic(topic)
         ids = [check_id(message_id) for message_id in message_ids]
-        truths: list[Cancelled] = []
-        while len(truths) < len(ids):
-            piece = ids[len(truths) : len(truths) + self._store.batch_size(topic, Cancel)]
-            truths += yield from self._cancel(topic, piece)
-        return truths
+        results: list[Cancelled] = []
+        while len(results) < len(ids):
+            piece = ids[len(results) : len(results) + self._store.batch_size(topic, Cancel)]
+            results += yield from self._cancel(topic, piece)
+        return results
 
     def reschedule(
         self,
@@ -252,11 +259,12 @@ class Flows(Sending):
         at_ms: int | None = None,
         tz: tzinfo | str | None = None,
     ) -> Flow[Rescheduled]:
-        """Give a message a new due time, by exactly one of `delay`, `at` and `at_ms` (see `send`).
+        """Change a message's due time, given as exactly one of `delay`, `at` and `at_ms`.
 
-        "rescheduled", or nothing was changed, as it is "in_flight", "done" (garbage, too), or
-        "unknown". A ttl moves with the due time. Where a reply was lost on the way, and the message
-        was handed out before the call was repeated, "in_flight" may follow a change that was made.
+        Returns "rescheduled". Otherwise nothing changed, because the message is "in_flight", "done"
+        (settled or in garbage) or "unknown". A ttl moves with the due time. If the first reply was
+        lost and the message was delivered before the call was repeated, the result can be
+        "in_flight" although the change was made. See `send` for the arguments.
         """
         due = due_text(delay, at, at_ms, self._zone if tz is None else parse_zone(tz))
         if due is None:
@@ -264,13 +272,13 @@ class Flows(Sending):
         return (yield from self._reschedule(topic, message_id, due))
 
     def fire_now(self, topic: str, message_id: str) -> Flow[Rescheduled]:
-        """Make a message due now; answers as `reschedule` does."""
+        """Make a message due now; returns the same results as `reschedule`."""
         return (yield from self._reschedule(topic, message_id, NOW))
 
     def get(self, topic: str, message_id: str) -> Flow[FoundMessage | None]:
-        """A message as it stands, without changing it; None if it is unknown.
+        """Look up a message without changing it; None if it is unknown.
 
-        A settled one is known for the topic's retention, without its body.
+        A settled message is known for the topic's retention, without its body.
         """
         call = Inspect(check_topic(topic), [check_id(message_id)])
         yield from self._open()

@@ -1,46 +1,43 @@
-"""The two producers: the same flows, run blocking or on an event loop."""
+"""`Producer` and `AsyncProducer`: the same flows, run blocking or on an event loop."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from datetime import timedelta, tzinfo
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from lisa.core.address import DEFAULT_URL, Address
-from lisa.core.connection import AsyncConnection, Connection
-from lisa.core.durability import Replicas
-from lisa.core.errors import ConfigError, LisaError
-from lisa.core.flow import Await, Flow, awaiting, blocking
-from lisa.core.keys import DEFAULT_PREFIX, Keys, check_topic
-from lisa.core.options import PRODUCER_RETRY_TIME
-from lisa.core.store import AsyncStore, Store, SyncStore
+from lisa.core.model.durability import Replicas
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_topic
+from lisa.core.model.options import PRODUCER_RETRY_TIME
+from lisa.core.redis.address import DEFAULT_URL, Address
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.flow import Await, Flow, awaiting, blocking
+from lisa.core.store.batcher import Batcher
+from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
-from lisa.producer.calls import Single, check_iterable, fitting, pieces, together
+from lisa.core.transitions.enqueue import OnDuplicate
+from lisa.producer.calls import MOST, Single, check_iterable, combine, fitting, pieces
 from lisa.producer.flows import Flows, Sending
-from lisa.producer.gathering import Gathering
-from lisa.producer.plan import Plan, SendOptions
+from lisa.producer.plan import SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport
-
-__all__ = ["AsyncProducer", "Producer"]
 
 T = TypeVar("T")
 
 
 class _Configured(Sending, ABC):
-    """What both constructors take.
+    """The constructor of both producers.
 
-    server: an `Address`, or its URL; nothing is connected before the first call.
+    server: an `Address` or its URL; the producer connects at the first call.
     prefix: the first part of every key, the same for all roles of a system.
-    zone: of datetimes that name none, an IANA name or an offset; without it they are refused.
-    patience: how long a call is repeated while the server does not answer. Longer than 10 s it
-        needs topics with a retention of at least twice as much, which is checked.
-    durability: `replicas(n)`: a call that writes returns once so many replicas have it, or raises
-        NotReplicated after `patience`. Without it the primary alone decides.
+    zone: the zone for naive datetimes, an IANA name or an offset; without it they are refused.
+    patience: how long a call is repeated while the server does not answer. A value above 10 s
+        requires topics with a retention of at least twice as much; the first send checks this.
+    durability: `replicas(n)`: a write returns once n replicas have it, or raises NotReplicated
+        after `patience`. By default only the primary confirms.
     """
 
     def __init__(
@@ -62,16 +59,16 @@ class _Configured(Sending, ABC):
     @staticmethod
     @abstractmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> Store:
-        """The store that runs this producer's flows."""
+        """Create the store that runs this producer's flows."""
 
     @classmethod
     def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
-        """A producer as the YAML at `path` (else at `LISA_CONFIG`, if set) and `LISA_*` say.
+        """Create a producer from the YAML file at `path` or `LISA_CONFIG` and `LISA_*` variables.
 
-        `overrides` are keys of the file, above both: `redis="redis://..."`, `prefix=`, `zone=`.
-        Raises ConfigError, in one line.
+        `overrides` are keys of the file and take precedence: `redis="redis://..."`, `prefix=`,
+        `zone=`. Raises ConfigError with a one-line message.
         """
-        # Imported late: who names the server outright need not pay for pydantic.
+        # Imported late: constructing a producer directly should not load pydantic.
         from lisa.core.settings import ProducerSettings
 
         settings = ProducerSettings.load(path, **overrides)
@@ -83,9 +80,9 @@ class _Configured(Sending, ABC):
 
 
 class Producer(_Configured):
-    """Sends messages, takes them back, moves and finds them. Threads may share one.
+    """Sends, cancels, reschedules and looks up messages. Threads may share a producer.
 
-    A context manager; nothing is connected before the first call.
+    A context manager. The producer connects at the first call.
     """
 
     _store: SyncStore
@@ -108,16 +105,16 @@ class Producer(_Configured):
     def send_stream(
         self, topic: str, bodies: Iterable[Any], **options: Unpack[SendOptions]
     ) -> Iterator[SendOutcome]:
-        """`send_many` in constant memory: draws bodies and sends as its outcomes are asked for.
+        """`send_many` in constant memory: draws and sends bodies as outcomes are consumed.
 
-        Nothing is sent that is not drawn: iterate it to the end.
+        Bodies that are not drawn are not sent: iterate to the end.
         """
         check_iterable(bodies, "bodies")
-        plan = Plan.of(options, self._zone)
+        plan = SendPlan.of(options, self._zone)
         return self._stream(check_topic(topic), plan, bodies)
 
-    def _stream(self, topic: str, plan: Plan, bodies: Iterable[Any]) -> Iterator[SendOutcome]:
-        for piece in pieces(bodies, lambda: self._store.batch_size(topic, Enqueue)):
+    def _stream(self, topic: str, plan: SendPlan, bodies: Iterable[Any]) -> Iterator[SendOutcome]:
+        for piece in pieces(bodies):
             yield from self._drive(self._piece(topic, plan, piece))
 
     def close(self) -> None:
@@ -127,17 +124,15 @@ class Producer(_Configured):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class AsyncProducer(_Configured):
-    """The same with `await`, for tasks of one event loop. An asynchronous context manager."""
+    """Asynchronous version of `Producer`, for the tasks of one event loop.
+
+    An asynchronous context manager.
+    """
 
     _store: AsyncStore
 
@@ -157,12 +152,12 @@ class AsyncProducer(_Configured):
         return await self._store.drive(flow)
 
     @cached_property
-    def _sends(self) -> Gathering[tuple[str, OnDuplicate], Single, SendOutcome]:
-        return Gathering(self._send_together, self._count_sends)
+    def _sends(self) -> Batcher[tuple[str, OnDuplicate], Single, SendOutcome]:
+        return Batcher(self._send_together, self._count_sends)
 
     @cached_property
-    def _cancels(self) -> Gathering[str, str, Cancelled]:
-        return Gathering(self._cancel_together, self._count_cancels)
+    def _cancels(self) -> Batcher[str, str, Cancelled]:
+        return Batcher(self._cancel_together, self._count_cancels)
 
     def _send_one(
         self, topic: str, on_duplicate: OnDuplicate, message: Single
@@ -176,12 +171,12 @@ class AsyncProducer(_Configured):
         messages: Sequence[Single],
         known: list[SendOutcome | None],
     ) -> None:
-        report, whole = SendReport(), together(messages)
+        report, whole = SendReport(), combine(messages)
         try:
             await self._drive(self._enqueue(*key, whole, report))
         except LisaError as error:
             known += report
-            # Of a call that some shards refused, the rest is sent, and must not be sent again.
+            # Some shards accepted their messages: do not send those again.
             ids = whole.ids[len(report) :]
             known += [
                 None if outcome is None else SendOutcome(one, outcome)
@@ -190,13 +185,13 @@ class AsyncProducer(_Configured):
             raise
         known += report
 
-    def _count_sends(self, key: tuple[str, OnDuplicate], messages: Iterable[Single]) -> int:
+    def _count_sends(self, _: tuple[str, OnDuplicate], messages: Iterable[Single]) -> int:
         lengths = (len(message.tail) for message in messages)
-        return fitting(lengths, self._store.batch_size(key[0], Enqueue))
+        return fitting(lengths)
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
-        truth: Cancelled = yield Await(self._cancels.call(topic, message_id))
-        return truth
+        result: Cancelled = yield Await(self._cancels.call(topic, message_id))
+        return result
 
     async def _cancel_together(
         self, topic: str, ids: Sequence[str], known: list[Cancelled | None]
@@ -209,24 +204,24 @@ class AsyncProducer(_Configured):
     def send_stream(
         self, topic: str, bodies: Iterable[Any] | AsyncIterable[Any], **options: Unpack[SendOptions]
     ) -> AsyncIterator[SendOutcome]:
-        """`send_many` in constant memory: draws bodies and sends as its outcomes are asked for.
+        """`send_many` in constant memory: draws and sends bodies as outcomes are consumed.
 
-        Nothing is sent that is not drawn: iterate it to the end. An asynchronous source is held
-        up until a script call is full, or it ends.
+        Bodies that are not drawn are not sent: iterate to the end. Items of an asynchronous source
+        are held until they fill a script call or the source ends.
         """
         check_iterable(bodies, "bodies")
-        plan = Plan.of(options, self._zone)
+        plan = SendPlan.of(options, self._zone)
         return self._stream(check_topic(topic), plan, bodies)
 
     async def _stream(
-        self, topic: str, plan: Plan, bodies: Iterable[Any] | AsyncIterable[Any]
+        self, topic: str, plan: SendPlan, bodies: Iterable[Any] | AsyncIterable[Any]
     ) -> AsyncIterator[SendOutcome]:
-        async for piece in _async_pieces(bodies, lambda: self._store.batch_size(topic, Enqueue)):
+        async for piece in _async_pieces(bodies):
             for outcome in await self._drive(self._piece(topic, plan, piece)):
                 yield outcome
 
     async def close(self) -> None:
-        """Send what still waits, and close the connections; a later call opens them again."""
+        """Send what is still queued and close the connections; a later call reconnects."""
         await self._sends.finish()
         await self._cancels.finish()
         await self._store.close()
@@ -234,26 +229,19 @@ class AsyncProducer(_Configured):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-async def _async_pieces(
-    items: Iterable[T] | AsyncIterable[T], size: Callable[[], int]
-) -> AsyncIterator[list[T]]:
+async def _async_pieces(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[list[T]]:
     if not isinstance(items, AsyncIterable):
-        for piece in pieces(items, size):
+        for piece in pieces(items):
             yield piece
         return
     held: list[T] = []
     async for item in items:
         held.append(item)
-        if len(held) >= size():
+        if len(held) >= MOST:
             yield held
             held = []
     if held:

@@ -1,4 +1,4 @@
-"""What became of the messages of a `send_many`."""
+"""Outcomes of the messages of a `send_many`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import NamedTuple
 
 from lisa.core.transitions.enqueue import Sent
 
-__all__ = ["SendOutcome", "SendReport"]
-
 
 class SendOutcome(NamedTuple):
-    """One message: its id, and accepted, duplicate, replaced or rejected."""
+    """One message: its id and its outcome (accepted, duplicate, replaced or rejected)."""
 
     id: str
     outcome: Sent
 
 
 class SendReport:
-    """Counts outcomes, and iterates them in the order of sending.
+    """Counts outcomes and iterates them in the order of sending.
 
-    It takes some 31 bytes a message with generated ids: those of one script call are one text,
-    split when they are asked for. No id holds a control character, so a line feed parts them.
+    Takes about 31 bytes per message with a generated id: the ids of one script call are one string,
+    joined by line feeds (no id contains a control character) and split on demand.
     """
 
     __slots__ = ("_calls", "_counts")
@@ -32,28 +30,28 @@ class SendReport:
         self._counts: Counter[Sent] = Counter()
 
     def add(self, ids: Sequence[str], outcomes: Sequence[Sent]) -> None:
-        """Note the messages of one script call."""
+        """Add the messages of one script call."""
         self._calls.append(("\n".join(ids), outcomes))
         self._counts.update(outcomes)
 
     @property
     def accepted(self) -> int:
-        """Messages that are new."""
+        """Number of new messages."""
         return self._counts[Sent.ACCEPTED]
 
     @property
     def duplicate(self) -> int:
-        """Messages whose id was known: the earlier one stays as it is."""
+        """Number of messages whose id was known; the earlier message is unchanged."""
         return self._counts[Sent.DUPLICATE]
 
     @property
     def replaced(self) -> int:
-        """Messages that took the place of an earlier one."""
+        """Number of messages that replaced an earlier one."""
         return self._counts[Sent.REPLACED]
 
     @property
     def rejected(self) -> int:
-        """Messages whose id was known, under `on_duplicate="reject"`."""
+        """Number of messages whose id was known, with `on_duplicate="reject"`."""
         return self._counts[Sent.REJECTED]
 
     def __len__(self) -> int:

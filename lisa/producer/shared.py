@@ -1,8 +1,8 @@
-"""`lisa.send` and its kin: one producer for the whole program, configured from its surroundings.
+"""`lisa.send` and the other module-level functions, which share one producer per process.
 
-It is made at the first call, as `Producer.from_config()` does: from `LISA_REDIS_URL` and the other
-`LISA_*` names, the YAML that `LISA_CONFIG` names, else for redis://localhost:6379/0. Threads share
-it; it is closed when the program ends.
+The first call creates the producer with `Producer.from_config()`: from `LISA_REDIS_URL` and the
+other `LISA_*` variables, the YAML file named by `LISA_CONFIG`, or else redis://localhost:6379/0.
+Threads share the producer. It is closed at interpreter exit.
 """
 
 from __future__ import annotations
@@ -16,24 +16,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from lisa.producer.producer import Producer
 
-__all__ = [
-    "cancel",
-    "cancel_many",
-    "close",
-    "fire_now",
-    "get",
-    "reschedule",
-    "send",
-    "send_many",
-    "send_stream",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class _Shared:
-    """Makes the producer once, whichever thread comes first."""
+    """Creates the producer once, in the first thread that needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +51,7 @@ def _on_shared(method: Callable[Concatenate[Producer, P], T]) -> Callable[P, T]:
         return method(_shared.producer(), *args, **kwargs)
 
     signature = inspect.signature(method)
-    shown = list(signature.parameters.values())[1:]  # whose producer it is goes without saying
+    shown = list(signature.parameters.values())[1:]  # without self
     call.__dict__["__signature__"] = signature.replace(parameters=shown)
     return call
 
@@ -79,5 +67,5 @@ get = _on_shared(Producer.get)
 
 
 def close() -> None:
-    """Close the shared producer; the next call makes one anew, and reads its surroundings again."""
+    """Close the shared producer; the next call creates a new one and reads the settings again."""
     _shared.close()

@@ -1,6 +1,6 @@
-"""Fixtures of the page's tests: one site for each file, and a headless Chromium to look at it.
+"""Fixtures for the web page's tests: one site per file, and a headless Chromium.
 
-Screenshots go to the directory that LISA_SCREENSHOTS names, else to build/screenshots.
+Screenshots are saved in the directory LISA_SCREENSHOTS, by default build/screenshots.
 """
 
 from __future__ import annotations
@@ -30,14 +30,23 @@ if TYPE_CHECKING:
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable")
 PATIENCE_MS = 15_000
 ARGUMENTS = (
-    "--no-sandbox", "--disable-background-networking", "--disable-component-update",
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
     "--disable-dev-shm-usage",
-)  # fmt: skip
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that drive a browser for `make test-all`."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.full)
 
 
 @dataclass
 class Site:
-    """A server, a manager and a gateway whose page may act."""
+    """A server, a manager and a gateway whose page allows actions."""
 
     server: EmbeddedServer
     manager: Manager
@@ -50,12 +59,12 @@ class Site:
         return self.gateway.url
 
     def kill(self, topic: str, message_id: str, body: object, reason: str) -> None:
-        """Send a message that has no retry, and let it fail with a reason."""
+        """Send a message without retries, and fail it with a reason."""
         self.producer.send(topic, body, id=message_id, retry=[])
         self.fail(topic, message_id, reason)
 
     def fail(self, topic: str, message_id: str, reason: str) -> None:
-        """Take a message, and fail it: to garbage where it has no retry left."""
+        """Pull a message and fail it; without retries left, it moves to garbage."""
         with Consumer(self.server.url) as consumer:
             (delivery,) = consumer.pull(topic, batch=1, wait=timedelta(seconds=10))
             assert delivery.message.id == message_id
@@ -76,7 +85,7 @@ def running_site(*arguments: str) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """A site of this file's own; its page may act."""
+    """A separate site for this file; its page allows actions."""
     with running_site("--allow-actions") as running:
         yield running
 
@@ -96,7 +105,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Tab:
-    """A page of the browser, and what went wrong or elsewhere in it."""
+    """A browser page, with its errors and the hosts that it contacted."""
 
     page: Any
     url: str
@@ -121,17 +130,17 @@ class Tab:
         dialog.dismiss()
 
     def open(self, path: str) -> Any:
-        """Go there; the answer."""
+        """Open the path; return the response."""
         return self.page.goto(self.url + path)
 
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
 
     def until(self, condition: str, argument: object = None) -> None:
-        """Wait until an expression of JavaScript holds.
+        """Wait until a JavaScript expression is true.
 
-        Asked from outside: what the browser would poll by itself is a text, which the page's
-        policy lets nobody run.
+        Evaluated from outside: the browser's own polling evaluates a string, which the page's
+        policy forbids.
         """
         ends = time.monotonic() + PATIENCE_MS / 1000
         while not self.page.evaluate(condition, argument):
@@ -139,7 +148,7 @@ class Tab:
             self.page.wait_for_timeout(20)
 
     def violations(self) -> list[tuple[str, list[str]]]:
-        """What axe finds wrong: rule, and where. The page's policy must be bypassed for it."""
+        """Violations found by axe: rule and place. This requires bypassing the page's policy."""
         axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
         found = axe.run(self.page).response["violations"]
         return [(one["id"], [str(node["target"]) for node in one["nodes"]]) for one in found]
@@ -154,7 +163,7 @@ class Tab:
 
 @pytest.fixture
 def tab(browser: Any, site: Site) -> Iterator[Tab]:
-    """A fresh page, 1280 by 800, that must end without complaints."""
+    """A new page of 1280 by 800 pixels, which must end without errors."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     opened = Tab(context.new_page(), site.url).listen()
     yield opened
@@ -167,5 +176,5 @@ def now_ms() -> int:
 
 
 def waiting(site: Site, topic: str, n: int) -> None:
-    """Until the server has that many messages of a topic in waiting."""
+    """Wait until the topic has that many waiting messages."""
     wait_until(lambda: site.raw.zcard(f"lisa:{{{topic}}}:waiting") == n)

@@ -1,4 +1,4 @@
-"""The page in a browser: what stands where, that it lives, and that everyone can use it."""
+"""The page in a browser: layout, live updates and accessibility."""
 
 from __future__ import annotations
 
@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>alert(1)</script>"
 HOSTILE_ID = "\"><svg onload=alert(1)>'/../x?y=1#z%41"
 NAMES = (
-    "billing.retry", "carts.abandoned", "invoices", "mail.reminder", "mail.welcome", "orders",
-    "reports.nightly", "search.reindex", "sms", "stock.release", "trials.ending", "webhooks",
-)  # fmt: skip
+    "billing.retry",
+    "carts.abandoned",
+    "invoices",
+    "mail.reminder",
+    "mail.welcome",
+    "orders",
+    "reports.nightly",
+    "search.reindex",
+    "sms",
+    "stock.release",
+    "trials.ending",
+    "webhooks",
+)
 PAGES = {
     "overview": "/",
     "topic": "/topics/orders",
@@ -39,7 +49,7 @@ MINUTE_MS = 60_000
 
 
 def samples(site: Site, topic: str) -> None:
-    """Three hours of the counters that a manager would have sampled."""
+    """Three hours of counters, as sampled by a manager."""
     key, now = f"lisa:{{{topic}}}", now_ms()
     counters: dict[Any, Any] = {"sent": 0, "acked@lisa": 0, "late:c@lisa": 0, "late:e@lisa": 0}
     for i in range(180, 1, -1):
@@ -54,7 +64,7 @@ def samples(site: Site, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """A dozen topics; one of them with all that can happen, and what is hostile."""
+    """A dozen topics; one of them has messages in every state, and hostile input."""
     with running_site("--allow-actions") as running:
         running.raw.hset("lisa:{orders}:options", "journal", "1")
         samples(running, "orders")
@@ -106,7 +116,7 @@ def test_the_first_screen_shows_every_topic(tab: Tab) -> None:
     tab.open("/")
     tab.until("document.querySelectorAll('#live tbody tr').length >= 12")
     heads = [text.strip() for text in tab.page.locator("#live thead th").all_inner_texts()]
-    for wanted in ("Waiting", "Ready", "In flight", "Garbage", "p99 late"):
+    for wanted in ("Waiting", "Ready", "In flight", "Garbage", "Late p99"):
         column = heads.index(wanted)
         for row in tab.page.locator("#live tbody tr").all():
             box = row.locator("th,td").nth(column).bounding_box()
@@ -117,15 +127,15 @@ def test_the_first_screen_shows_every_topic(tab: Tab) -> None:
     tab.shot("first-screen")
 
 
-def test_nothing_comes_from_elsewhere(tab: Tab) -> None:
+def test_all_requests_go_to_the_page_s_own_host(tab: Tab) -> None:
     for path in PAGES.values():
         tab.open(path)
-    tab.page.wait_for_timeout(2_200)  # a beat
+    tab.page.wait_for_timeout(2_200)  # one update
     assert tab.hosts == {tab.url.removeprefix("http://")}
-    tab.complaints = [one for one in tab.complaints if "404" not in one]  # the page of trouble
+    tab.complaints = [one for one in tab.complaints if "404" not in one]  # the error page
 
 
-def test_it_lives_without_a_reload(tab: Tab, site: Site) -> None:
+def test_the_page_updates_without_a_reload(tab: Tab, site: Site) -> None:
     site.producer.send("live", 1, delay=timedelta(hours=1))
     tab.open("/topics/live")
     tab.page.evaluate("window.loaded = 'once'")
@@ -138,7 +148,7 @@ def test_it_lives_without_a_reload(tab: Tab, site: Site) -> None:
     assert tab.page.evaluate("scrollY") == 120
 
 
-def test_what_is_open_and_typed_stays_while_it_lives(tab: Tab) -> None:
+def test_open_sections_and_typed_text_survive_updates(tab: Tab) -> None:
     tab.open("/topics/orders")
     tab.page.locator("#due-table summary").click()
     tab.page.fill("#find", "half an i")
@@ -148,7 +158,7 @@ def test_what_is_open_and_typed_stays_while_it_lives(tab: Tab) -> None:
     assert tab.page.input_value("#find") == "half an i"
 
 
-def test_it_stands_still_when_asked_to(tab: Tab) -> None:
+def test_live_updates_can_be_switched_off(tab: Tab) -> None:
     tab.open("/")
     tab.page.get_by_role("button", name="Live").click()
     assert tab.page.locator("#beat").get_attribute("aria-pressed") == "false"
@@ -187,7 +197,7 @@ def test_plots_are_drawn_and_stay_drawn(tab: Tab) -> None:
     tab.shot("topic-dark", whole=True)
 
 
-def test_what_is_hostile_is_only_text(tab: Tab) -> None:
+def test_hostile_input_is_shown_as_text(tab: Tab) -> None:
     tab.open("/topics/orders/garbage")
     assert tab.page.locator(".reason").filter(has_text=HOSTILE).count() == 1
     tab.page.get_by_role("link", name=HOSTILE_ID, exact=True).click()
@@ -207,7 +217,7 @@ def test_what_is_hostile_is_only_text(tab: Tab) -> None:
     assert HOSTILE in tab.text("main")
 
 
-def test_a_message_tells_its_whole_story(tab: Tab) -> None:
+def test_a_message_page_shows_its_whole_history(tab: Tab) -> None:
     tab.open("/topics/orders/messages/dead-order")
     states = tab.page.locator(".story .state").all_inner_texts()
     assert states == ["sent", "ready", "in flight", "garbage"]
@@ -247,7 +257,7 @@ def test_the_keyboard_is_enough(tab: Tab) -> None:
         if found[0] and found[2] != "BODY":  # beyond the last, before the first
             reached.add(found[0])
             assert found[1] != "none", found
-    assert {"Waiting", "Garbage", "p99 late", "orders", "webhooks"} <= reached
+    assert {"Waiting", "Garbage", "Late p99", "orders", "webhooks"} <= reached
     tab.page.locator("#t-orders a").first.focus()
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_url("**/topics/orders")
@@ -288,7 +298,7 @@ def test_it_can_be_read_without_scripts(browser: Any, site: Site) -> None:
     context.close()
 
 
-def test_what_a_consumer_holds_is_listed(tab: Tab, site: Site) -> None:
+def test_messages_held_by_a_consumer_are_listed(tab: Tab, site: Site) -> None:
     with Consumer(site.server.url, name="holder") as consumer:
         site.producer.send("holding", {"a": 1}, id="held-1")
         (delivery,) = consumer.pull("holding", batch=1, wait=timedelta(seconds=10))
@@ -299,12 +309,12 @@ def test_what_a_consumer_holds_is_listed(tab: Tab, site: Site) -> None:
         assert "held-1" in tab.text("tbody")
         assert "holder" in tab.text("h1")
         delivery.ack()
-        tab.until("document.querySelector('#live').innerText.includes('Nothing is in flight here')")
+        tab.until("document.querySelector('#live').innerText.includes('No messages in flight')")
     tab.open("/topics/holding/messages/held-1")
     assert "acked" in tab.text(".facts")
 
 
-def test_the_server_away_is_a_banner_and_goes_by_itself(browser: Any) -> None:
+def test_a_banner_is_shown_during_an_outage(browser: Any) -> None:
     with running_site() as site:
         site.producer.send("orders", 1, delay=timedelta(hours=1))
         waiting(site, "orders", 1)
@@ -313,8 +323,8 @@ def test_the_server_away_is_a_banner_and_goes_by_itself(browser: Any) -> None:
         tab.open("/topics/orders")
         tab.page.evaluate("window.loaded = 'once'")
         site.server.kill()
-        tab.until("document.getElementById('banner').innerText.includes('does not answer')")
-        assert "orders" in tab.text("h1")  # what was seen stays
+        tab.until("document.getElementById('banner').innerText.includes('does not respond')")
+        assert "orders" in tab.text("h1")  # the last content remains
         tab.shot("server-away")
         site.server.restart()
         tab.until("document.getElementById('banner').innerText === ''")
@@ -322,7 +332,7 @@ def test_the_server_away_is_a_banner_and_goes_by_itself(browser: Any) -> None:
         context.close()
 
 
-def test_a_page_of_trouble_goes_on_by_itself(browser: Any) -> None:
+def test_an_error_page_reloads_after_an_outage(browser: Any) -> None:
     with running_site() as site:
         site.producer.send("orders", 1, delay=timedelta(hours=1))
         context = browser.new_context()
@@ -330,7 +340,7 @@ def test_a_page_of_trouble_goes_on_by_itself(browser: Any) -> None:
         site.server.kill()
         wait_until(lambda: site.gateway.client.get("/").status_code == 503)
         tab.open("/")
-        assert "does not answer" in tab.text("h1")
+        assert "does not respond" in tab.text("h1")
         site.server.restart()
         tab.until("document.querySelector('#t-orders') !== null")
         context.close()

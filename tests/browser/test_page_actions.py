@@ -1,4 +1,4 @@
-"""What the page changes, as a visitor does it: with the mouse, in a browser."""
+"""The page's actions, performed with the mouse in a browser."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ if TYPE_CHECKING:
 
 
 def dead(site: Site, n: int) -> tuple[str, list[str]]:
-    """A topic with so many messages in its garbage, and their ids; the topic pauses thereafter."""
+    """Put `n` messages in a topic's garbage and pause the topic; the topic and the ids."""
     topic = new_topic("dead")
     ids = [f"m{i}" for i in range(n)]
     for message_id in ids:
         site.kill(topic, message_id, {"id": message_id}, f"reason of {message_id}")
-    site.raw.hset(f"lisa:{{{topic}}}:options", "paused", "1")  # what is requeued stays to be seen
+    site.raw.hset(f"lisa:{{{topic}}}:options", "paused", "1")  # requeued messages stay visible
     return topic, ids
 
 
-def places(site: Site, topic: str) -> tuple[set[str], set[str]]:
+def retrying_and_dead(site: Site, topic: str) -> tuple[set[str], set[str]]:
     """Ids in the garbage, and ids in retry."""
     head = f"lisa:{{{topic}}}:g:lisa:"
 
-    def ids(place: str) -> set[str]:
-        found = cast("list[bytes]", site.raw.zrange(head + place, 0, -1))
+    def ids(state: str) -> set[str]:
+        found = cast("list[bytes]", site.raw.zrange(head + state, 0, -1))
         return {one.decode() for one in found}
 
     return ids("garbage"), ids("retry")
 
 
-def test_one_is_requeued_at_once(tab: Tab, site: Site) -> None:
+def test_one_message_is_requeued_immediately(tab: Tab, site: Site) -> None:
     topic, _ = dead(site, 2)
     tab.open(f"/topics/{topic}/garbage")
     tab.page.get_by_role("button", name="Requeue m1").click()
     tab.page.wait_for_url("**did=requeued**")
-    assert tab.text(".told") == "Requeued 1 of 1."
-    assert places(site, topic) == ({"m0"}, {"m1"})
+    assert tab.text(".notice") == "Requeued 1 of 1."
+    assert retrying_and_dead(site, topic) == ({"m0"}, {"m1"})
     assert tab.page.locator("a.id").all_inner_texts() == ["m0"]
 
 
-def test_what_is_ticked_is_purged_after_a_question(tab: Tab, site: Site) -> None:
+def test_selected_messages_are_purged_after_confirmation(tab: Tab, site: Site) -> None:
     topic, _ = dead(site, 3)
     tab.open(f"/topics/{topic}/garbage")
-    tab.page.get_by_role("checkbox", name="Tick m0").check()
-    tab.page.get_by_role("checkbox", name="Tick m2").check()
-    tab.page.get_by_role("button", name="Purge ticked").click()
-    assert tab.text("h1") == "Purge 2 for good? This cannot be taken back."
-    assert places(site, topic)[0] == {"m0", "m1", "m2"}
-    tab.page.get_by_role("link", name="No, go back").click()
-    tab.page.get_by_role("button", name="Tick all").click()
-    tab.page.get_by_role("checkbox", name="Tick m1").uncheck()
-    tab.page.get_by_role("button", name="Purge ticked").click()
-    tab.page.get_by_role("button", name="Yes, do it").click()
+    tab.page.get_by_role("checkbox", name="Select m0").check()
+    tab.page.get_by_role("checkbox", name="Select m2").check()
+    tab.page.get_by_role("button", name="Purge selected").click()
+    assert tab.text("h1") == "Purge 2? This cannot be undone."
+    assert retrying_and_dead(site, topic)[0] == {"m0", "m1", "m2"}
+    tab.page.get_by_role("link", name="Go back").click()
+    tab.page.get_by_role("button", name="Select all").click()
+    tab.page.get_by_role("checkbox", name="Select m1").uncheck()
+    tab.page.get_by_role("button", name="Purge selected").click()
+    tab.page.get_by_role("button", name="Confirm").click()
     tab.page.wait_for_url("**did=purged**")
-    assert tab.text(".told") == "Purged 2 of 2."
-    assert places(site, topic) == ({"m1"}, set())
+    assert tab.text(".notice") == "Purged 2 of 2."
+    assert retrying_and_dead(site, topic) == ({"m1"}, set())
     found = site.producer.get(topic, "m0")
     assert found is not None
     assert found.state == "purged"
@@ -73,18 +73,18 @@ def test_all_that_match_are_requeued(tab: Tab, site: Site) -> None:
     tab.page.fill("#reason", "OF M2")
     tab.page.get_by_role("button", name="Filter").click()
     assert tab.page.locator("a.id").all_inner_texts() == ["m2"]
-    tab.page.get_by_role("button", name="Requeue all that match").click()
-    assert tab.text("h1") == "Requeue all 1? They become due now."
-    tab.page.get_by_role("button", name="Yes, do it").click()
+    tab.page.get_by_role("button", name="Requeue all matches").click()
+    assert tab.text("h1") == "Requeue all 1? They become due immediately."
+    tab.page.get_by_role("button", name="Confirm").click()
     tab.page.wait_for_url("**did=requeued**")
-    assert places(site, topic) == ({"m0", "m1", "m3"}, {"m2"})
+    assert retrying_and_dead(site, topic) == ({"m0", "m1", "m3"}, {"m2"})
     tab.open(f"/topics/{topic}/garbage")
     tab.page.get_by_role("button", name="Purge all").click()
-    assert tab.text("h1").startswith("Purge all 3 for good?")
-    tab.page.get_by_role("button", name="Yes, do it").click()
+    assert tab.text("h1").startswith("Purge all 3?")
+    tab.page.get_by_role("button", name="Confirm").click()
     tab.page.wait_for_url("**did=purged**")
-    assert places(site, topic) == (set(), {"m2"})
-    assert "Nothing here" in tab.text("main")
+    assert retrying_and_dead(site, topic) == (set(), {"m2"})
+    assert "The garbage is empty" in tab.text("main")
 
 
 def test_garbage_is_looked_through_page_by_page(tab: Tab, site: Site) -> None:
@@ -126,7 +126,7 @@ def test_a_message_is_moved_fired_and_cancelled(tab: Tab, site: Site) -> None:
     tab.page.fill("#delay", "3h")
     tab.page.get_by_role("button", name="Reschedule").click()
     tab.page.wait_for_url("**did=reschedule**")
-    assert tab.text(".told") == "It has a new due time."
+    assert tab.text(".notice") == "The message has a new due time."
     after = site.producer.get(topic, "moved")
     assert before is not None
     assert after is not None
@@ -139,9 +139,9 @@ def test_a_message_is_moved_fired_and_cancelled(tab: Tab, site: Site) -> None:
 
     tab.open(f"/topics/{topic}/messages/ended")
     tab.page.get_by_role("button", name="Cancel").click()
-    tab.page.get_by_role("button", name="Yes, do it").click()
+    tab.page.get_by_role("button", name="Confirm").click()
     tab.page.wait_for_url("**did=cancel**")
-    assert tab.text(".told") == "It is cancelled: it will not be handled."
+    assert tab.text(".notice") == "The message is cancelled and will not be delivered."
     assert "cancelled" in tab.text(".facts")
     found = site.producer.get(topic, "ended")
     assert found is not None
@@ -153,7 +153,7 @@ def test_a_dead_message_is_requeued_from_its_own_page(tab: Tab, site: Site) -> N
     tab.open(f"/topics/{topic}/messages/m0")
     tab.page.get_by_role("button", name="Requeue").click()
     tab.page.wait_for_url("**did=requeued**")
-    assert places(site, topic) == (set(), {"m0"})
+    assert retrying_and_dead(site, topic) == (set(), {"m0"})
     assert "retry" in tab.text(".facts")
 
 
@@ -178,7 +178,7 @@ def test_a_visitor_logs_in_acts_and_logs_out(browser: Any, site: Site, tmp_path:
         tab.page.get_by_role("button", name="Pause").click()
         tab.page.wait_for_url("**did=paused**")
         assert tab.page.locator("h1 .badge").inner_text() == "paused"
-        context.clear_cookies()  # as when a session ends under a page that lives
+        context.clear_cookies()  # as if the session ended while the page is open
         tab.page.wait_for_url("**/login?**")
         tab.page.get_by_label("Token").fill("everything-everything")
         tab.page.keyboard.press("Enter")
@@ -206,6 +206,6 @@ def test_the_pages_that_ask_are_accessible(browser: Any, site: Site) -> None:
             tab.page.get_by_label("Token").fill("everything-everything")
             tab.page.keyboard.press("Enter")
             tab.page.get_by_role("button", name="Purge all").click()
-            tab.page.get_by_role("button", name="Yes, do it").wait_for()
+            tab.page.get_by_role("button", name="Confirm").wait_for()
             assert tab.violations() == []
             context.close()

@@ -1,4 +1,4 @@
-"""What the page is drawn from: history, forecast, and a message's story, on a real server."""
+"""The page's data on a real server: history, forecast, and a message's events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from lisa import Producer
 from lisa.admin import forecast, history, roles, story
 from lisa.admin.forecast import Due, Horizon
-from lisa.admin.history import Interval, Span
-from lisa.core.envelope import Envelope, id_time_ms, new_id, new_ids
+from lisa.admin.history import HistorySpan, Interval
+from lisa.core.model.envelope import Envelope, id_time_ms, new_id, new_ids
 from lisa.gateway.page.bodies import shown
 from lisa.gateway.page.rendering import count, message_link, span
 from tests.browser.conftest import now_ms
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import redis
 
 DASH = "\N{EN DASH}"
-HOUR = Span.HOUR.step_ms * 60
-MINUTE = Span.HOUR.step_ms
+HOUR = HistorySpan.HOUR.step_ms * 60
+MINUTE = HistorySpan.HOUR.step_ms
 NOW = 1_800_000_030_000  # half a minute into a minute
 
 
@@ -45,12 +45,15 @@ def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -
     first = NOW // MINUTE * MINUTE - 3 * MINUTE
     sample(client, first, sent=10, acked_at_lisa=5)
     sample(client, first + MINUTE, sent=70, acked_at_lisa=65)
-    # A minute without a sample is one in which nothing changed.
+    # In a minute without a sample, nothing changed.
     client.hset("lisa:{orders}:stats", mapping={"sent": 100, "acked@lisa": 95, "late:e@lisa": 4})
-    found = cast.store.drive(history.history(cast.store, "orders", Span.HOUR, now_ms=NOW))
+    found = cast.store.drive(history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=NOW))
     assert [(one.start_ms, one.counters.get("sent", 0)) for one in found] == [
-        (first, 60), (first + MINUTE, 0), (first + 2 * MINUTE, 0), (first + 3 * MINUTE, 30),
-    ]  # fmt: skip
+        (first, 60),
+        (first + MINUTE, 0),
+        (first + 2 * MINUTE, 0),
+        (first + 3 * MINUTE, 30),
+    ]
     assert found[0].per_s("sent") == 1.0
     assert found[0].per_s("acked", "lisa") == found[0].per_s("acked") == 1.0
     assert found[-1].seconds == 30
@@ -60,19 +63,23 @@ def test_history_is_the_difference_of_samples(cast: Cast, client: redis.Redis) -
     assert history.best_pace(found, "other") is None
 
 
-def test_what_a_sample_was_not_yet_taken_of_makes_no_pace(cast: Cast, client: redis.Redis) -> None:
+def test_groups_without_a_sample_have_no_pace(cast: Cast, client: redis.Redis) -> None:
     begun = NOW // MINUTE * MINUTE
     sample(client, begun - 2 * MINUTE, acked_at_lisa=0)
     sample(client, begun - MINUTE, acked_at_lisa=60)
-    # The minute is half a second old, and no manager has taken its sample yet.
+    # The minute is half a second old, and no manager has sampled it yet.
     client.hset("lisa:{orders}:stats", mapping={"acked@lisa": 121})
-    found = cast.store.drive(history.history(cast.store, "orders", Span.HOUR, now_ms=begun + 500))
+    found = cast.store.drive(
+        history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=begun + 500)
+    )
     assert [one.seconds for one in found] == [60, 60.5]
     assert history.best_pace(found, "lisa") == pytest.approx(1.0, abs=0.02)
 
 
 def test_history_before_the_first_sample_is_not_made_up(cast: Cast) -> None:
-    assert cast.store.drive(history.history(cast.store, "orders", Span.DAY, now_ms=NOW)) == []
+    assert (
+        cast.store.drive(history.history(cast.store, "orders", HistorySpan.DAY, now_ms=NOW)) == []
+    )
 
 
 def test_a_server_that_came_back_empty_makes_no_negative_rates(
@@ -80,7 +87,7 @@ def test_a_server_that_came_back_empty_makes_no_negative_rates(
 ) -> None:
     sample(client, NOW // MINUTE * MINUTE - MINUTE, sent=1000)
     client.hset("lisa:{orders}:stats", "sent", 3)
-    found = cast.store.drive(history.history(cast.store, "orders", Span.HOUR, now_ms=NOW))
+    found = cast.store.drive(history.history(cast.store, "orders", HistorySpan.HOUR, now_ms=NOW))
     assert all(one.per_s("sent") >= 0 for one in found)
 
 
@@ -90,13 +97,16 @@ def test_bands_count_each_message_once(cast: Cast, client: redis.Redis) -> None:
     found = cast.store.drive(forecast.bands(cast.store, "orders", now_ms=NOW))
     filled = {(one.from_ms, one.to_ms): one.messages for one in found if one.messages}
     assert filled == {
-        (None, 0): 2, (0, 1_000): 2, (1_000, 5_000): 1, (604_800_000, 2_592_000_000): 1,
+        (None, 0): 2,
+        (0, 1_000): 2,
+        (1_000, 5_000): 1,
+        (604_800_000, 2_592_000_000): 1,
         (2_592_000_000, None): 1,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("horizon", list(Horizon))
-def test_what_falls_due_is_told_for_each_group(
+def test_due_messages_are_counted_for_each_group(
     cast: Cast, client: redis.Redis, horizon: Horizon
 ) -> None:
     client.hset("lisa:{orders}:groups", "other", "1")
@@ -143,6 +153,13 @@ def test_a_backlog_that_is_never_worked_off_says_so() -> None:
     assert (seen.crossing_ms, seen.most, seen.clear_ms) == (0, 1_000, None)
 
 
+def test_the_outlook_covers_a_second_backlog_and_the_present_one() -> None:
+    again = forecast.outlook(Due("g", 0, steps(100, 0, 1_000, 0), 0), 1.0)
+    assert (again.crossing_ms, again.most, again.clear_ms) == (0, 940, None)
+    shrinking = forecast.outlook(Due("g", 10_000, steps(0, 0), 0), 100.0)
+    assert (shrinking.crossing_ms, shrinking.most, shrinking.clear_ms) == (0, 10_000, 100_000)
+
+
 def test_the_best_pace_is_that_of_one_step() -> None:
     slow, fast = Interval(0, MINUTE, {"acked@g": 60}), Interval(0, MINUTE, {"acked@g": 600})
     assert history.best_pace([slow, fast, slow], "g") == 10.0
@@ -176,7 +193,7 @@ def test_a_story_is_read_backwards_in_pages(
 ) -> None:
     ids = journaled(client, redis_url, 1_000)
 
-    def read(cursor: str | None) -> story.Read:
+    def read(cursor: str | None) -> story.Story:
         return cast.store.drive(
             story.read_back(cast.store, "orders", ids[0], cursor=cursor, most=400)
         )
@@ -223,7 +240,9 @@ def test_events_near_known_instants_are_found_at_once(
     assert cast.store.drive(story.around(cast.store, "orders", ids[250], [at - HOUR])) == []
 
 
-def test_previews_are_cut_and_faults_told(cast: Cast, client: redis.Redis, redis_url: str) -> None:
+def test_previews_are_truncated_and_faults_reported(
+    cast: Cast, client: redis.Redis, redis_url: str
+) -> None:
     with Producer(redis_url) as producer:
         producer.send("orders", "y" * 50_000, id="long", delay=timedelta(hours=1))
         producer.send("orders", {"a": 1}, id="short", delay=timedelta(hours=1))
@@ -244,11 +263,11 @@ def test_previews_are_cut_and_faults_told(cast: Cast, client: redis.Redis, redis
     assert shown(long.envelope, most=1_000, whole=False).more
 
 
-def test_nothing_is_held_by_who_holds_nothing(cast: Cast) -> None:
+def test_an_unknown_consumer_holds_nothing(cast: Cast) -> None:
     assert cast.store.drive(roles.held(cast.store, "orders", "nobody", limit=10)) == []
 
 
-def test_generated_ids_tell_when_they_were_made() -> None:
+def test_generated_ids_contain_their_creation_time() -> None:
     before = now_ms()
     made = [new_id(), *new_ids(100)]
     after = now_ms()
@@ -260,18 +279,33 @@ def test_generated_ids_tell_when_they_were_made() -> None:
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(None, DASH), (0, "0"), (99_999, "99,999"), (100_000, "100k"), (999_499, "999k"),
-     (999_500, "1.0M"), (12_345_678, "12.3M"), (2.5e9, "2.5G")],
-)  # fmt: skip
+    [
+        (None, DASH),
+        (0, "0"),
+        (99_999, "99,999"),
+        (100_000, "100k"),
+        (999_499, "999k"),
+        (999_500, "1.0M"),
+        (12_345_678, "12.3M"),
+        (2.5e9, "2.5G"),
+    ],
+)
 def test_counts_are_short(value: float | None, said: str) -> None:
     assert count(value) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(None, DASH), (0.24, "0.2 ms"), (43.4, "43 ms"), (1_000, "1 s"), (1_500, "1.5 s"),
-     (90_000, "1 m 30 s"), (86_400_000, "1 d")],
-)  # fmt: skip
+    [
+        (None, DASH),
+        (0.24, "0.2 ms"),
+        (43.4, "43 ms"),
+        (1_000, "1 s"),
+        (1_500, "1.5 s"),
+        (90_000, "1 m 30 s"),
+        (86_400_000, "1 d"),
+    ],
+)
 def test_spans_are_short(value: float | None, said: str) -> None:
     assert span(value) == said
 

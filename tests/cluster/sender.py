@@ -1,10 +1,10 @@
-"""A program that sends to some topics until it is told to end: python -m tests.cluster.sender.
+"""A program that sends to some topics until stopped: python -m tests.cluster.sender.
 
 URL LEDGER PAUSE_S DELAY_S REPLICAS TOPIC...
 
-At the same time: sends that count once so many replicas have them, ids s-1, s-2, ...; sends that do
-not ask for that, p-1, ...; and, as the first, by tasks of an event loop, a-1, ... The ledger says
-what was tried, and what was confirmed.
+Concurrently: sends confirmed by the given number of replicas, ids s-1, s-2, ...; sends without
+replicas, p-1, ...; and sends with replicas by tasks of an event loop, a-1, ... The ledger lists
+attempts and confirmations.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from lisa import AsyncProducer, LisaError, Producer, replicas
+from lisa.core.model.durability import Replicas
 
 
 def line(ledger: int, what: str, topic: str, name: str, said: object = "") -> None:
-    """Append to the ledger, which several threads share."""
+    """Append to the ledger, which is shared by several threads."""
     os.write(ledger, f"{what} {topic} {name} {time.time()} {said}\n".encode())
 
 
 class Order(NamedTuple):
-    """What to do: see above."""
+    """The program's arguments, see above."""
 
     url: str
     ledger: int
@@ -39,8 +40,13 @@ class Order(NamedTuple):
     ended: threading.Event
 
 
+def durability(order: Order) -> Replicas | None:
+    """The durability of confirmed sends; without replicas, only the primary."""
+    return replicas(order.replicas) if order.replicas else None
+
+
 def send(order: Order, producer: Producer, kind: str, topic: str) -> None:
-    """One topic's share, by a thread: a topic that pauses is not to hold up the others."""
+    """Send to one topic in a thread, so that an unavailable topic does not block the others."""
     for number in itertools.count(1):
         if order.ended.wait(order.pause_s * len(order.topics)):
             return
@@ -55,7 +61,7 @@ def send(order: Order, producer: Producer, kind: str, topic: str) -> None:
 
 
 async def send_too(order: Order, producer: AsyncProducer, topic: str) -> None:
-    """The same by a task."""
+    """Send to one topic in a task."""
     for number in itertools.count(1):
         await asyncio.sleep(order.pause_s * len(order.topics))
         if order.ended.is_set():
@@ -72,18 +78,18 @@ async def send_too(order: Order, producer: AsyncProducer, topic: str) -> None:
 
 async def tasks(order: Order) -> None:
     """All topics, with an `AsyncProducer`."""
-    async with AsyncProducer(order.url, durability=replicas(order.replicas)) as producer:
+    async with AsyncProducer(order.url, durability=durability(order)) as producer:
         await asyncio.gather(*(send_too(order, producer, topic) for topic in order.topics))
 
 
 def main() -> None:
-    url, place, pause_s, delay_s, count, *topics = sys.argv[1:]
-    ledger = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    url, path, pause_s, delay_s, count, *topics = sys.argv[1:]
+    ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     ended = threading.Event()
     delay = timedelta(seconds=float(delay_s))
     order = Order(url, ledger, float(pause_s), delay, int(count), topics, ended)
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with Producer(url, durability=replicas(order.replicas)) as sure, Producer(url) as plain:
+    with Producer(url, durability=durability(order)) as sure, Producer(url) as plain:
         threads = [
             threading.Thread(target=send, args=(order, producer, kind, topic))
             for producer, kind in ((sure, "s"), (plain, "p"))

@@ -1,35 +1,43 @@
-"""What the clients of a cluster and of sentinels do, apart from any role."""
+"""Clients of a cluster and of sentinels, without any role."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import redis
+import uvloop
+from redis.sentinel import MasterNotFoundError
 
-from lisa.core import clients, failover
-from lisa.core.address import Address
-from lisa.core.clients import telling_its_id
-from lisa.core.connection import AsyncConnection, Connection
-from lisa.core.flow import Chain, Execute
-from lisa.core.keys import Keys
-from lisa.core.store import AsyncStore, SyncStore
-from lisa.core.stream import read_command
+from lisa.core.model.keys import Keys
+from lisa.core.model.stream import read_command
+from lisa.core.redis import failover
+from lisa.core.redis.address import Address
+from lisa.core.redis.clients import reporting_client_id
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.flow import Chain, Execute
+from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
+from lisa.core.redis.topology import SLOTS, NodeAddress, Topology, View, believed, topology_of
+from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.embedded.server import HOST, free_port
 from tests import topologies
+from tests.integration.test_connection import cut_while_connecting
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from lisa.core.flow import Flow
+    from lisa.core.redis.flow import Flow
     from tests.topologies import Cluster
 
 IMPATIENT = timedelta(0)
@@ -37,11 +45,11 @@ IMPATIENT = timedelta(0)
 
 @pytest.fixture(scope="module")
 def partial_cluster() -> Iterator[tuple[Cluster, list[str]]]:
-    """Three primaries; the one of the last topic given is dead, and nobody replaces it."""
+    """Three primaries, one of which is dead and not replaced; the topics on the others."""
     extra = ("--cluster-require-full-coverage", "no", "--cluster-allow-reads-when-down", "yes")
     with topologies.cluster("valkey", extra=extra, node_timeout=timedelta(seconds=60)) as made:
         topics = [names[0] for names in topologies.topics_on(made, 1)]
-        # The first node is whom redis-py asks by default.
+        # redis-py queries the first node by default.
         dead = made.primaries[0]
         living = [topic for topic in topics if made.owner(f"{{{topic}}}") is not dead]
         dead.server.kill()
@@ -80,7 +88,7 @@ def test_a_dead_node_fails_only_its_own_topics(
     for topic in living:
         for node in made.primaries[1:]:
             node.ask("SCRIPT", "FLUSH")
-        drive(store.run(Declare(topic, "g")))  # the script is to be loaded where its keys are
+        drive(store.run(Declare(topic, "g")))  # the script must be loaded on the node of its keys
         ready = store.keys.topic(topic).group("g").ready
         assert drive(store.command(*read_command(ready, "g", "c", 1, 1))) in (None, [], {})
     assert time.monotonic() - began < 5
@@ -100,7 +108,7 @@ def test_of_several_commands_only_those_of_a_dead_node_fail(
 
 
 @pytest.mark.parametrize("road", ["execute", "execute_chain"])
-def test_a_slot_that_nobody_served_is_looked_for_again(
+def test_the_owner_of_an_unserved_slot_is_looked_up_again(
     asking: Callable[[str], Any], cluster_of_one: Cluster, road: str
 ) -> None:
     store, drive = asking(cluster_of_one.url)
@@ -113,22 +121,211 @@ def test_a_slot_that_nobody_served_is_looked_for_again(
         return (yield Chain(key, [command]))
 
     drive(ask())
-    store.connection._redis.nodes_manager.slots_cache.clear()  # as read while a node was gone
-    with pytest.raises(redis.exceptions.SlotNotCoveredError):
-        drive(ask())
+    topology = store.connection._redis.topology
+    topology._owners = [None] * SLOTS  # as read while a node was away
     assert drive(ask()) in (0, [0])
 
 
-def test_a_node_that_does_not_know_its_own_host_is_the_one_that_was_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slots = [[0, 99, [None, 7001, b"a"]], [100, 16383, [b"", 7002, b"b"], [b"far", 7003, b"c"]]]
-    monkeypatch.setattr(redis.Redis, "execute_command", lambda *_: slots)
-    ask = clients._asking_nodes(Address("redis+cluster://here:7001"))
-    assert ask() == {("here", 7001), ("here", 7002)}
+Said = tuple[bytes | Exception, list[Any]]
+"""What a node answers to CLUSTER INFO and CLUSTER SLOTS."""
 
 
-def test_a_trouble_of_the_watch_is_told_once_until_it_passes(
+class Probe:
+    """A client of one node that returns a configured reply."""
+
+    def __init__(self, said: Said | Exception) -> None:
+        self.said = said
+        self.closed = False
+
+    def pipeline(self, *, transaction: bool) -> Probe:
+        assert not transaction
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute_command(self, *command: str) -> None:
+        assert command in {("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")}
+
+    def execute(self, *, raise_on_error: bool) -> Said:
+        assert not raise_on_error
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Told:
+    """A topology with configured replies by node; records the nodes queried."""
+
+    def __init__(self, said: dict[int, Said | Exception], seeds: list[int]) -> None:
+        self.said = said
+        self.asked: list[int] = []
+        self.topology = Topology([("here", port) for port in seeds], self.connect)
+
+    def connect(self, address: NodeAddress) -> Any:
+        told = self
+
+        class Asked(Probe):
+            def execute(self, *, raise_on_error: bool) -> Said:
+                told.asked.append(address[1])
+                self.said = told.said.get(address[1], redis.ConnectionError("refused"))
+                return super().execute(raise_on_error=raise_on_error)
+
+        return Asked(redis.ConnectionError("not told"))
+
+    @property
+    def owners(self) -> list[int]:
+        """The ports of the owners of the first and the last slot."""
+        owners = (self.topology.owner(0), self.topology.owner(SLOTS - 1))
+        return [address[1] if address else 0 for address in owners]
+
+
+def info(epoch: int, state: str = "ok") -> bytes:
+    return f"cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n".encode()
+
+
+def slots(*ports: int) -> list[Any]:
+    """Equal shares of the slots; a node's id is its port."""
+    count = len(ports)
+    return [
+        [SLOTS * i // count, SLOTS * (i + 1) // count - 1, [b"here", port, b"%d" % port]]
+        for i, port in enumerate(ports)
+    ]
+
+
+def test_a_node_without_a_known_host_has_the_address_queried() -> None:
+    rows = [[0, 99, [None, 1, b"a"]], [100, 16383, [b"", 2, b"b"], [b"far", 3, b"c"]]]
+    told = Told({1: (info(1), rows)}, [1])
+    assert told.topology.refresh()
+    assert told.topology.primaries == [("here", 1), ("here", 2)]
+    assert told.topology.members[-1] == ("far", 3)
+
+
+@pytest.mark.parametrize("may_ask", [True, False], ids=["state", "no-right-to-state"])
+def test_a_removed_seed_that_keeps_running_is_ignored(*, may_ask: bool) -> None:
+    refused = redis.exceptions.NoPermissionError("no CLUSTER INFO")
+    told = Told({1: (info(3) if may_ask else refused, slots(1, 2))}, [1])
+    assert told.topology.refresh()
+    assert told.owners == [1, 2]
+    told.said = {
+        1: (info(3, "fail") if may_ask else refused, []),  # forgotten and reset
+        2: (info(4) if may_ask else refused, slots(2, 3)),
+        3: (info(4) if may_ask else refused, slots(2, 3)),
+    }
+    for _ in range(3):
+        assert told.topology.refresh()
+        assert told.owners == [2, 3]
+    told.asked.clear()
+    for _ in range(5):
+        assert told.topology.refresh()
+    assert 1 not in told.asked
+
+
+def test_the_majority_outvotes_a_removed_node() -> None:
+    told = Told({port: (info(4), slots(2, 3)) for port in (2, 3)}, [1, 2, 3])
+    told.said[1] = (info(4), slots(1, 3))
+    assert told.topology.refresh()
+    assert told.owners == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [(info(3, "fail"), slots(1, 2)), (info(3), slots(1, 2)), (info(9), slots(8, 9))],
+    ids=["in-a-minority", "with-an-earlier-epoch", "of-another-cluster"],
+)
+def test_a_node_that_knows_no_better_changes_nothing(said: Said) -> None:
+    now = (info(4), slots(2, 3))
+    told = Told({2: now, 3: now}, [2, 3])
+    assert told.topology.refresh()
+    told.said = {2: said, 3: redis.TimeoutError("hangs")}
+    is_other = said[0] == info(9)
+    for _ in range(3):
+        if not is_other:  # without contradiction, another cluster at the same address replaces it
+            assert not told.topology.refresh()
+            assert told.owners == [2, 3]
+    told.said = {2: said, 3: now}
+    told.topology.refresh()
+    assert told.owners == [2, 3]
+
+
+def test_most_of_a_cluster_may_go_back_to_an_earlier_epoch() -> None:
+    """The only node that knew the later epoch is gone."""
+    told = Told({port: (info(9), slots(1, 2, 3)) for port in (1, 2, 3)}, [1])
+    assert told.topology.refresh()
+    told.said = {2: (info(8), slots(2, 3)), 3: (info(8), slots(2, 3))}
+    assert told.topology.refresh()
+    assert told.owners == [2, 3]
+
+
+def test_a_cluster_that_is_down_is_called_all_the_same() -> None:
+    told = Told({1: (info(1, "fail"), slots(1))}, [1])
+    assert told.topology.refresh()
+    assert told.owners == [1, 1]
+
+
+def test_a_failed_refresh_raises_the_error_of_the_node() -> None:
+    told = Told({2: redis.AuthenticationError("WRONGPASS")}, [1, 2])
+    with pytest.raises(redis.AuthenticationError):
+        told.topology.refresh()
+
+
+def test_concurrent_callers_share_one_answer() -> None:
+    told = Told({1: (info(1), slots(1))}, [1])
+    with told.topology._asking:
+        threads = [threading.Thread(target=told.topology.refresh) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(10)
+    assert told.asked == [1]
+
+
+def test_concurrent_callers_share_one_error() -> None:
+    told = Told({1: redis.AuthenticationError("WRONGPASS")}, [1])
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            told.topology.refresh()
+        except redis.RedisError as error:
+            errors.append(error)
+
+    with told.topology._asking:
+        threads = [threading.Thread(target=ask) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(10)
+    assert [type(error) for error in errors] == [redis.AuthenticationError] * 5
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_can_refresh_during_its_parent_s_refresh() -> None:
+    told = Told({1: (info(1), slots(1))}, [1])
+    address = Address("redis+cluster://here:1")
+    topology = topology_of(address, lambda: told.topology)
+    with topology._asking:
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            os._exit(0 if topology.refresh() and told.owners == [1, 1] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_node_without_slots_says_nothing() -> None:
+    views = believed([View(True, 1, (), frozenset())], None, is_last=True)
+    assert views is None
+
+
+def test_an_error_of_the_watch_is_logged_once_until_it_passes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said: list[Any] = [
@@ -139,7 +336,7 @@ def test_a_trouble_of_the_watch_is_told_once_until_it_passes(
         KeyError("odd"),
     ]
 
-    def ask() -> set[failover.Place]:
+    def ask() -> set[NodeAddress]:
         one = said.pop(0)
         if isinstance(one, Exception):
             raise one
@@ -148,12 +345,12 @@ def test_a_trouble_of_the_watch_is_told_once_until_it_passes(
     watch = failover._Watch("key", ask, "the servers")
     for told in (1, 1, 2, 2, 3):
         assert watch._step()
-        assert caplog.text.count("it cannot be told who is primary") == told
+        assert caplog.text.count("cannot determine the primary") == told
 
 
-def test_connections_that_reach_the_servers_in_another_way_are_watched_apart() -> None:
+def test_connections_with_different_settings_are_watched_separately() -> None:
     address = Address("redis+cluster://here:7001", password="one")
-    same = telling_its_id(address.blocking_for(60), lambda _: None)
+    same = reporting_client_id(address.blocking_for(60), lambda _: None)
     other = replace(address, password="two")
 
     def watch(one: Address) -> failover._Watch:
@@ -169,7 +366,7 @@ def test_connections_that_reach_the_servers_in_another_way_are_watched_apart() -
     failover._forget(watch(address)._key, watch(address))
 
 
-def test_a_read_that_waits_asks_nobody_where_its_keys_are(
+def test_a_blocking_read_does_not_ask_for_the_topology(
     asking: Callable[[str], Any], cluster_of_one: Cluster
 ) -> None:
     store, drive = asking(cluster_of_one.url)
@@ -177,8 +374,9 @@ def test_a_read_that_waits_asks_nobody_where_its_keys_are(
     ready = store.keys.topic("orders").group("g").ready
     (node,) = cluster_of_one.primaries
     for command in (
-        read_command(ready, "g", "c", 1, 0), ("XREAD", "COUNT", 1, "STREAMS", ready, "0"),
-    ):  # fmt: skip
+        read_command(ready, "g", "c", 1, 0),
+        ("XREAD", "COUNT", 1, "STREAMS", ready, "0"),
+    ):
         drive(store.command(*command))
     assert "cmdstat_command|getkeys" not in node.info_text("commandstats")
 
@@ -200,6 +398,122 @@ def test_sentinels_that_are_gone_are_not_waited_for(tmp_path: Path) -> None:
         assert time.monotonic() - began < 0.8
 
 
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_an_asyncio_connection_that_is_cut_while_it_is_set_up_is_a_lost_one(
+    cluster_of_one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with ExitStack() as stack:
+        url = cluster_of_one.url
+        if kind == "sentinel":
+            url = stack.enter_context(
+                topologies.sentinels("valkey", tmp_path, replicas=0, count=1)
+            ).url
+
+        async def call() -> None:
+            connection = AsyncConnection(Address(url))
+            with monkeypatch.context() as patched:
+                assert cut_while_connecting(patched) == []
+                for ask in (
+                    lambda: connection.execute(("GET", "k")),
+                    lambda: connection.execute_chain("k", [("GET", "k"), ("GET", "k")]),
+                ):
+                    with pytest.raises(redis.ConnectionError):
+                        await ask()
+            assert await connection.execute(("GET", "k")) is None
+            await connection.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(call())
+
+
+def state(port: int, epoch: int, **more: object) -> dict[str, Any]:
+    """A sentinel's state of the primary."""
+    up = {"is_master": True, "is_sdown": False, "is_odown": False, "num-other-sentinels": 2}
+    return {"mymaster": {"ip": "here", "port": port, "config-epoch": epoch, **up, **more}}
+
+
+@pytest.fixture(params=["sync", "async"])
+def discover(request: pytest.FixtureRequest) -> Iterator[Callable[[list[Any]], Any]]:
+    """Finds the primary from the sentinels' replies in order; None is a blocked sentinel."""
+    loop = asyncio.new_event_loop()
+    ended = threading.Event()
+    sentinels: Any = (Sentinels if request.param == "sync" else AsyncSentinels)([])
+
+    class Sentinel:
+        def __init__(self, said: Any) -> None:
+            self.said = said
+
+        def sentinel_masters(self) -> Any:
+            if request.param == "async":
+                return self.later()
+            if self.said is None:
+                ended.wait(10)
+            return self.answer()
+
+        async def later(self) -> Any:
+            if self.said is None:
+                await asyncio.sleep(10)
+            return self.answer()
+
+        def answer(self) -> Any:
+            if isinstance(self.said, Exception):
+                raise self.said
+            return self.said
+
+    def ask(said: list[Any]) -> Any:
+        sentinels.sentinels = [Sentinel(one) for one in said]
+        found = sentinels.discover_master("mymaster")
+        return loop.run_until_complete(found) if request.param == "async" else found
+
+    yield ask
+    ended.set()
+    loop.close()
+
+
+def test_of_sentinels_the_latest_configuration_counts(discover: Callable[[list[Any]], Any]) -> None:
+    gone = redis.ConnectionError("refused")
+    assert discover([state(1, 4), state(2, 5), state(2, 5)]) == ("here", 2)
+    assert discover([gone, state(2, 5), state(1, 4)]) == ("here", 2)
+    began = time.monotonic()
+    assert discover([None, state(2, 5), state(2, 5)]) == ("here", 2)
+    assert time.monotonic() - began < 1, "a sentinel that hangs is not waited for"
+    with pytest.raises(MasterNotFoundError):  # only the stale sentinel replies
+        discover([state(1, 4), gone, gone])
+    with pytest.raises(MasterNotFoundError):  # the others report it as down
+        discover([state(1, 4), state(2, 5, is_odown=True), gone])
+    assert discover([state(2, 5, is_sdown=True), state(2, 5), gone]) == ("here", 2)
+    assert discover([state(3, 0), state(3, 0), gone]) == ("here", 3), "set up anew"
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["forgotten", "reset"])
+def test_a_removed_seed_that_keeps_running_drops_no_connection(*, reset: bool) -> None:
+    with topologies.cluster("valkey", primaries=2, node_timeout=timedelta(seconds=30)) as made:
+        seed = made.join()
+        slot = topologies.SLOTS - 1
+        topologies.migrate(made, slot, made.primaries[1], seed)
+        connection = Connection(Address(f"redis+cluster://{HOST}:{seed.port}"))
+        keys = ["a", "b", "c", "d"]
+        for key in keys:
+            connection.execute(("SET", key, "1"))
+        watch = failover._watches[connection.address.identity]
+        wait_until(lambda: (HOST, seed.port) in watch._seen)
+        topologies.migrate(made, slot, seed, made.primaries[1])
+        made.forget(seed)
+        if reset:
+            seed.ask("CLUSTER", "RESET")
+        wait_until(lambda: (HOST, seed.port) not in connection._redis.topology.primaries)
+        before = [int(node.info("total_connections_received")) for node in made.nodes]
+        asked = int(seed.info("total_commands_processed"))
+        ends = time.monotonic() + 10 * failover.EVERY_S
+        while time.monotonic() < ends:
+            assert connection.execute_many([("GET", key) for key in keys]) == [b"1"] * 4
+        after = [int(node.info("total_connections_received")) for node in made.nodes]
+        # Each check opens one connection; the watch may open one to a node not yet queried.
+        assert all(b - a <= 2 for a, b in zip(before, after, strict=True)), (before, after)
+        assert int(seed.info("total_commands_processed")) - asked < 10
+        connection.close()
+
+
 def test_the_watch_ends_with_the_last_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +522,7 @@ def test_the_watch_ends_with_the_last_connection(
     def watches() -> list[threading.Thread]:
         return [one for one in threading.enumerate() if one.name == "lisa-failover"]
 
-    wait_until(lambda: not watches())  # those of other tests
+    wait_until(lambda: not watches())  # those used by other tests
     with topologies.sentinels("valkey", tmp_path, replicas=0, count=1) as watched:
         store = SyncStore(Connection(Address(watched.url)), Keys())
         store.ask("PING")

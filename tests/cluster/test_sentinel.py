@@ -1,4 +1,4 @@
-"""A failover under load: what a replica confirmed is there, and everybody finds the new primary."""
+"""A failover under load: confirmed writes survive, and all roles find the new primary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def watched(kind: str, tmp_path: Path) -> Iterator[Sentinels]:
 
 
 def kill(watched: Sentinels, primary: Node) -> None:
-    """And the first sentinel: they often share a machine."""
+    """Kill the primary and the first sentinel, because they often share a machine."""
     watched.kill_sentinel(0)
     primary.server.kill()
 
@@ -38,7 +38,7 @@ def ask_sentinels(watched: Sentinels, primary: Node) -> None:
 
 
 def hang(watched: Sentinels, primary: Node) -> None:
-    """Connections to it stay open, and nobody answers: so does a machine that lost its power."""
+    """Stop responding with open connections, like a machine after a power loss."""
     primary.stop_for_a_while()
 
 
@@ -47,7 +47,7 @@ def hang(watched: Sentinels, primary: Node) -> None:
     [
         pytest.param(hang, STAYS_AWAY, id="hang"),
         pytest.param(ask_sentinels, STAYS_AWAY, id="ask", marks=pytest.mark.slow),
-        # Killed by default where there is TLS. One that comes back is let alone for ten seconds.
+        # By default, kill is tested with TLS. Sentinels ignore a returning node for ten seconds.
         pytest.param(kill, COMES_BACK, id="kill-and-back", marks=pytest.mark.slow),
         pytest.param(hang, COMES_BACK, id="hang-and-back", marks=pytest.mark.slow),
         pytest.param(ask_sentinels, COMES_BACK, id="ask-and-back", marks=pytest.mark.slow),
@@ -61,8 +61,8 @@ def test_a_failover_under_load(  # noqa: PLR0917  fixtures, and what is to happe
     afterwards: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    # A primary that lives goes on while another is promoted, and so does the replica that still
-    # follows it: only all of them together cannot confirm what is thrown away afterwards.
+    # During a manual failover the old primary and its remaining replica keep confirming writes that
+    # are lost afterwards; only a confirmation by all replicas prevents that.
     count = 2 if how is ask_sentinels else 1
     company = Company(processes, tmp_path, ["orders", "mails"], {"": watched.url}, replicas=count)
     company.wait_until_at_work()
@@ -84,13 +84,15 @@ def test_a_failover_under_load(  # noqa: PLR0917  fixtures, and what is to happe
 
 
 def nobody_is_at(node: Node) -> bool:
-    """Whether no role holds a connection to it: only sentinels, the primary, and who asks."""
+    """True if no role is connected to it, only sentinels, the primary and this client."""
     clients = [
         dict(one.partition("=")[::2] for one in line.split(" "))
         for line in node.ask("CLIENT", "LIST").decode().splitlines()
     ]
     return not [
-        one for one in clients
-        if not one["name"].startswith("sentinel-") and one["cmd"] != "client|list"
+        one
+        for one in clients
+        if not one["name"].startswith("sentinel-")
+        and one["cmd"] != "client|list"
         and not set(one["flags"]) & set("MS")
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,4 @@
-"""Sentinel and Cluster by TLS, each role a user with no right too many."""
+"""Sentinel and Cluster with TLS, each role as a user with minimal rights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from lisa.admin import acl
-from lisa.core.keys import Keys
+from lisa.core.model.keys import Keys
 from tests import certificates, topologies
 from tests.cluster.company import Company
 from tests.servers import ROOT, redis_server, wait_until
@@ -38,7 +38,7 @@ def tls(tmp_path: Path) -> Certificates:
 
 
 def page_lines(beginning: str) -> list[list[str]]:
-    """Lines of the page on high availability that begin so, word by word."""
+    """Lines of the high availability page with a given start, split into words."""
     page = (ROOT / "docs" / "how-to" / "high-availability.md").read_text()
     blocks = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines()]
@@ -48,14 +48,18 @@ def page_lines(beginning: str) -> list[list[str]]:
 
 
 def users(*, cluster: bool) -> list[list[str]]:
-    """The commands that `lisa acl` prints for the roles."""
+    """The commands printed by `lisa acl` for the roles."""
     return [
         acl.line(
-            f"lisa-{role}", [role], acl.rights_of([role], cluster=cluster, durability=True),
-            Keys(), password=PASSWORD, style="setuser",
+            f"lisa-{role}",
+            [role],
+            acl.rights_of([role], cluster=cluster, durability=True),
+            Keys(),
+            password=PASSWORD,
+            style="setuser",
         ).split()
         for role in ROLES
-    ]  # fmt: skip
+    ]
 
 
 def urls(url: str, tls: Certificates, query: str = "") -> dict[str, str]:
@@ -66,7 +70,7 @@ def urls(url: str, tls: Certificates, query: str = "") -> dict[str, str]:
 
 
 def refused(nodes: Sequence[Node]) -> list[str]:
-    """What the servers' logs say was refused, to whom."""
+    """Refused commands and their users, from the servers' logs."""
     found = []
     for node in nodes:
         for row in node.ask("ACL", "LOG"):
@@ -78,11 +82,20 @@ def refused(nodes: Sequence[Node]) -> list[str]:
 def test_sentinel(tls: Certificates, processes: Processes, tmp_path: Path) -> None:
     commands = [*page_lines("ACL SETUSER"), *users(cluster=False)]
     with topologies.sentinels(
-        "redis", tmp_path, tls=tls, password=ADMIN, sentinel_password=SENTINEL_ADMIN,
-        extra=["--masteruser", "replica"], masterauth="replica-password", commands=commands,
-        sentinel_lines=[" ".join(line) for begin in ("sentinel auth-", "user lisa")
-                        for line in page_lines(begin)],
-    ) as watched:  # fmt: skip
+        "redis",
+        tmp_path,
+        tls=tls,
+        password=ADMIN,
+        sentinel_password=SENTINEL_ADMIN,
+        extra=["--masteruser", "replica"],
+        masterauth="replica-password",
+        commands=commands,
+        sentinel_lines=[
+            " ".join(line)
+            for begin in ("sentinel auth-", "user lisa")
+            for line in page_lines(begin)
+        ],
+    ) as watched:
         own = "&sentinel_username=lisa&sentinel_password=lisa-password"
         company = Company(processes, tmp_path, ["orders"], urls(watched.url, tls, own))
         company.wait_until_at_work()
@@ -109,8 +122,9 @@ def test_cluster(tls: Certificates, processes: Processes, tmp_path: Path) -> Non
         heirs = made.replicas_of(old)
         old.server.kill()
         wait_until(lambda: any(one.is_primary() for one in heirs), timeout=timedelta(seconds=30))
-        elected = time.time()  # how soon all is punctual is shown in test_cluster.py
-        wait_until(lambda: {one.topic for one in company.handled() if one.due > elected}
-                   == set(topics))  # fmt: skip
+        elected = time.time()  # test_cluster.py tests the lateness
+        wait_until(
+            lambda: {one.topic for one in company.handled() if one.due > elected} == set(topics)
+        )
         company.close()
         assert refused([node for node in made.nodes if node is not old]) == []

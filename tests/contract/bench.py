@@ -1,18 +1,19 @@
-"""The bench on which a script's contract is tried: one empty topic on one server."""
+"""A bench for testing a script's contract: one empty topic on one server."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lisa.core.envelope import encode_envelope
-from lisa.core.stream import Entry
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.stream import Entry
 from lisa.core.transitions.ack import Settlement
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from tests.contract import state as states
 from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
-    from lisa.core.store import SyncStore
+    from lisa.core.store.store import SyncStore
     from lisa.core.transitions.base import Transition
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ TOPIC = "orders"
 
 
 class Near:
-    """Equal to whatever instant lies between the bench's start and now, moved by an offset."""
+    """Equal to any time between the bench's start and now, shifted by an offset."""
 
     def __init__(self, bench: Bench, offset: int = 0) -> None:
         self._bench = bench
@@ -40,7 +41,39 @@ class Near:
         return f"<now{self._offset:+d} ms>"
 
 
-class Bench:
+class Receipts(ABC):
+    """Receipts of deliveries, whose entries and clock a subclass provides."""
+
+    @abstractmethod
+    def entry(self, message_id: str, group: str = "lisa") -> str:
+        """The id of the message's entry."""
+
+    @abstractmethod
+    def clock(self) -> int:
+        """Redis's clock in ms, rounded down."""
+
+    def receipt(self, message_id: str, group: str = "lisa") -> tuple[str, str]:
+        return (message_id, self.entry(message_id, group))
+
+    def opening(self, message_id: str, group: str = "lisa") -> Entry:
+        """The entry as a consumer reads it."""
+        return Entry(self.entry(message_id, group), message_id, 0, 1)
+
+    def settlement(
+        self,
+        message_id: str,
+        *,
+        group: str = "lisa",
+        fence: str = "AAAAAAAA-",
+        due: int = 0,
+        attempt: int = 1,
+        lateness: str = "c",
+    ) -> Settlement:
+        entry = self.entry(message_id, group)
+        return Settlement(message_id, entry, fence, due, attempt, lateness)
+
+
+class Bench(Receipts):
     """One empty topic on one server."""
 
     def __init__(self, store: SyncStore) -> None:
@@ -50,7 +83,6 @@ class Bench:
         self.now = Near(self)
 
     def clock(self) -> int:
-        """Redis's clock, ms rounded down."""
         seconds, micros = self.store.ask("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -65,39 +97,32 @@ class Bench:
         return states.read(self.store, TOPIC)
 
     def check(self, **parts: Any) -> None:
-        """The whole key space is exactly this."""
+        """Assert that the whole key space equals this state."""
         assert self.state() == states.expected(**parts)
 
     def entry(self, message_id: str, group: str = "lisa") -> str:
-        """The entry id that the index names."""
         found: bytes = self.store.ask("HGET", self.keys.group(group).entries, message_id)
         return found.decode()
 
-    def receipt(self, message_id: str, group: str = "lisa") -> tuple[str, str]:
-        return (message_id, self.entry(message_id, group))
-
-    def opening(self, message_id: str, group: str = "lisa") -> Entry:
-        """The entry as a consumer reads it."""
-        return Entry(self.entry(message_id, group), message_id, 0, 1)
-
-    def settlement(
-        self, message_id: str, *, group: str = "lisa", fence: str = "AAAAAAAA-", due: int = 0,
-        attempt: int = 1, lateness: str = "c",
-    ) -> Settlement:  # fmt: skip
-        entry = self.entry(message_id, group)
-        return Settlement(message_id, entry, fence, due, attempt, lateness)
-
     def send(
-        self, *items: Item, sender: str = "A", on_duplicate: OnDuplicate = OnDuplicate.KEEP,
+        self,
+        *items: Item,
+        sender: str = "A",
+        on_duplicate: OnDuplicate = OnDuplicate.KEEP,
         are_ids_new: bool = False,
-    ) -> list[Sent]:  # fmt: skip
+    ) -> list[Sent]:
         call = enqueue(TOPIC, sender * 8, items, on_duplicate, are_ids_new=are_ids_new)
         return self.call(call)
 
 
 def item(
-    message_id: str, due: str, body: str = "", *, sender: str = "A", ttl_ms: int | None = None,
+    message_id: str,
+    due: str,
+    body: str = "",
+    *,
+    sender: str = "A",
+    ttl_ms: int | None = None,
     policy: str | None = None,
-) -> Item:  # fmt: skip
-    """One message of the call that `sender` names: the send token is its letter eight times."""
+) -> Item:
+    """One message of a call; its send token is the letter `sender` eight times."""
     return Item(message_id, due, encode_envelope(sender * 8, body), ttl_ms, policy)

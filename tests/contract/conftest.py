@@ -1,16 +1,18 @@
-"""Three kinds of server for every script: embedded Valkey, redis-server, fakeredis where it can."""
+"""Runs every script on three servers: embedded Valkey, redis-server, and fakeredis if possible."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import fakeredis
 import pytest
 
-from lisa.core.address import Address
-from lisa.core.connection import Connection, wrap
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions import loader
 from tests.servers import flush
 
 pytest.register_assert_rewrite("tests.contract.bench")
@@ -26,17 +28,33 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "not_on_fakeredis(reason): what fakeredis lacks for it")
 
 
-@pytest.fixture(params=["valkey", "redis", "fake"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """An empty topic on the embedded Valkey, on redis-server, and on fakeredis where it can."""
+@cache
+def without_usual(name: str) -> loader.Script:
+    """A script without its usual case, which must change no result."""
+    return loader.compose(name, with_usual=False)
+
+
+@pytest.fixture(params=["valkey", "redis", "fake", "usual", "usual on redis"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """An empty topic on the embedded Valkey, on redis-server, and on fakeredis if possible.
+
+    On these, scripts run without their usual cases; with "usual", as in production.
+    """
+    if not request.param.startswith("usual"):
+        monkeypatch.setattr(loader, "load", without_usual)
     if request.param == "fake":
         unable = request.node.get_closest_marker("not_on_fakeredis")
         if unable is not None:
             pytest.skip(f"fakeredis: {unable.args[0]}")
         fake = fakeredis.FakeRedis(server_type="redis", version=(7,), protocol=2)
-        store = SyncStore(wrap(fake), Keys())
+        connection = Connection(Address())
+        connection._open = fake
+        fake.response_callbacks.clear()
+        store = SyncStore(connection, Keys())
     else:
-        name = {"valkey": "valkey_server", "redis": "debian_server"}[request.param]
+        name = dict.fromkeys(("redis", "usual on redis"), "debian_server").get(
+            request.param, "valkey_server"
+        )
         url = flush(request.getfixturevalue(name).url)
         store = SyncStore(Connection(Address(url)), Keys())
     yield Bench(store)

@@ -1,11 +1,12 @@
-"""Two messages' whole life as one flow, to be run by whatever store and connection."""
+"""The whole life of three messages as one flow, for any store and connection."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.envelope import decode_envelope
-from lisa.core.stream import parse_entry
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.stream import parse_entry
+from lisa.core.redis.flow import Pause
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.declare import Declare
@@ -17,8 +18,8 @@ from tests.contract.bench import TOPIC, item
 from tests.rows import enqueue
 
 if TYPE_CHECKING:
-    from lisa.core.flow import Flow
-    from lisa.core.store import Store
+    from lisa.core.redis.flow import Flow
+    from lisa.core.store.store import Store
 
 EXPECTED: dict[str, Any] = {
     "sent": [Sent.ACCEPTED] * 3,
@@ -33,17 +34,18 @@ EXPECTED: dict[str, Any] = {
 
 
 def life(store: Store) -> Flow[dict[str, Any]]:
-    """Send three, read and settle two, cancel the third; what every step answered."""
+    """Send three messages, read and settle two, cancel the third. Returns each step's answer."""
     found: dict[str, Any] = {}
     yield from store.check_schema()
-    yield from store.register([TOPIC])
+    while not (yield from store.register([TOPIC])):  # it does not wait for a slow node of a cluster
+        yield Pause(0.05)
     yield from store.run(Declare(TOPIC, "lisa"))
     batch = [item("a", "1", "one"), item("b", "2", "two"), item("c", "+60000")]
     found["sent"] = yield from store.run(enqueue(TOPIC, "A" * 8, batch))
-    # What a lost reply took stays in flight; whoever read it, its receipts are in the index.
+    # Deliveries of a lost reply stay in flight; the index has their receipts.
     yield from store.run(Pull(TOPIC, "lisa", "c1", 10))
     seen = yield from store.run(Inspect(TOPIC, ["a", "b"]))
-    entries = [one.places[0].entry for one in seen]
+    entries = [one.group_states[0].entry for one in seen]
     stream = store.keys.topic(TOPIC).group("lisa").ready
     read = yield from store.command("XRANGE", stream, "-", "+", "COUNT", 10)
     found["taken"] = [flat[1].decode() for _, flat in read]

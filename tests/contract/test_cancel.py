@@ -26,16 +26,17 @@ CANCELLABLE: dict[str, dict[str, Any]] = {
     "retry": {"lisa": G(retry={"a": 5}, attempts={"a": 2}, reasons={"a": "no"})},
     "garbage": {"lisa": G(garbage={"a": 5}, attempts={"a": 2}, reasons={"a": "no"})},
     "ready in one, retry in one, garbage in one": {
-        "lisa": G(ready=[READY]), "audit": G(retry={"a": 5}, attempts={"a": 2}),
+        "lisa": G(ready=[READY]),
+        "audit": G(retry={"a": 5}, attempts={"a": 2}),
         "third": G(garbage={"a": 5}, attempts={"a": 1}, reasons={"a": "no"}),
     },
     "a group was declared later": {"lisa": G(ready=[READY]), "audit": G()},
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("place", CANCELLABLE)
-def test_what_nobody_has_in_flight_or_has_settled_is_cancelled(bench: Bench, place: str) -> None:
-    state = CANCELLABLE[place]
+@pytest.mark.parametrize("stage", CANCELLABLE)
+def test_messages_neither_in_flight_nor_settled_are_cancelled(bench: Bench, stage: str) -> None:
+    state = CANCELLABLE[stage]
     bench.put(body={"a": "A-"}, policy={"a": "5"}, expiry={"a": FAR}, **state)
     assert bench.call(Cancel(TOPIC, ["a"])) == [CANCELLED]
     groups = {name: G() for name, value in state.items() if isinstance(value, G)}
@@ -52,23 +53,26 @@ def test_what_nobody_has_in_flight_or_has_settled_is_cancelled(bench: Bench, pla
 REFUSED: dict[str, tuple[Cancelled, dict[str, Any]]] = {
     "in flight": (IN_FLIGHT, {"body": {"a": "A-"}, "lisa": G(ready=[HELD])}),
     "in flight in one of two": (
-        IN_FLIGHT, {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(ready=[HELD])},
+        IN_FLIGHT,
+        {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(ready=[HELD])},
     ),
     "settled in one, ready in the other": (
-        DONE, {"body": {"a": "A+"}, "lisa": G(), "audit": G(ready=[READY])},
+        DONE,
+        {"body": {"a": "A+"}, "lisa": G(), "audit": G(ready=[READY])},
     ),
     "settled in one, garbage in the other, replaced once": (
-        DONE, {"body": {"a": "AR"}, "lisa": G(garbage={"a": 1}), "audit": G()},
+        DONE,
+        {"body": {"a": "AR"}, "lisa": G(garbage={"a": 1}), "audit": G()},
     ),
     "acked": (DONE, {"done": {"a": ("A-", "acked", 1, 1, 1)}, "lisa": G()}),
     "expired": (DONE, {"done": {"a": ("A-", "expired", 1, 1, 1)}, "lisa": G()}),
     "purged": (DONE, {"done": {"a": ("A-", "purged", 1, 1, 1)}, "lisa": G()}),
     "unknown": (UNKNOWN, {"lisa": G()}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_else_it_says_why_and_changes_nothing(bench: Bench, case: str) -> None:
+def test_other_messages_are_reported_and_unchanged(bench: Bench, case: str) -> None:
     said, state = REFUSED[case]
     bench.put(**state)
     assert bench.call(Cancel(TOPIC, ["a"])) == [said]
@@ -81,9 +85,11 @@ def test_each_id_of_a_call_has_its_own_answer(bench: Bench) -> None:
     said = bench.call(Cancel(TOPIC, ["b", "a", "x", "c", "a"]))
     assert said == [IN_FLIGHT, CANCELLED, UNKNOWN, CANCELLED, CANCELLED]
     bench.check(
-        body={"b": "A-"}, stats={"cancelled": 2}, lisa=G(ready=[Row("b", 1, 1, "c1")]),
+        body={"b": "A-"},
+        stats={"cancelled": 2},
+        lisa=G(ready=[Row("b", 1, 1, "c1")]),
         done={
             "a": ("A-", "cancelled", FAR, 0, bench.now),
             "c": ("A-", "cancelled", None, 1, bench.now),
         },
-    )  # fmt: skip
+    )

@@ -26,7 +26,7 @@ def options(bench: Bench) -> Mapping[str, str]:
     return {name: value for name, value in found.items() if not name.startswith("declared:")}
 
 
-def test_a_declaration_is_written_with_what_it_wrote(bench: Bench) -> None:
+def test_a_declaration_is_written_with_its_values(bench: Bench) -> None:
     assert declare(bench, ack_timeout="5000", max_ready="7") == 2
     written = {"ack_timeout": "5000", "max_ready": "7"}
     bench.check(options=written | {f"declared:{name}": v for name, v in written.items()})
@@ -39,7 +39,7 @@ def test_a_new_declaration_replaces_an_old_one(bench: Bench) -> None:
     assert options(bench) == {"ack_timeout": "6000"}
 
 
-def test_what_an_operator_set_lasts(bench: Bench) -> None:
+def test_options_set_by_an_operator_persist(bench: Bench) -> None:
     declare(bench, ack_timeout="5000")
     assert put(bench, ack_timeout="9000", capacity="3") == 2
     assert declare(bench, ack_timeout="6000", capacity="4") == 0
@@ -47,7 +47,7 @@ def test_what_an_operator_set_lasts(bench: Bench) -> None:
     assert options(bench) == {"ack_timeout": "9000", "capacity": "3"}
 
 
-def test_a_reset_option_obeys_declarations_again(bench: Bench) -> None:
+def test_a_removed_option_follows_declarations_again(bench: Bench) -> None:
     declare(bench, ack_timeout="5000")
     put(bench, ack_timeout="9000")
     assert put(bench, ack_timeout=None) == 1
@@ -56,7 +56,9 @@ def test_a_reset_option_obeys_declarations_again(bench: Bench) -> None:
     assert options(bench) == {"ack_timeout": "6000"}
 
 
-def test_a_declaration_taken_back_leaves_the_default_and_what_was_set(bench: Bench) -> None:
+def test_removing_a_declaration_restores_the_default_and_keeps_operator_values(
+    bench: Bench,
+) -> None:
     declare(bench, ack_timeout="5000", max_ready="7")
     put(bench, max_ready="8")
     assert declare(bench, ack_timeout=None, max_ready=None) == 1

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core import scripts
-from lisa.core.envelope import encode_envelope
-from lisa.core.errors import InvalidMessage, TopicFull
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.errors import InvalidMessage, TopicFull
+from lisa.core.transitions import loader
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
 from tests.contract.bench import TOPIC, item
@@ -27,19 +27,22 @@ def test_a_message_that_is_not_due_waits(bench: Bench) -> None:
     said = bench.send(item("a", "+60000", "x"), item("b", str(FAR), "y", ttl_ms=5, policy="0,7"))
     assert said == [ACCEPTED, ACCEPTED]
     bench.check(
-        waiting={"a": bench.now + 60_000, "b": FAR}, body={"a": "A-x", "b": "A-y"},
-        expiry={"b": FAR + 5}, policy={"b": "0,7"}, stats={"sent": 2},
-    )  # fmt: skip
+        waiting={"a": bench.now + 60_000, "b": FAR},
+        body={"a": "A-x", "b": "A-y"},
+        expiry={"b": FAR + 5},
+        policy={"b": "0,7"},
+        stats={"sent": 2},
+    )
 
 
-def test_a_delay_is_rounded_up_and_none_is_due_at_once(bench: Bench) -> None:
+def test_a_delay_is_rounded_up_and_zero_is_due_now(bench: Bench) -> None:
     bench.send(item("a", "+1"), item("b", "+0"))
     waiting = bench.state()["waiting"]
     assert waiting["a"] - waiting["b"] in {1, 2}
 
 
-def test_a_delay_ends_no_sooner_than_that_long_after_the_call(bench: Bench) -> None:
-    """To the microsecond: the instant of the send is rounded up, too."""
+def test_a_delay_never_ends_early(bench: Bench) -> None:
+    """Exact to the microsecond: the time of the send is rounded up, too."""
     for n in range(50):
         seconds, micros = bench.store.ask("TIME")
         bench.send(item(f"m{n}", "+60000"))
@@ -47,19 +50,22 @@ def test_a_delay_ends_no_sooner_than_that_long_after_the_call(bench: Bench) -> N
         assert 1000 * int(due_ms) >= 1_000_000 * int(seconds) + int(micros) + 60_000_000
 
 
-def test_what_is_due_waits_while_no_group_is_declared(bench: Bench) -> None:
+def test_due_messages_wait_until_a_group_is_declared(bench: Bench) -> None:
     bench.send(item("a", str(PAST)))
     bench.check(waiting={"a": PAST}, body={"a": "A-"}, stats={"sent": 1})
 
 
-def test_what_is_due_goes_straight_to_every_group_in_order_of_due(bench: Bench) -> None:
+def test_due_messages_go_straight_to_every_group_in_order(bench: Bench) -> None:
     bench.put(lisa=G(), audit=G())
     bench.send(item("late", "3000"), item("early", "2000"), item("far", str(FAR)))
     rows = [Row("early", 2000), Row("late", 3000)]
     bench.check(
-        waiting={"far": FAR}, body={"late": "A-", "early": "A-", "far": "A-"},
-        stats={"sent": 3, "promoted": 2}, lisa=G(ready=rows), audit=G(ready=rows),
-    )  # fmt: skip
+        waiting={"far": FAR},
+        body={"late": "A-", "early": "A-", "far": "A-"},
+        stats={"sent": 3, "promoted": 2},
+        lisa=G(ready=rows),
+        audit=G(ready=rows),
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,13 +77,15 @@ def test_what_is_due_goes_straight_to_every_group_in_order_of_due(bench: Bench) 
         {"body": {"b": "B-"}, "lisa": G(), "audit": G(retry={"b": PAST})},
         {"options": {"max_ready": "1"}, "body": {"b": "B-"}, "lisa": G(ready=[Row("b", PAST)])},
         {
-            "options": {"max_ready": "1"}, "body": {"b": "B-"},
-            "lisa": G(), "audit": G(ready=[Row("b", PAST)]),
+            "options": {"max_ready": "1"},
+            "body": {"b": "B-"},
+            "lisa": G(),
+            "audit": G(ready=[Row("b", PAST)]),
         },
     ],
     ids=["paused", "waiting due", "retry due", "other group's retry due", "full", "other full"],
-)  # fmt: skip
-def test_nothing_goes_straight_to_ready_when(bench: Bench, forbids: dict[str, Any]) -> None:
+)
+def test_new_messages_wait_when(bench: Bench, forbids: dict[str, Any]) -> None:
     bench.put(**forbids)
     bench.send(item("a", "+0"))
     after = {"waiting": {}, **forbids}
@@ -86,21 +94,24 @@ def test_nothing_goes_straight_to_ready_when(bench: Bench, forbids: dict[str, An
     bench.check(**after, stats={"sent": 1})
 
 
-def test_what_waits_for_later_forbids_nothing_and_pending_entries_take_no_room(
+def test_later_messages_and_pending_entries_do_not_prevent_direct_delivery(
     bench: Bench,
 ) -> None:
     held = Row("held", PAST, 1, "c1")
     bench.put(
-        options={"max_ready": "2"}, waiting={"w": FAR},
-        body={"w": "B-", "r": "B-", "held": "B-"}, lisa=G(ready=[held], retry={"r": FAR}),
-    )  # fmt: skip
+        options={"max_ready": "2"},
+        waiting={"w": FAR},
+        body={"w": "B-", "r": "B-", "held": "B-"},
+        lisa=G(ready=[held], retry={"r": FAR}),
+    )
     bench.send(item("a", "1"), item("b", "2"), item("c", "3"))
     bench.check(
-        options={"max_ready": "2"}, waiting={"w": FAR, "c": 3},
+        options={"max_ready": "2"},
+        waiting={"w": FAR, "c": 3},
         body={"w": "B-", "r": "B-", "held": "B-", "a": "A-", "b": "A-", "c": "A-"},
         stats={"sent": 3, "promoted": 2},
         lisa=G(ready=[held, Row("a", 1), Row("b", 2)], retry={"r": FAR}),
-    )  # fmt: skip
+    )
 
 
 LIFE: dict[str, dict[str, Any]] = {
@@ -108,15 +119,18 @@ LIFE: dict[str, dict[str, Any]] = {
     "ready": {"body": {"a": "A-"}, "lisa": G(ready=[Row("a", PAST)])},
     "in flight": {"body": {"a": "A-"}, "lisa": G(ready=[Row("a", PAST, 1, "c1")])},
     "retry": {
-        "body": {"a": "A-"}, "lisa": G(retry={"a": PAST}, attempts={"a": 1}, reasons={"a": "no"}),
+        "body": {"a": "A-"},
+        "lisa": G(retry={"a": PAST}, attempts={"a": 1}, reasons={"a": "no"}),
     },
     "garbage": {
-        "body": {"a": "A-"}, "policy": {"a": "0"}, "expiry": {"a": FAR},
+        "body": {"a": "A-"},
+        "policy": {"a": "0"},
+        "expiry": {"a": FAR},
         "lisa": G(garbage={"a": PAST}, attempts={"a": 2}, reasons={"a": "no"}),
     },
     "partly settled": {"body": {"a": "A+"}, "lisa": G(), "audit": G(retry={"a": FAR})},
     "settled": {"done": {"a": ("A-", "acked", PAST, 1, PAST)}, "lisa": G()},
-}  # fmt: skip
+}
 STAGES = pytest.mark.parametrize("stage", LIFE)
 
 
@@ -129,7 +143,7 @@ def test_the_same_send_token_is_a_replay(bench: Bench, stage: str, mode: OnDupli
 
 
 @pytest.mark.parametrize("mark", "rR")
-def test_a_replay_of_what_replaced_says_replaced(bench: Bench, mark: str) -> None:
+def test_a_repeated_replace_reports_replaced(bench: Bench, mark: str) -> None:
     state: dict[str, Any] = {"body": {"a": f"A{mark}"}, "lisa": G(retry={"a": FAR})}
     state["done"] = {"b": (f"A{mark}", "acked", PAST, 1, PAST)}
     bench.put(**state)
@@ -154,7 +168,7 @@ def test_reject_changes_nothing(bench: Bench, stage: str) -> None:
 
 
 @STAGES
-def test_replace_gives_a_new_life(bench: Bench, stage: str) -> None:
+def test_replace_resets_the_message(bench: Bench, stage: str) -> None:
     bench.put(**LIFE[stage])
     new = item("a", str(FAR + 1), "new", sender="B")
     assert bench.send(new, sender="B", on_duplicate=OnDuplicate.REPLACE) == [REPLACED]
@@ -181,16 +195,18 @@ def test_an_id_twice_in_one_call(
     bench: Bench, mode: OnDuplicate, second: Sent, lasts: tuple[str, int]
 ) -> None:
     batch = [
-        item("a", str(FAR), "one", ttl_ms=5, policy="1"), item("b", str(FAR)),
+        item("a", str(FAR), "one", ttl_ms=5, policy="1"),
+        item("b", str(FAR)),
         item("a", str(FAR + 1), "two"),
-    ]  # fmt: skip
+    ]
     assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
     extras: dict[str, Any] = {"expiry": {"a": FAR + 5}, "policy": {"a": "1"}}
     stats = {"sent": 2, "duplicate": 1} if mode is OnDuplicate.KEEP else {"sent": 2}
     after: dict[str, Any] = {
-        "waiting": {"a": lasts[1], "b": FAR}, "body": {"a": lasts[0], "b": "A-"},
+        "waiting": {"a": lasts[1], "b": FAR},
+        "body": {"a": lasts[0], "b": "A-"},
         **({} if mode is OnDuplicate.REPLACE else extras),
-    }  # fmt: skip
+    }
     bench.check(**after, stats=stats)
     assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
     if mode is OnDuplicate.KEEP:
@@ -198,23 +214,27 @@ def test_an_id_twice_in_one_call(
     bench.check(**after, stats=stats)
 
 
-def test_a_batch_of_old_and_new_ids_takes_each_by_itself(bench: Bench) -> None:
+def test_a_batch_of_old_and_new_ids_handles_each_separately(bench: Bench) -> None:
     bench.put(
-        waiting={"a": FAR}, body={"a": "B-"}, done={"b": ("B-", "cancelled", None, 0, PAST)},
+        waiting={"a": FAR},
+        body={"a": "B-"},
+        done={"b": ("B-", "cancelled", None, 0, PAST)},
         lisa=G(),
-    )  # fmt: skip
+    )
     said = bench.send(item("a", "1"), item("b", "2"), item("c", "3", "new"))
     assert said == [DUPLICATE, DUPLICATE, ACCEPTED]
     bench.check(
-        waiting={"a": FAR}, body={"a": "B-", "c": "A-new"},
+        waiting={"a": FAR},
+        body={"a": "B-", "c": "A-new"},
         done={"b": ("B-", "cancelled", None, 0, PAST)},
-        stats={"sent": 1, "duplicate": 2, "promoted": 1}, lisa=G(ready=[Row("c", 3)]),
-    )  # fmt: skip
+        stats={"sent": 1, "duplicate": 2, "promoted": 1},
+        lisa=G(ready=[Row("c", 3)]),
+    )
 
 
 @pytest.mark.parametrize("settled", ["", "a", "b", "c", "ac", "abc"])
 @pytest.mark.parametrize("due", ["+0", "+60000"])
-def test_a_replay_of_new_ids_is_known_by_any_of_them(bench: Bench, due: str, settled: str) -> None:
+def test_a_repeat_with_new_ids_is_detected_by_any_id(bench: Bench, due: str, settled: str) -> None:
     bench.put(lisa=G())
     batch = [item(one, due) for one in "abc"]
     assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 3
@@ -224,7 +244,17 @@ def test_a_replay_of_new_ids_is_known_by_any_of_them(bench: Bench, due: str, set
     assert bench.state() == before
 
 
-def test_a_replay_of_new_ids_needs_no_room(bench: Bench) -> None:
+@pytest.mark.parametrize("settled", ["", "a"])
+def test_a_repeat_with_one_new_id_adds_nothing(bench: Bench, settled: str) -> None:
+    bench.put(lisa=G())
+    assert bench.send(item("a", "+60000"), are_ids_new=True) == [ACCEPTED]
+    bench.call(Cancel(TOPIC, list(settled)))
+    before = bench.state()
+    assert bench.send(item("a", "+60000"), are_ids_new=True) == [ACCEPTED]
+    assert bench.state() == before
+
+
+def test_a_repeat_with_new_ids_ignores_capacity(bench: Bench) -> None:
     bench.put(options={"capacity": "2"})
     batch = [item("a", str(FAR)), item("b", str(FAR))]
     assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 2
@@ -233,14 +263,14 @@ def test_a_replay_of_new_ids_needs_no_room(bench: Bench) -> None:
         bench.send(item("c", str(FAR), sender="B"), sender="B", are_ids_new=True)
 
 
-def test_only_what_concerns_groups_asks_for_those_declared(bench: Bench) -> None:
+def test_only_calls_that_concern_groups_check_them(bench: Bench) -> None:
     bench.put(lisa=G())
     now, later = item("now", "+0"), item("later", "+60000")
 
     def answer(*items: Item, are_ids_new: bool = True) -> bytes:
         call = enqueue(TOPIC, "A" * 8, items, are_ids_new=are_ids_new)
         keys, arguments = call.build(bench.keys, ("removed",), "test@here:1")
-        script = scripts.load("enqueue")
+        script = loader.load("enqueue")
         bench.store.ask("SCRIPT", "LOAD", script.source)
         reply: list[bytes] = bench.store.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
         return reply[0]
@@ -259,14 +289,19 @@ def test_only_what_concerns_groups_asks_for_those_declared(bench: Bench) -> None
 def test_new_ids_have_ttls_policies_and_due_times_of_their_own(bench: Bench) -> None:
     bench.put(lisa=G())
     batch = [
-        item("a", "7", "x", ttl_ms=FAR), item("b", str(FAR), policy="5"), item("c", "3"),
-    ]  # fmt: skip
+        item("a", "7", "x", ttl_ms=FAR),
+        item("b", str(FAR), policy="5"),
+        item("c", "3"),
+    ]
     assert bench.send(*batch, are_ids_new=True) == [ACCEPTED] * 3
     bench.check(
-        waiting={"b": FAR}, body={"a": "A-x", "b": "A-", "c": "A-"}, expiry={"a": FAR + 7},
-        policy={"b": "5"}, stats={"sent": 3, "promoted": 2},
+        waiting={"b": FAR},
+        body={"a": "A-x", "b": "A-", "c": "A-"},
+        expiry={"a": FAR + 7},
+        policy={"b": "5"},
+        stats={"sent": 3, "promoted": 2},
         lisa=G(ready=[Row("c", 3), Row("a", 7)]),
-    )  # fmt: skip
+    )
 
 
 def test_one_due_time_for_all(bench: Bench) -> None:
@@ -278,19 +313,25 @@ def test_one_due_time_for_all(bench: Bench) -> None:
     ttls = [9, None]
     assert bench.call(Enqueue(TOPIC, token, "de", [str(FAR)], later, ttls)) == [ACCEPTED] * 2
     bench.check(
-        options={"max_ready": "2"}, waiting={"c": 5, "d": FAR, "e": FAR},
-        body=dict.fromkeys("abcde", "A-"), expiry={"d": FAR + 9},
-        stats={"sent": 5, "promoted": 2}, lisa=G(ready=[Row("a", 5), Row("b", 5)]),
-    )  # fmt: skip
+        options={"max_ready": "2"},
+        waiting={"c": 5, "d": FAR, "e": FAR},
+        body=dict.fromkeys("abcde", "A-"),
+        expiry={"d": FAR + 9},
+        stats={"sent": 5, "promoted": 2},
+        lisa=G(ready=[Row("a", 5), Row("b", 5)]),
+    )
 
 
 def test_capacity_is_checked_for_the_batch_before_it_writes(bench: Bench) -> None:
     state: dict[str, Any] = {
-        "options": {"capacity": "4"}, "waiting": {"w": FAR}, "body": {"w": "B-", "e": "B-"},
-        "lisa": G(ready=[Row("e", PAST)]), "audit": G(retry={"e": PAST}),
-    }  # fmt: skip
+        "options": {"capacity": "4"},
+        "waiting": {"w": FAR},
+        "body": {"w": "B-", "e": "B-"},
+        "lisa": G(ready=[Row("e", PAST)]),
+        "audit": G(retry={"e": PAST}),
+    }
     bench.put(**state)
-    with pytest.raises(TopicFull, match=r"'orders' holds 2 live messages and takes at most 4"):
+    with pytest.raises(TopicFull, match=r"'orders' holds 2 live messages and allows at most 4"):
         bench.send(item("x", "1"), item("y", "1"), item("z", "1"))
     bench.check(**state)
     assert bench.send(item("x", str(FAR)), item("y", str(FAR))) == [ACCEPTED, ACCEPTED]
@@ -298,9 +339,11 @@ def test_capacity_is_checked_for_the_batch_before_it_writes(bench: Bench) -> Non
 
 def test_capacity_counts_only_ids_that_are_not_live(bench: Bench) -> None:
     full: dict[str, Any] = {
-        "options": {"capacity": "1"}, "waiting": {"a": FAR}, "body": {"a": "A-"},
+        "options": {"capacity": "1"},
+        "waiting": {"a": FAR},
+        "body": {"a": "A-"},
         "done": {"s": ("A-", "acked", PAST, 1, PAST)},
-    }  # fmt: skip
+    }
     bench.put(**full)
     assert bench.send(item("a", str(FAR)), item("s", "1")) == [ACCEPTED, ACCEPTED]
     assert bench.send(item("s", "1", sender="B"), sender="B") == [DUPLICATE]
@@ -310,7 +353,7 @@ def test_capacity_counts_only_ids_that_are_not_live(bench: Bench) -> None:
         bench.send(item("s", "1", sender="B"), sender="B", on_duplicate=OnDuplicate.REPLACE)
 
 
-def test_an_id_twice_in_one_call_takes_one_place(bench: Bench) -> None:
+def test_an_id_given_twice_counts_once_against_capacity(bench: Bench) -> None:
     bench.put(options={"capacity": "1"})
     assert bench.send(item("a", str(FAR)), item("a", str(FAR))) == [ACCEPTED, DUPLICATE]
 
@@ -324,7 +367,7 @@ def test_a_body_above_the_limit_is_refused_and_nothing_sent(bench: Bench) -> Non
     assert bench.send(item("a", "1", "123")) == [ACCEPTED]
 
 
-def test_headers_are_no_part_of_the_body_that_is_limited(bench: Bench) -> None:
+def test_headers_do_not_count_against_the_body_limit(bench: Bench) -> None:
     bench.put(options={"max_body_bytes": "3"})
     long = encode_envelope("A" * 8, "123", {"trace": "long enough"})
     assert bench.send(Item("a", str(FAR), long)) == [ACCEPTED]
@@ -336,6 +379,9 @@ def test_the_latest_due_time_keeps_all_its_digits(bench: Bench) -> None:
     bench.send(item("a", str(latest), ttl_ms=1))
     assert bench.store.ask("ZSCORE", bench.keys.waiting, "a") == b"253402300799999"
     bench.check(
-        waiting={"a": latest}, expiry={"a": latest + 1}, body={"a": "A-"}, stats={"sent": 1},
+        waiting={"a": latest},
+        expiry={"a": latest + 1},
+        body={"a": "A-"},
+        stats={"sent": 1},
         lisa=G(),
-    )  # fmt: skip
+    )

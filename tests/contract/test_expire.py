@@ -8,7 +8,7 @@ import pytest
 
 from lisa.core.transitions.expire import Expire, Expired
 from tests.contract.bench import TOPIC
-from tests.contract.state import G, Row, envelope
+from tests.contract.state import G, Row
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
@@ -29,18 +29,18 @@ ENDED: dict[str, tuple[dict[str, Any], int | None, int]] = {
 }
 
 
-@pytest.mark.parametrize("place", ENDED)
-def test_what_is_past_its_ttl_ends(bench: Bench, place: str) -> None:
-    state, due, attempts = ENDED[place]
+@pytest.mark.parametrize("stage", ENDED)
+def test_messages_past_their_ttl_expire(bench: Bench, stage: str) -> None:
+    state, due, attempts = ENDED[stage]
     bench.put(body={"a": "A-x"}, policy={"a": "5"}, expiry={"a": 5}, **state)
-    twice = bench.call(Expire(TOPIC, ["a", "a"], wanted=True))
-    assert twice == [(EXPIRED, envelope("A-x")), (NOT_DUE, b"")]
+    twice = bench.call(Expire(TOPIC, ["a", "a"]))
+    assert twice == [EXPIRED, NOT_DUE]
     groups = {name: G() for name, value in state.items() if isinstance(value, G)}
     bench.check(
         done={"a": ("A-", "expired", due, attempts, bench.now)}, stats={"expired": 1}, **groups
     )
     after = bench.state()
-    assert bench.call(Expire(TOPIC, ["a"], wanted=True)) == [(NOT_DUE, b"")]
+    assert bench.call(Expire(TOPIC, ["a"])) == [NOT_DUE]
     assert bench.state() == after
 
 
@@ -48,38 +48,44 @@ UNTOUCHED: dict[str, tuple[Expired, dict[str, Any]]] = {
     "its ttl is not over": (NOT_DUE, {"waiting": {"a": 1}, "expiry": {"a": FAR}, "lisa": G()}),
     "it has no ttl": (NOT_DUE, {"waiting": {"a": 1}, "lisa": G()}),
     "in flight": (
-        IN_FLIGHT, {"expiry": {"a": 5}, "lisa": G(ready=[Row("a", 1, 3, "c1")], **FAILED)},
+        IN_FLIGHT,
+        {"expiry": {"a": 5}, "lisa": G(ready=[Row("a", 1, 3, "c1")], **FAILED)},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNTOUCHED)
-def test_what_it_may_not_end_it_leaves(bench: Bench, case: str) -> None:
+def test_other_messages_are_not_expired(bench: Bench, case: str) -> None:
     said, state = UNTOUCHED[case]
     bench.put(body={"a": "A-"}, **state)
-    assert bench.call(Expire(TOPIC, ["a"])) == [(said, b"")]
+    assert bench.call(Expire(TOPIC, ["a"])) == [said]
     bench.check(body={"a": "A-"}, **state)
 
 
-def test_what_one_group_has_in_flight_finishes_and_is_not_tried_elsewhere(bench: Bench) -> None:
+def test_a_delivery_in_flight_finishes_and_other_groups_drop_the_message(bench: Bench) -> None:
     bench.put(
-        body={"a": "A-"}, expiry={"a": 5}, lisa=G(ready=[HELD]), audit=G(retry={"a": 7}, **FAILED),
+        body={"a": "A-"},
+        expiry={"a": 5},
+        lisa=G(ready=[HELD]),
+        audit=G(retry={"a": 7}, **FAILED),
         third=G(ready=[READY]),
-    )  # fmt: skip
-    assert bench.call(Expire(TOPIC, ["a"])) == [(IN_FLIGHT, b"")]
+    )
+    assert bench.call(Expire(TOPIC, ["a"])) == [IN_FLIGHT]
     bench.check(body={"a": "A-"}, expiry={"a": 5}, lisa=G(ready=[HELD]), audit=G(), third=G())
 
 
-def test_in_garbage_it_has_no_ttl_any_more(bench: Bench) -> None:
+def test_garbage_has_no_ttl(bench: Bench) -> None:
     bench.put(
-        body={"a": "A-", "b": "A-"}, expiry={"a": 5, "b": 5}, audit=G(retry={"b": 7}),
+        body={"a": "A-", "b": "A-"},
+        expiry={"a": 5, "b": 5},
+        audit=G(retry={"b": 7}),
         lisa=G(garbage={"a": 6, "b": 6}, **FAILED),
-    )  # fmt: skip
-    assert bench.call(Expire(TOPIC, ["a", "b"])) == [(NOT_DUE, b""), (NOT_DUE, b"")]
+    )
+    assert bench.call(Expire(TOPIC, ["a", "b"])) == [NOT_DUE, NOT_DUE]
     bench.check(body={"a": "A-", "b": "A-"}, lisa=G(garbage={"a": 6, "b": 6}, **FAILED), audit=G())
 
 
 def test_a_ttl_without_a_live_message_is_cleared(bench: Bench) -> None:
     bench.put(expiry={"a": 5, "b": FAR}, lisa=G())
-    assert bench.call(Expire(TOPIC, ["a", "b"])) == [(ORPHAN, b""), (ORPHAN, b"")]
+    assert bench.call(Expire(TOPIC, ["a", "b"])) == [ORPHAN, ORPHAN]
     bench.check(lisa=G())

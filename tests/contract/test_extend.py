@@ -1,4 +1,4 @@
-"""extend: in flight, the lease starts anew."""
+"""extend: in flight, with a new lease."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ def pending(bench: Bench, message_id: str) -> tuple[str, int, int]:
     return owner.decode(), idle, count
 
 
-def test_only_ones_own_deliveries_are_kept_and_nothing_is_taken(bench: Bench) -> None:
+def test_only_the_consumers_own_deliveries_are_extended(bench: Bench) -> None:
     rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c2", 60_000), Row("c", 3)]
     bench.put(body=BODIES, lisa=G(ready=rows, retry={"d": FAR}))
     counts = {m: pending(bench, m)[2] for m in "ab"}
-    receipts = [bench.receipt("a"), bench.receipt("b"), bench.receipt("c"), ("a", "1-1"),
-                ("d", "1-1"), ("x", "1-1")]  # fmt: skip
+    receipts = [
+        bench.receipt("a"),
+        bench.receipt("b"),
+        bench.receipt("c"),
+        ("a", "1-1"),
+        ("d", "1-1"),
+        ("x", "1-1"),
+    ]
     said = bench.call(Extend(TOPIC, "lisa", "c1", receipts))
     assert said == [True, False, False, False, False, False]
     bench.check(body=BODIES, lisa=G(ready=rows, retry={"d": FAR}))
@@ -36,7 +42,7 @@ def test_only_ones_own_deliveries_are_kept_and_nothing_is_taken(bench: Bench) ->
     assert {m: pending(bench, m)[2] for m in "ab"} == counts
 
 
-def test_a_lease_of_its_own_moves(bench: Bench) -> None:
+def test_an_own_ack_timeout_moves_the_lease(bench: Bench) -> None:
     rows = [Row("a", 1, 1, "c1", 60_000), Row("b", 2, 1, "c2")]
     bench.put(body=BODIES, lisa=G(ready=rows, leases={"a": 5, "b": 5}))
     receipts = [bench.receipt("a"), bench.receipt("b")]

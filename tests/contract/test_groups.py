@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.errors import GroupRemoved, RemovalUnfinished
+from lisa.core.model.errors import GroupRemoved, RemovalUnfinished, TooManyGroups
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FAR = 4_000_000_000_000
 
 
-def test_declare_makes_the_group_and_its_stream(bench: Bench) -> None:
+def test_declare_creates_the_group_and_its_stream(bench: Bench) -> None:
     bench.put(waiting={"a": 1}, body={"a": "A-"}, audit=G())
     assert bench.call(Declare(TOPIC, "lisa")) is True
     bench.check(waiting={"a": 1}, body={"a": "A-"}, audit=G(), lisa=G())
@@ -30,21 +30,21 @@ def test_declare_makes_the_group_and_its_stream(bench: Bench) -> None:
     bench.check(waiting={"a": 1}, body={"a": "A-"}, audit=G(), lisa=G())
 
 
-def test_declare_mends_a_stream_that_was_deleted(bench: Bench) -> None:
+def test_declare_recreates_a_deleted_stream(bench: Bench) -> None:
     bench.put(lisa=G())
     bench.store.ask("DEL", bench.keys.group("lisa").ready)
     assert bench.call(Declare(TOPIC, "lisa")) is False
     bench.check(lisa=G())
 
 
-def test_declare_mends_a_group_that_was_destroyed_from_the_first_entry_on(bench: Bench) -> None:
+def test_declare_recreates_a_destroyed_group_at_the_first_entry(bench: Bench) -> None:
     bench.put(body={"a": "A-", "b": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1"), Row("b", 2)]))
     bench.store.ask("XGROUP", "DESTROY", bench.keys.group("lisa").ready, "lisa")
     bench.call(Declare(TOPIC, "lisa"))
     bench.check(body={"a": "A-", "b": "A-"}, lisa=G(ready=[Row("a", 1), Row("b", 2)]))
 
 
-def test_a_repair_declares_no_group_that_was_removed_meanwhile(bench: Bench) -> None:
+def test_a_repair_does_not_declare_a_removed_group(bench: Bench) -> None:
     bench.put(lisa=G(), audit=G())
     bench.store.ask("DEL", bench.keys.group("lisa").ready)
     assert bench.call(Declare(TOPIC, "lisa", only_mend=True)) is False
@@ -54,7 +54,7 @@ def test_a_repair_declares_no_group_that_was_removed_meanwhile(bench: Bench) -> 
     bench.check(declared=["audit"], audit=G())
 
 
-def test_a_repair_brings_back_what_was_lost_and_nothing_else(bench: Bench) -> None:
+def test_a_repair_restores_only_lost_groups(bench: Bench) -> None:
     bench.put(declared=["audit"], body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
     assert bench.call(Declare(TOPIC, "lisa", only_lost=True)) is True
     bench.check(body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
@@ -78,9 +78,7 @@ def test_a_repair_brings_back_what_was_lost_and_nothing_else(bench: Bench) -> No
     ],
     ids=["declared", "being removed", "owing"],
 )
-def test_only_keys_of_no_use_are_dropped_without_a_removal(
-    bench: Bench, kept: dict[str, Any]
-) -> None:
+def test_only_unused_keys_are_deleted_without_a_removal(bench: Bench, kept: dict[str, Any]) -> None:
     bench.put(**kept)
     assert bench.call(Undeclare(TOPIC, "lisa", rest=True)) == Undeclared(0, False)
     bench.check(**kept)
@@ -90,28 +88,40 @@ def test_only_keys_of_no_use_are_dropped_without_a_removal(
     assert not bench.store.ask("EXISTS", *bench.keys.group("lisa"))
 
 
-def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:
+def test_undeclare_settles_messages_that_no_other_group_owes(bench: Bench) -> None:
     bodies = {"r": "A-", "f": "A-", "t": "A-", "g": "A-", "both": "A-", "w": "A-", "left": "A-"}
     bench.put(
-        waiting={"w": FAR}, body=bodies, policy={"t": "5"}, expiry={"t": FAR},
+        waiting={"w": FAR},
+        body=bodies,
+        policy={"t": "5"},
+        expiry={"t": FAR},
         lisa=G(
             ready=[Row("f", 1, 1, "c1"), Row("r", 2), Row("both", 3)],
-            retry={"t": 4, "left": 6}, garbage={"g": 5}, attempts={"t": 1, "g": 2},
-            reasons={"t": "no", "g": "no"}, leases={"f": FAR},
+            retry={"t": 4, "left": 6},
+            garbage={"g": 5},
+            attempts={"t": 1, "g": 2},
+            reasons={"t": "no", "g": "no"},
+            leases={"f": FAR},
         ),
         audit=G(ready=[Row("both", 3)]),
-    )  # fmt: skip
+    )
     page = ["f", "r", "both", "t", "g", "w", "x"]
     said = bench.call(Undeclare(TOPIC, "lisa", page, drop=True))
     assert said == Undeclared(4, False)
-    done = {m: ("A-", "purged", None, n, bench.now) for m, n in zip("frtg", (0, 0, 1, 2),
-                                                                   strict=True)}  # fmt: skip
+    done = {
+        m: ("A-", "purged", None, n, bench.now) for m, n in zip("frtg", (0, 0, 1, 2), strict=True)
+    }
     bodies = {"both": "A-", "w": "A-", "left": "A-"}
     bench.check(
-        declared=["audit"], waiting={"w": FAR}, body=bodies, done=done, stats={"purged@lisa": 4},
-        lisa=G(retry={"left": 6}), audit=G(ready=[Row("both", 3)]),
+        declared=["audit"],
+        waiting={"w": FAR},
+        body=bodies,
+        done=done,
+        stats={"purged@lisa": 4},
+        lisa=G(retry={"left": 6}),
+        audit=G(ready=[Row("both", 3)]),
         options={"removing:lisa": bench.now},
-    )  # fmt: skip
+    )
     after = bench.state()
     again = bench.call(Undeclare(TOPIC, "lisa", page, drop=True, begun=True))
     assert again == Undeclared(0, False)
@@ -119,10 +129,12 @@ def test_undeclare_settles_what_only_this_group_owed(bench: Bench) -> None:
     assert bench.call(Undeclare(TOPIC, "lisa", ["left"], drop=True)) == Undeclared(1, True)
     del bodies["left"]
     bench.check(
-        waiting={"w": FAR}, body=bodies, stats={"purged@lisa": 5},
+        waiting={"w": FAR},
+        body=bodies,
+        stats={"purged@lisa": 5},
         done={**done, "left": ("A-", "purged", None, 0, bench.now)},
         audit=G(ready=[Row("both", 3)]),
-    )  # fmt: skip
+    )
 
 
 def test_undeclare_without_drop_keeps_the_keys_and_leaves_a_mark(bench: Bench) -> None:
@@ -140,10 +152,39 @@ def test_a_removed_group_may_be_declared_again(bench: Bench) -> None:
     bench.check(lisa=G(), audit=G())
 
 
+def test_a_topic_refuses_groups_beyond_its_maximum(bench: Bench) -> None:
+    bench.put(options={"max_groups": "2"}, lisa=G())
+    assert bench.call(Declare(TOPIC, "audit")) is True
+    before = bench.state()
+    with pytest.raises(TooManyGroups, match="'mail' is not declared: topic 'orders' has 2 groups"):
+        bench.call(Declare(TOPIC, "mail"))
+    assert bench.state() == before
+    assert bench.call(Declare(TOPIC, "audit")) is False, "those declared stay"
+    bench.call(Undeclare(TOPIC, "audit", drop=True))
+    assert bench.call(Declare(TOPIC, "mail")) is True, "there is room again"
+
+
+def test_a_topic_with_too_many_groups_keeps_them(bench: Bench) -> None:
+    names = [f"g{number:03}" for number in range(101)]
+    bench.put(**{name: G() for name in names})
+    with pytest.raises(TooManyGroups):
+        bench.call(Declare(TOPIC, "new"))
+    bench.store.ask("DEL", bench.keys.group("g007").ready)
+    assert bench.call(Declare(TOPIC, "g007", only_mend=True)) is False, "it is mended"
+    assert bench.store.ask("EXISTS", bench.keys.group("g007").ready) == 1
+    assert bench.call(Declare(TOPIC, "g008")) is False
+    # Lost groups are restored from what they owe, or from an archive.
+    bench.store.ask("HDEL", bench.keys.groups, "g009")
+    bench.store.ask("ZADD", bench.keys.group("g009").retry, 1, "m")
+    assert bench.call(Declare(TOPIC, "g009", only_lost=True)) is True
+    assert bench.call(Declare(TOPIC, "archived", unlimited=True)) is True
+    assert bench.call(Declare(f"{TOPIC}~0of2", "lisa")) is True, "a shard follows its topic"
+
+
 @pytest.mark.parametrize(
     "own", [G(ready=[Row("m", 1, 1, "c1")]), G(retry={"m": 1}), G(garbage={"m": 1})]
 )
-def test_a_group_that_owes_messages_since_its_removal_is_not_declared(bench: Bench, own: G) -> None:
+def test_a_removed_group_that_owes_messages_cannot_be_declared(bench: Bench, own: G) -> None:
     bench.put(body={"m": "A-"}, lisa=own, audit=G())
     bench.call(Undeclare(TOPIC, "lisa"))
     before = bench.state()
@@ -155,7 +196,7 @@ def test_a_group_that_owes_messages_since_its_removal_is_not_declared(bench: Ben
     assert "options" not in bench.state(), "and the mark has gone"
 
 
-def test_failures_counted_before_a_removal_are_not_those_of_the_group_declared_anew(
+def test_a_group_declared_again_starts_without_failures(
     bench: Bench,
 ) -> None:
     bench.put(waiting={"m": FAR}, body={"m": "A-"}, lisa=G(attempts={"m": 1}, reasons={"m": "no"}))
@@ -164,13 +205,13 @@ def test_failures_counted_before_a_removal_are_not_those_of_the_group_declared_a
     bench.check(waiting={"m": FAR}, body={"m": "A-"}, lisa=G())
 
 
-def test_what_a_foreign_hand_undeclared_is_declared_with_all_it_owes(bench: Bench) -> None:
+def test_a_group_undeclared_by_another_program_keeps_its_messages(bench: Bench) -> None:
     bench.put(declared=["audit"], body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
     assert bench.call(Declare(TOPIC, "lisa")) is True
     bench.check(body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
 
 
-def test_a_removal_does_not_go_on_once_the_group_was_declared_anew(bench: Bench) -> None:
+def test_a_removal_stops_when_the_group_is_declared_again(bench: Bench) -> None:
     bench.put(lisa=G())
     bench.call(Undeclare(TOPIC, "lisa"))
     bench.call(Declare(TOPIC, "lisa"))
@@ -181,7 +222,7 @@ def test_a_removal_does_not_go_on_once_the_group_was_declared_anew(bench: Bench)
     assert bench.state() == before
 
 
-def test_a_mark_beside_a_declared_group_goes_and_nothing_else(bench: Bench) -> None:
+def test_the_mark_of_a_declared_group_is_deleted(bench: Bench) -> None:
     bench.put(body={"m": "A-"}, lisa=G(retry={"m": 1}), audit=G())
     before = bench.state()
     bench.store.ask("HSET", bench.keys.options, "removing:lisa", 1)
@@ -189,7 +230,7 @@ def test_a_mark_beside_a_declared_group_goes_and_nothing_else(bench: Bench) -> N
     assert bench.state() == before
 
 
-def test_a_message_replaced_by_one_due_later_is_not_handed_out_by_a_group_half_removed(
+def test_a_half_removed_group_does_not_deliver_a_replaced_message(
     bench: Bench,
 ) -> None:
     bench.call(Declare(TOPIC, "lisa"))

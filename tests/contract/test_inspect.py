@@ -1,4 +1,4 @@
-"""inspect: where an id stands, in every group."""
+"""inspect: the state of ids, in every group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core.transitions.inspect import Inspect, Inspection, Place, Tombstone
+from lisa.core.transitions.inspect import GroupState, Inspect, Inspection, Tombstone
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row, envelope
 
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
 FAR = 253_402_300_799_999
 
 
-def test_it_tells_every_place_and_changes_nothing(bench: Bench) -> None:
+def test_it_reports_every_state_and_changes_nothing(bench: Bench) -> None:
     state = {
         "waiting": {"w": FAR},
         "body": {"w": "A-wait", "a": "A+all", "b": "A-two"},
         "expiry": {"w": FAR},
         "done": {"d": ("Ar", "acked", 7, 2, 9)},
         "lisa": G(
-            ready=[Row("a", 1, 3, "c1", 5000), Row("b", 2)], attempts={"a": 2},
-            reasons={"a": "no"}, garbage={"x": 5},
+            ready=[Row("a", 1, 3, "c1", 5000), Row("b", 2)],
+            attempts={"a": 2},
+            reasons={"a": "no"},
+            garbage={"x": 5},
         ),
         "audit": G(retry={"a": 4}, garbage={"b": 6}, attempts={"b": 11}, reasons={"b": "bad"}),
-    }  # fmt: skip
+    }
     bench.put(**state)
     w, a, b, d, unknown = bench.call(Inspect(TOPIC, ["w", "a", "b", "d", "?"]))
     assert w == Inspection(envelope("A-wait"), None, FAR, FAR, [])
-    held, retry = sorted(a.places)[::-1]
-    assert a._replace(places=[]) == Inspection(envelope("A+all"), None, None, None, [])
+    held, retry = sorted(a.group_states)[::-1]
+    assert a._replace(group_states=[]) == Inspection(envelope("A+all"), None, None, None, [])
     assert held.idle_ms is not None
     assert 5000 <= held.idle_ms <= 5000 + bench.clock() - bench.start
-    assert held._replace(idle_ms=None) == Place(
+    assert held._replace(idle_ms=None) == GroupState(
         "lisa", "in_flight", 1, 2, "c1", None, "no", bench.entry("a")
     )
-    assert retry == Place("audit", "retry", 4, 0, None, None, None, None)
-    assert sorted(b.places) == [
-        Place("audit", "garbage", 6, 11, None, None, "bad", None),
-        Place("lisa", "ready", 2, 0, None, None, None, bench.entry("b")),
+    assert retry == GroupState("audit", "retry", 4, 0, None, None, None, None)
+    assert sorted(b.group_states) == [
+        GroupState("audit", "garbage", 6, 11, None, None, "bad", None),
+        GroupState("lisa", "ready", 2, 0, None, None, None, bench.entry("b")),
     ]
     assert d == Inspection(b"", Tombstone("AAAAAAAA", "acked", 7, 2, 9), None, None, [])
     assert unknown == Inspection(b"", None, None, None, [])
@@ -49,7 +51,7 @@ def test_it_tells_every_place_and_changes_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("body", ["", "long enough to be seen"])
-def test_without_bodies_only_heads_come(bench: Bench, body: str) -> None:
+def test_without_bodies_only_heads_are_returned(bench: Bench, body: str) -> None:
     bench.put(waiting={"a": 1}, body={"a": f"A-{body}"})
     (said,) = bench.call(Inspect(TOPIC, ["a"], bodies=False))
     assert said.envelope == envelope("A-")

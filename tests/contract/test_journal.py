@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core import scripts
-from lisa.core.errors import GroupRemoved
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.keys import Keys
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -25,10 +24,11 @@ from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.restore import Place, Restore, RestoreItem
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from tests.contract.bench import TOPIC, item
+from tests.contract.samples import SAMPLES
 from tests.contract.state import G, Row, envelope
 from tests.rows import enqueue
 
@@ -46,7 +46,7 @@ LIVE = dict.fromkeys("abc", "A-")
 
 @dataclass(frozen=True)
 class Case:
-    """From a state, a call; the events, given the bench for what is measured by its clock."""
+    """A state, a call, and the expected events, given the bench for values from its clock."""
 
     state: dict[str, Any]
     make: Callable[[Bench], Transition[Any]]
@@ -60,9 +60,14 @@ def held(bench: Bench, *, attempt: int = 1, fence: str = "AAAAAAAA-") -> Settlem
 CASES: dict[str, Case] = {
     "enqueue for later, with all that a message may have": Case(
         {"lisa": G()},
-        lambda _: enqueue(TOPIC, "A" * 8, [
-            item("a", str(FAR), "one", ttl_ms=5), item("b", str(FAR), "two", policy="0,7~0.5"),
-        ]),
+        lambda _: enqueue(
+            TOPIC,
+            "A" * 8,
+            [
+                item("a", str(FAR), "one", ttl_ms=5),
+                item("b", str(FAR), "two", policy="0,7~0.5"),
+            ],
+        ),
         lambda _: [
             ("a", "sent", "", 0, {"due": FAR, "envelope": "A-one", "expires": FAR + 5}),
             ("b", "sent", "", 0, {"due": FAR, "envelope": "A-two", "policy": "0,7~0.5"}),
@@ -93,8 +98,13 @@ CASES: dict[str, Case] = {
         lambda _: [("a", "ready", "lisa", 1, {"due": 1}), ("b", "ready", "lisa", 4, {"due": 2})],
     ),
     "promote beside a full group": Case(
-        {"body": LIVE, "options": {"max_ready": "1"}, "waiting": {"a": 1},
-         "audit": G(ready=[Row("b", 1)]), "lisa": G()},
+        {
+            "body": LIVE,
+            "options": {"max_ready": "1"},
+            "waiting": {"a": 1},
+            "audit": G(ready=[Row("b", 1)]),
+            "lisa": G(),
+        },
         lambda _: Promote(TOPIC),
         lambda _: [
             ("a", "retry", "audit", 0, {"due": 1, "reason": "group is full"}),
@@ -107,14 +117,20 @@ CASES: dict[str, Case] = {
         lambda _: [("a", "in_flight", "lisa", 2, {"due": 1})],
     ),
     "open beside one that is past its ttl": Case(
-        {"body": LIVE, "expiry": {"b": 5, "c": FAR},
-         "lisa": G(ready=[Row("a", 1, 2, "c1"), Row("b", 1, 1, "c1")])},
+        {
+            "body": LIVE,
+            "expiry": {"b": 5, "c": FAR},
+            "lisa": G(ready=[Row("a", 1, 2, "c1"), Row("b", 1, 1, "c1")]),
+        },
         lambda bench: Open(TOPIC, "lisa", [bench.opening("a"), bench.opening("b")]),
         lambda _: [("a", "in_flight", "lisa", 2, {"due": 1})],
     ),
     "open while paused": Case(
-        {"body": LIVE, "options": {"paused": "1"}, "lisa": G(ready=[Row("a", 1, 2, "c1")],
-                                                             attempts={"a": 1})},
+        {
+            "body": LIVE,
+            "options": {"paused": "1"},
+            "lisa": G(ready=[Row("a", 1, 2, "c1")], attempts={"a": 1}),
+        },
         lambda bench: Open(TOPIC, "lisa", [bench.opening("a")]),
         lambda _: [("a", "ready", "lisa", 2, {"due": 1})],
     ),
@@ -141,23 +157,35 @@ CASES: dict[str, Case] = {
     "ack that comes late": Case(
         {"body": LIVE, "lisa": G(retry={"a": FAR}, attempts={"a": 1})},
         lambda _: Ack(TOPIC, "lisa", [Settlement("a", "9-9", "AAAAAAAA-", 7, 1)]),
-        lambda _: [("a", "acked", "lisa", 1,
-                    {"due": 7, "end": 1, "reason": "after its lease had ended"})],
+        lambda _: [
+            ("a", "acked", "lisa", 1, {"due": 7, "end": 1, "reason": "after its lease had ended"})
+        ],
     ),
     "ack of two deliveries of one message": Case(
         {"body": LIVE, "lisa": G(ready=[Row("a", 7, 2, "c1")], attempts={"a": 1})},
-        lambda bench: Ack(TOPIC, "lisa", [
-            held(bench, attempt=2), Settlement("a", "9-9", "AAAAAAAA-", 7, 1),
-        ]),
+        lambda bench: Ack(
+            TOPIC,
+            "lisa",
+            [
+                held(bench, attempt=2),
+                Settlement("a", "9-9", "AAAAAAAA-", 7, 1),
+            ],
+        ),
         lambda _: [("a", "acked", "lisa", 2, {"due": 7, "end": 1})],
     ),
     "ack of two deliveries of one message, the older one first": Case(
         {"body": LIVE, "lisa": G(ready=[Row("a", 7, 2, "c1")], attempts={"a": 1})},
-        lambda bench: Ack(TOPIC, "lisa", [
-            Settlement("a", "9-9", "AAAAAAAA-", 7, 1), held(bench, attempt=2),
-        ]),
-        lambda _: [("a", "acked", "lisa", 1,
-                    {"due": 7, "end": 1, "reason": "after its lease had ended"})],
+        lambda bench: Ack(
+            TOPIC,
+            "lisa",
+            [
+                Settlement("a", "9-9", "AAAAAAAA-", 7, 1),
+                held(bench, attempt=2),
+            ],
+        ),
+        lambda _: [
+            ("a", "acked", "lisa", 1, {"due": 7, "end": 1, "reason": "after its lease had ended"})
+        ],
     ),
     "ack of what was past its ttl": Case(
         {"body": LIVE, "lisa": G(ready=[Row("a", 7, 1, "c1")])},
@@ -170,11 +198,19 @@ CASES: dict[str, Case] = {
         lambda _: [],
     ),
     "retry and discard": Case(
-        {"body": LIVE, "options": {"retry_delays": "5000"},
-         "lisa": G(ready=[Row("a", 7, 1, "c1"), Row("b", 7, 1, "c1")])},
-        lambda bench: Retry(TOPIC, "lisa", [
-            Failure(*bench.receipt("a"), "boom"), Failure(*bench.receipt("b"), "bad", "discard"),
-        ]),
+        {
+            "body": LIVE,
+            "options": {"retry_delays": "5000"},
+            "lisa": G(ready=[Row("a", 7, 1, "c1"), Row("b", 7, 1, "c1")]),
+        },
+        lambda bench: Fail(
+            TOPIC,
+            "lisa",
+            [
+                Failure(*bench.receipt("a"), "boom"),
+                Failure(*bench.receipt("b"), "bad", "discard"),
+            ],
+        ),
         lambda bench: [
             ("a", "retry", "lisa", 1, {"reason": "boom", "due": bench.now + 5000}),
             ("b", "garbage", "lisa", 1, {"reason": "bad"}),
@@ -186,9 +222,13 @@ CASES: dict[str, Case] = {
         lambda _: [("a", "ready", "lisa", 2, {"due": 7, "reason": "released"})],
     ),
     "reclaim": Case(
-        {"body": LIVE, "options": {"retry_delays": "5000"},
-         "lisa": G(ready=[Row("a", 7, 1, "c1", LONG), Row("b", 7, 2, "c1", LONG)],
-                   attempts={"b": 1})},
+        {
+            "body": LIVE,
+            "options": {"retry_delays": "5000"},
+            "lisa": G(
+                ready=[Row("a", 7, 1, "c1", LONG), Row("b", 7, 2, "c1", LONG)], attempts={"b": 1}
+            ),
+        },
         lambda _: Reclaim(TOPIC, "lisa"),
         lambda bench: [
             ("a", "retry", "lisa", 1, {"reason": "ack timeout", "due": bench.now + 5000}),
@@ -196,8 +236,11 @@ CASES: dict[str, Case] = {
         ],
     ),
     "cancel": Case(
-        {"body": LIVE, "waiting": {"c": FAR},
-         "lisa": G(retry={"a": 5}, attempts={"a": 2}, ready=[Row("b", 7, 1, "c1")])},
+        {
+            "body": LIVE,
+            "waiting": {"c": FAR},
+            "lisa": G(retry={"a": 5}, attempts={"a": 2}, ready=[Row("b", 7, 1, "c1")]),
+        },
         lambda _: Cancel(TOPIC, ["a", "b", "c", "x"]),
         lambda _: [("a", "cancelled", "", 2, {"end": 1}), ("c", "cancelled", "", 0, {"end": 1})],
     ),
@@ -215,17 +258,26 @@ CASES: dict[str, Case] = {
         lambda bench: [("a", "requeued", "lisa", 0, {"due": bench.now})],
     ),
     "purge, another group still owing one": Case(
-        {"body": LIVE, "lisa": G(garbage={"a": 5, "b": 5}, attempts={"a": 2}),
-         "audit": G(ready=[Row("b", 5)])},
+        {
+            "body": LIVE,
+            "lisa": G(garbage={"a": 5, "b": 5}, attempts={"a": 2}),
+            "audit": G(ready=[Row("b", 5)]),
+        },
         lambda _: Purge(TOPIC, "lisa", ["a", "b", "c"]),
         lambda _: [("a", "purged", "lisa", 2, {"end": 1}), ("b", "purged", "lisa", 0, {})],
     ),
     "expire, one group's in flight": Case(
-        {"body": LIVE, "expiry": dict.fromkeys("abc", 5), "waiting": {"a": 1},
-         "lisa": G(retry={"b": 5, "c": 5}), "audit": G(ready=[Row("c", 5, 1, "c1")])},
+        {
+            "body": LIVE,
+            "expiry": dict.fromkeys("abc", 5),
+            "waiting": {"a": 1},
+            "lisa": G(retry={"b": 5, "c": 5}),
+            "audit": G(ready=[Row("c", 5, 1, "c1")]),
+        },
         lambda _: Expire(TOPIC, ["a", "b", "c"]),
         lambda _: [
-            ("a", "expired", "", 0, {"end": 1}), ("b", "expired", "", 0, {"end": 1}),
+            ("a", "expired", "", 0, {"end": 1}),
+            ("b", "expired", "", 0, {"end": 1}),
             ("c", "expired", "lisa", 0, {}),
         ],
     ),
@@ -238,8 +290,11 @@ CASES: dict[str, Case] = {
         ],
     ),
     "mend": Case(
-        {"body": LIVE, "waiting": {"x": 1}, "lisa": G(entries={"a": None}, retry={"b": 5},
-                                                      garbage={"b": 5}, attempts={"a": 1})},
+        {
+            "body": LIVE,
+            "waiting": {"x": 1},
+            "lisa": G(entries={"a": None}, retry={"b": 5}, garbage={"b": 5}, attempts={"a": 1}),
+        },
         lambda _: Mend(TOPIC, ["a", "b", "c", "x"]),
         lambda bench: [
             ("a", "retry", "lisa", 1, {"due": bench.now, "reason": "entry-lost"}),
@@ -256,32 +311,54 @@ CASES: dict[str, Case] = {
     ),
     "restore": Case(
         {"body": {"b": "B-"}, "done": {"d": ("A-", "acked", 1, 1, 5)}, "lisa": G(), "audit": G()},
-        lambda _: Restore(TOPIC, [
-            RestoreItem("a", envelope("A-one"), 7, FAR, "0,5"),
-            RestoreItem("b", envelope("A-"), 7), RestoreItem("d", envelope("A-"), 7),
-            RestoreItem("e", envelope("A+two"), 7, places=(
-                Place("lisa", "retry", 9, 2), Place("audit", "garbage", 8, 3)), reason="boom"),
-        ]),
+        lambda _: Restore(
+            TOPIC,
+            [
+                RestoreItem("a", envelope("A-one"), 7, FAR, "0,5"),
+                RestoreItem("b", envelope("A-"), 7),
+                RestoreItem("d", envelope("A-"), 7),
+                RestoreItem(
+                    "e",
+                    envelope("A+two"),
+                    7,
+                    group_states=(
+                        RestoreState("lisa", "retry", 9, 2),
+                        RestoreState("audit", "garbage", 8, 3),
+                    ),
+                    reason="boom",
+                ),
+            ],
+        ),
         lambda _: [
-            ("a", "restored", "", 0,
-             {"due": 7, "envelope": "A-one", "expires": FAR, "policy": "0,5"}),
-            ("e", "restored", "lisa", 2,
-             {"due": 9, "envelope": "A+two", "place": "retry", "reason": "boom"}),
-            ("e", "restored", "audit", 3,
-             {"due": 7, "envelope": "A+two", "place": "garbage", "reason": "boom"}),
+            (
+                "a",
+                "restored",
+                "",
+                0,
+                {"due": 7, "envelope": "A-one", "expires": FAR, "policy": "0,5"},
+            ),
+            (
+                "e",
+                "restored",
+                "lisa",
+                2,
+                {"due": 9, "envelope": "A+two", "place": "retry", "reason": "boom"},
+            ),
+            (
+                "e",
+                "restored",
+                "audit",
+                3,
+                {"due": 7, "envelope": "A+two", "place": "garbage", "reason": "boom"},
+            ),
         ],
     ),
-}  # fmt: skip
-
-NO_TRANSITION = {
-    "configure", "declare", "forget", "inspect", "place", "prune", "pull", "trim",
-}  # fmt: skip
-"""Scripts that move no message. Who pulls opens next: open tells of the hand-over."""
+}
 
 
 def test_no_script_is_left_out() -> None:
     told = {name.split()[0].rstrip(",") for name in CASES}
-    assert told | NO_TRANSITION == set(scripts.names())
+    assert told == {name for name, sample in SAMPLES.items() if sample.moves_messages}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -296,11 +373,11 @@ def test_events(bench: Bench, name: str) -> None:
 
 
 ANEW = ("extend", "promote", "open", "reschedule")
-"""Called again these do something anew, and say so."""
+"""A repeated call of these acts again, and reports it."""
 
 
 @pytest.mark.parametrize("name", [one for one in CASES if not one.startswith(ANEW)])
-def test_a_repeated_call_tells_nothing_more(bench: Bench, name: str) -> None:
+def test_a_repeated_call_writes_no_further_events(bench: Bench, name: str) -> None:
     case = CASES[name]
     bench.put(**{**case.state, "options": {**case.state.get("options", {}), **ON}})
     call = case.make(bench)
@@ -311,9 +388,7 @@ def test_a_repeated_call_tells_nothing_more(bench: Bench, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_where_it_is_off_nothing_is_written_and_all_else_is_the_same(
-    bench: Bench, name: str
-) -> None:
+def test_without_a_journal_only_the_events_are_missing(bench: Bench, name: str) -> None:
     case = CASES[name]
     bench.put(**case.state)
     bench.call(case.make(bench))
@@ -322,7 +397,7 @@ def test_where_it_is_off_nothing_is_written_and_all_else_is_the_same(
     assert "journaled" not in state.get("stats", {})
 
 
-def test_the_lateness_of_a_first_hand_over_is_told_in_microseconds(bench: Bench) -> None:
+def test_the_lateness_of_a_first_delivery_is_journaled_in_microseconds(bench: Bench) -> None:
     due = bench.clock() - 50
     bench.put(body=LIVE, options=ON, lisa=G(ready=[Row("a", due, 1, "c1")]))
     opened = bench.call(Open(TOPIC, "lisa", [bench.opening("a")]))
@@ -331,7 +406,7 @@ def test_the_lateness_of_a_first_hand_over_is_told_in_microseconds(bench: Bench)
     assert more["late"] >= 50_000
 
 
-def test_the_actor_is_who_where_and_which_process(bench: Bench) -> None:
+def test_the_actor_names_role_host_and_process(bench: Bench) -> None:
     bench.put(options=ON, lisa=G())
     store = SyncStore(bench.store.connection, Keys(), who="producer")
     store.call(enqueue(TOPIC, "A" * 8, [item("a", str(FAR))]))
@@ -341,7 +416,7 @@ def test_the_actor_is_who_where_and_which_process(bench: Bench) -> None:
     assert store.actor.startswith("producer@")
 
 
-def test_a_foreign_hand_on_the_journal_stops_nothing(bench: Bench) -> None:
+def test_an_unusable_journal_key_stops_nothing(bench: Bench) -> None:
     bench.put(options=ON, lisa=G())
     bench.store.ask("SET", bench.keys.events, "not a stream")
     bench.call(enqueue(TOPIC, "A" * 8, [item("a", str(FAR))]))
@@ -351,7 +426,7 @@ def test_a_foreign_hand_on_the_journal_stops_nothing(bench: Bench) -> None:
 
 
 def fill(bench: Bench, count: int) -> list[str]:
-    """So many events, of one id each; the entries' ids."""
+    """Write events, one id each. Returns the entries' ids."""
     bench.put(options=ON)
     for start in range(0, count, 500):
         ids = [f"m{i:05}" for i in range(start, min(start + 500, count))]
@@ -370,7 +445,7 @@ def numbers(bench: Bench) -> list[int]:
 
 
 @pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
-def test_the_journal_goes_behind_the_slowest_archive(bench: Bench) -> None:
+def test_the_journal_is_trimmed_to_the_slowest_archive(bench: Bench) -> None:
     entries = fill(bench, 1000)
     record(bench, "quick", entries[899], 900)
     record(bench, "slow", entries[599], 600)
@@ -379,12 +454,12 @@ def test_the_journal_goes_behind_the_slowest_archive(bench: Bench) -> None:
     assert 400 < done.removed < 600
     left = numbers(bench)
     assert left == list(range(done.removed + 1, 1001))
-    assert 600 in left  # the last one that the slow archive has stays
+    assert 600 in left  # the slow archive's last event stays
     assert done.left == len(left)
 
 
 @pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
-def test_an_archive_that_reports_no_more_holds_up_nothing(bench: Bench) -> None:
+def test_an_archive_that_stopped_reporting_does_not_block_trimming(bench: Bench) -> None:
     entries = fill(bench, 1000)
     record(bench, "dead", entries[9], 10, ago_ms=10_000)
     record(bench, "quick", entries[899], 900)
@@ -392,7 +467,7 @@ def test_an_archive_that_reports_no_more_holds_up_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
-def test_without_an_archive_the_oldest_go_and_are_counted_as_lost(bench: Bench) -> None:
+def test_without_an_archive_the_oldest_events_are_removed_and_counted_as_lost(bench: Bench) -> None:
     fill(bench, 1000)
     bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
     done = bench.call(Prune(TOPIC))
@@ -405,7 +480,7 @@ def test_without_an_archive_the_oldest_go_and_are_counted_as_lost(bench: Bench) 
 
 
 @pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
-def test_what_an_archive_had_taken_before_it_fell_silent_is_not_lost(bench: Bench) -> None:
+def test_events_archived_before_an_archive_stopped_are_not_lost(bench: Bench) -> None:
     entries = fill(bench, 1000)
     bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
     record(bench, "dead", entries[499], 500, ago_ms=10_000)
@@ -415,7 +490,7 @@ def test_what_an_archive_had_taken_before_it_fell_silent_is_not_lost(bench: Benc
 
 @pytest.mark.not_on_fakeredis("its XTRIM knows no nodes")
 @pytest.mark.parametrize("archived", [True, False])
-def test_what_a_foreign_hand_added_does_not_stop_it(bench: Bench, *, archived: bool) -> None:
+def test_foreign_entries_do_not_stop_trimming(bench: Bench, *, archived: bool) -> None:
     bench.store.ask("XADD", bench.keys.events, "*", "foreign", "1")
     entries = fill(bench, 1000)
     bench.store.ask("HSET", bench.keys.options, "journal_max", 300)
@@ -427,42 +502,56 @@ def test_what_a_foreign_hand_added_does_not_stop_it(bench: Bench, *, archived: b
     assert numbers(bench) == list(range(done.removed, 1001))
 
 
-def test_a_journal_within_its_bounds_is_left_alone(bench: Bench) -> None:
+def test_a_journal_within_its_limits_is_not_trimmed(bench: Bench) -> None:
     fill(bench, 10)
     assert bench.call(Prune(TOPIC)) == Pruned(0, 0, 10, more=False)
     assert numbers(bench) == list(range(1, 11))
 
 
-def test_what_is_restored_stands_where_it_stood(bench: Bench) -> None:
+def test_restored_messages_have_their_earlier_state(bench: Bench) -> None:
     bench.put(lisa=G(), audit=G())
-    both = (Place("lisa", "retry", 9, 2), Place("audit", "garbage", 8, 3))
-    bench.call(Restore(TOPIC, [
-        RestoreItem("a", envelope("A-one"), 7, FAR, "0,5"),
-        RestoreItem("b", envelope("A+two"), 7, places=both, reason="boom"),
-        RestoreItem("c", envelope("A+one"), 7, places=(Place("lisa", "retry", 5),)),
-    ]))  # fmt: skip
+    both = (RestoreState("lisa", "retry", 9, 2), RestoreState("audit", "garbage", 8, 3))
+    bench.call(
+        Restore(
+            TOPIC,
+            [
+                RestoreItem("a", envelope("A-one"), 7, FAR, "0,5"),
+                RestoreItem("b", envelope("A+two"), 7, group_states=both, reason="boom"),
+                RestoreItem(
+                    "c", envelope("A+one"), 7, group_states=(RestoreState("lisa", "retry", 5),)
+                ),
+            ],
+        )
+    )
     bench.check(
-        body={"a": "A-one", "b": "A+two", "c": "A+one"}, waiting={"a": 7}, expiry={"a": FAR},
-        policy={"a": "0,5"}, stats={"restored": 3},
+        body={"a": "A-one", "b": "A+two", "c": "A+one"},
+        waiting={"a": 7},
+        expiry={"a": FAR},
+        policy={"a": "0,5"},
+        stats={"restored": 3},
         lisa=G(retry={"b": 9, "c": 5}, attempts={"b": 2}, reasons={"b": "boom"}),
         audit=G(garbage={"b": 8}, attempts={"b": 3}, reasons={"b": "boom"}),
-    )  # fmt: skip
+    )
 
 
-def test_what_was_due_before_1970_is_restored_to_its_place(bench: Bench) -> None:
-    """A full group has it in retry at its due time."""
+def test_messages_due_before_1970_are_restored(bench: Bench) -> None:
+    """A full group keeps it in retry, with its due time."""
     bench.put(lisa=G(), audit=G())
-    places = (Place("lisa", "retry", -5), Place("audit", "retry", -5))
-    bench.call(Restore(TOPIC, [RestoreItem("a", envelope("A-one"), -5, places=places)]))
-    bench.check(body={"a": "A-one"}, stats={"restored": 1}, lisa=G(retry={"a": -5}),
-                audit=G(retry={"a": -5}))  # fmt: skip
+    states = (RestoreState("lisa", "retry", -5), RestoreState("audit", "retry", -5))
+    bench.call(Restore(TOPIC, [RestoreItem("a", envelope("A-one"), -5, group_states=states)]))
+    bench.check(
+        body={"a": "A-one"},
+        stats={"restored": 1},
+        lisa=G(retry={"a": -5}),
+        audit=G(retry={"a": -5}),
+    )
 
 
 def test_a_group_that_is_not_declared_is_refused_before_anything_is_written(bench: Bench) -> None:
     bench.put(lisa=G())
     items = [
         RestoreItem("a", envelope("A-"), 7),
-        RestoreItem("b", envelope("A-"), 7, places=(Place("gone", "retry", 9),)),
+        RestoreItem("b", envelope("A-"), 7, group_states=(RestoreState("gone", "retry", 9),)),
     ]
     with pytest.raises(GroupRemoved, match="gone"):
         bench.call(Restore(TOPIC, items))

@@ -26,26 +26,40 @@ DAY_MS = 86_400_000
 READY = G(ready=[Row("long", 7, 1, "c1"), Row("short", 7, 1, "c1")])
 DEAD = G(garbage={"long": 5, "short": 5})
 ENDS: dict[str, tuple[dict[str, Any], Callable[[Bench], Transition[Any]]]] = {
-    "ack": ({"lisa": READY}, lambda bench: Ack(TOPIC, "lisa", [
-        bench.settlement("long", fence="~~~~~~~~-"), bench.settlement("short"),
-    ])),
-    "cancel": ({"lisa": G(), "waiting": {"long": 1, "short": 1}},
-               lambda _: Cancel(TOPIC, ["long", "short"])),
-    "expire": ({"lisa": G(), "waiting": {"long": 1, "short": 1}, "expiry": {"long": 2, "short": 2}},
-               lambda _: Expire(TOPIC, ["long", "short"])),
+    "ack": (
+        {"lisa": READY},
+        lambda bench: Ack(
+            TOPIC,
+            "lisa",
+            [
+                bench.settlement("long", fence="~~~~~~~~-"),
+                bench.settlement("short"),
+            ],
+        ),
+    ),
+    "cancel": (
+        {"lisa": G(), "waiting": {"long": 1, "short": 1}},
+        lambda _: Cancel(TOPIC, ["long", "short"]),
+    ),
+    "expire": (
+        {"lisa": G(), "waiting": {"long": 1, "short": 1}, "expiry": {"long": 2, "short": 2}},
+        lambda _: Expire(TOPIC, ["long", "short"]),
+    ),
     "purge": ({"lisa": DEAD}, lambda _: Purge(TOPIC, "lisa", ["long", "short"])),
     "undeclare": ({"lisa": DEAD}, lambda _: Undeclare(TOPIC, "lisa", ["long", "short"])),
-}  # fmt: skip
+}
 
 
 def spans(bench: Bench) -> dict[str, int]:
-    """How long each id's tombstone is kept, in ms."""
+    """The remaining lifetime of each id's tombstone in ms."""
     return {m: bench.store.ask("PTTL", bench.keys.done(m)) for m in ("long", "short")}
 
 
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("options", [{}, {"dedupe_for": str(2 * DAY_MS)}, {"retention": "0"}])
-def test_each_is_kept_for_its_own_span(bench: Bench, name: str, options: dict[str, str]) -> None:
+def test_each_tombstone_has_its_own_retention(
+    bench: Bench, name: str, options: dict[str, str]
+) -> None:
     state, call = ENDS[name]
     bench.put(body={"long": "~-", "short": "A-"}, options=options, **state)
     bench.call(call(bench))
@@ -55,7 +69,7 @@ def test_each_is_kept_for_its_own_span(bench: Bench, name: str, options: dict[st
     assert found["short"] == -2 if options.get("retention") == "0" else 0 < found["short"] <= 60_000
 
 
-def test_a_retention_that_is_longer_holds_for_both(bench: Bench) -> None:
+def test_a_longer_retention_applies_to_both(bench: Bench) -> None:
     state, call = ENDS["cancel"]
     options = {"retention": str(3 * DAY_MS)}
     bench.put(body={"long": "~-", "short": "A-"}, options=options, **state)
@@ -63,15 +77,15 @@ def test_a_retention_that_is_longer_holds_for_both(bench: Bench) -> None:
     assert min(spans(bench).values()) > 2 * DAY_MS
 
 
-def test_an_id_that_is_remembered_is_a_duplicate(bench: Bench) -> None:
+def test_a_remembered_id_is_a_duplicate(bench: Bench) -> None:
     bench.put(lisa=G(), waiting={"long": 1}, body={"long": "~-"})
     bench.call(Cancel(TOPIC, ["long"]))
     again = enqueue(TOPIC, "~another", [item("long", "+0")])
     assert bench.call(again) == [Sent.DUPLICATE]
 
 
-def test_the_topic_tells_until_when_the_last_of_them_counts(bench: Bench) -> None:
-    """A place that drains is forgotten only then."""
+def test_the_topic_records_when_the_last_tombstone_expires(bench: Bench) -> None:
+    """A draining shard is kept until then."""
     state, call = ENDS["cancel"]
     bench.put(body={"long": "~-", "short": "A-"}, **state)
     bench.call(call(bench))

@@ -1,4 +1,4 @@
-"""mend: puts an id right that a foreign hand, or a lost server, left standing wrongly."""
+"""mend: repairs ids that another program or the loss of a server left inconsistent."""
 
 from __future__ import annotations
 
@@ -30,31 +30,35 @@ RIGHT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("judge", [True, False])
-@pytest.mark.parametrize("place", RIGHT)
-def test_what_stands_right_is_left_alone(bench: Bench, place: str, *, judge: bool) -> None:
+@pytest.mark.parametrize("stage", RIGHT)
+def test_consistent_states_are_not_changed(bench: Bench, stage: str, *, judge: bool) -> None:
     state = {"body": {"a": "A-", "b": "A-"}, "policy": {"a": "5"}, "expiry": {"a": FAR}}
-    bench.put(**state, **RIGHT[place])
+    bench.put(**state, **RIGHT[stage])
     assert bench.call(Mend(TOPIC, ["a"], judge)) == [[]]
-    bench.check(**state, **RIGHT[place])
+    bench.check(**state, **RIGHT[stage])
 
 
-# What is wrong, what mend says, and what stands afterwards (NOW is the instant of the call).
+# The fault, what mend reports, and the state afterwards (NOW is the time of the call).
 NOW = object()
 WRONG: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
     "live but nowhere": (
-        {"body": LIVE, "lisa": G()}, ["no-place"],
+        {"body": LIVE, "lisa": G()},
+        ["no-place"],
         {"body": LIVE, "waiting": {"a": NOW}, "lisa": G()},
     ),
     "nowhere, with failures remembered": (
-        {"body": LIVE, "lisa": G(**FAILED)}, ["leftover", "no-place"],
+        {"body": LIVE, "lisa": G(**FAILED)},
+        ["leftover", "no-place"],
         {"body": LIVE, "waiting": {"a": NOW}, "lisa": G()},
     ),
     "its entry was deleted": (
-        {"body": LIVE, "lisa": G(entries={"a": None}, **FAILED)}, ["entry-lost"],
+        {"body": LIVE, "lisa": G(entries={"a": None}, **FAILED)},
+        ["entry-lost"],
         {"body": LIVE, "lisa": G(retry={"a": NOW}, **FAILED)},
     ),
     "its entry was deleted, its lease was not": (
-        {"body": LIVE, "lisa": G(entries={"a": None}, leases={"a": FAR})}, ["entry-lost"],
+        {"body": LIVE, "lisa": G(entries={"a": None}, leases={"a": FAR})},
+        ["entry-lost"],
         {"body": LIVE, "lisa": G(retry={"a": NOW})},
     ),
     "its entry is another's": (
@@ -63,48 +67,62 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
         {"body": {"a": "A-", "b": "A-"}, "lisa": G(ready=[Row("b", 1)], retry={"a": NOW})},
     ),
     "its consumer's name was deleted": (
-        {"body": LIVE, "lisa": G(ready=[Row("a", 1, 1, FOREIGN)])}, ["entry-lost"],
+        {"body": LIVE, "lisa": G(ready=[Row("a", 1, 1, FOREIGN)])},
+        ["entry-lost"],
         {"body": LIVE, "lisa": G(retry={"a": NOW})},
     ),
     "its entry is lost, but it is in retry": (
-        {"body": LIVE, "lisa": G(entries={"a": None}, retry={"a": FAR})}, ["entry-lost"],
+        {"body": LIVE, "lisa": G(entries={"a": None}, retry={"a": FAR})},
+        ["entry-lost"],
         {"body": LIVE, "lisa": G(retry={"a": FAR})},
     ),
     "ready and in retry": (
-        {"body": LIVE, "lisa": G(ready=[Row("a", 1)], retry={"a": 2})}, ["second-place"],
+        {"body": LIVE, "lisa": G(ready=[Row("a", 1)], retry={"a": 2})},
+        ["second-place"],
         {"body": LIVE, "lisa": G(ready=[Row("a", 1)])},
     ),
     "in retry and in garbage": (
-        {"body": LIVE, "lisa": G(retry={"a": 2}, garbage={"a": 3})}, ["second-place"],
+        {"body": LIVE, "lisa": G(retry={"a": 2}, garbage={"a": 3})},
+        ["second-place"],
         {"body": LIVE, "lisa": G(retry={"a": 2})},
     ),
     "waiting and ready": (
-        {"body": LIVE, "waiting": {"a": FAR}, "lisa": G(ready=[Row("a", 1)])}, ["second-place"],
+        {"body": LIVE, "waiting": {"a": FAR}, "lisa": G(ready=[Row("a", 1)])},
+        ["second-place"],
         {"body": LIVE, "lisa": G(ready=[Row("a", 1)])},
     ),
     "remembered by a group that does not owe it": (
         {"body": LIVE, "lisa": G(ready=[Row("a", 1)]), "audit": G(leases={"a": 5}, **FAILED)},
-        ["leftover"], {"body": LIVE, "lisa": G(ready=[Row("a", 1)]), "audit": G()},
+        ["leftover"],
+        {"body": LIVE, "lisa": G(ready=[Row("a", 1)]), "audit": G()},
     ),
     "waiting without a body": ({"waiting": {"a": FAR}, "lisa": G()}, ["no-body"], {"lisa": G()}),
     "everywhere without a body": (
         {
-            "waiting": {"a": FAR}, "policy": {"a": "5"}, "expiry": {"a": FAR},
-            "lisa": G(ready=[Row("a", 1, 1, "c1")], retry={"a": 1}, garbage={"a": 2},
-                      leases={"a": 5}, **FAILED),
+            "waiting": {"a": FAR},
+            "policy": {"a": "5"},
+            "expiry": {"a": FAR},
+            "lisa": G(
+                ready=[Row("a", 1, 1, "c1")],
+                retry={"a": 1},
+                garbage={"a": 2},
+                leases={"a": 5},
+                **FAILED,
+            ),
             "audit": G(entries={"a": None}),
         },
-        ["no-body"], {"lisa": G(), "audit": G()},
+        ["no-body"],
+        {"lisa": G(), "audit": G()},
     ),
     "a policy without a body": ({"policy": {"a": "5"}, "lisa": G()}, ["no-body"], {"lisa": G()}),
     "a ttl without a body": ({"expiry": {"a": 5}, "lisa": G()}, ["no-body"], {"lisa": G()}),
     "failures without a body": ({"lisa": G(**FAILED)}, ["no-body"], {"lisa": G()}),
     "a lease without a body": ({"lisa": G(leases={"a": 5})}, ["no-body"], {"lisa": G()}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_stands_wrong_is_named_by_judging_and_mended_once(bench: Bench, case: str) -> None:
+def test_inconsistent_states_are_reported_and_repaired_once(bench: Bench, case: str) -> None:
     state, said, after = WRONG[case]
     bench.put(**state)
     assert bench.call(Mend(TOPIC, ["a"], judge=True)) == [said]
@@ -118,8 +136,13 @@ def test_what_stands_wrong_is_named_by_judging_and_mended_once(bench: Bench, cas
 def _at(bench: Bench, state: dict[str, Any]) -> dict[str, Any]:
     waiting = dict.fromkeys(state["waiting"], bench.now) if "waiting" in state else {}
     groups = {
-        name: G(**(vars(group) | {"retry": {m: bench.now if at is NOW else at
-                                            for m, at in group.retry.items()}}))
-        for name, group in state.items() if isinstance(group, G)
-    }  # fmt: skip
+        name: G(
+            **(
+                vars(group)
+                | {"retry": {m: bench.now if at is NOW else at for m, at in group.retry.items()}}
+            )
+        )
+        for name, group in state.items()
+        if isinstance(group, G)
+    }
     return {**state, "waiting": waiting, **groups}

@@ -1,4 +1,4 @@
-"""At maxmemory only new messages are refused: what drains a full server must work on it."""
+"""At maxmemory only new messages are refused: everything that drains the server works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.errors import ServerUnavailable
+from lisa.core.model.errors import ServerUnavailable
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.configure import Configure
@@ -24,7 +24,7 @@ from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
-from lisa.core.transitions.retry import Failed, Failure, Retry
+from lisa.core.transitions.retry import Fail, Failed, Failure
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
 from tests.contract.bench import TOPIC, item
@@ -43,9 +43,9 @@ LIVE = {"a": "A-", "b": "A-", "c": "A-"}
 
 @pytest.fixture(params=[{}, {"journal": "1"}], ids=["plain", "journal"])
 def starved(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """A bench whose server refuses whatever may take memory, from `starve()` on.
+    """A bench whose server refuses commands that may take memory, from `starve()` on.
 
-    The journal takes memory, too, and must not be in the way.
+    The journal takes memory, too, and must not prevent draining.
     """
     for name, value in request.param.items():
         bench.store.ask("HSET", bench.keys.options, name, value)
@@ -58,18 +58,18 @@ def starve(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"lisa": G()}, {"waiting": {"a": 1}, "body": {"a": "B-"}}])
-def test_a_send_is_refused_in_words_and_writes_nothing(
+def test_a_send_is_refused_with_a_message_and_writes_nothing(
     starved: Bench, state: dict[str, Any]
 ) -> None:
     starved.put(**state)
     before = starved.state()
     starve(starved)
-    with pytest.raises(ServerUnavailable, match="out of memory and takes nothing new"):
+    with pytest.raises(ServerUnavailable, match="out of memory and refuses writes"):
         starved.send(item("a", "+0"), item("n", "+0"))
     assert starved.state() == before
 
 
-def test_the_way_out_works(starved: Bench) -> None:
+def test_draining_works(starved: Bench) -> None:
     bench = starved
     bench.put(waiting={"a": 1}, body=LIVE, lisa=G(retry={"b": 2, "c": 3}), audit=G())
     starve(bench)
@@ -79,7 +79,7 @@ def test_the_way_out_works(starved: Bench) -> None:
     opened = [bench.opening(m) for m in "abc"]
     assert None not in bench.call(Open(TOPIC, "lisa", opened, 700)).envelopes
     assert bench.call(Ack(TOPIC, "lisa", [bench.settlement("a")])) == [Acked.ACKED]
-    (failed,) = bench.call(Retry(TOPIC, "lisa", [Failure(*bench.receipt("b"), "no", 0)]))
+    (failed,) = bench.call(Fail(TOPIC, "lisa", [Failure(*bench.receipt("b"), "no", 0)]))
     assert failed.outcome is Failed.RETRYING
     assert bench.call(Release(TOPIC, "lisa", [bench.receipt("c")])) == [True]
 
@@ -111,15 +111,16 @@ def test_every_other_transition_works(starved: Bench) -> None:
     bench = starved
     held = [Row("a", 1, 1, "c1"), Row("x", 1, 1, FOREIGN), Row("b", 2, 1, "c1", LONG)]
     bench.put(
-        waiting={"w": 1, "v": FAR, "u": FAR}, expiry={"w": 5},
+        waiting={"w": 1, "v": FAR, "u": FAR},
+        expiry={"w": 5},
         body={**LIVE, "w": "A-", "v": "A-", "u": "A-", "g": "A-", "h": "A-", "lost": "A-"},
         lisa=G(ready=held, garbage={"g": 1, "h": 1}, entries={"a": 0, "b": 2}),
-    )  # fmt: skip
+    )
     starve(bench)
     assert bench.call(Reclaim(TOPIC, "lisa")).moved[0][0] == "b"
     assert bench.call(Extend(TOPIC, "lisa", "c1", [bench.receipt("a")], 700)) == [True]
     assert bench.call(Trim(TOPIC, "lisa")).removed == 1
-    assert bench.call(Expire(TOPIC, ["w"]))[0][0] is Expired.EXPIRED
+    assert bench.call(Expire(TOPIC, ["w"])) == [Expired.EXPIRED]
     assert bench.call(Cancel(TOPIC, ["v"])) == [Cancelled.CANCELLED]
     assert bench.call(Reschedule(TOPIC, [("u", "1")])) == [Rescheduled.RESCHEDULED]
     assert bench.call(Purge(TOPIC, "lisa", ["g"])) == [True]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.model.errors import LisaError
 from lisa.core.transitions.promote import Promote
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row
@@ -17,27 +18,40 @@ FAR = 4_000_000_000_000
 BODIES = {"w1": "A-", "w2": "A-", "r1": "A-", "r2": "A-"}
 
 
-def test_what_is_due_is_merged_by_due_and_the_rest_stays(bench: Bench) -> None:
+def test_due_messages_are_merged_by_due_time(bench: Bench) -> None:
     bench.put(
-        waiting={"w1": 10, "w2": 30, "far": FAR}, body={**BODIES, "far": "A-", "rfar": "A-"},
-        lisa=G(retry={"r1": 20, "r2": 40, "rfar": FAR - 1}, attempts={"r1": 1, "r2": 2},
-               reasons={"r1": "no"}),
-    )  # fmt: skip
+        waiting={"w1": 10, "w2": 30, "far": FAR},
+        body={**BODIES, "far": "A-", "rfar": "A-"},
+        lisa=G(
+            retry={"r1": 20, "r2": 40, "rfar": FAR - 1},
+            attempts={"r1": 1, "r2": 2},
+            reasons={"r1": "no"},
+        ),
+    )
     said = bench.call(Promote(TOPIC))
     assert (said.moved, said.full, said.next_due_ms, said.paused, said.cut_short, said.expired) == (
-        4, 0, FAR - 1, False, False, [],
-    )  # fmt: skip
+        4,
+        (),
+        FAR - 1,
+        False,
+        False,
+        [],
+    )
     assert bench.now == said.now_ms
     bench.check(
-        waiting={"far": FAR}, body={**BODIES, "far": "A-", "rfar": "A-"}, stats={"promoted": 2},
+        waiting={"far": FAR},
+        body={**BODIES, "far": "A-", "rfar": "A-"},
+        stats={"promoted": 2},
         lisa=G(
             ready=[Row("w1", 10), Row("r1", 20, 2), Row("w2", 30), Row("r2", 40, 3)],
-            retry={"rfar": FAR - 1}, attempts={"r1": 1, "r2": 2}, reasons={"r1": "no"},
+            retry={"rfar": FAR - 1},
+            attempts={"r1": 1, "r2": 2},
+            reasons={"r1": "no"},
         ),
-    )  # fmt: skip
+    )
 
 
-def test_what_was_due_before_1970_moves_like_any_other(bench: Bench) -> None:
+def test_messages_due_before_1970_are_promoted(bench: Bench) -> None:
     bench.put(waiting={"w1": -5, "w2": 0}, body=BODIES, lisa=G(retry={"r1": -3}))
     assert bench.call(Promote(TOPIC)).moved == 3
     rows = [Row("w1", -5), Row("r1", -3), Row("w2", 0)]
@@ -66,89 +80,151 @@ def test_it_is_never_early_by_less_than_a_millisecond_either(bench: Bench) -> No
 
 
 def test_its_now_is_not_ahead_of_the_servers_clock(bench: Bench) -> None:
-    """By which it judges what is due: rounded up, it would be by part of a millisecond."""
+    """promote compares due times with this time: rounded up, it would promote too early."""
     for _ in range(100):
         now_ms = bench.call(Promote(TOPIC)).now_ms
         seconds, micros = bench.store.ask("TIME")
         assert 1000 * now_ms <= 1_000_000 * int(seconds) + int(micros)
 
 
-def test_the_limit_cuts_and_the_next_call_goes_on(bench: Bench) -> None:
+def test_the_next_call_continues_after_the_limit(bench: Bench) -> None:
     bench.put(waiting={"w1": 10, "w2": 30}, body=BODIES, lisa=G(retry={"r1": 20, "r2": 40}))
     said = bench.call(Promote(TOPIC, limit=3))
-    assert (said.moved, said.full, said.next_due_ms) == (3, 0, 40)
+    assert (said.moved, said.full, said.next_due_ms) == (3, (), 40)
     bench.check(
-        body=BODIES, stats={"promoted": 2},
+        body=BODIES,
+        stats={"promoted": 2},
         lisa=G(ready=[Row("w1", 10), Row("r1", 20), Row("w2", 30)], retry={"r2": 40}),
-    )  # fmt: skip
+    )
     said = bench.call(Promote(TOPIC, limit=1))
     assert (said.moved, said.next_due_ms, said.cut_short) == (1, None, True)
 
 
 def test_a_limit_reached_is_not_a_full_group(bench: Bench) -> None:
     bench.put(
-        options={"max_ready": "2"}, waiting={"w1": 10, "w2": 30}, body=BODIES,
+        options={"max_ready": "2"},
+        waiting={"w1": 10, "w2": 30},
+        body=BODIES,
         lisa=G(retry={"r1": 20, "r2": 40}),
-    )  # fmt: skip
+    )
     said = bench.call(Promote(TOPIC, limit=2))
-    assert (said.moved, said.full, said.cut_short) == (2, 0, True)
-    assert bench.call(Promote(TOPIC, limit=2)).full == 1
+    assert (said.moved, said.full, said.cut_short) == (2, (), True)
+    assert bench.call(Promote(TOPIC, limit=2)).full == ("lisa",)
 
 
-def test_one_full_group_leaves_the_rest_where_it_is(bench: Bench) -> None:
+def test_a_single_full_group_leaves_messages_in_waiting(bench: Bench) -> None:
     held = Row("held", 1, 1, "c1")
     bench.put(
-        options={"max_ready": "3"}, waiting={"w1": 10, "w2": 30},
+        options={"max_ready": "3"},
+        waiting={"w1": 10, "w2": 30},
         body={**BODIES, "held": "A-", "old": "A-"},
         lisa=G(ready=[held, Row("old", 2)], retry={"r1": 20, "r2": 40}),
-    )  # fmt: skip
+    )
     said = bench.call(Promote(TOPIC))
-    assert (said.moved, said.full, said.next_due_ms) == (2, 1, 30)
+    assert (said.moved, said.full, said.next_due_ms) == (2, ("lisa",), 30)
     bench.check(
-        options={"max_ready": "3"}, waiting={"w2": 30},
-        body={**BODIES, "held": "A-", "old": "A-"}, stats={"promoted": 1},
+        options={"max_ready": "3"},
+        waiting={"w2": 30},
+        body={**BODIES, "held": "A-", "old": "A-"},
+        stats={"promoted": 1},
         lisa=G(ready=[held, Row("old", 2), Row("w1", 10), Row("r1", 20)], retry={"r2": 40}),
-    )  # fmt: skip
+    )
 
 
-def test_no_unread_message_is_dropped_for_a_bound(bench: Bench) -> None:
+def test_max_ready_drops_no_unread_message(bench: Bench) -> None:
     thirty = {f"m{i:02}": i for i in range(30)}
-    bench.put(options={"max_ready": "10"}, waiting=thirty, body=dict.fromkeys(thirty, "A-"),
-              lisa=G())  # fmt: skip
+    bench.put(
+        options={"max_ready": "10"}, waiting=thirty, body=dict.fromkeys(thirty, "A-"), lisa=G()
+    )
     for _ in range(3):
         bench.call(Promote(TOPIC))
     bench.check(
-        options={"max_ready": "10"}, waiting={m: n for m, n in thirty.items() if n >= 10},
-        body=dict.fromkeys(thirty, "A-"), stats={"promoted": 10},
+        options={"max_ready": "10"},
+        waiting={m: n for m, n in thirty.items() if n >= 10},
+        body=dict.fromkeys(thirty, "A-"),
+        stats={"promoted": 10},
         lisa=G(ready=[Row(m, n) for m, n in thirty.items() if n < 10]),
-    )  # fmt: skip
+    )
 
 
-def test_every_group_gets_what_is_due(bench: Bench) -> None:
+def test_every_group_receives_due_messages(bench: Bench) -> None:
     bench.put(
-        waiting={"w1": 10, "w2": 30}, body=BODIES, lisa=G(retry={"r1": 20}, attempts={"r1": 1}),
+        waiting={"w1": 10, "w2": 30},
+        body=BODIES,
+        lisa=G(retry={"r1": 20}, attempts={"r1": 1}),
         audit=G(),
-    )  # fmt: skip
+    )
     assert bench.call(Promote(TOPIC)).moved == 5
     bench.check(
-        body=BODIES, stats={"promoted": 2},
+        body=BODIES,
+        stats={"promoted": 2},
         lisa=G(ready=[Row("w1", 10), Row("r1", 20, 2), Row("w2", 30)], attempts={"r1": 1}),
         audit=G(ready=[Row("w1", 10), Row("w2", 30)]),
-    )  # fmt: skip
+    )
 
 
-def test_a_full_group_among_several_holds_up_nobody(bench: Bench) -> None:
+def test_a_full_group_does_not_delay_the_others(bench: Bench) -> None:
     bench.put(
-        options={"max_ready": "2"}, waiting={"w1": 10, "w2": 30}, body={**BODIES, "old": "A-"},
-        lisa=G(), audit=G(ready=[Row("old", 1)]),
-    )  # fmt: skip
+        options={"max_ready": "2"},
+        waiting={"w1": 10, "w2": 30},
+        body={**BODIES, "old": "A-"},
+        lisa=G(),
+        audit=G(ready=[Row("old", 1)]),
+    )
     said = bench.call(Promote(TOPIC))
-    assert (said.moved, said.full, said.next_due_ms) == (3, 1, 30)
+    assert (said.moved, said.full, said.next_due_ms) == (3, ("audit",), None)
     bench.check(
-        options={"max_ready": "2"}, body={**BODIES, "old": "A-"}, stats={"promoted": 2},
+        options={"max_ready": "2"},
+        body={**BODIES, "old": "A-"},
+        stats={"promoted": 2},
         lisa=G(ready=[Row("w1", 10), Row("w2", 30)]),
         audit=G(ready=[Row("old", 1), Row("w1", 10)], retry={"w2": 30}),
-    )  # fmt: skip
+    )
+
+
+def test_overdue_retries_of_a_full_group_do_not_cut_the_call_short(
+    bench: Bench,
+) -> None:
+    overdue = {f"r{i:04}": i for i in range(300)}
+    before = {
+        "options": {"max_ready": "1"},
+        "body": {**BODIES, **dict.fromkeys([*overdue, "old"], "A-")},
+    }
+    audit = G(ready=[Row("old", 1)], retry=overdue)
+    bench.put(**before, waiting={"w1": 10}, lisa=G(), audit=audit)
+    said = bench.call(Promote(TOPIC))
+    assert (said.moved, said.full, said.next_due_ms, said.cut_short) == (1, ("audit",), None, False)
+    said = bench.call(Promote(TOPIC))
+    assert (said.moved, said.full, said.next_due_ms, said.cut_short) == (0, ("audit",), None, False)
+    bench.check(
+        **before,
+        stats={"promoted": 1},
+        lisa=G(ready=[Row("w1", 10)]),
+        audit=G(ready=[Row("old", 1)], retry=overdue | {"w1": 10}),
+    )
+
+
+def test_a_full_group_without_due_messages_is_not_reported(bench: Bench) -> None:
+    bench.put(
+        options={"max_ready": "1"},
+        waiting={"w1": FAR},
+        body={**BODIES, "old": "A-"},
+        lisa=G(),
+        audit=G(ready=[Row("old", 1)]),
+    )
+    said = bench.call(Promote(TOPIC))
+    assert (said.moved, said.full, said.next_due_ms) == (0, (), FAR)
+
+
+def test_a_full_group_still_reports_messages_past_their_ttl(bench: Bench) -> None:
+    bench.put(
+        options={"max_ready": "1"},
+        body={**BODIES, "old": "A-"},
+        expiry={"r1": 25},
+        lisa=G(),
+        audit=G(ready=[Row("old", 1)], retry={"r1": 20, "r2": 30}),
+    )
+    assert bench.call(Promote(TOPIC)).expired == ["r1"]
 
 
 @pytest.mark.parametrize(
@@ -166,42 +242,64 @@ def test_nothing_moves_while_paused_or_without_a_group(
     bench.check(**state)
 
 
-def test_what_is_past_its_ttl_is_named_and_left_for_expire(bench: Bench) -> None:
+def test_messages_past_their_ttl_are_reported_and_left_for_expire(bench: Bench) -> None:
     bench.put(
-        waiting={"w1": 10, "w2": 30}, body=BODIES, expiry={"w1": 15, "w2": FAR, "r1": 25},
-        lisa=G(retry={"r1": 20, "r2": 40}), audit=G(retry={"r1": 20}),
-    )  # fmt: skip
+        waiting={"w1": 10, "w2": 30},
+        body=BODIES,
+        expiry={"w1": 15, "w2": FAR, "r1": 25},
+        lisa=G(retry={"r1": 20, "r2": 40}),
+        audit=G(retry={"r1": 20}),
+    )
     said = bench.call(Promote(TOPIC))
     assert (said.moved, said.next_due_ms, sorted(said.expired)) == (3, 10, ["r1", "w1"])
     bench.check(
-        waiting={"w1": 10}, body=BODIES, expiry={"w1": 15, "w2": FAR, "r1": 25},
+        waiting={"w1": 10},
+        body=BODIES,
+        expiry={"w1": 15, "w2": FAR, "r1": 25},
         stats={"promoted": 1},
         lisa=G(ready=[Row("w2", 30), Row("r2", 40)], retry={"r1": 20}),
         audit=G(ready=[Row("w2", 30)], retry={"r1": 20}),
-    )  # fmt: skip
+    )
 
 
-def test_one_call_does_at_most_250_steps_whatever_it_is_asked(bench: Bench) -> None:
+def test_one_call_takes_at_most_250_steps(bench: Bench) -> None:
     many = {f"m{i:04}": i for i in range(600)}
     bench.put(waiting=many, body=dict.fromkeys(many, "A-"), lisa=G(), audit=G())
     said = bench.call(Promote(TOPIC, limit=10_000))
     assert (said.moved, said.cut_short, said.next_due_ms) == (250, True, 125)
 
 
-def test_what_waits_and_what_is_retried_share_the_steps_of_a_call(bench: Bench) -> None:
+def test_waiting_and_retry_share_the_steps_of_a_call(bench: Bench) -> None:
     bench.put(
         waiting={"w1": 10, "w2": 30}, body=BODIES, lisa=G(retry={"r1": 20, "r2": 40}), audit=G()
     )
     said = bench.call(Promote(TOPIC, limit=4))
-    assert (said.moved, said.full, said.next_due_ms) == (4, 0, 30)
+    assert (said.moved, said.full, said.next_due_ms) == (4, (), 30)
     bench.check(
-        body=BODIES, stats={"promoted": 2},
+        body=BODIES,
+        stats={"promoted": 2},
         lisa=G(ready=[Row("w1", 10), Row("r1", 20)], retry={"w2": 30, "r2": 40}),
         audit=G(ready=[Row("w1", 10), Row("w2", 30)]),
-    )  # fmt: skip
+    )
     assert bench.call(Promote(TOPIC, limit=4)).moved == 2
     bench.check(
-        body=BODIES, stats={"promoted": 2},
+        body=BODIES,
+        stats={"promoted": 2},
         lisa=G(ready=[Row("w1", 10), Row("r1", 20), Row("w2", 30), Row("r2", 40)]),
         audit=G(ready=[Row("w1", 10), Row("w2", 30)]),
-    )  # fmt: skip
+    )
+
+
+@pytest.mark.parametrize(("stored", "interval_ms"), [({}, 0), ({"promote_interval": "2"}, 2)])
+@pytest.mark.parametrize("waiting", [{}, {"a": 1}, {"a": FAR}])
+def test_it_returns_the_interval(
+    bench: Bench, stored: dict[str, str], interval_ms: int, waiting: dict[str, int]
+) -> None:
+    bench.put(options=stored, waiting=waiting, body=dict.fromkeys(waiting, "A-"), lisa=G())
+    assert bench.call(Promote(TOPIC)).interval_ms == interval_ms
+
+
+def test_an_unreadable_interval_is_an_error_of_its_topic(bench: Bench) -> None:
+    bench.put(options={"promote_interval": "soon"}, lisa=G())
+    with pytest.raises(LisaError):
+        bench.call(Promote(TOPIC))

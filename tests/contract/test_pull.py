@@ -1,4 +1,4 @@
-"""pull: ready -> in flight, with an ack timeout of its own."""
+"""pull: ready -> in flight, with its own ack timeout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_own_ack_timeout_is_written_in_the_same_step(bench: Bench) -> None:
     )
 
 
-def test_where_nothing_is_unread_it_tells_where_to_wait(bench: Bench) -> None:
+def test_without_unread_entries_it_returns_the_last_id(bench: Bench) -> None:
     state: dict[str, Any] = {"body": BODIES, "lisa": G(ready=[Row("a", 1, 1, "c1")])}
     bench.put(**state)
     assert bench.call(Pull(TOPIC, "lisa", "c2", 10)) == Pulled(False, bench.entry("a"), [])
@@ -47,14 +47,16 @@ def test_where_nothing_is_unread_it_tells_where_to_wait(bench: Bench) -> None:
 
 def test_a_paused_topic_gives_nothing(bench: Bench) -> None:
     state: dict[str, Any] = {
-        "options": {"paused": "1"}, "body": BODIES, "lisa": G(ready=[Row("a", 1)]),
-    }  # fmt: skip
+        "options": {"paused": "1"},
+        "body": BODIES,
+        "lisa": G(ready=[Row("a", 1)]),
+    }
     bench.put(**state)
     assert bench.call(Pull(TOPIC, "lisa", "c1", 10, 700)) == Pulled(True, "", [])
     bench.check(**state)
 
 
-def test_each_group_is_pulled_by_itself(bench: Bench) -> None:
+def test_each_group_is_pulled_separately(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1)]), audit=G(ready=[Row("a", 1)]))
     bench.call(Pull(TOPIC, "audit", "c1", 10))
     bench.check(

@@ -1,10 +1,10 @@
-"""reclaim: in flight for too long -> retry or garbage."""
+"""reclaim: in flight past the ack timeout -> retry or garbage."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lisa.core.transitions.reclaim import Reclaim
+from lisa.core.transitions.reclaim import ClockState, Reclaim
 from lisa.core.transitions.retry import Failed, Retried
 from tests.contract.bench import TOPIC
 from tests.contract.state import FOREIGN, G, Row
@@ -18,68 +18,85 @@ WHY = "ack timeout"
 BODIES = {"a": "A-", "b": "A-", "c": "A-", "d": "A-"}
 
 
-def test_what_is_overdue_fails_and_what_is_not_stays(bench: Bench) -> None:
+def test_only_overdue_deliveries_are_reclaimed(bench: Bench) -> None:
     bench.put(
-        options={"retry_delays": "5000"}, body=BODIES, expiry={"b": FAR},
+        options={"retry_delays": "5000"},
+        body=BODIES,
+        expiry={"b": FAR},
         lisa=G(
-            ready=[Row("a", 1, 1, "c1", LONG), Row("b", 2, 2, "c1", LONG),
-                   Row("c", 3, 1, "c2", 2_000), Row("d", 4)],
-            attempts={"b": 1}, reasons={"b": "boom"},
+            ready=[
+                Row("a", 1, 1, "c1", LONG),
+                Row("b", 2, 2, "c1", LONG),
+                Row("c", 3, 1, "c2", 2_000),
+                Row("d", 4),
+            ],
+            attempts={"b": 1},
+            reasons={"b": "boom"},
         ),
-    )  # fmt: skip
+    )
     said = bench.call(Reclaim(TOPIC, "lisa"))
     due = bench.state()["lisa:retry"]["a"]
     assert said.moved == [
-        ("a", 1, Retried(Failed.RETRYING, due, 1)), ("b", 2, Retried(Failed.DEAD, None, 2)),
-    ]  # fmt: skip
+        ("a", 1, Retried(Failed.RETRYING, due, 1)),
+        ("b", 2, Retried(Failed.DEAD, None, 2)),
+    ]
     assert (said.cursor, said.cleared) == (None, 0)
     assert said.next_end_ms is not None
     assert 8_000 - (bench.clock() - bench.start) <= said.next_end_ms <= 8_000
     bench.check(
-        options={"retry_delays": "5000"}, body=BODIES,
+        options={"retry_delays": "5000"},
+        body=BODIES,
         stats={"reclaimed@lisa": 2, "retried@lisa": 1, "garbage@lisa": 1},
         lisa=G(
-            ready=[Row("c", 3, 1, "c2"), Row("d", 4)], retry={"a": bench.now + 5000},
-            garbage={"b": bench.now}, attempts={"a": 1, "b": 2}, reasons={"a": WHY, "b": WHY},
+            ready=[Row("c", 3, 1, "c2"), Row("d", 4)],
+            retry={"a": bench.now + 5000},
+            garbage={"b": bench.now},
+            attempts={"a": 1, "b": 2},
+            reasons={"a": WHY, "b": WHY},
         ),
-    )  # fmt: skip
+    )
 
 
 def test_the_topics_ack_timeout_decides(bench: Bench) -> None:
-    bench.put(options={"ack_timeout": "90000"}, body=BODIES,
-              lisa=G(ready=[Row("a", 1, 1, "c1", LONG)]))  # fmt: skip
+    bench.put(
+        options={"ack_timeout": "90000"}, body=BODIES, lisa=G(ready=[Row("a", 1, 1, "c1", LONG)])
+    )
     said = bench.call(Reclaim(TOPIC, "lisa"))
     assert said.moved == []
     assert said.next_end_ms is not None
     assert said.next_end_ms <= 30_000
 
 
-def test_a_due_time_before_1970_is_told_as_any_other(bench: Bench) -> None:
+def test_a_due_time_before_1970_is_returned(bench: Bench) -> None:
     bench.put(body=BODIES, lisa=G(ready=[Row("a", -5, 1, "c1", LONG)]))
     assert [one.due_ms for one in bench.call(Reclaim(TOPIC, "lisa")).moved] == [-5]
 
 
-def test_a_lease_of_its_own_is_kept_to(bench: Bench) -> None:
+def test_an_own_ack_timeout_is_respected(bench: Bench) -> None:
     bench.put(
         body=BODIES,
         lisa=G(
             ready=[Row("a", 1, 1, "c1"), Row("b", 2, 1, "c1", LONG), Row("c", 3, 1, "c1", LONG)],
-            leases={"a": 5, "b": FAR, "gone": 7, "d": 8}, retry={"d": FAR},
+            leases={"a": 5, "b": FAR, "gone": 7, "d": 8},
+            retry={"d": FAR},
         ),
-    )  # fmt: skip
+    )
     said = bench.call(Reclaim(TOPIC, "lisa"))
     assert sorted((one.id, one.due_ms) for one in said.moved) == [("a", 1), ("c", 3)]
     bench.check(
-        body=BODIES, stats={"reclaimed@lisa": 2, "retried@lisa": 2},
+        body=BODIES,
+        stats={"reclaimed@lisa": 2, "retried@lisa": 2},
         lisa=G(
-            ready=[Row("b", 2, 1, "c1")], leases={"b": FAR},
+            ready=[Row("b", 2, 1, "c1")],
+            leases={"b": FAR},
             retry={"a": bench.now + 20_000, "c": bench.now + 20_000, "d": FAR},
-            attempts={"a": 1, "c": 1}, reasons={"a": WHY, "c": WHY},
+            attempts={"a": 1, "c": 1},
+            reasons={"a": WHY, "c": WHY},
         ),
-    )  # fmt: skip
+    )
 
 
-def test_a_lease_that_ends_soon_is_told(bench: Bench) -> None:
+def test_the_next_end_of_a_lease_is_returned(bench: Bench) -> None:
     ends = bench.clock() + 3_000
     bench.put(body=BODIES, lisa=G(ready=[Row("a", 1, 1, "c1")], leases={"a": ends}))
     said = bench.call(Reclaim(TOPIC, "lisa"))
@@ -104,9 +121,11 @@ def test_windows_go_to_the_end_and_miss_nothing(bench: Bench) -> None:
     assert calls == 4
 
 
-def test_a_missing_entry_is_cleared_and_stops_nobody(bench: Bench) -> None:
-    bench.put(body=BODIES, lisa=G(ready=[Row("x", 1, 1, "c1", LONG), Row("a", 2, 1, "c1", LONG)],
-                                  entries={"a": 1}))  # fmt: skip
+def test_a_missing_entry_is_cleared_and_does_not_block_others(bench: Bench) -> None:
+    bench.put(
+        body=BODIES,
+        lisa=G(ready=[Row("x", 1, 1, "c1", LONG), Row("a", 2, 1, "c1", LONG)], entries={"a": 1}),
+    )
     ready = bench.keys.group("lisa").ready
     first = bench.store.ask("XRANGE", ready, "-", "+", "COUNT", 1)[0][0]
     bench.store.ask("XDEL", ready, first)
@@ -114,17 +133,21 @@ def test_a_missing_entry_is_cleared_and_stops_nobody(bench: Bench) -> None:
     assert said.cleared == 1
     assert [one.id for one in said.moved] == ["a"]
     bench.check(
-        body=BODIES, stats={"cleared@lisa": 1, "reclaimed@lisa": 1, "retried@lisa": 1},
+        body=BODIES,
+        stats={"cleared@lisa": 1, "reclaimed@lisa": 1, "retried@lisa": 1},
         lisa=G(retry={"a": bench.now + 20_000}, attempts={"a": 1}, reasons={"a": WHY}),
-    )  # fmt: skip
+    )
 
 
-def test_a_foreign_entry_is_cleared_and_its_message_left_alone(bench: Bench) -> None:
+def test_a_foreign_entry_is_cleared_and_its_message_unchanged(bench: Bench) -> None:
     bench.put(
         body=BODIES,
-        lisa=G(ready=[Row("a", 1, 1, "c1", LONG), Row("b", 1, 1, "c1", LONG), Row("b", 1)],
-               entries={"b": 2}, retry={"a": FAR}),
-    )  # fmt: skip
+        lisa=G(
+            ready=[Row("a", 1, 1, "c1", LONG), Row("b", 1, 1, "c1", LONG), Row("b", 1)],
+            entries={"b": 2},
+            retry={"a": FAR},
+        ),
+    )
     said = bench.call(Reclaim(TOPIC, "lisa"))
     assert (said.moved, said.cleared) == ([], 2)
     bench.check(
@@ -141,8 +164,19 @@ def test_other_groups_keep_their_deliveries(bench: Bench) -> None:
     assert list(state["audit:retry"]) == ["a"]
 
 
-def test_what_a_foreign_hand_acknowledged_is_none_of_its_business(bench: Bench) -> None:
+def test_entries_acknowledged_by_another_program_are_ignored(bench: Bench) -> None:
     row = Row("a", 1, 1, FOREIGN)
     bench.put(body=BODIES, lisa=G(ready=[row]))
     assert bench.call(Reclaim(TOPIC, "lisa")).moved == []
     bench.check(body=BODIES, lisa=G(ready=[row]))
+
+
+def test_nothing_is_reclaimed_if_the_clock_is_too_late(bench: Bench) -> None:
+    rows = [Row("a", 1, 1, "c1", LONG), Row("b", 2, 1, "c1", LONG)]
+    bench.put(body=BODIES, lisa=G(ready=rows, leases={"b": 5}))
+    said = bench.call(Reclaim(TOPIC, "lisa", latest_ms=bench.clock() - 1_000))
+    assert (said.moved, said.cursor, said.clock) == ([], None, ClockState.LATER)
+    kept = [Row("a", 1, 1, "c1"), Row("b", 2, 1, "c1")]
+    bench.check(body=BODIES, lisa=G(ready=kept, leases={"b": 5}))
+    said = bench.call(Reclaim(TOPIC, "lisa", latest_ms=bench.clock() + 60_000))
+    assert (sorted(one.id for one in said.moved), said.clock) == (["a", "b"], ClockState.FINE)

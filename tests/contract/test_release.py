@@ -1,4 +1,4 @@
-"""release: in flight -> ready, unhandled, as a new entry."""
+"""release: in flight -> ready, without an attempt, as a new entry."""
 
 from __future__ import annotations
 
@@ -15,35 +15,41 @@ FAR = 4_000_000_000_000
 BODIES = {"a": "A-", "b": "A-", "c": "A-"}
 
 
-def test_it_goes_behind_what_is_ready_with_due_and_attempt_kept(bench: Bench) -> None:
+def test_it_is_appended_to_ready_with_its_due_time_and_attempt(bench: Bench) -> None:
     bench.put(
         body=BODIES,
         lisa=G(
             ready=[Row("a", 1, 1, "c1"), Row("b", 2, 3, "c1"), Row("c", 3)],
-            attempts={"b": 2}, reasons={"b": "no"}, leases={"a": FAR},
+            attempts={"b": 2},
+            reasons={"b": "no"},
+            leases={"a": FAR},
         ),
-    )  # fmt: skip
+    )
     receipts = [bench.receipt("a"), bench.receipt("b")]
     assert bench.call(Release(TOPIC, "lisa", receipts)) == [True, True]
     bench.check(
-        body=BODIES, stats={"released@lisa": 2},
+        body=BODIES,
+        stats={"released@lisa": 2},
         lisa=G(
             ready=[Row("c", 3), Row("a", 1), Row("b", 2, 3)],
-            attempts={"b": 2}, reasons={"b": "no"},
+            attempts={"b": 2},
+            reasons={"b": "no"},
         ),
-    )  # fmt: skip
+    )
     after = bench.state()
     assert bench.call(Release(TOPIC, "lisa", receipts)) == [False, False]
     assert bench.state() == after
 
 
 def test_a_stale_receipt_changes_nothing(bench: Bench) -> None:
-    places = G(ready=[Row("a", 1, 1, "c1")], retry={"b": FAR})
-    bench.put(body=BODIES, lisa=places)
+    group = G(ready=[Row("a", 1, 1, "c1")], retry={"b": FAR})
+    bench.put(body=BODIES, lisa=group)
     assert bench.call(Release(TOPIC, "lisa", [("a", "1-1"), ("b", "1-1"), ("x", "1-1")])) == [
-        False, False, False,
-    ]  # fmt: skip
-    bench.check(body=BODIES, lisa=places)
+        False,
+        False,
+        False,
+    ]
+    bench.check(body=BODIES, lisa=group)
 
 
 def test_the_same_receipt_twice_in_one_call_makes_one_entry(bench: Bench) -> None:
@@ -53,7 +59,7 @@ def test_the_same_receipt_twice_in_one_call_makes_one_entry(bench: Bench) -> Non
     bench.check(body={"a": "A-"}, stats={"released@lisa": 1}, lisa=G(ready=[Row("a", 1)]))
 
 
-def test_an_entry_that_was_deleted_comes_back_due_now(bench: Bench) -> None:
+def test_a_message_with_a_deleted_entry_becomes_due_now(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1")]))
     receipt = bench.receipt("a")
     bench.store.ask("XDEL", bench.keys.group("lisa").ready, receipt[1])

@@ -1,4 +1,4 @@
-"""reschedule: waiting, retry, ready (not handed out) -> waiting with a new due time."""
+"""reschedule: waiting, retry, ready (not delivered) -> waiting with a new due time."""
 
 from __future__ import annotations
 
@@ -24,22 +24,27 @@ MOVABLE: dict[str, tuple[dict[str, Any], int | None, dict[str, Any]]] = {
     "waiting without a group": ({"waiting": {"a": FAR + 9}}, FAR + 9, {}),
     "ready": ({"lisa": G(ready=[READY])}, 1000, {"lisa": G()}),
     "ready again": (
-        {"lisa": G(ready=[Row("a", 1000, 3)], **FAILED)}, None, {"lisa": G(**FAILED)},
+        {"lisa": G(ready=[Row("a", 1000, 3)], **FAILED)},
+        None,
+        {"lisa": G(**FAILED)},
     ),
     "retry": ({"lisa": G(retry={"a": 5}, **FAILED)}, None, {"lisa": G(**FAILED)}),
     "ready in one, retry in the other": (
-        {"lisa": G(retry={"a": 5}, **FAILED), "audit": G(ready=[READY])}, 1000,
+        {"lisa": G(retry={"a": 5}, **FAILED), "audit": G(ready=[READY])},
+        1000,
         {"lisa": G(**FAILED), "audit": G()},
     ),
     "a group was declared later": (
-        {"lisa": G(ready=[READY]), "audit": G()}, 1000, {"lisa": G(), "audit": G()},
+        {"lisa": G(ready=[READY]), "audit": G()},
+        1000,
+        {"lisa": G(), "audit": G()},
     ),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("place", MOVABLE)
-def test_it_waits_for_the_new_due_and_its_ttl_moves_along(bench: Bench, place: str) -> None:
-    state, was, groups = MOVABLE[place]
+@pytest.mark.parametrize("stage", MOVABLE)
+def test_it_waits_until_the_new_due_time_and_its_ttl_moves(bench: Bench, stage: str) -> None:
+    state, was, groups = MOVABLE[stage]
     bench.put(body={"a": "A-"}, policy={"a": "5"}, expiry={"a": FAR + 50}, **state)
     assert bench.call(Reschedule(TOPIC, [("a", str(FAR))])) == [RESCHEDULED]
     after = bench.state()
@@ -58,29 +63,33 @@ def test_fire_now_is_due_now(bench: Bench) -> None:
     said = bench.call(Reschedule(TOPIC, [("a", "+0"), ("b", "+7000")]))
     assert said == [RESCHEDULED, RESCHEDULED]
     bench.check(
-        waiting={"a": bench.now, "b": bench.now + 7000}, body={"a": "A-", "b": "A-"},
-        stats={"rescheduled": 2}, lisa=G(),
-    )  # fmt: skip
+        waiting={"a": bench.now, "b": bench.now + 7000},
+        body={"a": "A-", "b": "A-"},
+        stats={"rescheduled": 2},
+        lisa=G(),
+    )
 
 
 REFUSED: dict[str, tuple[Rescheduled, dict[str, Any]]] = {
     "in flight": (IN_FLIGHT, {"body": {"a": "A-"}, "lisa": G(ready=[HELD])}),
     "in flight in one of two": (
-        IN_FLIGHT, {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(ready=[HELD])},
+        IN_FLIGHT,
+        {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(ready=[HELD])},
     ),
     "garbage": (DONE, {"body": {"a": "A-"}, "lisa": G(garbage={"a": 1})}),
     "garbage in one of two": (
-        DONE, {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(garbage={"a": 1})},
+        DONE,
+        {"body": {"a": "A-"}, "lisa": G(ready=[READY]), "audit": G(garbage={"a": 1})},
     ),
     "settled in one": (DONE, {"body": {"a": "A+"}, "lisa": G(), "audit": G(ready=[READY])}),
     "acked": (DONE, {"done": {"a": ("A-", "acked", 1, 1, 1)}, "lisa": G()}),
     "cancelled": (DONE, {"done": {"a": ("A-", "cancelled", 1, 1, 1)}, "lisa": G()}),
     "unknown": (UNKNOWN, {"lisa": G()}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_else_it_says_why_and_changes_nothing(bench: Bench, case: str) -> None:
+def test_other_messages_are_reported_and_unchanged(bench: Bench, case: str) -> None:
     said, state = REFUSED[case]
     bench.put(**state)
     assert bench.call(Reschedule(TOPIC, [("a", str(FAR))])) == [said]
@@ -88,11 +97,14 @@ def test_else_it_says_why_and_changes_nothing(bench: Bench, case: str) -> None:
 
 
 def test_each_id_of_a_call_has_its_own_answer(bench: Bench) -> None:
-    bench.put(waiting={"b": 5, "c": 6}, body={"a": "A-", "b": "A-", "c": "A-"},
-              lisa=G(ready=[HELD]))  # fmt: skip
+    bench.put(
+        waiting={"b": 5, "c": 6}, body={"a": "A-", "b": "A-", "c": "A-"}, lisa=G(ready=[HELD])
+    )
     said = bench.call(Reschedule(TOPIC, [("a", "7"), ("b", "8"), ("x", "9"), ("b", "10")]))
     assert said == [IN_FLIGHT, RESCHEDULED, UNKNOWN, RESCHEDULED]
     bench.check(
-        waiting={"b": 10, "c": 6}, body={"a": "A-", "b": "A-", "c": "A-"},
-        stats={"rescheduled": 2}, lisa=G(ready=[HELD]),
-    )  # fmt: skip
+        waiting={"b": 10, "c": 6},
+        body={"a": "A-", "b": "A-", "c": "A-"},
+        stats={"rescheduled": 2},
+        lisa=G(ready=[HELD]),
+    )

@@ -1,4 +1,4 @@
-"""retry: in flight -> retry, or garbage once the attempts are used up."""
+"""retry: in flight -> retry, or garbage after the last attempt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.transitions.retry import Failed, Failure, Retried, Retry
+from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row
 
@@ -20,18 +20,20 @@ HELD = Row("a", D, 1, "c1")
 
 def fail(bench: Bench, **options: Any) -> Retried:
     failure = Failure(*bench.receipt("a"), "boom", **options)
-    (said,) = bench.call(Retry(TOPIC, "lisa", [failure]))
+    (said,) = bench.call(Fail(TOPIC, "lisa", [failure]))
     return said
 
 
-def test_by_default_twenty_seconds_from_now(bench: Bench) -> None:
+def test_the_default_pause_is_twenty_seconds(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, expiry={"a": FAR}, lisa=G(ready=[HELD], leases={"a": FAR}))
     said = fail(bench, lateness="e")
     assert said == Retried(Failed.RETRYING, said.due_ms, 1)
     bench.check(
-        body={"a": "A-"}, expiry={"a": FAR}, stats={"retried@lisa": 1, "late:e@lisa": 1},
+        body={"a": "A-"},
+        expiry={"a": FAR},
+        stats={"retried@lisa": 1, "late:e@lisa": 1},
         lisa=G(retry={"a": bench.now + 20_000}, attempts={"a": 1}, reasons={"a": "boom"}),
-    )  # fmt: skip
+    )
     assert bench.state()["lisa:retry"]["a"] == said.due_ms
 
 
@@ -51,36 +53,40 @@ POLICIES = [
 
 
 @pytest.mark.parametrize(("options", "own", "failed", "pause"), POLICIES)
-def test_the_policy_says_when_and_whether(
+def test_the_policy_determines_the_next_attempt(
     bench: Bench, options: dict[str, str], own: str | None, failed: int, pause: int | None
 ) -> None:
     shared: dict[str, Any] = {
-        "options": options, "policy": {} if own is None else {"a": own}, "body": {"a": "A-"},
-    }  # fmt: skip
+        "options": options,
+        "policy": {} if own is None else {"a": own},
+        "body": {"a": "A-"},
+    }
     attempts = {"a": failed} if failed else {}
     bench.put(**shared, lisa=G(ready=[Row("a", D, failed + 1, "c1")], attempts=attempts))
     said = fail(bench)
     assert said.outcome is (Failed.DEAD if pause is None else Failed.RETRYING)
     assert said.failed_attempts == failed + 1
     if pause is None:
-        places: dict[str, Any] = {"garbage": {"a": bench.now}}
+        group: dict[str, Any] = {"garbage": {"a": bench.now}}
     else:
-        places = {"retry": {"a": bench.now + pause}}
+        group = {"retry": {"a": bench.now + pause}}
     bench.check(
-        **shared, stats={"garbage@lisa" if pause is None else "retried@lisa": 1},
-        lisa=G(**places, attempts={"a": failed + 1}, reasons={"a": "boom"}),
-    )  # fmt: skip
+        **shared,
+        stats={"garbage@lisa" if pause is None else "retried@lisa": 1},
+        lisa=G(**group, attempts={"a": failed + 1}, reasons={"a": "boom"}),
+    )
 
 
 def test_jitter_only_lengthens_and_differs(bench: Bench) -> None:
     ids = [f"m{i}" for i in range(30)]
     bench.put(
-        options={"retry_delays": "1000~0.5"}, body=dict.fromkeys(ids, "A-"),
+        options={"retry_delays": "1000~0.5"},
+        body=dict.fromkeys(ids, "A-"),
         lisa=G(ready=[Row(m, D, 1, "c1") for m in ids]),
-    )  # fmt: skip
+    )
     failures = [Failure(*bench.receipt(m), "boom") for m in ids]
     before = bench.clock()
-    said = bench.call(Retry(TOPIC, "lisa", failures))
+    said = bench.call(Fail(TOPIC, "lisa", failures))
     pauses = [one.due_ms - before for one in said if one.due_ms is not None]
     assert len(pauses) == 30
     assert min(pauses) >= 1000
@@ -88,65 +94,125 @@ def test_jitter_only_lengthens_and_differs(bench: Bench) -> None:
     assert len(set(pauses)) > 10
 
 
-def test_a_handlers_own_delay_goes_before_the_policy(bench: Bench) -> None:
+def test_a_handlers_delay_overrides_the_policy(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
     fail(bench, delay=0)
     bench.check(
-        body={"a": "A-"}, stats={"retried@lisa": 1},
+        body={"a": "A-"},
+        stats={"retried@lisa": 1},
         lisa=G(retry={"a": bench.now}, attempts={"a": 1}, reasons={"a": "boom"}),
-    )  # fmt: skip
+    )
 
 
-def test_a_handlers_own_delay_gives_no_further_attempt(bench: Bench) -> None:
+@pytest.mark.parametrize("delay", [None, 7])
+def test_no_pause_is_shorter_than_asked_for(bench: Bench, delay: int | None) -> None:
+    ids = [f"m{i}" for i in range(40)]
+    bench.put(
+        options={"retry_delays": "7"},
+        body=dict.fromkeys(ids, "A-"),
+        lisa=G(ready=[Row(m, D, 1, "c1") for m in ids]),
+    )
+    for m in ids:  # one call each, as all dues of one call count from the same instant
+        failure = Failure(*bench.receipt(m), "boom", delay)
+        seconds, micros = bench.store.ask("TIME")
+        (said,) = bench.call(Fail(TOPIC, "lisa", [failure]))
+        assert said.due_ms is not None
+        assert said.due_ms * 1_000 >= int(seconds) * 1_000_000 + int(micros) + 7_000
+
+
+def test_a_handlers_delay_adds_no_attempt(bench: Bench) -> None:
     bench.put(policy={"a": ""}, body={"a": "A-"}, lisa=G(ready=[HELD]))
     assert fail(bench, delay=5).outcome is Failed.DEAD
 
 
-def test_discard_goes_to_garbage_at_once_and_ends_the_ttl(bench: Bench) -> None:
+def test_discard_moves_to_garbage_and_ends_the_ttl(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, expiry={"a": FAR}, lisa=G(ready=[HELD]))
     assert fail(bench, delay="discard") == Retried(Failed.DEAD, None, 1)
     bench.check(
-        body={"a": "A-"}, stats={"garbage@lisa": 1},
+        body={"a": "A-"},
+        stats={"garbage@lisa": 1},
         lisa=G(garbage={"a": bench.now}, attempts={"a": 1}, reasons={"a": "boom"}),
-    )  # fmt: skip
+    )
 
 
-def test_among_several_groups_the_failure_is_ones_own(bench: Bench) -> None:
+def test_a_failure_in_one_group_does_not_affect_others(bench: Bench) -> None:
     bench.put(
-        body={"a": "A-"}, policy={"a": ""}, expiry={"a": FAR}, lisa=G(ready=[HELD]),
+        body={"a": "A-"},
+        policy={"a": ""},
+        expiry={"a": FAR},
+        lisa=G(ready=[HELD]),
         audit=G(ready=[HELD]),
-    )  # fmt: skip
+    )
     assert fail(bench).outcome is Failed.DEAD
     bench.check(
-        body={"a": "A-"}, policy={"a": ""}, expiry={"a": FAR}, stats={"garbage@lisa": 1},
+        body={"a": "A-"},
+        policy={"a": ""},
+        expiry={"a": FAR},
+        stats={"garbage@lisa": 1},
         lisa=G(garbage={"a": bench.now}, attempts={"a": 1}, reasons={"a": "boom"}),
         audit=G(ready=[HELD]),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
-    "place", [G(retry={"a": FAR}), G(garbage={"a": D}), G(ready=[Row("a", D, 1, "c2")]), G()]
+    "group", [G(retry={"a": FAR}), G(garbage={"a": D}), G(ready=[Row("a", D, 1, "c2")]), G()]
 )
-def test_a_stale_receipt_changes_nothing(bench: Bench, place: G) -> None:
-    bench.put(body={"a": "A-"}, lisa=place)
-    (said,) = bench.call(Retry(TOPIC, "lisa", [Failure("a", "1-1", "boom")]))
+def test_a_stale_receipt_changes_nothing(bench: Bench, group: G) -> None:
+    bench.put(body={"a": "A-"}, lisa=group)
+    (said,) = bench.call(Fail(TOPIC, "lisa", [Failure("a", "1-1", "boom")]))
     assert said == Retried(Failed.STALE, None, 0)
-    bench.check(body={"a": "A-"}, stats={"stale@lisa": 1}, lisa=place)
+    bench.check(body={"a": "A-"}, stats={"stale@lisa": 1}, lisa=group)
 
 
 def test_the_same_receipt_twice_in_one_call_fails_once(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, options={"retry_delays": "5000"}, lisa=G(ready=[HELD]))
     failure = Failure(*bench.receipt("a"), "boom")
-    said = bench.call(Retry(TOPIC, "lisa", [failure, failure]))
+    said = bench.call(Fail(TOPIC, "lisa", [failure, failure]))
     assert [one.outcome for one in said] == [Failed.RETRYING, Failed.STALE]
     bench.check(
-        body={"a": "A-"}, options={"retry_delays": "5000"},
+        body={"a": "A-"},
+        options={"retry_delays": "5000"},
         stats={"retried@lisa": 1, "stale@lisa": 1},
         lisa=G(retry={"a": bench.now + 5000}, attempts={"a": 1}, reasons={"a": "boom"}),
-    )  # fmt: skip
+    )
 
 
 def test_a_reason_is_cut_at_one_kibibyte(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
-    bench.call(Retry(TOPIC, "lisa", [Failure(*bench.receipt("a"), "x" * 5000)]))
+    bench.call(Fail(TOPIC, "lisa", [Failure(*bench.receipt("a"), "x" * 5000)]))
     assert bench.state()["lisa:reasons"] == {"a": "x" * 1024}
+
+
+def test_without_its_record_a_repeated_failure_is_recognised(bench: Bench) -> None:
+    held = [Row("a", D, 2, "c1"), Row("b", D, 1, "c1")]
+    bench.put(body={"a": "A-", "b": "A-"}, lisa=G(ready=held, attempts={"a": 1}))
+    call = Fail(
+        TOPIC,
+        "lisa",
+        [
+            Failure(*bench.receipt("a"), "boom", 7_000, attempt=2),
+            Failure(*bench.receipt("b"), "bang", "discard", attempt=1),
+        ],
+    )
+    first = bench.call(call)
+    assert [one.outcome for one in first] == [Failed.RETRYING, Failed.DEAD]
+    assert bench.store.ask("DEL", bench.keys.reply(call.call_id)) == 1
+    after = bench.state()
+    assert bench.call(call) == first
+    assert bench.state() == after
+
+
+@pytest.mark.parametrize("other", [{"attempt": 2}, {"reason": "bang"}, {}])
+def test_a_different_failure_is_not_mistaken_for_a_repeat(
+    bench: Bench, other: dict[str, Any]
+) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(garbage={"a": D}, attempts={"a": 1}, reasons={"a": "boom"}))
+    failure = Failure("a", "1-1", **{"reason": "boom", **other})
+    assert bench.call(Fail(TOPIC, "lisa", [failure])) == [Retried(Failed.STALE, None, 0)]
+
+
+def test_a_record_is_kept_for_a_while(bench: Bench) -> None:
+    bench.put(body={"a": "A-"}, lisa=G(ready=[HELD]))
+    call = Fail(TOPIC, "lisa", [Failure(*bench.receipt("a"), "boom")])
+    bench.call(call)
+    assert 50_000 < bench.store.ask("PTTL", bench.keys.reply(call.call_id)) <= call.kept_ms

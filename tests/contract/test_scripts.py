@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core import scripts
-from lisa.core.options import TopicOptions, encode
+from lisa.core.model.options import TopicOptions, encode
+from lisa.core.transitions import loader
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
 
-SCRIPT = pytest.mark.parametrize("name", [*scripts.names(), "prelude"])
+SCRIPT = pytest.mark.parametrize("name", [*loader.names(), "prelude"])
 
 
 def code(name: str) -> str:
     """A script without its comments."""
-    text = (scripts.directory() / f"{name}.lua").read_text("utf-8")
+    path = loader.directory() / f"{name}.lua"
+    text = loader.prelude() if name == "prelude" else path.read_text("utf-8")
     return re.sub(r"--[^\n]*", "", text)
 
 
 @SCRIPT
-def test_no_script_looks_for_keys(name: str) -> None:
+def test_no_script_searches_for_keys(name: str) -> None:
     assert not re.search(r"'(KEYS|SCAN|HGETALL|SMEMBERS|FLUSH\w*|EVAL\w*)'|cjson", code(name))
 
 
 @SCRIPT
-def test_every_key_comes_through_keys(name: str) -> None:
+def test_every_key_is_passed_in_keys(name: str) -> None:
     assert not re.search(r"'(lisa|body|done|waiting|g):", code(name))
 
 
@@ -46,30 +47,31 @@ def test_no_global_is_set(name: str) -> None:
         assert not re.match(r"function ", line), line
 
 
-@pytest.mark.parametrize("name", scripts.names())
+@pytest.mark.parametrize("name", loader.names())
 def test_the_server_knows_a_script_by_its_sha(bench: Bench, name: str) -> None:
-    script = scripts.load(name)
+    script = loader.load(name)
     assert script.sha == hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
     assert bench.store.ask("SCRIPT", "LOAD", script.source) == script.sha.encode()
 
 
-def test_the_defaults_of_scripts_are_the_options_defaults() -> None:
+@pytest.mark.parametrize("name", loader.names())
+def test_the_defaults_of_a_script_are_the_options_defaults(name: str) -> None:
     options = TopicOptions()
-    table = scripts.load("promote").source.partition("\n")[0]
+    table, _, source = loader.load(name).source.partition("\n")
     found = dict(re.findall(r"(\w+) = '([^']*)'", table))
     assert found == encode({name: getattr(options, name) for name in found})
-    used = set(re.findall(r"DEFAULT[.](\w+)", "".join(code(name) for name in scripts.names())))
-    used |= set(re.findall(r"option\('(\w+)'\)", "".join(code(n) for n in scripts.names())))
-    assert used <= set(found)
+    source = re.sub(r"--[^\n]*", "", source)
+    used = set(re.findall(r"DEFAULT[.](\w+)|option\('(\w+)'\)", source))
+    assert set(found) == {one or other for one, other in used}
 
 
-def test_a_script_is_given_what_it_uses_of_the_prelude_and_nothing_else() -> None:
+def test_a_script_includes_only_the_prelude_functions_it_uses() -> None:
     functions = re.findall(r"^local function (\w+)", code("prelude"), re.MULTILINE)
     used = set()
-    for name in scripts.names():
-        source = re.sub(r"--[^\n]*", "", scripts.load(name).source)
+    for name in loader.names():
+        source = re.sub(r"--[^\n]*", "", loader.load(name).source)
         given = {one for one in functions if f"local function {one}(" in source}
         assert given == {one for one in functions if re.search(rf"\b{one}\(", source)}, name
         used |= given
     assert used == set(functions)
-    assert "local function add_ready(" not in scripts.load("ack").source
+    assert "local function add_ready(" not in loader.load("ack").source

@@ -1,4 +1,4 @@
-"""The store: what it mends by itself, what it repeats, and when it gives up."""
+"""The store: repairs, retries, and giving up."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from lisa.core import scripts
-from lisa.core.address import Address
-from lisa.core.connection import AsyncConnection, Connection
-from lisa.core.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
-from lisa.core.keys import Keys
-from lisa.core.patience import MOST_MENDS
-from lisa.core.store import AsyncStore, SyncStore
+from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.patience import MAX_REPAIRS
+from lisa.core.store.store import AsyncStore, SyncStore
+from lisa.core.transitions import loader
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import Enqueue, Sent
@@ -35,7 +35,7 @@ from tests.rows import enqueue
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lisa.core.flow import Command
+    from lisa.core.redis.flow import Command
     from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
@@ -47,7 +47,7 @@ def store_on(url: str, **options: Any) -> SyncStore:
 
 
 class Flushing(Connection):
-    """Before each command, the server forgets all scripts."""
+    """The server forgets all scripts before each command."""
 
     def execute(self, command: Command) -> Any:
         if command[0] == "EVALSHA" and not self.just_loaded:
@@ -56,14 +56,16 @@ class Flushing(Connection):
         return super().execute(command)
 
     def execute_many(self, commands: Any) -> list[Any]:
-        super().execute(("SCRIPT", "FLUSH"))
+        self.just_loaded = commands[0][0] == "SCRIPT"
+        if not self.just_loaded:
+            super().execute(("SCRIPT", "FLUSH"))
         return super().execute_many(commands)
 
     just_loaded = False
 
 
 class Lossy(Connection):
-    """The first reply to each command is lost on its way, what was asked having been done."""
+    """The first reply to each command is lost after the command has run."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(address)
@@ -120,7 +122,7 @@ def test_a_pipeline(server: str, connection: type[Connection]) -> None:
     store.close()
 
 
-def test_what_fails_in_a_pipeline_stands_as_an_error_in_its_place(bench: Bench) -> None:
+def test_a_failed_call_in_a_pipeline_yields_its_error(bench: Bench) -> None:
     bench.put(options={"capacity": "1"}, lisa=G())
     batch: list[Any] = [*sends("a", "b"), Pull(TOPIC, "nobody", "c1", 1)]
     ok, full, removed = bench.store.drive(bench.store.run_many(batch))
@@ -129,7 +131,7 @@ def test_what_fails_in_a_pipeline_stands_as_an_error_in_its_place(bench: Bench) 
     assert isinstance(removed, GroupRemoved)
 
 
-def test_groups_changed_by_another_hand_are_learnt(bench: Bench) -> None:
+def test_groups_changed_by_another_program_are_detected(bench: Bench) -> None:
     store = bench.store
     other = SyncStore(store.connection, Keys())
     assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
@@ -142,9 +144,10 @@ def test_groups_changed_by_another_hand_are_learnt(bench: Bench) -> None:
     with pytest.raises(GroupRemoved, match="group 'audit' is not declared on topic 'orders'"):
         store.call(Pull(TOPIC, "audit", "c1", 1))
     bench.check(
-        body={"a": "a-", "b": "b-"}, stats={"sent": 2, "promoted": 2},
+        body={"a": "a-", "b": "b-"},
+        stats={"sent": 2, "promoted": 2},
         lisa=G(ready=[Row("a", bench.now), Row("b", bench.now)]),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
@@ -168,19 +171,19 @@ def test_a_destroyed_group_is_declared_again_in_a_pipeline(bench: Bench) -> None
 
 
 class CutWhileMending(Connection):
-    """The group is declared, its stream is gone, and the connection when a script is loaded."""
+    """The group is declared, its stream is missing, and loading a script closes the connection."""
 
     def execute(self, command: Command) -> Any:
         if command[0] == "HKEYS":
             return [b"lisa"]
         if command[0] == "SCRIPT":
             raise redis.ConnectionError("cut")
-        if command[1] == scripts.load(Declare.script).sha:
+        if command[1] == loader.load(Declare.script).sha:
             raise redis.exceptions.NoScriptError("No matching script")
         raise redis.ResponseError("NOGROUP No such key")
 
 
-def test_a_connection_cut_while_a_stream_is_mended_is_lisas_error() -> None:
+def test_a_connection_lost_during_a_repair_raises_lisas_error() -> None:
     store = SyncStore(CutWhileMending(Address()), Keys(), timedelta(milliseconds=100))
     with pytest.raises(ServerUnavailable):
         store.call(Reclaim(TOPIC, "lisa"))
@@ -207,7 +210,7 @@ def test_a_pipeline_has_one_patience_for_all() -> None:
 
 
 class Hanging(Connection):
-    """Each try takes its time, and comes to nothing."""
+    """Every attempt takes a while and fails."""
 
     tries = 0
 
@@ -220,7 +223,7 @@ class Hanging(Connection):
         return [self.execute(commands[0])]
 
 
-def test_what_is_left_of_a_pipeline_when_patience_ends_is_not_tried_again() -> None:
+def test_the_rest_of_a_pipeline_is_not_retried_after_patience_ends() -> None:
     link = Hanging(Address())
     store = SyncStore(link, Keys(), timedelta(seconds=0.2))
     results = store.drive(store.run_many([Promote(TOPIC)] * 20))
@@ -229,8 +232,8 @@ def test_what_is_left_of_a_pipeline_when_patience_ends_is_not_tried_again() -> N
 
 
 @pytest.mark.not_on_fakeredis("its error for a stream that is gone has a text of its own")
-def test_a_pipeline_mends_as_many_streams_as_are_gone(bench: Bench) -> None:
-    topics = [f"orders-{n}" for n in range(2 * MOST_MENDS)]
+def test_a_pipeline_recreates_any_number_of_streams(bench: Bench) -> None:
+    topics = [f"orders-{n}" for n in range(2 * MAX_REPAIRS)]
     for topic in topics:
         bench.call(Declare(topic, "lisa"))
         bench.store.ask("DEL", bench.store.keys.topic(topic).group("lisa").ready)
@@ -249,7 +252,7 @@ async def test_a_dead_server_is_given_up_on_asyncio_too() -> None:
     await store.close()
 
 
-def test_a_server_that_comes_back_in_time_is_no_error(own_server: EmbeddedServer) -> None:
+def test_a_server_that_returns_in_time_causes_no_error(own_server: EmbeddedServer) -> None:
     store = store_on(own_server.url)
     assert store.call(sends("a")[0]) == [Sent.ACCEPTED]
     own_server.kill()
@@ -259,11 +262,11 @@ def test_a_server_that_comes_back_in_time_is_no_error(own_server: EmbeddedServer
     store.close()
 
 
-def test_a_wrong_password_is_told_at_once() -> None:
+def test_a_wrong_password_is_reported_immediately() -> None:
     with EmbeddedServer(extra=("--requirepass", "secret")) as locked:
         for password in (None, "wrong"):
             store = store_on(locked.url, password=password, patience=timedelta(minutes=1))
-            with pytest.raises(ConfigError, match="refused user or password") as caught:
+            with pytest.raises(ConfigError, match="refused the user or password") as caught:
                 store.call(Promote(TOPIC))
             assert "secret" not in str(caught.value)
             store.close()
@@ -272,11 +275,11 @@ def test_a_wrong_password_is_told_at_once() -> None:
         store.close()
 
 
-def test_a_newer_layout_is_refused(bench: Bench) -> None:
+def test_a_newer_schema_is_refused(bench: Bench) -> None:
     bench.store.drive(bench.store.check_schema())
     bench.store.drive(bench.store.check_schema())
     bench.store.ask("SET", bench.store.keys.schema, 2)
-    with pytest.raises(ConfigError, match="holds layout 2 of prefix 'lisa'; this build knows 1"):
+    with pytest.raises(ConfigError, match=r"has schema 2 under prefix 'lisa', .* supports up to 1"):
         bench.store.drive(bench.store.check_schema())
 
 
@@ -291,7 +294,7 @@ def test_prefixes_share_nothing(server: str) -> None:
         store.close()
 
 
-def test_a_delivery_past_a_restart_is_still_ones_own(own_server: EmbeddedServer) -> None:
+def test_a_delivery_survives_a_restart(own_server: EmbeddedServer) -> None:
     store = store_on(own_server.url)
     store.call(Declare(TOPIC, "lisa"))
     store.call(sends("a")[0])

@@ -1,4 +1,4 @@
-"""Cluster and Sentinel: the same life on other roads to the server."""
+"""Cluster and Sentinel: the same message life over other connections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from lisa.core.address import Address
-from lisa.core.connection import AsyncConnection, Connection
-from lisa.core.errors import ServerUnavailable
-from lisa.core.keys import Keys
-from lisa.core.store import AsyncStore, SyncStore
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.store.store import AsyncStore, SyncStore
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import HOST, binary, free_port
 from tests import clusters
@@ -92,7 +92,7 @@ def test_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-def test_where_nobody_answers_it_is_said_in_lisas_words(kind: str) -> None:
+def test_without_an_answer_lisas_error_is_raised(kind: str) -> None:
     address = Address(f"redis+{kind}://{HOST}:{free_port()}/mymaster")
     store = SyncStore(Connection(address), Keys(), timedelta(seconds=0.3))
     with pytest.raises(ServerUnavailable, match="does not answer"):
@@ -101,7 +101,7 @@ def test_where_nobody_answers_it_is_said_in_lisas_words(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-async def test_where_nobody_answers_asyncio_says_so_too(kind: str) -> None:
+async def test_without_an_answer_asyncio_raises_lisas_error(kind: str) -> None:
     address = Address(f"redis+{kind}://{HOST}:{free_port()}/mymaster")
     store = AsyncStore(AsyncConnection(address), Keys(), timedelta(seconds=0.3))
     with pytest.raises(ServerUnavailable, match="does not answer"):
@@ -111,7 +111,7 @@ async def test_where_nobody_answers_asyncio_says_so_too(kind: str) -> None:
 
 @pytest.fixture
 def sentinel_url(program: Path, tmp_path: Path) -> Iterator[str]:
-    """One primary, and one sentinel that watches it."""
+    """One primary and one sentinel."""
     port = free_port()
     with EmbeddedServer(binary=program) as primary:
         settings = tmp_path / "sentinel.conf"
@@ -122,8 +122,9 @@ def sentinel_url(program: Path, tmp_path: Path) -> Iterator[str]:
         )
         sentinel = subprocess.Popen(
             [str(program), str(settings), "--sentinel"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         try:
             wait_until(lambda: _watches(port) or sentinel.poll() is not None)
             assert sentinel.poll() is None, "the sentinel did not start"

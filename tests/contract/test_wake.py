@@ -1,4 +1,4 @@
-"""Whoever creates an earlier head wakes the managers; nobody else does."""
+"""A call that creates an earlier head wakes the managers; other calls do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row
 from tests.rows import enqueue
@@ -38,7 +38,7 @@ def move(due: int) -> Callable[[Bench], Transition[Any]]:
 
 
 def fail(delay: Any) -> Callable[[Bench], Transition[Any]]:
-    return lambda bench: Retry(TOPIC, "lisa", [Failure(*bench.receipt("a"), "no", delay)])
+    return lambda bench: Fail(TOPIC, "lisa", [Failure(*bench.receipt("a"), "no", delay)])
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[Bench], Transition[Any]], bool]] = {
@@ -50,31 +50,35 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Bench], Transition[Any]], bool]
     "rescheduled to earlier": ({**HEAD, "lisa": G(retry={"a": FAR})}, move(FAR - 1), True),
     "rescheduled to later": ({**HEAD, "lisa": G(retry={"a": FAR})}, move(FAR + 1), False),
     "requeued": (
-        {**HEAD, "lisa": G(garbage={"a": 1})}, lambda _: Requeue(TOPIC, "lisa", ["a"]), True,
+        {**HEAD, "lisa": G(garbage={"a": 1})},
+        lambda _: Requeue(TOPIC, "lisa", ["a"]),
+        True,
     ),
     "earlier retry": ({**HEAD, "lisa": G(ready=[HELD], retry={"r": FAR})}, fail(5), True),
     "later retry": ({**HEAD, "lisa": G(ready=[HELD], retry={"r": 1})}, fail(5), False),
     "to garbage": ({**HEAD, "lisa": G(ready=[HELD])}, fail("discard"), False),
     "reclaimed": ({**HEAD, "lisa": G(ready=[HELD])}, lambda _: Reclaim(TOPIC, "lisa"), True),
     "resumed": (
-        {"options": {"paused": "1"}}, lambda _: Configure(TOPIC, {"paused": "0"}), True,
+        {"options": {"paused": "1"}},
+        lambda _: Configure(TOPIC, {"paused": "0"}),
+        True,
     ),
     "another option": ({}, lambda _: Configure(TOPIC, {"max_ready": "5"}), False),
     "a new group": ({**HEAD}, lambda _: Declare(TOPIC, "lisa"), True),
     "the same group": ({**HEAD, "lisa": G()}, lambda _: Declare(TOPIC, "lisa"), False),
-    "a message without a place": ({**HEAD, "lisa": G()}, lambda _: Mend(TOPIC, ["a"]), True),
+    "a message without a state": ({**HEAD, "lisa": G()}, lambda _: Mend(TOPIC, ["a"]), True),
     "promote": ({"waiting": {"a": 1}, "lisa": G()}, lambda _: Promote(TOPIC), False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_wake_goes_out_when(bench: Bench, case: str) -> None:
+def test_managers_are_woken_when(bench: Bench, case: str) -> None:
     state, make, wakes = CASES[case]
     bench.put(**state)
     transition = make(bench)
     subscription = bench.store.connection.subscribe(bench.keys.wake)
     try:
-        # What the server has answered here, it has subscribed before what follows.
+        # Once the server has answered, the subscription precedes everything that follows.
         assert subscription.get(0.02) is None
         while not bench.store.ask("PUBSUB", "NUMSUB", bench.keys.wake)[1]:
             pass

@@ -1,4 +1,4 @@
-"""Every demo runs as its README says."""
+"""Every demo runs as described in its README."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ def run(*command: str, url: str = "") -> str:
     env = {**os.environ, "LISA_REDIS_URL": url} if url else dict(os.environ)
     done = subprocess.run(
         [sys.executable, *command],
-        check=True, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=ROOT,
+        timeout=60,
+    )
     return done.stdout
 
 
@@ -47,9 +52,14 @@ def test_manager_producer_and_consumer(redis_url: str, processes: Processes) -> 
     manager = str(DEMOS / "manager" / "manager.yml")
     processes.start("-m", "lisa.cli.manager", "--config", manager, env=env)
     consumer = processes.start(
-        "-m", "lisa.cli.consumer", "--config", "consumer.yml", "handlers",
-        env=env, cwd=DEMOS / "consumer",
-    )  # fmt: skip
+        "-m",
+        "lisa.cli.consumer",
+        "--config",
+        "consumer.yml",
+        "handlers",
+        env=env,
+        cwd=DEMOS / "consumer",
+    )
     produce = str(DEMOS / "producer" / "produce.py")
     run(produce, "hello", url=redis_url)
     run(produce, "later", "--delay", "1", url=redis_url)
@@ -86,15 +96,36 @@ def test_a_tour_of_the_http_api(redis_url: str) -> None:
     with Manager(redis_url), Gateway(redis_url) as gateway:
         said = subprocess.run(
             [str(DEMOS / "http" / "tour.sh"), gateway.url],
-            check=True, capture_output=True, text=True, timeout=60,
-        ).stdout  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
     assert re.findall(r"\((\d+)\)", said) == [
-        "201", "200", "200", "200", "200", "200", "200", "200", "200", "201", "200", "400", "200"
-    ]  # fmt: skip
+        "201",
+        "200",
+        "200",
+        "200",
+        "200",
+        "200",
+        "200",
+        "200",
+        "200",
+        "201",
+        "200",
+        "400",
+        "200",
+    ]
     outcomes = re.findall(r'"outcome":"(\w+)"', said)
     assert outcomes == [
-        "accepted", "duplicate", "rescheduled", "retrying", "acked", "accepted", "cancelled"
-    ]  # fmt: skip
+        "accepted",
+        "duplicate",
+        "rescheduled",
+        "retrying",
+        "acked",
+        "accepted",
+        "cancelled",
+    ]
     assert "$.delay_ms" in said
     assert '"acked":1' in said
 
@@ -105,9 +136,11 @@ class Node:
     def __init__(self, url: str, topic: str, **env: str) -> None:
         self.process = subprocess.Popen(
             ["node", str(DEMOS / "javascript" / "main.mjs"), topic],
-            env={**os.environ, "LISA_URL": url, **env}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            env={**os.environ, "LISA_URL": url, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.lines: list[str] = []
         self._watchdog = threading.Timer(60, self.process.kill)
 
@@ -124,7 +157,7 @@ class Node:
             self.lines.append(line.rstrip())
 
     def stop(self) -> list[str]:
-        """SIGTERM; all that it said."""
+        """Send SIGTERM; return the output."""
         self.process.send_signal(signal.SIGTERM)
         rest, _ = self.process.communicate(timeout=30)
         assert self.process.returncode == 0, rest
@@ -167,7 +200,7 @@ def test_a_consumer_in_javascript(redis_url: str) -> None:
         assert any("order 3: not paid" in line for line in lines)
         assert lines[-1] == "stopped"
         assert state(quick) == "acked"
-        # What ran out its grace time went back, no attempt counted.
+        # A message still running after the grace time was released without counting an attempt.
         found = gateway.client.get(f"{path}/messages/{endless}").json()
         assert (found["state"], found["attempts"]) == ("ready", 0)
 
@@ -192,7 +225,7 @@ def test_the_javascript_consumer_stops_in_time_while_all_its_places_are_taken(
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_javascript_consumer_bears_a_gateway_that_goes_away(redis_url: str) -> None:
+def test_the_javascript_consumer_survives_a_gateway_outage(redis_url: str) -> None:
     topic = new_topic("orders")
     path = f"/v1/topics/{topic}/messages"
     with Manager(redis_url), Gateway(redis_url) as gateway, Node(gateway.url, topic) as node:

@@ -1,4 +1,4 @@
-"""What the tests of the deployment files share: how commands and mounted files are tried."""
+"""Helpers for the tests of deployment files: run their commands with the mounted files."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 CONFIGS = ROOT / "configs"
 SCHEMAS = Path(__file__).parent / "schemas"
 MAINS: dict[str, click.Command] = {
-    "lisa-manager": manager_main, "lisa-consumer": consumer_main, "lisa-gateway": gateway_main,
-}  # fmt: skip
+    "lisa-manager": manager_main,
+    "lisa-consumer": consumer_main,
+    "lisa-gateway": gateway_main,
+}
 MODULES = {name: f"lisa.cli.{name.removeprefix('lisa-')}" for name in MAINS}
 SETTINGS: dict[str, Any] = {
-    "lisa-manager": ManagerSettings, "lisa-consumer": ConsumerSettings,
+    "lisa-manager": ManagerSettings,
+    "lisa-consumer": ConsumerSettings,
     "lisa-gateway": GatewaySettings,
-}  # fmt: skip
+}
 SECRET = "0123456789abcdef0123456789abcdef"
 EVERYWHERE, PORT = "0.0.0.0", "8080"  # noqa: S104  as the containers listen; here it is replaced
 SPARE_S = 5
@@ -43,7 +46,7 @@ SPARE_S = 5
 
 
 def validator(name: str, kind: str | None = None) -> jsonschema_rs.Validator:
-    """A vendored schema, or one kind's of it."""
+    """A validator for a vendored schema, or for one kind of it."""
     schema = json.loads((SCHEMAS / f"{name}.json").read_text())
     if kind is not None:
         assert kind in schema["kinds"], f"no schema of {kind}: see schemas/README.md"
@@ -52,19 +55,22 @@ def validator(name: str, kind: str | None = None) -> jsonschema_rs.Validator:
 
 
 def parsed(command: Sequence[str]) -> dict[str, Any]:
-    """What the real command line makes of a container's command."""
+    """A container's command, parsed by the real command line."""
     program, *arguments = command
     with MAINS[program].make_context(program, list(arguments)) as context:
         return dict(context.params)
 
 
 def grace_s(
-    command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], directory: Path,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    files: Mapping[str, str],
+    directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> float:  # fmt: skip
-    """Load a role's settings from what its container is given; how long its end may take.
+) -> float:
+    """Load a role's settings from its container; returns its grace time for stopping.
 
-    `env` is the container's environment, `files` the text of what is mounted, by its path there.
+    `env` is the container's environment, `files` the text of mounted files by path.
     """
     for name in [name for name in os.environ if name.startswith("LISA_")]:
         monkeypatch.delenv(name)
@@ -87,18 +93,22 @@ def start(
     redis_url: str,
     config: Path,
 ) -> tuple[Process, str]:
-    """The real role by a container's command, on a port of its own; its process and address."""
+    """Start the real role by a container's command, on a free port; its process and address."""
     port = str(free_port())
     file = str(parsed(command)["path"])
-    instead = {file: str(config), EVERYWHERE: "127.0.0.1", PORT: port,
-               f"{EVERYWHERE}:{PORT}": f"127.0.0.1:{port}"}  # fmt: skip
+    instead = {
+        file: str(config),
+        EVERYWHERE: "127.0.0.1",
+        PORT: port,
+        f"{EVERYWHERE}:{PORT}": f"127.0.0.1:{port}",
+    }
     program, *arguments = [instead.get(one, one) for one in command]
     given = {**env, "LISA_REDIS_URL": redis_url}
     return processes.start("-m", MODULES[program], *arguments, env=given), f"127.0.0.1:{port}"
 
 
 def answers(address: str, path: str) -> None:
-    """Wait until the path is answered with 200."""
+    """Wait until a request for the path returns 200."""
 
     def is_well() -> bool:
         with suppress(httpx.TransportError):

@@ -1,4 +1,4 @@
-"""The container files: the image holds what the wheel needs, and compose runs the real roles."""
+"""The container files: the image contains the wheel's files, and compose runs the roles."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def steps(word: str) -> list[str]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """Each variable, with something in place of what the caller has to give."""
+    """The variables, with placeholders for those that the caller must set."""
     given: dict[str, str] = ROLES[name]["environment"]
     return {key: SECRET if value.startswith("${") else value for key, value in given.items()}
 
 
 def mounted(name: str) -> dict[str, str]:
-    """The text of every file that the container is given, by its path there."""
+    """The text of the container's mounted files, by path."""
     files = {}
     for volume in ROLES[name]["volumes"]:
         source, target, mode = volume.split(":")
@@ -83,7 +83,7 @@ def test_the_health_check_is_answered_by_the_real_role(
     name: str, redis_url: str, processes: Processes, tmp_path: Path
 ) -> None:
     one, files = ROLES[name], mounted(name)
-    for target, text in files.items():  # a module of handlers comes to lie where it is imported
+    for target, text in files.items():  # puts the module of handlers on the path
         (tmp_path / target.rpartition("/")[2]).write_text(text)
     config = tmp_path / f"{name}.yml"
     process, address = start(processes, one["command"], environment(name), redis_url, config)
@@ -111,7 +111,7 @@ def test_the_image_is_built_of_what_the_wheel_needs() -> None:
     assert {line[1:] for line in ignored if line.startswith("!")} == copied
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_runs_as_an_unprivileged_user() -> None:
     assert steps("USER") == ["10001:10001"]
     assert STEPS.index("USER 10001:10001") > max(
         number for number, line in enumerate(STEPS) if line.startswith("RUN")

@@ -1,4 +1,4 @@
-"""The Kubernetes files: valid by Kubernetes' schemas, and true of the roles that they run."""
+"""The Kubernetes files: valid against Kubernetes' schemas, and correct for their roles."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 FOLDER = CONFIGS / "kubernetes"
 OBJECTS: list[dict[str, Any]] = [
-    document for file in sorted(FOLDER.glob("*.yml"))
+    document
+    for file in sorted(FOLDER.glob("*.yml"))
     for document in yaml.safe_load_all(file.read_text())
-]  # fmt: skip
+]
 DEPLOYMENTS = {one["metadata"]["name"]: one for one in OBJECTS if one["kind"] == "Deployment"}
 CONFIG_MAP: dict[str, str] = next(one for one in OBJECTS if one["kind"] == "ConfigMap")["data"]
 SECRETS: dict[str, str] = next(one for one in OBJECTS if one["kind"] == "Secret")["stringData"]
@@ -45,7 +46,7 @@ def container(name: str) -> dict[str, Any]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """Each variable with something in place of the secret's value, which has to be there."""
+    """The variables, with a placeholder for the secret's value, which must be present."""
     env = {}
     for one in container(name)["env"]:
         reference = one["valueFrom"]["secretKeyRef"]
@@ -56,13 +57,14 @@ def environment(name: str) -> dict[str, str]:
 
 
 def mounted(name: str) -> dict[str, str]:
-    """The text of every file that the container is given, by its path there."""
+    """The text of the container's mounted files, by path."""
     places = {one["name"]: one["mountPath"] for one in container(name)["volumeMounts"]}
     return {
         f"{places[volume['name']]}/{item['path']}": CONFIG_MAP[item["key"]]
-        for volume in pod(name)["volumes"] if "configMap" in volume
+        for volume in pod(name)["volumes"]
+        if "configMap" in volume
         for item in volume["configMap"]["items"]
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("one", OBJECTS, ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
@@ -122,9 +124,11 @@ def test_a_rolling_update_or_a_drained_node_stops_nothing(name: str) -> None:
     labels = spec["template"]["metadata"]["labels"]
     assert spec["selector"]["matchLabels"].items() <= labels.items()
     (budget,) = [
-        one["spec"] for one in OBJECTS if one["kind"] == "PodDisruptionBudget"
+        one["spec"]
+        for one in OBJECTS
+        if one["kind"] == "PodDisruptionBudget"
         and one["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    ]  # fmt: skip
+    ]
     assert budget["maxUnavailable"] < spec["replicas"]
     (spread,) = pod(name)["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
@@ -136,9 +140,10 @@ def test_it_may_do_no_more_than_it_needs(name: str) -> None:
     assert pod(name)["securityContext"]["runAsNonRoot"]
     assert not pod(name)["automountServiceAccountToken"]
     assert one["securityContext"] == {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+    }
     assert one["resources"]["limits"]["memory"]
     assert not any("value" in variable for variable in one["env"]), "secrets come by reference"
 
@@ -146,8 +151,11 @@ def test_it_may_do_no_more_than_it_needs(name: str) -> None:
 def test_services_and_policies_name_pods_that_there_are() -> None:
     labels = [one["spec"]["template"]["metadata"]["labels"] for one in DEPLOYMENTS.values()]
     selectors = [one["spec"]["selector"] for one in OBJECTS if one["kind"] == "Service"]
-    selectors += [one["spec"]["podSelector"]["matchLabels"] for one in OBJECTS
-                  if one["kind"] == "NetworkPolicy"]  # fmt: skip
+    selectors += [
+        one["spec"]["podSelector"]["matchLabels"]
+        for one in OBJECTS
+        if one["kind"] == "NetworkPolicy"
+    ]
     assert selectors
     for selector in selectors:
         assert any(selector.items() <= one.items() for one in labels), selector

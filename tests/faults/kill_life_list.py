@@ -1,8 +1,9 @@
-"""The lives of the roles that send, handle and move messages."""
+"""Scenarios for the roles that send, handle and move messages."""
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from typing import Any
@@ -10,26 +11,33 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from lisa.core.presence import ConsumerPresence, ManagerPresence
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.embedded import EmbeddedServer
 from tests.faults.kill_lives import RETRY_DELAYS, Life
 from tests.faults.kill_web_life import GatewayLife
 from tests.servers import wait_until
 
-__all__ = ["LIVES"]
-
 MINUTE_MS = 60_000
 
 
 class ProducerLife(Life):
-    """Works through its list and leaves; promoting and consuming are others' work."""
+    """A producer works through its list and exits; others promote and consume."""
 
     role = "producer"
 
     def prepare(self) -> None:
-        self.ends(["soon", *[f"many-{n}" for n in range(5)], "moved", "fired", "replaced",
-                   *[f"stream-{n}" for n in range(3)]], "acked")  # fmt: skip
+        self.ends(
+            [
+                "soon",
+                *[f"many-{n}" for n in range(5)],
+                "moved",
+                "fired",
+                "replaced",
+                *[f"stream-{n}" for n in range(3)],
+            ],
+            "acked",
+        )
         self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1"], "cancelled")
 
     def live(self) -> None:
@@ -46,8 +54,8 @@ class ProducerLife(Life):
         sent = {one for line in confirmed for one in json.loads(line).get("sent", ())}
         counts = {one: [seen["id"] for seen in self.handled].count(one) for one in sent}
         missing = sent - set(self.ends_as) - {one["id"] for one in self.handled}
-        assert missing == set()  # the one with a generated id among them
-        # A second life, by `replace`, may begin when the first was handled already.
+        assert missing == set()  # including the message with a generated id
+        # `replace` may send it again after the first message was handled.
         twice = {one for one, count in counts.items() if count > 1}
         assert twice <= {"replaced"}
 
@@ -57,7 +65,7 @@ class AsyncProducerLife(ProducerLife):
 
 
 class DurableProducerLife(ProducerLife):
-    """Is told of each step only when a replica has it, too."""
+    """Each step is confirmed only once a replica has the write."""
 
     role = "durable producer"
 
@@ -83,7 +91,7 @@ class DurableAsyncProducerLife(DurableProducerLife):
 
 
 class ManagerLife(Life):
-    """Meets a topic with something to do for each service."""
+    """A manager on a topic with work for each service."""
 
     role = "manager"
     said = " runs on "
@@ -121,17 +129,17 @@ lisa-delay-queue:
         self._in_other_topics()
 
     def _in_hands_of_the_dead(self) -> None:
-        """Deliveries that nobody will settle: retried, or their attempts are used up."""
+        """Deliveries of a dead consumer: to be retried, or without attempts left."""
         cast = self.cast
         self.ends([cast.send() for _ in range(3)], "acked")
         self.ends([cast.send(policy="")], "garbage")
         self.put_off = cast.send(policy="600000")
         self.ends([self.put_off], "acked")
         entries = cast.take(consumer="dead")
-        assert len(entries) == 5 + 1  # the one past its ttl, too: it is not for us to judge it
+        assert len(entries) == 5 + 1  # including the one past its ttl
 
     def _foreign_hands(self) -> None:
-        """An entry that is nobody's, and a message whose entry is gone."""
+        """A foreign entry, and a message whose entry was deleted."""
         cast, ask = self.cast, self.cast.store.ask
         foreign = ask("XADD", cast.own.ready, "*", "what", "junk")
         assert cast.read(consumer="dead")
@@ -141,7 +149,7 @@ lisa-delay-queue:
         self.ends([lost], "acked")
 
     def _of_long_ago(self) -> None:
-        """Names and records of the dead, garbage of last year, a topic that nobody uses."""
+        """Names and records of dead consumers, last year's garbage, an unused topic."""
         cast, ask = self.cast, self.cast.store.ask
         old = cast.send()
         cast.discard(cast.take(1)[0])
@@ -159,7 +167,7 @@ lisa-delay-queue:
         store.ask("HSET", store.keys.topic(one.topic).consumers, one.name, msgspec.json.encode(one))
 
     def _in_other_topics(self) -> None:
-        """One that is full, one that nobody knows of, one whose consumer waits for a group."""
+        """A full topic, an unlisted topic, and a topic whose consumer waits for a group."""
         narrow, unlisted = self.others
         narrow.declare(max_ready="1")
         unlisted.declare()
@@ -176,9 +184,9 @@ lisa-delay-queue:
         self.consume()
         narrow, unlisted = self.others
         self.consume(unlisted)
-        if self.has_come_by("after", "XLEN ready"):  # what is asked where a topic is full
+        if self.has_come_by("after", "XLEN ready"):  # called where a topic is full
             self.consume(narrow)
-        if self.has_come_by("after", "ZRANGE retry"):  # what is asked where anything failed
+        if self.has_come_by("after", "ZRANGE retry"):  # called after any failure
             self.cast.store.call(Reschedule(self.cast.topic, [(self.put_off, "+0")]))
 
     def live(self) -> None:
@@ -188,18 +196,21 @@ lisa-delay-queue:
     def _is_all_done(self) -> bool:
         ask, keys, cast = self.cast.store.ask, self.cast.store.keys, self.cast
         own = keys.topic
-        return all((
-            ask("HEXISTS", own("declared").groups, "g"),
-            ask("HEXISTS", own("asking").groups, "lisa"),
-            all(one.stats().get("acked@g") == 3 for one in self.others),
-            ask("ZSCORE", keys.topics, "unlisted") is not None,
-            ask("ZSCORE", keys.topics, "idle") is None,
-            not ask("HEXISTS", keys.managers, "gone"),
-            not ask("HEXISTS", cast.keys.consumers, "gone"),
-            not ask("HEXISTS", cast.keys.consumers, "groupless"),
-            "b'gone'" not in repr(ask("XINFO", "CONSUMERS", cast.own.ready, "g")),
-            ask("XLEN", cast.keys.history), ask("EXISTS", cast.keys.archived),
-        ))  # fmt: skip
+        return all(
+            (
+                ask("HEXISTS", own("declared").groups, "g"),
+                ask("HEXISTS", own("asking").groups, "lisa"),
+                all(one.stats().get("acked@g") == 3 for one in self.others),
+                ask("ZSCORE", keys.topics, "unlisted") is not None,
+                ask("ZSCORE", keys.topics, "idle") is None,
+                not ask("HEXISTS", keys.managers, "gone"),
+                not ask("HEXISTS", cast.keys.consumers, "gone"),
+                not ask("HEXISTS", cast.keys.consumers, "groupless"),
+                "b'gone'" not in repr(ask("XINFO", "CONSUMERS", cast.own.ready, "g")),
+                ask("XLEN", cast.keys.history),
+                ask("EXISTS", cast.keys.archived),
+            )
+        )
 
     def close(self) -> None:
         for cast in self.others:
@@ -208,11 +219,11 @@ lisa-delay-queue:
 
 
 class ConsumerLife(Life):
-    """Handles what is there; then it is stopped with a handler at work and more in its hands."""
+    """A consumer handles messages, and is stopped while a handler runs and others wait."""
 
     role = "consumer"
     said = "reading for group"
-    nap_ms = 300
+    nap_s = 0.3
     naps = 1
 
     def prepare(self) -> None:
@@ -228,31 +239,45 @@ class ConsumerLife(Life):
         self.finish()
 
     def finish(self) -> None:
-        """Stop one in the middle, and let another see to what it gave back."""
-        while not self._has_its_hands_full():
-            pass  # it read them one by one: it goes by the pace of its handlers
-        self._stop_one()
+        """Stop one consumer while it works; another handles the messages that it releases."""
+        while not self._is_stopped_with_full_hands():
+            pass  # it reads one by one, at the pace of its handlers
         self.start()
         self.until(self.are_all_at_an_end)
-        self.until(self.is_one_waiting)  # the other way to be found: it has to be interrupted
+        self.until(self.is_one_waiting)  # the other case: a blocked read that must be interrupted
 
     def is_one_waiting(self) -> bool:
-        """Whether the role's read is blocked at the server."""
+        """True if the role's read is blocked on the server."""
         return b"blocked_clients:1" in self.cast.store.ask("INFO", "clients")
 
-    def _has_its_hands_full(self) -> bool:
-        """Whether, of messages that fall due together, more are in its hands than it works on."""
-        bodies = [self.nap_ms] * self.naps + ["fine"] * 6
+    def _is_stopped_with_full_hands(self) -> bool:
+        """Stop it if it holds more of the messages due together than its handlers work on."""
+        bodies = ["until-stopped"] * self.naps + ["fine"] * 6
         ids = [self.cast.send(body, delay_ms=100) for body in bodies]
         self.ends(ids, "acked")
         first: list[str] = []
+        may_wait_until = math.inf
 
         def are_taken() -> bool:
+            nonlocal may_wait_until
             first[:] = self.cast.states(ids[: self.naps + 1])
+            if set(first[:-1]) == {"in_flight"} and may_wait_until == math.inf:
+                may_wait_until = time.monotonic() + self.nap_s
+            if set(first) != {"in_flight"} and time.monotonic() > may_wait_until:
+                self._wake(ids)
             return set(first) <= {"in_flight", "acked"}
 
         self.until(are_taken)
-        return set(first) == {"in_flight"}
+        if set(first) != {"in_flight"}:
+            return False
+        self._stop_one()
+        self._wake(ids)  # messages whose handlers had not started
+        return True
+
+    def _wake(self, ids: list[str]) -> None:
+        """Let handlers return without a stop."""
+        for one in ids[: self.naps]:
+            (self.directory / one).touch()
 
     def _stop_one(self) -> None:
         child = self._child
@@ -274,13 +299,13 @@ class AsyncConsumerLife(ThreadsLife):
 
 
 class PullLife(ConsumerLife):
-    """A loop of one's own: extends, retries, discards, gives back, acks."""
+    """A custom pull loop: extends, retries, discards, releases and acks."""
 
     role = "consumer.pull"
     said = "pulling"
 
     def finish(self) -> None:
-        """Send to one that waits for it."""
+        """Send to a waiting pull."""
         while not self.has_come_by("after", "XREAD ready"):
             self.until(self.is_one_waiting)
             self.ends([self.cast.send("fine")], "acked")
@@ -289,6 +314,16 @@ class PullLife(ConsumerLife):
 
 LIVES: dict[str, type[Life]] = {
     one.role: one
-    for one in (ProducerLife, AsyncProducerLife, DurableProducerLife, DurableAsyncProducerLife,
-                ManagerLife, ConsumerLife, ThreadsLife, AsyncConsumerLife, PullLife, GatewayLife)
-}  # fmt: skip
+    for one in (
+        ProducerLife,
+        AsyncProducerLife,
+        DurableProducerLife,
+        DurableAsyncProducerLife,
+        ManagerLife,
+        ConsumerLife,
+        ThreadsLife,
+        AsyncConsumerLife,
+        PullLife,
+        GatewayLife,
+    )
+}

@@ -1,7 +1,7 @@
-"""The life of each role, in which it is killed at a point and another takes its place.
+"""Scenarios in which a role is killed at a point and replaced, one for each role.
 
-A life is one small world on a server of its own: what stands there before the role starts, what
-everybody else does meanwhile, and what must be true in the end.
+Each scenario ("life") has its own server. It defines the initial state, what the other roles do
+meanwhile, and what must be true afterwards.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lisa.admin.fsck import check as fsck
-from lisa.core import scripts
+from lisa.core.transitions import loader
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
-from tests.faults.kill_points import Point, read_log
+from tests.faults.kill_points import Point, is_plain_read, read_log
 from tests.roles import Cast
 from tests.servers import PATIENCE
 
@@ -27,21 +27,29 @@ if TYPE_CHECKING:
 
     from tests.faults.kill_nursery import Child, Nursery
 
-__all__ = ["RETRY_DELAYS", "Life", "Visit"]
-
 STEP_S = 0.04
 RETRY_DELAYS = ",".join("0" * 30)
 """An attempt is lost whenever a process does not get a core for as long as its lease."""
 LONG_S = 3 * PATIENCE.total_seconds()
 """A wait here is for a dozen things, in a process that shares the machine with many others."""
-ALLOWED = {"done", "options", "groups", "stats", "consumers", "history", "events", "archived"}
+ALLOWED = {
+    "done",
+    "options",
+    "groups",
+    "stats",
+    "consumers",
+    "history",
+    "events",
+    "archived",
+    "reply",
+}
 """What may be left of a topic when all its messages are settled, beside an empty stream."""
 
 
 class Visit(NamedTuple):
-    """Where a life's process number `start` is killed; without a point none is.
+    """Kills process number `start` of a life at a point; without a point, none.
 
-    `fresh`: the server knows no script and no layout before the role starts.
+    `fresh`: the server has no scripts and no layout when the role starts.
     """
 
     point: Point | None
@@ -50,7 +58,7 @@ class Visit(NamedTuple):
 
 
 class Life(ABC):
-    """One role's life on one server, with one visit of death or with none."""
+    """One role's scenario on one server, with at most one kill."""
 
     role = ""
     said = ""
@@ -68,7 +76,7 @@ class Life(ABC):
         self._child: Child | None = None
 
     def run(self) -> list[list[Point]]:
-        """Live it to its end, and check all; the points that each of its processes came by."""
+        """Run the scenario and check it; the points that each of its processes passed."""
         try:
             self.directory.mkdir(parents=True)
             self._prepare()
@@ -78,7 +86,9 @@ class Life(ABC):
             found = [read_log(log) for log in sorted(self.directory.glob("points-*"))]
             died = [point for _, point in found if point is not None]
             wanted = [self._visit.point] if self._visit.point else []
-            assert died == wanted, f"not killed there: {self.output}"
+            # Which reads a process makes depends on timing; a life may not pass this one again.
+            is_optional = all(is_plain_read(point.name) for point in wanted)
+            assert died == wanted or (not died and is_optional), f"not killed there: {self.output}"
             self.check()
             return [points for points, _ in found]
         finally:
@@ -94,8 +104,8 @@ class Life(ABC):
             ask("DEL", self.cast.store.keys.schema)
             ask("SCRIPT", "FLUSH")
         else:
-            for name in scripts.names():
-                ask("SCRIPT", "LOAD", scripts.load(name).source)
+            for name in loader.names():
+                ask("SCRIPT", "LOAD", loader.load(name).source)
 
     def _kill(self) -> None:
         if self._child is not None and self._child.alive:
@@ -103,42 +113,43 @@ class Life(ABC):
             self._child.wait()
 
     def close(self) -> None:
-        """Close what this life has opened."""
+        """Close everything that this life opened."""
         self.cast.store.close()
 
     @abstractmethod
     def prepare(self) -> None:
-        """What stands there before the role starts."""
+        """Create the state before the role starts."""
 
     @abstractmethod
     def live(self) -> None:
-        """All that happens until the role is stopped; `until` waits."""
+        """Everything until the role is stopped; `until` waits."""
 
     def turn(self) -> None:  # noqa: B027  most lives have others, not all
-        """What the others do, again and again."""
+        """One round of the other roles' work."""
 
     def order(self) -> dict[str, Any]:
-        """More of what the role is told at its start."""
+        """Additional arguments for the role's start."""
         return {}
 
     @property
     def output(self) -> str:
-        """All that the role's processes have said."""
+        """The output of all the role's processes."""
         return "".join(one.read_text() for one in sorted(self.directory.glob("output-*")))
 
     def start(self) -> None:
         """Start the role; only the first process is to be killed."""
         order = {
-            "role": self.role, "url": self.url,
+            "role": self.role,
+            "url": self.url,
             "output": str(self.directory / f"output-{self._starts:02}"),
             "points": str(self.directory / f"points-{self._starts:02}"),
             "kill_at": str(self._visit.point or "") if self._starts == self._visit.start else "",
-        }  # fmt: skip
+        }
         self._starts += 1
         self._child = self._nursery.start(order | self.order())
 
     def replace(self) -> bool:
-        """Start another one if this one was killed; whether this one had ended otherwise."""
+        """Replace the process if it was killed; true if it exited normally."""
         child = self._child
         assert child is not None
         if child.alive:
@@ -150,7 +161,7 @@ class Life(ABC):
         return True
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Go on with the world, and with replacing the role, until something holds."""
+        """Run rounds, and replace the role if necessary, until a condition is true."""
         ends = time.monotonic() + LONG_S
         while not condition():
             assert time.monotonic() < ends, f"never: {condition}\n{self.told()}\n{self.output}"
@@ -159,7 +170,7 @@ class Life(ABC):
             time.sleep(STEP_S)
 
     def stop(self) -> None:
-        """Stop the role in order; one that is killed while it stops needs no successor."""
+        """Stop the role; one that is killed while it stops is not replaced."""
         if self.said:
             self.until(lambda: self.replace() or self.said in self._last_words())
         child = self._child
@@ -168,7 +179,7 @@ class Life(ABC):
         assert child.wait() in {0, -signal.SIGKILL if self._is_the_one() else 0}, self.output
 
     def _is_the_one(self) -> bool:
-        """Whether the process that was started last is the one to be killed."""
+        """True if the latest process is the one to be killed."""
         return self._visit.point is not None and self._starts - 1 == self._visit.start
 
     def _last_words(self) -> str:
@@ -176,12 +187,12 @@ class Life(ABC):
         return output.read_text() if output.exists() else ""
 
     def has_come_by(self, phase: str, name: str) -> bool:
-        """Whether any of its processes has come by a point."""
+        """True if any of its processes has passed a point."""
         logs = [read_log(log)[0] for log in self.directory.glob("points-*")]
         return any(Point(phase, name) in points for points in logs)
 
     def promote(self, topic: str = "orders") -> None:
-        """One round of a manager, by bare transitions."""
+        """One round of a manager, by plain transitions."""
         if past := self.cast.store.call(Promote(topic)).expired:
             self.cast.store.call(Expire(topic, past))
         start: str | None = FIRST
@@ -189,31 +200,37 @@ class Life(ABC):
             start = self.cast.store.call(Reclaim(topic, self.cast.group, start)).cursor
 
     def consume(self, cast: Cast | None = None) -> None:
-        """Take what is ready, note it, ack it."""
+        """Read ready messages, record them and ack them."""
         cast = cast or self.cast
         for entry in cast.take():
             self.note_delivery(entry.id, entry.attempt, entry.due_ms)
             cast.ack(entry)
 
     def note_delivery(self, message_id: str, attempt: int, due_ms: int) -> None:
-        """Note what was handed over to the others, and when."""
-        self.handled.append({"id": message_id, "attempt": attempt, "due_ms": due_ms,
-                             "at_ms": time.time_ns() // 1_000_000})  # fmt: skip
+        """Record a delivery to the other roles, with its time."""
+        self.handled.append(
+            {
+                "id": message_id,
+                "attempt": attempt,
+                "due_ms": due_ms,
+                "at_ms": time.time_ns() // 1_000_000,
+            }
+        )
 
     def ends(self, ids: Iterable[str], *states: str) -> None:
-        """Ids that have to end so."""
+        """Expect messages to end in one of these states."""
         self.ends_as |= {message_id: set(states) for message_id in ids}
 
     def are_all_at_an_end(self) -> bool:
         return not self.told()
 
     def told(self) -> dict[str, tuple[str, set[str]]]:
-        """What has not come to its end: how it stands, and how it should."""
+        """Unfinished messages, each with its actual and expected outcome."""
         states = zip(self.ends_as.items(), self.cast.states(list(self.ends_as)), strict=True)
         return {one: (is_, wanted) for (one, wanted), is_ in states if is_ not in wanted}
 
     def check(self) -> None:
-        """Nothing lost, nothing early, nothing handled that was not to be, nothing left."""
+        """Check that nothing was lost, early, wrongly handled, or left over."""
         ledger = self.directory / "handled"
         if ledger.exists():
             self.handled += [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -230,7 +247,7 @@ class Life(ABC):
         assert self.left() == set()
 
     def left(self) -> set[str]:
-        """Keys that should have gone with their messages."""
+        """Keys that should have been deleted with their messages."""
         dead = {one for one in self.ends_as if self.cast.state(one) == "garbage"}
         found: set[str] = set()
         for key in map(bytes.decode, self.cast.store.ask("KEYS", "lisa:{*")):

@@ -1,8 +1,8 @@
-"""Starts processes by fork from one that has imported everything: 10 ms instead of 300 each.
+"""Forks processes from one that has imported everything: 10 ms each instead of 300.
 
-`Nursery` is the tests' end. The other is this module run as a program: it reads orders (JSON lines)
-on its standard input, forks a child for each, and tells on its standard output who was born and who
-has ended. Children end with it, and it ends with its standard input.
+`Nursery` is the tests' side. The other side is this module run as a program: it reads orders (JSON
+lines) from its standard input, forks a child for each, and reports started and ended children on
+its standard output. Children end with the program, and it ends with its standard input.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from typing import Any
 
 from tests.servers import PATIENCE, ROOT
 
-__all__ = ["Child", "Nursery"]
-
 
 class Child:
     """One forked process."""
@@ -38,12 +36,12 @@ class Child:
         return not self._ended.is_set()
 
     def end_as(self, status: int) -> None:
-        """It has ended: its exit code, or the negative number of the signal."""
+        """Record the end: an exit code, or the negative number of a signal."""
         self.status = status
         self._ended.set()
 
     def wait(self, timeout_s: float = PATIENCE.total_seconds()) -> int:
-        """Wait until it ends; how it did."""
+        """Wait until the process ends; its exit code or signal."""
         assert self._ended.wait(timeout_s), f"process {self.pid} does not end"
         assert self.status is not None
         return self.status
@@ -55,15 +53,19 @@ class Child:
 
 
 class Nursery:
-    """The tests' end."""
+    """The tests' side."""
 
     def __init__(self) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.kill_nursery"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-            env=clean | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=clean | {"PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
         self._lock = threading.Lock()
         self._born: list[Child] = []
         self._children: dict[int, Child] = {}
@@ -72,7 +74,7 @@ class Nursery:
         self._reader.start()
 
     def start(self, order: dict[str, Any]) -> Child:
-        """Have a child run `kill_roles.run(**order)`, its outputs going to the file `output`."""
+        """Run `kill_roles.run(**order)` in a child, with its output in the file `output`."""
         assert self._popen.stdin is not None
         child = Child()
         with self._told:
@@ -83,7 +85,7 @@ class Nursery:
         return child
 
     def end(self) -> None:
-        """End it and all its children."""
+        """End the program and all its children."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._popen.stdin.close()
@@ -105,7 +107,7 @@ class Nursery:
 
 
 def main() -> None:
-    """The other end."""
+    """The program's side."""
     from tests.faults import kill_roles
 
     kill_roles.load()
@@ -135,7 +137,7 @@ def main() -> None:
 
 
 def _orders(waker: int, living: set[int]) -> Any:
-    """Lines of the standard input, as they come; meanwhile the ended are told of."""
+    """Yield lines of the standard input; meanwhile, report ended children."""
     pending = b""
     while True:
         ready, _, _ = select.select([0, waker], [], [])
@@ -164,7 +166,7 @@ def _tell(what: str, pid: int, status: int) -> None:
 
 
 def _live(order: dict[str, Any]) -> None:
-    """The child's whole life; it never returns."""
+    """Run the child; never returns."""
     from tests.faults import kill_roles
 
     code = 1

@@ -1,16 +1,16 @@
-"""Named points before, within and after each call that a process makes of the server.
+"""Named points before, within and after each call from a process to the server.
 
-`install` puts them around the connections of this process. There it can be killed, and there it
-writes down that it came by.
+`install` adds them to the connections of this process. At each point the process can be killed, and
+records that it passed.
 
-- `before:NAME`  nothing of the call was sent
-- `sent:NAME`    it was sent, its reply not read: the server does it, and nobody hears of it
-- `between:NAME` of calls that went out together, one reply was read and not the next
-- `after:NAME`   the reply was read, and nothing was done with it
+- `before:NAME`  the call was not sent
+- `sent:NAME`    it was sent, and its reply not read: the server executes it unnoticed
+- `between:NAME` of calls sent together, one reply was read, but not the next
+- `after:NAME`   the reply was read, but not processed
 
-A name is a script's, or a command's with the kind of its key. No point is after a reply that is an
-error, or after a blocking read that brought nothing: the server changed nothing, so `before` of the
-next call is the same instant.
+A name is that of a script, or of a command with the kind of its key. There is no point after an
+error reply or an empty blocking read: the server changed nothing, so `before` of the next call is
+equivalent.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import redis.asyncio.connection
 import redis.connection
 
-from lisa.core import scripts
-from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.transitions import loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lisa.core.flow import Command
-
-__all__ = ["DIED", "MOST_TIMES", "Point", "install", "is_plain_read", "name_of", "read_log"]
+    from lisa.core.redis.flow import Command
 
 MOST_TIMES = 4
 """A daemon makes the same call for as long as it lives: so many occurrences are points."""
@@ -45,17 +43,44 @@ MOST_TIMES = 4
 DIED = "died"
 READS = ("XREADGROUP", "XREAD")
 PLAIN_READS = {
-    "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "INFO",
-    "SCAN", "STRLEN", "TIME", "TYPE", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREAD", "XREVRANGE",
-    "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZSCAN", "ZSCORE",
-}  # fmt: skip
+    "EXEC",  # transactions only read
+    "EXISTS",
+    "GET",
+    "HEXISTS",
+    "HGET",
+    "HGETALL",
+    "HKEYS",
+    "HLEN",
+    "HMGET",
+    "HSCAN",
+    "INFO",
+    "MULTI",
+    "SCAN",
+    "STRLEN",
+    "TIME",
+    "TYPE",
+    "XINFO",
+    "XLEN",
+    "XPENDING",
+    "XRANGE",
+    "XREAD",
+    "XREVRANGE",
+    "ZCARD",
+    "ZCOUNT",
+    "ZRANGE",
+    "ZRANGEBYSCORE",
+    "ZRANK",
+    "ZSCAN",
+    "ZSCORE",
+    "open",  # for ordinary messages; it is called for others only
+}
 RIGHTS = "check of rights"
 """A daemon's first call names a script that nobody has, and much else that changes nothing."""
 _KEY = re.compile(r"[^{}]+:\{[^}]*\}:(?:g:[^:]+:)?([a-z]+)|lisa:([a-z]+)\Z")
 
 
 class Point(NamedTuple):
-    """One place in a process's life: in which call, where in it, and at which occurrence."""
+    """One point in a process: the call, the place in it, and the occurrence."""
 
     phase: str
     name: str
@@ -66,14 +91,14 @@ class Point(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """The reverse of `str`."""
+        """The inverse of `str`."""
         phase, _, rest = text.partition(":")
         name, _, time = rest.rpartition("#")
         return cls(phase, name, int(time))
 
 
 def read_log(log: Path) -> tuple[list[Point], Point | None]:
-    """The points that a process came by, and the one at which it died."""
+    """The points that a process passed, and the point at which it died."""
     lines = log.read_text().splitlines() if log.exists() else []
     died = [line.partition(" ")[2] for line in lines if line.startswith(DIED + " ")]
     points = [Point.of(line) for line in lines if not line.startswith(DIED + " ")]
@@ -81,10 +106,10 @@ def read_log(log: Path) -> tuple[list[Point], Point | None]:
 
 
 def name_of(commands: Sequence[Command]) -> str:
-    """What a call of one command, or of several together, is named.
+    """The name of a call of one or several commands.
 
-    Of several, those that may change something give the name. Plain reads alone go by the first in
-    the alphabet: what else goes along with them differs from time to time.
+    Commands that may change something determine the name. Plain reads are named after the first
+    in the alphabet, because the reads sent with it vary.
     """
     names = list(dict.fromkeys(map(_name_of_one, commands)))
     if RIGHTS in names:
@@ -94,7 +119,7 @@ def name_of(commands: Sequence[Command]) -> str:
 
 
 def is_plain_read(name: str) -> bool:
-    """Whether a call changes nothing on the server: then it is all one when it was made or not."""
+    """True if a call changes nothing on the server, so it does not matter if it was made."""
     return name.partition(" ")[0] in PLAIN_READS
 
 
@@ -116,11 +141,11 @@ def _text(value: object) -> str:
 
 @cache
 def _script_names() -> dict[str, str]:
-    return {scripts.load(name).sha: name for name in scripts.names()}
+    return {loader.load(name).sha: name for name in loader.names()}
 
 
 class _Points:
-    """Counts the points by which this process comes, and kills it at one of them."""
+    """Counts the points that this process passes, and kills it at one of them."""
 
     def __init__(self, kill_at: Point | None, log: Path) -> None:
         self._kill_at = kill_at
@@ -141,7 +166,7 @@ class _Points:
 
     @contextmanager
     def calling(self, name: str, replies: list[Any]) -> Iterator[None]:
-        """Around a call; whoever makes it puts the reply into `replies`."""
+        """Wrap a call; the caller appends the reply to `replies`."""
         self.reach("before", name)
         token = self.inside.set(name)
         try:
@@ -153,7 +178,7 @@ class _Points:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """A connection that is made for a call is a call of its own."""
+        """Opening a connection for a call counts as a separate call."""
         token = self.inside.set(None)
         self.reach("before", "connect")
         try:
@@ -169,7 +194,7 @@ class _Points:
 
 
 def install(kill_at: Point | None, log: Path) -> None:
-    """Put points around every call of this process, to be written to `log`; die at one of them."""
+    """Add points to every call of this process, recorded in `log`; die at one of them."""
     points = _Points(kill_at, log)
     _script_names()
     _around_blocking_calls(points)
@@ -195,7 +220,7 @@ def _around_blocking_calls(points: _Points) -> None:
         return found
 
     def begun(self: Connection, commands: Sequence[Command]) -> Iterator[Any]:
-        if points.inside.get() is not None:  # by `execute_many`
+        if points.inside.get() is not None:  # sent by `execute_many`
             return begin(self, commands)
         name = name_of(commands)
         points.reach("before", name)
@@ -232,7 +257,7 @@ def _around_asyncio_calls(points: _Points) -> None:
         return found
 
     async def chain(self: AsyncConnection, key: str, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:  # goes by `execute`
+        if len(commands) == 1:  # uses `execute_many`
             return await execute_chain(self, key, commands)
         replies: list[Any] = []
         with points.calling(name_of(commands), replies):

@@ -1,4 +1,4 @@
-"""What a child of the nursery runs: one role, its calls of the server watched."""
+"""Runs one role in a child of the nursery, with points at its calls to the server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ import lisa.gateway.serving
 import lisa.manager.engine
 import lisa.manager.sampler
 import lisa.manager.sweeper
-from lisa.core import presence, scripts
-from lisa.core.durability import replicas
+from lisa.core.model.durability import replicas
+from lisa.core.store import presence
+from lisa.core.transitions import loader
 from lisa.core.transitions.cancel import Cancelled
 from lisa.producer import Outgoing
 from tests.faults import kill_points, kill_shop
 from tests.producers import Either
-
-__all__ = ["CONFIRMED", "ROLES", "load", "run"]
 
 CONFIRMED = Path("confirmed")
 TOPIC = kill_shop.TOPIC
@@ -35,15 +34,15 @@ SOON = timedelta(milliseconds=100)
 
 
 def load() -> None:
-    """Import what a role imports late, and read what is read once."""
+    """Do the late imports and one-time reads of the roles."""
     import uvloop  # noqa: F401  as the gateway does
 
     from lisa.cli import modules, rights  # noqa: F401  as the daemons do
-    from lisa.core import logs
+    from lisa.core.daemon import logs
 
     logs.configure("text", "info")
-    for name in scripts.names():
-        scripts.load(name)
+    for name in loader.names():
+        loader.load(name)
 
 
 def run(order: dict[str, Any]) -> None:
@@ -55,12 +54,12 @@ def run(order: dict[str, Any]) -> None:
 
 
 def manager(url: str, order: dict[str, Any]) -> None:
-    """`lisa-manager`; what it does each minute or rarer it does each second."""
+    """`lisa-manager`, with tasks of a minute or longer run each second."""
     engine: Any = lisa.manager.engine
     engine.PRUNE = engine.REFRESH = timedelta(seconds=0.3)
     engine.SAMPLE = "0/1 * * * * ?"
     sampler: Any = lisa.manager.sampler
-    sampler.HOUR_MS = sampler.MINUTE_MS  # so that the thinning of full hours is part of any minute
+    sampler.HOUR_MS = sampler.MINUTE_MS  # so that each minute includes the thinning of full hours
     sweeper: Any = lisa.manager.sweeper
     sweeper.GONE_AFTER_MS = 200
     lisa.cli.manager.main(["--redis", url, "--config", order["config"]])
@@ -73,12 +72,12 @@ def consumer(name: str) -> Callable[[str, dict[str, Any]], None]:
 
 
 def gateway(url: str, order: dict[str, Any]) -> None:
-    """`lisa-gateway` on the port given."""
+    """`lisa-gateway` on the given port."""
     lisa.cli.gateway.main(["--redis", url, "--port", str(order["port"])])
 
 
 def puller(url: str, _: dict[str, Any]) -> None:
-    """A program with a loop of its own around `consumer.pull`, which does each thing once."""
+    """A program with a loop around `consumer.pull`, which performs each operation once."""
     import signal
 
     stopped: list[int] = []
@@ -105,7 +104,7 @@ def puller(url: str, _: dict[str, Any]) -> None:
 
 
 def producer(kind: str, **options: Any) -> Callable[[str, dict[str, Any]], None]:
-    """A program that works through a list, and starts again where it has no confirmation."""
+    """A program that works through a list, and resumes at the first unconfirmed step."""
 
     def work(url: str, _: dict[str, Any]) -> None:
         done = CONFIRMED.read_text().splitlines() if CONFIRMED.exists() else []
@@ -166,8 +165,9 @@ STEPS: tuple[Callable[[Either], dict[str, Any]], ...] = (
     _send_many,
     lambda one: _send(one, message_id="taken-back", delay=LATER),
     _cancel,
-    lambda one: {"sent": [one.send(TOPIC, "x", id=f"many-taken-back-{n}", delay=LATER)
-                          for n in range(2)]},
+    lambda one: {
+        "sent": [one.send(TOPIC, "x", id=f"many-taken-back-{n}", delay=LATER) for n in range(2)]
+    },
     _cancel_many,
     lambda one: _send(one, message_id="moved", delay=LATER),
     _moved,
@@ -178,7 +178,7 @@ STEPS: tuple[Callable[[Either], dict[str, Any]], ...] = (
     lambda one: _send(one, message_id=None),
     _stream,
     _looked,
-)  # fmt: skip
+)
 """Each may be done again: ids are its own, but for one message, which may then be sent twice."""
 
 ROLES: dict[str, Callable[[str, dict[str, Any]], None]] = {
@@ -194,5 +194,5 @@ ROLES: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "gateway": gateway,
 }
 
-if __name__ == "__main__":  # one role by hand, to look at its points
+if __name__ == "__main__":  # one role by hand, to show its points
     run(json.loads(sys.argv[1]))

@@ -1,7 +1,8 @@
-"""The handlers of the consumers that are killed, as a module for `lisa-consumer`.
+"""The handlers of killed consumers, as a module for `lisa-consumer`.
 
-What a body says is done: `fine`, `fails` (the first time), `again` (asks for a retry, the first
-time), `given-up`, or a number of milliseconds to take. Each call is written down first.
+The body selects the outcome: `fine`, `fails` (the first time), `again` (requests a retry, the first
+time), `given-up`, or a duration in milliseconds. `until-stopped` (the first time) waits until its
+consumer is stopped, or a file with the message's id appears. Each call is recorded first.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from lisa.consumer import Consumer
-from lisa.core.message import Message
-from lisa.core.outcomes import Discard, Retry
+from lisa.core.model.message import Message
+from lisa.core.model.outcomes import Discard, Retry
 
 TOPIC = "orders"
 HANDLED = Path("handled")
+STEP_S = 0.02
 
 
 def note(message: Message) -> None:
-    """Write down what was handed over, and when."""
-    line = {"id": message.id, "attempt": message.attempt, "due_ms": message.due_ms,
-            "at_ms": time.time_ns() // 1_000_000}  # fmt: skip
+    """Record a delivery with its time."""
+    line = {
+        "id": message.id,
+        "attempt": message.attempt,
+        "due_ms": message.due_ms,
+        "at_ms": time.time_ns() // 1_000_000,
+    }
     ledger = os.open(HANDLED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(ledger, json.dumps(line).encode() + b"\n")
     os.close(ledger)
 
 
 def judge(message: Message) -> float:
-    """Do what the body says; how many seconds the handler is to take."""
+    """Apply the body's outcome; the seconds that the handler should take."""
     note(message)
     if message.attempt == 1 and message.body == "fails":
         raise ValueError("the first attempt fails")
@@ -42,24 +50,42 @@ def judge(message: Message) -> float:
     return message.body / 1000 if isinstance(message.body, int) else 0.0
 
 
+def has_to_wait(consumer: Consumer, message: Message) -> bool:
+    """True until the consumer is stopped and has released messages without a handler."""
+    if message.body != "until-stopped" or message.attempt > 1 or Path(message.id).exists():
+        return False
+    topic = next(iter(consumer.health()["topics"].values()), None)
+    is_stopped = topic is None or topic["state"] == "stopping"
+    return not is_stopped or (topic is not None and topic["held"] > HELD_AT_MOST[consumer])
+
+
 def _consumer(concurrency: int) -> Consumer:
-    return Consumer(concurrency=concurrency, poll_timeout=timedelta(seconds=2),
-                    grace=timedelta(seconds=5))  # fmt: skip
+    return Consumer(
+        concurrency=concurrency, poll_timeout=timedelta(seconds=2), grace=timedelta(seconds=5)
+    )
 
 
 inline = _consumer(1)
 threads = _consumer(3)
 looped = _consumer(3)
+HELD_AT_MOST = {inline: sys.maxsize, threads: 3, looped: 3}
+"""By consumer, when it has released the rest; the first does so in the thread of its handlers."""
 
 
-@inline.on(TOPIC)
-@threads.on(TOPIC)
-def handle(message: Message) -> None:
-    """Blocking."""
+def handle(consumer: Consumer, message: Message) -> None:
+    """The blocking handler."""
     time.sleep(judge(message))
+    while has_to_wait(consumer, message):
+        time.sleep(STEP_S)
+
+
+inline.on(TOPIC, partial(handle, inline))
+threads.on(TOPIC, partial(handle, threads))
 
 
 @looped.on(TOPIC)
 async def handle_on_a_loop(message: Message) -> None:
-    """On an event loop."""
+    """The handler for an event loop."""
     await asyncio.sleep(judge(message))
+    while has_to_wait(looped, message):  # noqa: ASYNC110  no event tells
+        await asyncio.sleep(STEP_S)

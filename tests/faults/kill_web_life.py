@@ -1,4 +1,4 @@
-"""The gateway's life: an HTTP client that asks again until it is answered."""
+"""The gateway's scenario: an HTTP client that repeats requests until they succeed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import httpx
 from lisa.embedded.server import free_port
 from tests.faults.kill_lives import Life
 
-__all__ = ["GatewayLife"]
-
 LATER_MS = 600_000
 FIRST = {"b-0": "extend", "b-1": "retry", "b-2": "discard", "b-3": "release", "purged": "discard"}
 """What is done with the first delivery of a message; the others are acked."""
@@ -18,21 +16,22 @@ MORE: dict[str, dict[str, Any]] = {"retry": {"delay_ms": 20}, "discard": {"disca
 
 
 class GatewayLife(Life):
-    """Every operation that changes something, each asked for until there is an answer."""
+    """Every operation that changes something, each repeated until there is a response."""
 
     role = "gateway"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.port = free_port()
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1/", timeout=5)
+        self._root = f"http://127.0.0.1:{self.port}"
+        self._client = httpx.Client(base_url=f"{self._root}/v1/", timeout=5)
         self._done: set[str] = set()
 
     def order(self) -> dict[str, Any]:
         return {"port": self.port}
 
     def prepare(self) -> None:
-        """Nothing: the topic of this life is made by its requests."""
+        """Nothing to do: the requests create the topic."""
         self.ends(["a", *[f"b-{n}" for n in range(5)], "moved", "fired"], "acked")
         self.ends(["taken-back"], "cancelled")
         self.ends(["purged"], "purged")
@@ -45,7 +44,7 @@ class GatewayLife(Life):
         super().close()
 
     def ask(self, method: str, path: str, *fine: int, **json: Any) -> httpx.Response:
-        """One request, repeated while nobody answers it. 2xx is always fine."""
+        """One request, repeated until there is a response; 2xx is always accepted."""
         answers: list[httpx.Response] = []
 
         def answered() -> bool:
@@ -62,7 +61,7 @@ class GatewayLife(Life):
 
     def live(self) -> None:
         self.ask("POST", "topics/orders/groups", group="other")
-        self.ask("PATCH", "topics/orders/options", max_ready=9_000)
+        self.ask("PATCH", "topics/orders/options", max_ready=9_000, journal=True)
         self._send()
         self.ask("DELETE", "topics/orders/groups/other", 404)
         self.ask("POST", "topics/orders/pause")
@@ -70,6 +69,7 @@ class GatewayLife(Life):
         self._take()
         self.ask("GET", "topics/orders")
         self.ask("GET", "topics")
+        self.ask("GET", f"{self._root}/topics/orders/messages/a")  # its history, from the journal
 
     def _send(self) -> None:
         send, later = "topics/orders/messages", LATER_MS
@@ -93,7 +93,7 @@ class GatewayLife(Life):
         self.until(lambda: self._has_taken_all() and self.are_all_at_an_end())
 
     def _has_taken_all(self) -> bool:
-        """One pull, and what becomes of its deliveries; whether nothing was there."""
+        """Pull once and settle the deliveries; true if there were none."""
         pulled = self.ask("POST", "topics/orders/pull", group="g", max=3, wait_ms=200)
         deliveries = pulled.json()["deliveries"]
         for one in deliveries:
@@ -101,7 +101,7 @@ class GatewayLife(Life):
         return not deliveries
 
     def _settle(self, one: dict[str, Any]) -> None:
-        """What was meant for the first delivery is done with the next where it came too late."""
+        """Settle a delivery as planned; if it is too late, the plan applies to the next one."""
         message_id = one["id"]
         self.note_delivery(message_id, one["attempt"], one["due_ms"])
         verb = FIRST.get(message_id, "ack")
@@ -113,7 +113,7 @@ class GatewayLife(Life):
                 self._say(one, "ack")
 
     def _say(self, one: dict[str, Any], verb: str) -> bool:
-        """Whether the delivery was still held."""
+        """Settle a delivery; true if it was still leased."""
         more = MORE.get(verb, {})
         path = f"topics/orders/messages/{one['id']}/" + ("retry" if verb == "discard" else verb)
         return self.ask("POST", path, 409, receipt=one["receipt"], **more).is_success

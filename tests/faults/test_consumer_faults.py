@@ -1,4 +1,4 @@
-"""Consumers as real processes, killed, stopped, frozen and cut off at bad moments."""
+"""Consumers as real processes, killed, stopped, frozen or disconnected at bad moments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers import runs, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
     from lisa.embedded import EmbeddedServer
     from tests.servers import Process, Processes
 
@@ -52,7 +52,7 @@ def bench(redis_url: str) -> Iterator[Bench]:
 
 
 class Daemons:
-    """Starts `lisa-consumer` on a module of handlers, and reads what they wrote down."""
+    """Starts `lisa-consumer` with a module of handlers, and reads their records."""
 
     def __init__(self, processes: Processes, directory: Path, url: str) -> None:
         self._processes = processes
@@ -62,9 +62,14 @@ class Daemons:
 
     def start(self, *arguments: str, slow_s: float = 60) -> Process:
         return self._processes.start(
-            "-m", "lisa.cli.consumer", "--redis", self._url, *arguments, "shop",
+            "-m",
+            "lisa.cli.consumer",
+            "--redis",
+            self._url,
+            *arguments,
+            "shop",
             env={"SLOW": str(slow_s)},
-        )  # fmt: skip
+        )
 
     def ledger(self) -> list[str]:
         path = self._directory / "ledger"
@@ -136,7 +141,7 @@ def test_a_consumer_frozen_beyond_its_lease_acks_late_and_loses_nothing(
     process.wait_for("start slow")
     process.signal(signal.SIGSTOP)
     with bench.manager(TOPIC):
-        wait_until(lambda: bench.places(TOPIC, sent) == ["retry"])
+        wait_until(lambda: bench.states(TOPIC, sent) == ["retry"])
         process.signal(signal.SIGCONT)
         wait_until(settled(bench, sent))
     assert bench.stat(TOPIC, "acked_late") == 1
@@ -144,10 +149,10 @@ def test_a_consumer_frozen_beyond_its_lease_acks_late_and_loses_nothing(
     assert process.stop() == 0
 
 
-def test_what_a_frozen_consumer_had_not_started_is_not_handled_twice(
+def test_messages_not_started_by_a_frozen_consumer_are_not_handled_twice(
     bench: Bench, daemons: Daemons
 ) -> None:
-    """Messages read ahead, then lost to the manager: it must see that when it wakes up."""
+    """Leases of prefetched messages ended meanwhile; the consumer must notice on resuming."""
     process = daemons.start(slow_s=0.3)
     wait_until(presences_running(bench))
     bench.send(TOPIC, range(200))
@@ -166,8 +171,31 @@ def test_what_a_frozen_consumer_had_not_started_is_not_handled_twice(
     handled = [line.split()[0] for line in daemons.ledger()]
     assert {name: handled.count(name) for name in handled if handled.count(name) > 1} in (
         {},
-        {"slow": 2},  # it ran while frozen, and its message was taken back: that cannot be known
+        {"slow": 2},  # its lease ended while it was frozen, which it cannot know
     )
+
+
+def test_a_consumer_frozen_before_it_reads_a_delivery_handles_it_alone(
+    bench: Bench, daemons: Daemons
+) -> None:
+    """The lease begins with the delivery; most of it has passed when the consumer resumes."""
+    timeout_s = 5.0
+    bench.configure(TOPIC, ack_timeout=timedelta(seconds=timeout_s))
+    process = daemons.start(slow_s=0.5 * timeout_s)
+    wait_until(presences_running(bench))
+    bench.send(TOPIC, ["first"])
+    process.wait_for("end first")
+    time.sleep(0.2)  # it waits for the next message by now
+    process.signal(signal.SIGSTOP)
+    [sent] = bench.send(TOPIC, ["slow"])
+    wait_until(lambda: bench.states(TOPIC, sent) == ["in_flight"])
+    time.sleep(0.75 * timeout_s)
+    process.signal(signal.SIGCONT)
+    with bench.manager(TOPIC):
+        wait_until(settled(bench, sent))
+    assert daemons.ledger() == ["first 1", "slow 1"]
+    assert bench.stat(TOPIC, "reclaimed") == 0
+    assert process.stop() == 0
 
 
 def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench, daemons: Daemons) -> None:
@@ -256,7 +284,7 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
         wait_until(lambda: set(seen) == set(range(500)))
         wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
         stopping = time.monotonic()
-    assert time.monotonic() - stopping < 2  # its last read was interrupted, on whatever connection
+    assert time.monotonic() - stopping < 2  # its last read was interrupted, on any connection
 
 
 # Several processes
@@ -294,3 +322,41 @@ def test_children_end_with_a_parent_that_was_killed(bench: Bench, daemons: Daemo
     parent.signal(signal.SIGKILL)
     wait_until(lambda: not [pid for pid in everyone if runs(pid)])
     wait_until(lambda: presences(bench) == [])  # they left in order
+
+
+CHILD = """
+import os, signal, sys, time
+
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+
+def claims(name):
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        return False
+    return True
+
+names = ["first", "second", "third"]
+mine = next(filter(claims, names))
+while mine == "first" and not all(map(os.path.exists, names)):
+    time.sleep(0.01)
+while mine != "first" and not stops:
+    time.sleep(0.01)
+if mine == "third":
+    time.sleep(1)
+    print(len(stops), "stops", flush=True)
+sys.exit(0 if mine == "third" else 2)
+"""
+
+
+def test_children_are_stopped_once(processes: Processes, tmp_path: Path) -> None:
+    """The first child exits with a configuration error, as does the second when stopped."""
+    (tmp_path / "child.py").write_text(CHILD)
+    program = (
+        "import sys; from lisa.core.daemon.processes import ChildProcesses; "
+        "sys.exit(ChildProcesses(3, [sys.executable, 'child.py']).run())"
+    )
+    parent = processes.start("-c", program)
+    assert parent.wait() == 2
+    assert "1 stops" in parent.output

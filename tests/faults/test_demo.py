@@ -1,4 +1,4 @@
-"""`lisa demo` ends clean: no process, no directory left, however it ends."""
+"""`lisa demo` leaves no process or directory behind, however it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEMO = ("-m", "lisa.cli.main", "demo", "--messages", "2000", "--seconds", "5")
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one, by Linux's own list."""
+    """All descendants of a process, according to Linux."""
     found: set[int] = set()
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, tasks.read_text().split()):
@@ -29,7 +29,7 @@ def demo_in_full_swing(processes: Processes, tmp_path: Path) -> tuple[Process, s
     scratch.mkdir()
     demo = processes.start(*DEMO, env={"TMPDIR": str(scratch), "COLUMNS": "100"})
     wait_until(lambda: any(scratch.rglob("consumer.ledger")))
-    # A server, three roles, and for each of them the process that holds its leash.
+    # A server, three roles, and a supervising process for each of them.
     wait_until(lambda: len(descendants(demo.pid)) >= 8)
     return demo, descendants(demo.pid), scratch
 

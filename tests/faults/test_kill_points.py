@@ -1,10 +1,11 @@
-"""Every role is killed between any two of its calls, and nothing is lost, early, or left over.
+"""Kills every role between any two of its calls; nothing is lost, early or left over.
 
-The points come from a life that each role lives unharmed at first (see `kill_lives`). One that is
-found there and cannot be died at fails, and so does a call that turns up only in a life with a
-kill: no call goes untested. By default each point is visited once, at its first occurrence: the
-three ways to run handlers make the same calls and share them, and a plain read is one point, as it
-changes nothing. `make test-slow` visits all.
+The points are collected in a run of each role without a kill (see `kill_lives`). The test fails if
+a call that changes something is not repeated, or occurs only in a run with a kill, so that every
+such call is tested. Reads may vary with timing, because a kill at a read is equivalent to a kill
+before the next call. By default each point is visited once, at its first occurrence: the three
+kinds of handlers make the same calls and share them, and a plain read is one point.
+`make test-slow` visits all.
 """
 
 from __future__ import annotations
@@ -14,40 +15,44 @@ import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core import scripts
-from lisa.core.connection import AsyncConnection, Connection
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.transitions import loader
 from lisa.embedded import EmbeddedServer
+from tests.contract.samples import SAMPLES
+from tests.faults.kill_clock_life import ManagerClockLife
 from tests.faults.kill_life_list import LIVES
 from tests.faults.kill_lives import Visit
 from tests.faults.kill_nursery import Nursery
-from tests.faults.kill_points import is_plain_read
+from tests.faults.kill_points import Point, is_plain_read
+from tests.shifted_server import ShiftedServer, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.faults.kill_points import Point
 
 AT_ONCE = 8
-CALLED_BY_NO_ROLE = {"place", "restore"}
 """Jobs of the pipeline call `restore`: tests/spark kills those. A change of the number of shards
-calls `place`, and is cut short between all of its calls in test_shards_life."""
+calls `set_layout`, and deleting former ones calls `absorb` and `clear`: test_shards_life cuts both
+short between all of their calls. `renew` follows a step of the server's clock: see the last
+test here."""
 
 
 CONSUMERS = ("consumer", "consumer on threads", "asyncio consumer")
 
 
 class Scene:
-    """A nursery, and a few servers to live on."""
+    """A nursery and a few servers."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
-        self._nursery = Nursery()
-        stack.callback(self._nursery.end)
+        self.nursery = Nursery()
+        stack.callback(self.nursery.end)
         self._servers: queue.SimpleQueue[str] = queue.SimpleQueue()
         for _ in range(AT_ONCE):
             self._servers.put(stack.enter_context(EmbeddedServer()).url)
@@ -56,13 +61,13 @@ class Scene:
         self._lock = threading.Lock()
 
     def live(self, role: str, visit: Visit) -> list[list[Point]]:
-        """One life; the points on the way of each process."""
+        """Run one life; the points that each process passed."""
         with self._lock:
             number = next(self._numbers)
         url = self._servers.get()
         try:
             directory = self._directory / f"{number:04}"
-            return LIVES[role](self._nursery, url, directory, visit).run()
+            return LIVES[role](self.nursery, url, directory, visit).run()
         finally:
             self._servers.put(url)
 
@@ -75,7 +80,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def unharmed(scene: Scene) -> dict[str, list[Visit]]:
-    """The points of each role, found in two lives without a kill."""
+    """The points of each role, collected in two lives without a kill."""
     lives = {
         (role, fresh): scene.pool.submit(scene.live, role, Visit(None, fresh=fresh))
         for role in LIVES
@@ -97,11 +102,11 @@ def unharmed(scene: Scene) -> dict[str, list[Visit]]:
 
 
 def is_certain(role: str, start: int, point: Point) -> bool:
-    """Not where it is chance.
+    """True unless the call depends on timing.
 
-    Acks go along with the next read, if handlers do not run beside the reader. A read is to be
-    interrupted in a process that is stopped when it has nothing to do, the second one. A gateway
-    looks at counters as its own clock says, which a quick life may not live to see.
+    Acks are sent with the next read unless handlers run concurrently with the reader. A read is
+    only interrupted in a process that is stopped while idle, the second one. A gateway reads
+    counters by its own clock, which a short life may not reach.
     """
     if role == "gateway" and point.name == "HGETALL stats":
         return False
@@ -116,7 +121,7 @@ def place_of(visit: Visit) -> Point:
 
 
 def table(visits: list[Visit]) -> str:
-    """The points of a role: a line for each call, with the phases at which it was killed there."""
+    """The points of a role: a line for each call, with the phases of its kills."""
     phases: dict[str, dict[str, int]] = defaultdict(dict)
     for visit in visits:
         phase, name, time = place_of(visit)
@@ -128,13 +133,13 @@ def table(visits: list[Visit]) -> str:
 
 
 def is_needed(visit: Visit) -> bool:
-    """Not of each plain read all points: for all others they are one and the same instant."""
+    """True unless the point is equivalent to another, as most points of a plain read are."""
     phase, name, time = place_of(visit)
     return time == 1 and (phase == "before" or not is_plain_read(name))
 
 
 def share(unharmed: dict[str, list[Visit]], role: str) -> list[Visit]:
-    """The first occurrences of a role; of those that several roles have, its part."""
+    """The first occurrences of a role; points common to several roles are divided."""
     sharing = CONSUMERS if role in CONSUMERS else (role,)
     firsts = [visit for one in sharing for visit in unharmed[one] if is_needed(visit)]
     mine: list[Visit] = []
@@ -146,14 +151,18 @@ def share(unharmed: dict[str, list[Visit]], role: str) -> list[Visit]:
 
 
 def kill_at_all(scene: Scene, role: str, visits: list[Visit], foreseen: list[Visit]) -> None:
-    """Visit the points; the table of them is printed, and all that went wrong."""
+    """Visit the points; print their table and all failures."""
     wrong = visit_all(scene, role, visits, {place_of(visit).name for visit in foreseen})
     print(f"{role}: killed at {len(visits)} points\n{table(visits)}")  # noqa: T201
     assert not wrong, "\n".join(wrong)
 
 
 def visit_all(scene: Scene, role: str, visits: list[Visit], names: set[str]) -> list[str]:
-    """Live once for each point; what went wrong. A call that is none of those names is wrong."""
+    """Run one life for each point; the failures.
+
+    A call with an unknown name is an error unless it only reads: which reads a role makes depends
+    on the progress of others, and a kill at a read is like a kill before the next call.
+    """
     running = [(visit, scene.pool.submit(scene.live, role, visit)) for visit in visits]
     wrong: list[str] = []
     for visit, future in running:
@@ -168,10 +177,15 @@ def visit_all(scene: Scene, role: str, visits: list[Visit], names: set[str]) -> 
             for point in on_the_way
             if is_certain(role, start, point)
         }
-        wrong += [f"{visit.point}: nobody dies at {name!r}" for name in made - names]
+        wrong += [
+            f"{visit.point}: no process is killed at {name!r}"
+            for name in made - names
+            if not is_plain_read(name)
+        ]
     return wrong
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("role", list(LIVES))
 def test_killed_at_every_step(scene: Scene, unharmed: dict[str, list[Visit]], role: str) -> None:
     kill_at_all(scene, role, share(unharmed, role), unharmed[role])
@@ -185,14 +199,37 @@ def test_killed_at_every_step_each_time(
     kill_at_all(scene, role, unharmed[role], unharmed[role])
 
 
+@pytest.mark.full
 def test_every_script_is_among_the_calls(unharmed: dict[str, list[Visit]]) -> None:
     called = {place_of(visit).name for visits in unharmed.values() for visit in visits}
-    assert set(scripts.names()) - called == CALLED_BY_NO_ROLE
+    by_roles = {name for name, sample in SAMPLES.items() if sample.is_called_by_roles}
+    assert called & set(loader.names()) == by_roles
 
 
 @pytest.mark.parametrize("kind", [Connection, AsyncConnection])
 def test_there_is_no_other_way_to_call_the_server(kind: type) -> None:
-    """One that is new here has to be given points, by `kill_points.install`."""
+    """A new way must be given points by `kill_points.install`."""
     known = {"execute", "execute_many", "execute_chain", "begin", "subscribe", "close"}
-    known |= {"behind"}  # calls nobody
+    known |= {"behind", "hang_up", "refresh", "slots"}  # send no command with a key
     assert {name for name in vars(kind) if not name.startswith("_")} <= known
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("by_s", [3600, -3600], ids=["forward", "back"])
+def test_killed_while_leases_are_renewed(scene: Scene, tmp_path: Path, by_s: int) -> None:
+    """Kills at each window of 50 leases, after the server's clock was set."""
+    if reason := missing():
+        pytest.skip(reason)
+
+    def live(point: Point) -> None:
+        directory = tmp_path / f"{point.phase}-{point.time}"
+        with ShiftedServer(directory / "server") as server:
+            life = ManagerClockLife(scene.nursery, server.url, directory / "life", Visit(point))
+            life.set_clock = lambda: server.step(timedelta(seconds=by_s))
+            life.run()
+
+    points = [
+        Point(phase, "renew", time) for phase in ("before", "sent", "after") for time in (1, 2)
+    ]
+    for lived in [scene.pool.submit(live, point) for point in points]:
+        lived.result()

@@ -1,4 +1,4 @@
-"""What befalls a manager and its server: kills, restarts, hangs, flushes, a full memory."""
+"""Faults of a manager and its server: kills, restarts, hangs, flushes, full memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core.errors import ServerUnavailable
+from lisa.core.model.errors import ServerUnavailable
 from tests.roles import Cast
 from tests.servers import connect, wait_until
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import redis
 
-    from lisa.core.stream import Entry
+    from lisa.core.model.stream import Entry
     from lisa.embedded import EmbeddedServer
     from tests.servers import Process, Processes
 
@@ -38,7 +38,7 @@ def daemon(processes: Processes, url: str) -> Process:
 
 
 def collect(cast: Cast, count: int) -> list[Entry]:
-    """Read, open and ack until so many came."""
+    """Read, open and ack until `count` messages were delivered."""
     got: list[Entry] = []
 
     def more() -> bool:
@@ -52,7 +52,7 @@ def collect(cast: Cast, count: int) -> list[Entry]:
     return got
 
 
-def test_kill_9_with_messages_waiting_and_a_second_manager_goes_on(
+def test_a_second_manager_takes_over_after_kill_9(
     cast: Cast, redis_url: str, processes: Processes
 ) -> None:
     cast.declare()
@@ -67,7 +67,7 @@ def test_kill_9_with_messages_waiting_and_a_second_manager_goes_on(
     assert sorted(entry.id for entry in got) == sorted(sent)
 
 
-def test_while_one_of_two_managers_dies_nobody_waits(
+def test_no_message_is_late_when_one_of_two_managers_dies(
     cast: Cast, redis_url: str, processes: Processes
 ) -> None:
     cast.declare()
@@ -86,7 +86,7 @@ def test_while_one_of_two_managers_dies_nobody_waits(
             first.kill()
             killed = True
     assert min(late) >= 0
-    assert max(late) < 500  # there is no leader, so there is nobody to be elected
+    assert max(late) < 500  # there is no leader, so no election
 
 
 def test_kill_9_of_the_server_with_messages_in_every_state(
@@ -96,7 +96,7 @@ def test_kill_9_of_the_server_with_messages_in_every_state(
     manager = daemon(processes, own_server.url)
     garbage = cast.send({"state": "garbage"})
     cast.discard(cast.take()[0])
-    # "0" first, so that its one retry comes soon after the restart.
+    # "0" first, so that its one retry is soon after the restart.
     retrying = cast.send({"state": "retry"}, policy="1500,0")
     cast.take()
     wait_until(lambda: cast.state(retrying) == "retry")
@@ -128,7 +128,7 @@ def test_an_outage_does_not_age_leases(own_server: EmbeddedServer, processes: Pr
     own_server.restart()
     manager.wait_for("is reachable", times=2)
     time.sleep(0.5)
-    # The consumer could not say that it still works on it; it has one ack timeout to do so now.
+    # The consumer could not extend its lease; it now has one ack timeout to do so.
     assert cast.state(sent) == "in_flight"
     assert cast.ack(entry).value == "acked"
 
@@ -178,7 +178,7 @@ def test_scripts_that_are_flushed_all_the_time(
         time.sleep(0.01)
         entries = cast.take(5)
         got |= {entry.id for entry in entries}
-        for entry in entries[1:]:  # the first of each lot is left to its ack timeout
+        for entry in entries[1:]:  # the first of each batch is left unsettled
             cast.ack(entry)
     assert got == sent
     wait_until(lambda: cast.stats().get("reclaimed@g", 0) >= 5)
@@ -210,8 +210,8 @@ def test_a_server_at_maxmemory_still_drains(
             cast.send("y" * 1_000)
         manager = daemon(processes, own_server.url)
         wait_until(lambda: cast.take(10))
-        got = collect(cast, 200)  # also those ten, taken back from one who never settled them
+        got = collect(cast, 200)  # including the ten that a consumer never settled
         assert {entry.id for entry in got} == sent
-        assert manager.output.count("out of memory") <= 1  # told once, and no reason to stop
+        assert manager.output.count("out of memory") <= 1  # logged once, and the manager continues
         assert manager.stop(timeout=timedelta(seconds=10)) == 0
         client.config_set("maxmemory", 0)

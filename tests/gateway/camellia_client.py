@@ -1,8 +1,8 @@
-"""Clients of camellia's wire format: plain calls, and a double of its Java SDK.
+"""Clients for camellia's wire format: plain calls, and a double of its Java SDK.
 
-The double does what that SDK does, also where it does it badly: form POSTs with a charset and no
-other header, 5 s time-outs (twice the poll's for a poll), any HTTP status but 200 is an error, no
-call is repeated, a server that failed is left alone until none is left.
+The double behaves like that SDK, including its flaws: form POSTs with a charset and no other
+header, timeouts of 5 s (for a poll, twice its wait), any HTTP status but 200 is an error, no call
+is repeated, and a failed server is skipped until no other is left.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ Message = dict[str, Any]
 
 
 class Queue:
-    """One topic over one client; every answer's code is given with it."""
+    """One topic over one client; checks or returns the code of each response."""
 
     def __init__(self, client: httpx.Client, topic: str) -> None:
         self.client = client
         self.topic = topic
 
     def post(self, name: str, **form: object) -> dict[str, Any]:
-        """One call; its body, of HTTP 200."""
+        """One call; the body of its HTTP 200 response."""
         answer = self.client.post(f"{QUEUE}/{name}", data={"topic": self.topic, **form})
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
         return body
 
     def send(self, msg: str = "text", delay_ms: int = 0, **form: object) -> Message:
-        """Send, which must succeed."""
+        """Send a message; must succeed."""
         body = self.post("sendMsg", msg=msg, delayMillis=delay_ms, **form)
         assert (body["code"], body["msg"]) == (200, "success"), body
         message: Message = body["delayMsg"]
         return message
 
     def pull(self, **form: object) -> list[Message]:
-        """What is there."""
+        """Pull available messages."""
         body = self.post("pullMsg", **form)
         assert (body["code"], body["msg"]) == (200, None), body
         found: list[Message] = body["delayMsgList"]
         return found
 
     def poll(self, wait_ms: int = 10_000, **form: object) -> list[Message]:
-        """What is there, or comes within that time."""
+        """Poll for messages up to the given time."""
         body = self.post("longPollingMsg", longPollingTimeoutMillis=wait_ms, **form)
         assert body.keys() == {"code", "delayMsgList"}, body
         found: list[Message] = body["delayMsgList"]
         return found
 
     def settle(self, message_id: str, *, ack: bool) -> int:
-        """Ack or nack; the code."""
+        """Ack or nack; returns the code."""
         code: int = self.post("ackMsg", msgId=message_id, ack=str(ack).lower())["code"]
         return code
 
     def delete(self, message_id: str) -> int:
-        """The code."""
+        """Delete a message; returns the code."""
         code: int = self.post("deleteMsg", msgId=message_id)["code"]
         return code
 
     def get(self, message_id: str) -> Message | None:
-        """A message as it stands."""
+        """The message in its present state."""
         body = self.post("getMsg", msgId=message_id)
         assert body["code"] == (404 if body["delayMsg"] is None else 200)
         message: Message | None = body["delayMsg"]
@@ -94,7 +94,7 @@ class Queue:
 
 
 def shorten_ack_timeout(redis_url: str, topic: str) -> None:
-    """Make a topic known whose ack timeout is short.
+    """Create a topic with a short ack timeout.
 
     A manager that has just started takes nothing back before one ack timeout has passed.
     """
@@ -103,7 +103,7 @@ def shorten_ack_timeout(redis_url: str, topic: str) -> None:
 
 
 def queue_with_group(client: httpx.Client, redis_url: str) -> Queue:
-    """A new topic that a manager has declared a group for, with a short ack timeout."""
+    """A new topic with a group declared by a manager and a short ack timeout."""
     queue = Queue(client, new_topic())
     shorten_ack_timeout(redis_url, queue.topic)
     queue.poll(wait_ms=1)
@@ -113,7 +113,7 @@ def queue_with_group(client: httpx.Client, redis_url: str) -> Queue:
 
 
 class SdkError(Exception):
-    """What the SDK throws."""
+    """The SDK's exception."""
 
 
 class Sdk:
@@ -145,11 +145,24 @@ class Sdk:
             thread.join(30)
         self._client.close()
 
-    def send(self, topic: str, msg: str, delay_ms: int, *, msg_id: str | None = None,
-             ttl_ms: int = -1, max_retry: int = -1) -> Message:  # fmt: skip
+    def send(
+        self,
+        topic: str,
+        msg: str,
+        delay_ms: int,
+        *,
+        msg_id: str | None = None,
+        ttl_ms: int = -1,
+        max_retry: int = -1,
+    ) -> Message:
         """sendMsg."""
-        form = {"topic": topic, "msg": msg, "delayMillis": delay_ms, "ttlMillis": ttl_ms,
-                "maxRetry": max_retry}  # fmt: skip
+        form = {
+            "topic": topic,
+            "msg": msg,
+            "delayMillis": delay_ms,
+            "ttlMillis": ttl_ms,
+            "maxRetry": max_retry,
+        }
         body = self._call("sendMsg", form if msg_id is None else {**form, "msgId": msg_id})
         if body["code"] != 200:
             raise SdkError(body)
@@ -157,7 +170,7 @@ class Sdk:
         return message
 
     def delete(self, topic: str, msg_id: str) -> bool:
-        """deleteMsg; `release` never travels."""
+        """deleteMsg; `release` is never sent."""
         body = self._call("deleteMsg", {"topic": topic, "msgId": msg_id})
         if body["code"] not in (200, 404):
             raise SdkError(body)
@@ -181,13 +194,15 @@ class Sdk:
         poll_ms: int | None = 10_000,
         interval_s: float = 0.1,
     ) -> None:
-        """addMsgListener: a thread that pulls, calls the listener, and acks what it says."""
+        """addMsgListener: a thread that pulls, calls the listener, and acks or nacks."""
 
         def run() -> None:
             while self._running:
                 form: dict[str, object] = {
-                    "topic": topic, "ackTimeoutMillis": ack_timeout_ms, "batch": batch,
-                }  # fmt: skip
+                    "topic": topic,
+                    "ackTimeoutMillis": ack_timeout_ms,
+                    "batch": batch,
+                }
                 try:
                     if poll_ms is None:
                         body = self._call("pullMsg", form)
@@ -205,8 +220,14 @@ class Sdk:
                     except Exception:  # noqa: BLE001  a listener that throws is a nack
                         ack = False
                     with suppress(SdkError, httpx.HTTPError):
-                        self._call("ackMsg", {"topic": message["topic"], "msgId": message["msgId"],
-                                              "ack": str(ack).lower()})  # fmt: skip
+                        self._call(
+                            "ackMsg",
+                            {
+                                "topic": message["topic"],
+                                "msgId": message["msgId"],
+                                "ack": str(ack).lower(),
+                            },
+                        )
                 if not found:
                     time.sleep(interval_s)
 
@@ -222,13 +243,15 @@ class Sdk:
         server = random.choice(self._dynamic)
         try:
             answer = self._client.post(
-                f"{server}{QUEUE}/{name}", content=str(httpx.QueryParams(form)),
-                headers={"Content-Type": FORM}, timeout=timeout_s,
-            )  # fmt: skip
+                f"{server}{QUEUE}/{name}",
+                content=str(httpx.QueryParams(form)),
+                headers={"Content-Type": FORM},
+                timeout=timeout_s,
+            )
             if answer.status_code != 200:
                 raise SdkError(f"http.code={answer.status_code}")
         except (SdkError, httpx.HTTPError):
-            with suppress(ValueError):  # another thread was quicker
+            with suppress(ValueError):  # another thread was faster
                 self._dynamic.remove(server)
             raise
         body: dict[str, Any] = answer.json()

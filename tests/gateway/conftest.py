@@ -1,6 +1,6 @@
-"""Fixtures of the gateway's tests: one gateway and one manager for each file of tests.
+"""Fixtures for the gateway's tests: one gateway and one manager per test file.
 
-Tests use topics of their own (`new_topic`); whoever ends a server or a gateway starts another one.
+Tests use separate topics (`new_topic`); tests that stop a server or gateway start their own.
 """
 
 from __future__ import annotations

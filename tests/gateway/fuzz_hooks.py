@@ -1,6 +1,6 @@
-"""What schemathesis loads: its requests wait for nothing, and meet messages that are there.
+"""Hooks for schemathesis: requests that do not wait, and that refer to existing messages.
 
-Random topics, ids and receipts alone would reach nothing that lies behind an existing message.
+Random topics, ids and receipts alone would not reach code that needs an existing message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import schemathesis
 LONGEST_WAIT_MS = 20
 TOPIC = "fuzz"
 HELD = os.environ["FUZZ_HELD"]
-"""Where receipts come from: no other case changes its options or groups."""
+"""The topic for receipts; no other case changes its options or groups."""
 
 IDS = ("fuzzed", "a/b", "ä", "a b", "fire", "100%", "..a")
 SETTLING = ("/ack", "/retry", "/extend", "/release")
@@ -25,14 +25,14 @@ SETTLING = ("/ack", "/retry", "/extend", "/release")
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Every other case gets a live topic, id or receipt in the place of its own."""
+    """Replace the topic, id or receipt of every other case by an existing one."""
     path, body = case.path_parameters, case.body
     chosen = zlib.crc32(repr((path, body)).encode("utf-8", "replace"))
     if isinstance(body, dict) and isinstance(body.get("wait_ms"), int):
         body["wait_ms"] = min(body["wait_ms"], LONGEST_WAIT_MS)
     if not isinstance(path, dict):
         return
-    if path.get("topic") == HELD:  # a case that follows from one with a receipt
+    if path.get("topic") == HELD:  # a case derived from one with a receipt
         path["topic"] = TOPIC
     if not chosen % 2:
         return
@@ -48,7 +48,7 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
 
 def _delivery(base_url: str) -> dict[str, str]:
     topic = f"{base_url.rstrip('/')}/v1/topics/{HELD}"
-    _post(f"{topic}/groups", {"group": "lisa"})  # else a busy manager's is waited for
+    _post(f"{topic}/groups", {"group": "lisa"})  # else the test waits for the manager to declare it
     _post(f"{topic}/messages", {"body": "for a receipt"})
     found = _post(f"{topic}/pull", {"wait_ms": 30_000})["deliveries"]
     held: dict[str, str] = found[0]

@@ -1,4 +1,4 @@
-"""A web hook for tests: a real server that notes what comes, and answers as it is told."""
+"""A web hook server for tests that records requests and returns configured responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Reply:
-    """How to answer one request."""
+    """The response to one request."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Reply:
 
 
 class Target:
-    """`replies` are used up one by one; then requests get `default`, a Reply or a function."""
+    """A web hook: returns each of `replies` once, then `default`, a Reply or a function."""
 
     def __init__(self, port: int = 0) -> None:
         self.received: list[Received] = []
@@ -104,7 +104,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A gateway that was killed, or gave up waiting, is no fault of the target's."""
+        """Ignore disconnects of gateways that were killed or stopped waiting."""
 
 
 def _handler(target: Target) -> type[BaseHTTPRequestHandler]:
@@ -133,7 +133,7 @@ def _handler(target: Target) -> type[BaseHTTPRequestHandler]:
 
 
 def is_signed(request: Received, secret: str) -> bool:
-    """As the Standard Webhooks specification says a receiver has to check it."""
+    """Verify the signature as a receiver must by the Standard Webhooks specification."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     signed = b".".join(
         [request.id.encode(), request.headers["webhook-timestamp"].encode(), request.body]

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, scopes and topics; addresses, hosts and pages from elsewhere."""
+"""Access control: tokens, scopes and topics; listen addresses, Host headers, foreign origins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from pydantic import SecretStr
 from starlette.requests import HTTPConnection
 
-from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.settings import GatewayServerSettings, GatewaySettings
 from lisa.gateway.access import Access, Forbidden, Scope, Unauthorized, is_loopback, read_tokens
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
 from tests.gateways import Gateway, new_topic
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def asking(
     return HTTPConnection({"type": "http", "headers": headers, "client": (client, 1)})
 
 
-async def hub_of(**server: object) -> Hub:
-    return Hub(GatewaySettings.load(gateway_server=server))
+async def hub_of(**server: object) -> GatewayContext:
+    return GatewayContext(GatewaySettings.load(gateway_server=server))
 
 
 async def test_a_token_allows_its_scopes_on_its_topics(tokens_file: Path) -> None:
@@ -57,17 +57,21 @@ async def test_a_token_allows_its_scopes_on_its_topics(tokens_file: Path) -> Non
         assert hub.require(asking(ROOT), scope, "anything").name == "root"
         assert hub.require(asking(ROOT), scope).name == "root"
     refused: list[tuple[str, Scope | None, str | None]] = [
-        (SHOP, Scope.CONSUME, "orders"), (SHOP, Scope.PRODUCE, "order"),
-        (SHOP, Scope.PRODUCE, "Orders"), (MAILER, Scope.CONSUME, "mail"),
-        (MAILER, Scope.PRODUCE, "mail.welcome"), (SHOP, Scope.OPERATE, "orders"),
-        (SHOP, None, "others"), (SHOP, Scope.PRODUCE, None),
-    ]  # fmt: skip
+        (SHOP, Scope.CONSUME, "orders"),
+        (SHOP, Scope.PRODUCE, "order"),
+        (SHOP, Scope.PRODUCE, "Orders"),
+        (MAILER, Scope.CONSUME, "mail"),
+        (MAILER, Scope.PRODUCE, "mail.welcome"),
+        (SHOP, Scope.OPERATE, "orders"),
+        (SHOP, None, "others"),
+        (SHOP, Scope.PRODUCE, None),
+    ]
     for secret, wanted, topic in refused:
         with pytest.raises(Forbidden, match="does not allow"):
             hub.require(asking(secret), wanted, topic)
 
 
-async def test_who_brings_no_token_or_a_wrong_one_is_not_let_in(tokens_file: Path) -> None:
+async def test_a_missing_or_unknown_token_is_unauthorized(tokens_file: Path) -> None:
     hub = await hub_of(tokens_file=tokens_file)
     with pytest.raises(Unauthorized):
         hub.require(asking(), None)
@@ -81,14 +85,14 @@ async def test_who_brings_no_token_or_a_wrong_one_is_not_let_in(tokens_file: Pat
         hub.require(connection, None)
 
 
-async def test_without_tokens_all_is_open_but_the_names_of_topics_are_checked() -> None:
+async def test_without_tokens_everything_is_allowed_but_topic_names_are_checked() -> None:
     hub = await hub_of()
     assert hub.require(asking(), Scope.OPERATE, "orders").name == "everyone"
     with pytest.raises(InvalidMessage):
         hub.require(asking(), Scope.PRODUCE, "or ders")
 
 
-async def test_the_earlier_systems_paths_may_ask_for_no_token_on_this_machine_only(
+async def test_compat_auth_none_applies_to_local_clients_only(
     tokens_file: Path,
 ) -> None:
     hub = await hub_of(tokens_file=tokens_file, compat_auth="none")
@@ -106,18 +110,19 @@ ALL_V4 = "0.0.0.0"  # noqa: S104  refused is what it shall be
 
 
 @pytest.mark.parametrize("host", [ALL_V4, "::", "192.0.2.1", "queue.example.com"])
-def test_an_address_that_others_reach_needs_tokens(host: str, tokens_file: Path) -> None:
+def test_a_public_address_needs_tokens(host: str, tokens_file: Path) -> None:
     settings = GatewaySettings.load(gateway_server={"host": host}).gateway_server
     with pytest.raises(ConfigError, match=r"tokens-file, or listen on 127\.0\.0\.1"):
         Access.of(settings)
     given = {"host": host, "tokens_file": tokens_file}
     assert not Access.of(GatewaySettings.load(gateway_server=given).gateway_server).is_open
-    with pytest.raises(ConfigError, match="loopback interface only"):
-        Access.of(GatewaySettings.load(gateway_server=given | {"compat_auth": "none"})
-                  .gateway_server)  # fmt: skip
+    with pytest.raises(ConfigError, match="requires a loopback address"):
+        Access.of(
+            GatewaySettings.load(gateway_server=given | {"compat_auth": "none"}).gateway_server
+        )
 
 
-def test_what_loopback_is() -> None:
+def test_is_loopback() -> None:
     for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"):
         assert is_loopback(host), host
     for host in ("", ALL_V4, "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example.com", "x"):
@@ -127,28 +132,28 @@ def test_what_loopback_is() -> None:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("tokens: [", "cannot be read as YAML"),
-        ("[]", "write a list"),
-        ("tokens: []", "write a list"),
-        ("tokens: [x]", "write name, token, scopes"),
+        ("tokens: [", "not readable as YAML"),
+        ("[]", "expected a list"),
+        ("tokens: []", "expected a list"),
+        ("tokens: [x]", "expected a mapping with name, token, scopes"),
         ("tokens: [{token: 0123456789abcdef}]", "name is missing"),
         ("tokens: [{name: a}]", "token-env is missing"),
-        ("tokens: [{name: a, token-env: NOT_THERE}]", "has no NOT_THERE"),
+        ("tokens: [{name: a, token-env: NOT_THERE}]", "NOT_THERE is not set"),
         ("tokens: [{name: a, token: short}]", "at least 16"),
-        ("tokens: [{name: a, token: 'with a space in it'}]", "no spaces"),
+        ("tokens: [{name: a, token: 'with a space in it'}]", "without spaces"),
         ("tokens: [{name: a, token: 0123456789abcdeü}]", "ASCII"),
-        ("tokens: [{name: a, token: 0123456789abcdef, scope: [produce]}]", "'scope' is no key"),
+        ("tokens: [{name: a, token: 0123456789abcdef, scope: [produce]}]", "unknown key 'scope'"),
         ("tokens: [{name: a, token: 0123456789abcdef, scopes: [all]}]", "consume, operate"),
         ("tokens: [{name: a, token: 0123456789abcdef, scopes: []}]", "consume, operate"),
-        ("tokens: [{name: a, token: 0123456789abcdef, topics: ['a b']}]", "topics are names"),
-        ("tokens: [{name: a, token: 0123456789abcdef, topics: 7}]", "topics is a list"),
+        ("tokens: [{name: a, token: 0123456789abcdef, topics: ['a b']}]", "topics must be names"),
+        ("tokens: [{name: a, token: 0123456789abcdef, topics: 7}]", "topics must be a list"),
         (
             "tokens: [{name: a, token: 0123456789abcdef}, {name: a, token: 0123456789abcdeF}]",
-            "two tokens have one name",
+            "two tokens have the same name",
         ),
     ],
 )
-def test_a_bad_file_of_tokens_is_refused_in_one_line(
+def test_an_invalid_tokens_file_is_rejected_in_one_line(
     tmp_path: Path, content: str, fault: str
 ) -> None:
     path = tmp_path / "tokens.yml"
@@ -160,10 +165,10 @@ def test_a_bad_file_of_tokens_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_no_token_of_a_file_has_the_name_of_the_one_in_the_settings(tmp_path: Path) -> None:
+def test_the_name_of_the_configured_token_is_reserved(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yml"
     path.write_text("tokens: [{name: token, token: 0123456789abcdef}]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="another"):
+    with pytest.raises(ConfigError, match="rename the token"):
         Access.of(GatewayServerSettings(token=SecretStr("fedcba9876543210"), tokens_file=path))
     assert Access.of(GatewayServerSettings(tokens_file=path)).by_name("token")
 
@@ -191,7 +196,7 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def test_over_http_the_answers_are_401_and_403(guarded: Gateway) -> None:
+def test_access_errors_over_http_are_401_and_403(guarded: Gateway) -> None:
     send = "/v1/topics/orders/messages"
     answer = guarded.client.post(send, json={"body": 1})
     assert answer.status_code == 401
@@ -206,13 +211,13 @@ def test_over_http_the_answers_are_401_and_403(guarded: Gateway) -> None:
     assert accepted.status_code == 201
 
 
-def test_secrets_stand_in_no_log(guarded: Gateway) -> None:
+def test_secrets_are_not_logged(guarded: Gateway) -> None:
     guarded.client.get(f"/v1/topics?token={ROOT}", headers=bearer(ROOT))
     assert not [line for line in guarded.said if ROOT in line or SHOP in line]
 
 
 @pytest.mark.parametrize("arguments", [["--host", ALL_V4], ["--host", "::"]], ids=["v4", "v6"])
-def test_the_command_refuses_an_open_address_in_one_line(
+def test_the_command_rejects_a_public_address_without_tokens_in_one_line(
     redis_url: str, arguments: list[str]
 ) -> None:
     gateway = Gateway(redis_url, *arguments)
@@ -224,8 +229,8 @@ def test_the_command_refuses_an_open_address_in_one_line(
     assert "needs tokens" in line
 
 
-async def test_paths_that_ask_for_no_token_answer_to_local_names_only(tokens_file: Path) -> None:
-    """Where others ask for one, too: a page's own name may have been made to lead here."""
+async def test_open_compat_paths_accept_local_host_names_only(tokens_file: Path) -> None:
+    """Even if other paths require a token: a page's host may resolve here (DNS rebinding)."""
     hub = await hub_of(tokens_file=tokens_file, compat_auth="none")
     for host in ("localhost:8080", "127.0.0.1", "[::1]:8080"):
         named = asking(host=host)
@@ -237,16 +242,16 @@ async def test_paths_that_ask_for_no_token_answer_to_local_names_only(tokens_fil
         assert hub.require(named, Scope.CONSUME, "orders", compat=True).name == "root"
 
 
-def test_an_open_gateway_answers_to_local_names_only(gateway: Gateway) -> None:
-    """A page whose own name was made to lead here (DNS rebinding) gets nothing."""
+def test_an_open_gateway_accepts_local_host_names_only(gateway: Gateway) -> None:
+    """A page whose host name resolves to the gateway (DNS rebinding) is refused."""
     for host in ("evil.example", "127.0.0.1.evil.example", "192.0.2.1", "[", "a]b", "[::1"):
         assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 403
     for host in ("localhost", "localhost:1234", "[::1]:80", "127.0.0.1"):
         assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 200
 
 
-def test_a_page_from_elsewhere_may_not_write(gateway: Gateway) -> None:
-    """A browser sends a form to any address; it says where the form comes from."""
+def test_cross_site_writes_are_rejected(gateway: Gateway) -> None:
+    """A browser sends forms to any address, with the page's origin."""
     path = f"/v1/topics/{new_topic()}/messages"
 
     def status(headers: dict[str, str]) -> int:
@@ -262,7 +267,7 @@ def test_a_page_from_elsewhere_may_not_write(gateway: Gateway) -> None:
     assert status({}) == 201
 
 
-def test_every_answer_carries_the_headers_that_keep_browsers_careful(gateway: Gateway) -> None:
+def test_every_response_has_the_security_headers(gateway: Gateway) -> None:
     for path in ("/healthz", "/v1/topics", "/no/such/page"):
         headers = gateway.client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"

@@ -1,4 +1,4 @@
-"""Bounds: of size, time and number; and a server that is away."""
+"""Limits on the size, duration and number of requests, and behaviour in an outage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE_S = 0.5
-SLACK_S = 3.0  # what a busy machine may add to a bound
+SLACK_S = 3.0  # allowance for a busy machine
 
 NARROW = """
 lisa-delay-queue:
@@ -67,8 +67,8 @@ def head(gateway: Gateway, length: str) -> bytes:
     ).encode()
 
 
-def test_a_request_that_is_too_large_is_refused(narrow: Gateway) -> None:
-    """By what it announces, without reading it; and by what comes, where it announces nothing."""
+def test_a_request_that_is_too_large_is_rejected(narrow: Gateway) -> None:
+    """By Content-Length without reading the body; without it, by the bytes received."""
     with raw(narrow) as connection:
         connection.sendall(head(narrow, "Content-Length: 999999999"))
         assert status_of(connection) == 413
@@ -77,12 +77,15 @@ def test_a_request_that_is_too_large_is_refused(narrow: Gateway) -> None:
         for _ in range(3):
             connection.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
         assert status_of(connection) == 413
-    assert narrow.client.post(
-        f"/v1/topics/{new_topic()}/messages", json={"body": "x" * 9_000}
-    ).status_code == 201  # fmt: skip
+    assert (
+        narrow.client.post(
+            f"/v1/topics/{new_topic()}/messages", json={"body": "x" * 9_000}
+        ).status_code
+        == 201
+    )
 
 
-def test_a_request_that_takes_too_long_to_arrive_is_ended(narrow: Gateway) -> None:
+def test_a_request_that_arrives_too_slowly_is_rejected(narrow: Gateway) -> None:
     with raw(narrow) as connection:
         begun = time.monotonic()
         connection.sendall(head(narrow, "Content-Length: 100") + b'{"body"')
@@ -90,7 +93,7 @@ def test_a_request_that_takes_too_long_to_arrive_is_ended(narrow: Gateway) -> No
         assert 0.5 <= time.monotonic() - begun < 0.5 + SLACK_S
 
 
-def test_who_shows_no_token_cannot_fill_the_memory(redis_url: str) -> None:
+def test_requests_without_a_token_have_a_lower_body_limit(redis_url: str) -> None:
     env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32}
     with Gateway(redis_url, env=env) as gateway:
         path, body = f"/v1/topics/{new_topic()}/messages", {"body": "x" * 100_000}
@@ -100,7 +103,7 @@ def test_who_shows_no_token_cannot_fill_the_memory(redis_url: str) -> None:
         assert gateway.client.post(path, json=body, headers=known).status_code == 201
 
 
-def test_what_is_being_sent_counts_before_it_is_whole(redis_url: str, tmp_path: Path) -> None:
+def test_partial_bodies_count_as_buffered(redis_url: str, tmp_path: Path) -> None:
     config = "lisa-delay-queue: {gateway-server: {max-buffered-bytes: 1048576}}"
     with Gateway(redis_url, config=config, directory=tmp_path) as gateway, ExitStack() as stack:
         for _ in range(3):
@@ -121,7 +124,7 @@ def buffered(gateway: Gateway) -> float:
 
 
 def closed_within(connection: socket.socket) -> tuple[bytes, float]:
-    """What came until the gateway closed, and how long that took."""
+    """The data received until the gateway closed the connection, and the duration."""
     begun, said = time.monotonic(), b""
     while True:
         try:
@@ -133,15 +136,15 @@ def closed_within(connection: socket.socket) -> tuple[bytes, float]:
         said += more
 
 
-def test_a_connection_that_says_nothing_is_closed(narrow: Gateway) -> None:
+def test_a_silent_connection_is_closed(narrow: Gateway) -> None:
     with raw(narrow) as connection:
         said, seconds = closed_within(connection)
     assert said == b""
     assert 0.4 <= seconds < 0.5 + SLACK_S
 
 
-def test_a_head_that_comes_byte_by_byte_is_ended(narrow: Gateway) -> None:
-    """Also that of a second request on a connection that has been good so far."""
+def test_a_slow_request_head_is_rejected(narrow: Gateway) -> None:
+    """Also that of a second request on a connection after a valid one."""
     for first in (b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         with raw(narrow) as connection:
             if first:
@@ -162,7 +165,7 @@ def test_a_head_that_comes_byte_by_byte_is_ended(narrow: Gateway) -> None:
             assert 0.4 <= time.monotonic() - begun < 0.5 + SLACK_S
 
 
-def test_a_head_without_end_is_ended(narrow: Gateway) -> None:
+def test_an_endless_request_head_is_rejected(narrow: Gateway) -> None:
     with raw(narrow) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         with suppress(OSError):
@@ -170,18 +173,18 @@ def test_a_head_without_end_is_ended(narrow: Gateway) -> None:
                 connection.sendall(b"x" * 65_536)
         said, seconds = closed_within(connection)
     assert seconds < 0.5 + SLACK_S
-    assert not said or said.startswith(b"HTTP/1.1 431 ")  # a reset may swallow it
+    assert not said or said.startswith(b"HTTP/1.1 431 ")  # a reset may discard it
 
 
-def test_too_many_requests_are_told_to_come_again(redis_url: str) -> None:
-    """Three that are being sent are at work; another is turned away at once, and later not."""
+def test_excess_requests_get_503_and_retry_after(redis_url: str) -> None:
+    """While three requests are in progress, another is rejected immediately."""
     with (
         Gateway(redis_url, env={"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3"}) as gateway,
         ExitStack() as stack,
     ):
 
         def is_full() -> bool:
-            """With one more that is being sent, unless it is: who asks takes a place, too."""
+            """Begin one more request unless full; this check occupies a place, too."""
             if gateway.client.get("/healthz").status_code == 503:
                 return True
             connection = stack.enter_context(raw(gateway))
@@ -196,7 +199,7 @@ def test_too_many_requests_are_told_to_come_again(redis_url: str) -> None:
         wait_until(lambda: gateway.client.get("/healthz").status_code == 200)
 
 
-def test_too_many_polls_are_told_to_come_again(narrow: Gateway) -> None:
+def test_excess_polls_get_503_and_retry_after(narrow: Gateway) -> None:
     topic = new_topic()
 
     def poll() -> httpx.Response:
@@ -213,7 +216,7 @@ def test_too_many_polls_are_told_to_come_again(narrow: Gateway) -> None:
             assert one.json()["type"].endswith(":crowded")
 
 
-def test_while_the_server_is_away_requests_are_answered_503_and_polls_stay(
+def test_in_an_outage_requests_get_503_and_polls_keep_waiting(
     tmp_path: Path,
 ) -> None:
     topic = new_topic()
@@ -259,7 +262,7 @@ def test_while_the_server_is_away_requests_are_answered_503_and_polls_stay(
             assert found["body"] in ("during", "after")
 
 
-def test_nothing_that_was_accepted_is_lost_over_a_restart(tmp_path: Path) -> None:
+def test_no_accepted_message_is_lost_over_a_restart(tmp_path: Path) -> None:
     topic = new_topic()
     with (
         EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server,

@@ -1,4 +1,4 @@
-"""Camellia's paths: parameters, answers, defaults, and what becomes of messages."""
+"""Camellia's API: parameters, responses, defaults and message states."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ if TYPE_CHECKING:
     import httpx
 
 FIELDS = [
-    "topic", "msgId", "msg", "produceTime", "triggerTime", "expireTime", "maxRetry", "retry",
+    "topic",
+    "msgId",
+    "msg",
+    "produceTime",
+    "triggerTime",
+    "expireTime",
+    "maxRetry",
+    "retry",
     "status",
-]  # fmt: skip
+]
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
 def queue(client: httpx.Client, redis_url: str) -> Queue:
-    """A topic of its own."""
+    """A new topic."""
     return queue_with_group(client, redis_url)
 
 
@@ -39,7 +46,7 @@ def producer(redis_url: str) -> Iterator[Producer]:
         yield running
 
 
-def test_a_message_goes_its_way(queue: Queue) -> None:
+def test_the_life_cycle_of_a_message(queue: Queue) -> None:
     sent = queue.send("héllo 你好 &=%+", delay_ms=50, ttlMillis=20_000, maxRetry=3)
     assert list(sent) == FIELDS
     assert sent["topic"] == queue.topic
@@ -55,9 +62,13 @@ def test_a_message_goes_its_way(queue: Queue) -> None:
     assert queue.settle(sent["msgId"], ack=True) == 200
     assert queue.pull() == []
     assert queue.get(sent["msgId"]) == {
-        **dict.fromkeys(FIELDS), "topic": queue.topic, "msgId": sent["msgId"],
-        "triggerTime": sent["triggerTime"], "retry": 1, "status": 4,
-    }  # fmt: skip
+        **dict.fromkeys(FIELDS),
+        "topic": queue.topic,
+        "msgId": sent["msgId"],
+        "triggerTime": sent["triggerTime"],
+        "retry": 1,
+        "status": 4,
+    }
 
 
 def test_defaults(client: httpx.Client, redis_url: str) -> None:
@@ -76,7 +87,7 @@ def test_defaults(client: httpx.Client, redis_url: str) -> None:
     assert options[b"retention"] == b"300000"
 
 
-def test_options_of_a_topic_that_is_known_are_left_alone(
+def test_options_of_an_existing_topic_are_kept(
     client: httpx.Client, redis_url: str, producer: Producer
 ) -> None:
     queue = Queue(client, new_topic())
@@ -86,7 +97,7 @@ def test_options_of_a_topic_that_is_known_are_left_alone(
         assert b"ack_timeout" not in redis.hgetall(f"lisa:{{{queue.topic}}}:options")
 
 
-def test_shapes_of_answers(client: httpx.Client, queue: Queue) -> None:
+def test_response_fields(client: httpx.Client, queue: Queue) -> None:
     sent = queue.send()
     assert queue.post("getMsg", msgId="nobody") == {"code": 404, "msg": None, "delayMsg": None}
     assert queue.post("deleteMsg", msgId="nobody") == {"code": 404, "msg": None}
@@ -102,11 +113,14 @@ def test_shapes_of_answers(client: httpx.Client, queue: Queue) -> None:
     assert queue.post("deleteMsg", msgId=sent["msgId"]) == {"code": 200, "msg": "success"}
 
 
-def test_parameters_of_the_query_count_too_and_first(client: httpx.Client, queue: Queue) -> None:
+def test_query_parameters_take_precedence_over_form_parameters(
+    client: httpx.Client, queue: Queue
+) -> None:
     answer = client.post(
-        f"{QUEUE}/sendMsg", params={"topic": queue.topic, "msg": "query"},
+        f"{QUEUE}/sendMsg",
+        params={"topic": queue.topic, "msg": "query"},
         data={"msg": "form", "delayMillis": " 0x10 "},
-    )  # fmt: skip
+    )
     sent = answer.json()["delayMsg"]
     assert sent["msg"] == "query"
     assert sent["triggerTime"] == sent["produceTime"] + 16
@@ -158,7 +172,7 @@ def test_a_missing_or_ill_typed_parameter_is_http_400(
         ("deleteMsg", {"topic": "t", "msgId": ""}),
     ],
 )
-def test_what_the_queue_refuses_is_code_400_without_a_text(
+def test_queue_errors_are_code_400_without_msg(
     client: httpx.Client, name: str, form: dict[str, object]
 ) -> None:
     answer = client.post(f"{QUEUE}/{name}", data=form)
@@ -181,7 +195,7 @@ def test_a_full_topic_is_code_500(queue: Queue, redis_url: str) -> None:
     assert body == {"code": 500, "msg": None, "delayMsg": None}
 
 
-def test_a_nack_brings_it_back_at_once_until_its_retries_are_used_up(queue: Queue) -> None:
+def test_a_nack_redelivers_immediately_until_retries_are_used_up(queue: Queue) -> None:
     sent = queue.send(maxRetry=2)
     for attempt in (1, 2, 3):
         (pulled,) = queue.poll()
@@ -207,11 +221,11 @@ def test_messages_without_an_id_keep_their_order(queue: Queue) -> None:
     assert [one["msg"] for one in queue.pull(batch=10)] == [f"m{i}" for i in range(10)]
 
 
-def test_the_same_id_again_finds_the_first_message(queue: Queue) -> None:
+def test_a_duplicate_id_returns_the_first_message(queue: Queue) -> None:
     first = queue.send("first", delay_ms=60_000, msgId="order-1")
     assert queue.send("second", delay_ms=5, msgId="order-1", maxRetry=1) == first
     assert queue.delete("order-1") == 200
-    assert queue.send("third", msgId="order-1")["status"] == 7  # it ended, and is remembered
+    assert queue.send("third", msgId="order-1")["status"] == 7  # it ended, and has a tombstone
     assert queue.pull() == []
 
 
@@ -220,11 +234,11 @@ def test_delete(queue: Queue) -> None:
     for one in (waiting, ready):
         assert queue.delete(one["msgId"]) == 200
         assert queue.status(one["msgId"]) == 7
-        assert queue.delete(one["msgId"]) == 404  # as the original: it is not alive
+        assert queue.delete(one["msgId"]) == 404  # as in the original: it is not alive
     assert queue.pull() == []
 
 
-def test_delete_while_it_is_being_handled(queue: Queue) -> None:
+def test_delete_in_flight(queue: Queue) -> None:
     sent = queue.send()
     (pulled,) = queue.pull()
     assert queue.delete(pulled["msgId"]) == 200
@@ -275,10 +289,10 @@ def test_the_ack_timeout_of_a_pull(queue: Queue) -> None:
     assert queue.settle(sent["msgId"], ack=True) == 200
 
 
-def test_a_late_ack_counts_if_nobody_else_has_it_yet(
+def test_a_late_ack_counts_before_redelivery(
     queue: Queue, redis_url: str, manager: Manager
 ) -> None:
-    """Also by another gateway, which knows no receipt."""
+    """Also by another gateway, which has no receipt."""
     with Gateway(redis_url) as other:
         for client in (queue.client, other.client):
             sent = queue.send()
@@ -297,7 +311,7 @@ def test_an_ack_by_another_gateway(queue: Queue, redis_url: str) -> None:
         assert elsewhere.settle(first["msgId"], ack=True) == 200
         assert elsewhere.settle(second["msgId"], ack=False) == 200
         assert queue.status(first["msgId"]) == 4
-        assert queue.settle(first["msgId"], ack=True) == 200  # again: it is so
+        assert queue.settle(first["msgId"], ack=True) == 200  # repeated: it is already acked
         (again,) = elsewhere.poll()
         assert (again["msgId"], again["retry"]) == (second["msgId"], 2)
 
@@ -314,14 +328,14 @@ def test_messages_of_native_producers(
     assert pulled["msg"] == text
     assert (pulled["msgId"], pulled["retry"], pulled["status"]) == (message_id, 1, 3)
     assert pulled["triggerTime"] > 0
-    assert "produceTime" not in pulled  # a poll leaves out what is null
+    assert "produceTime" not in pulled  # a poll omits null fields
     found = queue.get(message_id)
     assert found == {**dict.fromkeys(FIELDS), **pulled}
     if isinstance(body, bytes):
         assert base64.b64decode(text) == body
 
 
-def test_what_a_native_reader_sees(queue: Queue, producer: Producer) -> None:
+def test_camellia_messages_read_through_the_native_api(queue: Queue, producer: Producer) -> None:
     sent = queue.send("body", delay_ms=60_000, ttlMillis=5000, maxRetry=2)
     found = producer.get(queue.topic, sent["msgId"])
     assert found is not None
@@ -339,12 +353,12 @@ def test_a_new_due_time_is_the_trigger_time(queue: Queue, producer: Producer) ->
     assert pulled["expireTime"] == pulled["triggerTime"] + HOUR_MS
 
 
-def test_a_retry_count_beyond_what_is_kept_is_cut_and_says_so(queue: Queue) -> None:
+def test_an_excessive_retry_count_is_reported_as_truncated(queue: Queue) -> None:
     assert queue.send(maxRetry=(1 << 31) - 1)["maxRetry"] == 1000
 
 
 def test_pull_first_then_send_then_a_manager() -> None:
-    """A client may come before any manager: what it sends is there once one runs."""
+    """A client may start before any manager: its messages are delivered once one runs."""
     with EmbeddedServer() as server, Gateway(server.url) as gateway:
         queue = Queue(gateway.client, new_topic())
         assert queue.pull() == []
@@ -357,7 +371,7 @@ def test_pull_first_then_send_then_a_manager() -> None:
 
 
 def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
-    """The wire format knows of one queue: the group that is configured. Nothing is half deleted."""
+    """The wire format has one queue: the configured group. Deletes apply to all groups or none."""
     topic = new_topic()
     config = f"lisa-delay-queue: {{groups: [{{topic: {topic}, group: mine}}]}}"
     with (
@@ -380,7 +394,7 @@ def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> Non
 
 
 def test_configured_defaults_and_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:
-    """Retry delays, of which the last stands for all beyond; a topic with two groups."""
+    """Retry delays (the last one repeats), and a topic with two groups."""
     topic = new_topic()
     config = f"""
 lisa-delay-queue:
@@ -395,8 +409,9 @@ lisa-delay-queue:
     with Gateway(redis_url, config=config, directory=tmp_path) as gateway:
         queue = Queue(gateway.client, topic)
         assert gateway.client.post(f"{QUEUE}/longPollingMsg", data={"topic": topic}).json() == {
-            "code": 200, "delayMsgList": [],
-        }  # fmt: skip
+            "code": 200,
+            "delayMsgList": [],
+        }
         with connect(redis_url) as redis:
             assert redis.hkeys(f"lisa:{{{topic}}}:groups") == [b"mine"]
             sent = queue.send()

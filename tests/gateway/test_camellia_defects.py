@@ -1,8 +1,8 @@
-"""The known defects of camellia's delay queue, C1 to C20: none is left, each by its number.
+"""The known defects of Camellia's delay queue, C1 to C20, none of which Lisa reproduces.
 
-C14's cost (the whole ready list is read every 100 ms) has no test here: it is of its scheduler,
-and Lisa's expirer has its own tests. C17 is of its Java clients; what a server can do for them is
-tested by that number.
+C14's cost (the whole ready list is read every 100 ms) has no test here: it is in its scheduler, and
+Lisa's expirer has its own tests. C17 is in its Java clients; the test of that number covers what a
+server can do for them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import httpx
 import pytest
 
 from lisa import Manager, Producer
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
 from lisa.core.settings import GatewaySettings
-from lisa.core.store import SyncStore
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.embedded import EmbeddedServer
@@ -31,8 +31,8 @@ from lisa.gateway.compat.camellia import queue as camellia_queue
 from lisa.gateway.compat.camellia.metrics import exposition
 from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
 from lisa.gateway.compat.camellia.topics import bands_of
-from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
+from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import IDLE_AFTER_MS, Sweeper
 from lisa.producer.report import SendOutcome
 from tests.gateway.camellia_client import (
@@ -69,7 +69,7 @@ tokens:
 
 @pytest.fixture
 def queue(client: httpx.Client, redis_url: str) -> Queue:
-    """A topic of its own, whose group is declared."""
+    """A new topic with a declared group."""
     return queue_with_group(client, redis_url)
 
 
@@ -82,9 +82,9 @@ def body_key(topic: str, message_id: str) -> str:
     return f"lisa:{{{topic}}}:body:{message_id}"
 
 
-def test_c01_a_send_is_one_step_whatever_dies(redis_url: str, manager: Manager) -> None:
-    """Body, place and topic were written apart: a crash between lost the message for good, since
-    a repeated send was then told that it is there already."""
+def test_c01_a_send_is_atomic(redis_url: str, manager: Manager) -> None:
+    """Body, place and topic were written separately: a crash in between lost the message, because
+    a repeated send was then rejected as a duplicate."""
     topic = new_topic()
     ids = [f"m{i}" for i in range(2_000)]
     sent: list[str] = []
@@ -105,7 +105,7 @@ def test_c01_a_send_is_one_step_whatever_dies(redis_url: str, manager: Manager) 
     assert 50 < len(sent) < len(ids)
     with Gateway(redis_url) as gateway:
         queue = Queue(gateway.client, topic)
-        again = ids[: len(sent) + 1]  # the last one's reply was lost, or it never arrived
+        again = ids[: len(sent) + 1]  # the last reply was lost, or the request never arrived
         for one in again:
             queue.send(one, msgId=one)
         got: list[str] = []
@@ -117,7 +117,7 @@ def test_c01_a_send_is_one_step_whatever_dies(redis_url: str, manager: Manager) 
 
 
 def test_c02_sends_of_one_id_make_one_message(queue: Queue) -> None:
-    """Two re-sends over an ended message were both queued; an empty id was one id for all."""
+    """Two repeated sends of an ended message were both queued; all empty ids were the same."""
 
     def at_once(message_id: str) -> list[dict[str, Any]]:
         with ThreadPoolExecutor(8) as pool:
@@ -134,9 +134,9 @@ def test_c02_sends_of_one_id_make_one_message(queue: Queue) -> None:
     assert len(queue.pull(batch=20)) == 16
 
 
-def test_c02_an_id_that_is_forgotten_meanwhile_is_sent() -> None:
-    """A send that met a known id, which was gone when it was looked up, queued an id without a
-    message, and told its caller that all is well."""
+def test_c02_an_id_whose_tombstone_expires_meanwhile_is_sent() -> None:
+    """A send of a known id that expired before its lookup queued an id without a message, and
+    reported success."""
     outcomes = [Sent.DUPLICATE, Sent.ACCEPTED]
 
     async def offer(_topic: str, message: Outgoing) -> SendOutcome:
@@ -162,8 +162,8 @@ def test_c02_an_id_that_is_forgotten_meanwhile_is_sent() -> None:
     assert not outcomes
 
 
-def test_c02_an_id_that_stands_nowhere_ends_in_an_answer(queue: Queue, redis_url: str) -> None:
-    """As that of a message does whose only group is being removed, until its page has come."""
+def test_c02_an_id_without_a_state_gets_a_response(queue: Queue, redis_url: str) -> None:
+    """A message has no state while its only group is being removed."""
     queue.send(delay_ms=60_000, msgId="lone")
     with connect(redis_url) as redis_:
         redis_.zrem(f"lisa:{{{queue.topic}}}:waiting", "lone")
@@ -173,7 +173,7 @@ def test_c02_an_id_that_stands_nowhere_ends_in_an_answer(queue: Queue, redis_url
     assert queue.send(msgId="lone")["status"] == 2
 
 
-def test_c03_nothing_brings_a_deleted_message_back(queue: Queue) -> None:
+def test_c03_a_deleted_message_is_not_redelivered(queue: Queue) -> None:
     """Status was read, changed and written back, so a pull or ack could undo a delete."""
     ids = [queue.send(msgId=f"m{i}")["msgId"] for i in range(200)]
     pulled: list[str] = []
@@ -198,8 +198,8 @@ def test_c03_nothing_brings_a_deleted_message_back(queue: Queue) -> None:
 
 
 def test_c04_acks_and_nacks_count_for_deliveries_only(queue: Queue, redis_url: str) -> None:
-    """A nack put any id into the ready queue, also a waiting one (early) or one that was there
-    already (twice); an ack ended what nobody had been given, or did not exist."""
+    """A nack put any id into the ready queue, even a waiting one (early) or a ready one (twice);
+    an ack ended messages that were not delivered, or did not exist."""
     assert queue.settle("nobody", ack=True) == 404
     assert queue.settle("nobody", ack=False) == 404
     waiting = queue.send(delay_ms=400)["msgId"]
@@ -221,7 +221,7 @@ def test_c04_acks_and_nacks_count_for_deliveries_only(queue: Queue, redis_url: s
 
 
 def test_c04_a_nack_after_the_ack_timeout_adds_nothing(queue: Queue) -> None:
-    """It stood twice in the ready queue then."""
+    """It was in the ready queue twice."""
     one = queue.send()["msgId"]
     assert queue.pull(ackTimeoutMillis=100)
     wait_until(lambda: queue.status(one) == 2)
@@ -230,32 +230,34 @@ def test_c04_a_nack_after_the_ack_timeout_adds_nothing(queue: Queue) -> None:
     assert queue.pull(batch=10) == []
 
 
-def test_c05_a_pull_goes_on_past_dead_entries(queue: Queue, redis_url: str) -> None:
-    """A batch of ids whose messages had gone was answered with nothing, though more were ready."""
+def test_c05_a_pull_skips_dead_entries(queue: Queue, redis_url: str) -> None:
+    """A batch of ids without messages gave an empty response, although more were ready."""
     ids = [queue.send()["msgId"] for _ in range(12)]
     with connect(redis_url) as client:
         client.delete(*[body_key(queue.topic, one) for one in ids[:10]])
     assert [one["msgId"] for one in queue.pull(batch=5)] == ids[10:]
 
 
-def test_c06_what_comes_back_wakes_a_poll(queue: Queue) -> None:
-    """Nacks and ack timeouts told nobody: a poll slept to its end with a message there."""
+def test_c06_redelivered_messages_wake_a_poll(queue: Queue) -> None:
+    """Nacks and ack timeouts woke no poll: it slept to its end with a message ready."""
     one = queue.send()["msgId"]
     assert queue.pull()
     with ThreadPoolExecutor(1) as pool:
         for come_back in (lambda: queue.settle(one, ack=False), lambda: None):
             began = time.monotonic()
             poll = pool.submit(queue.poll, 20_000)
-            time.sleep(0.1)  # it is held by then; else it finds the message all the same
+            time.sleep(0.1)  # it is waiting by then; otherwise it finds the message anyway
             come_back()
             (found,) = poll.result()
-            # The latter comes by the ack timeout of 2 s, and one second for the manager.
+            # The latter is redelivered by the ack timeout of 2 s, plus one second for the manager.
             assert time.monotonic() - began < 10
             assert found["msgId"] == one
 
 
-def test_c07_a_poll_whose_client_left_takes_nothing(queue: Queue, client: httpx.Client) -> None:
-    """The message went to a dead connection, and with maxRetry 0 it was lost."""
+def test_c07_a_poll_of_a_disconnected_client_takes_no_message(
+    queue: Queue, client: httpx.Client
+) -> None:
+    """The message was sent to a dead connection, and with maxRetry 0 it was lost."""
     for _ in range(3):
         with pytest.raises(httpx.ReadTimeout):
             client.post(f"{QUEUE}/longPollingMsg", data={"topic": queue.topic}, timeout=0.1)
@@ -265,18 +267,18 @@ def test_c07_a_poll_whose_client_left_takes_nothing(queue: Queue, client: httpx.
 
 
 def test_c07_no_wake_up_is_missed(queue: Queue) -> None:
-    """A message that came between a poll's first look and its sleep did not wake it."""
+    """A message sent between a poll's first check and its sleep did not wake it."""
     with ThreadPoolExecutor(1) as pool:
         for i in range(100):
             poll = pool.submit(queue.poll, 20_000)
             sent = queue.send(f"m{i}")
-            (found,) = poll.result(10)  # half of what it would sleep
+            (found,) = poll.result(10)  # half of its sleep
             assert found["msgId"] == sent["msgId"]
             assert queue.settle(found["msgId"], ack=True) == 200
 
 
 def test_c08_never_early(queue: Queue, redis_url: str) -> None:
-    """Messages came up to 100 ms early, those with a delay of at most 100 ms at once."""
+    """Messages were up to 100 ms early, those with delays up to 100 ms immediate."""
     with connect(redis_url) as client:
         for delay_ms in (1, 5, 50, 100, 101, 250):
             queue.send(delay_ms=delay_ms)
@@ -287,8 +289,8 @@ def test_c08_never_early(queue: Queue, redis_url: str) -> None:
             assert late_by < 5_000
 
 
-def test_c09_the_status_is_the_truth(queue: Queue) -> None:
-    """It stayed 1 when a message was due, and 3 after a nack or an ack timeout."""
+def test_c09_the_status_is_correct(queue: Queue) -> None:
+    """It remained 1 when a message was due, and 3 after a nack or an ack timeout."""
     one = queue.send(delay_ms=100)["msgId"]
     assert queue.status(one) == 1
     wait_until(lambda: queue.status(one) == 2)
@@ -304,8 +306,8 @@ def test_c09_the_status_is_the_truth(queue: Queue) -> None:
         assert found["retry"] == attempt
 
 
-def test_c10_what_failed_for_good_is_kept(queue: Queue, redis_url: str) -> None:
-    """It was dropped, its body gone five minutes later."""
+def test_c10_dead_messages_are_kept(queue: Queue, redis_url: str) -> None:
+    """The message was dropped, and its body deleted five minutes later."""
     one = queue.send("precious", maxRetry=0)["msgId"]
     assert queue.pull()
     assert queue.settle(one, ack=False) == 200
@@ -316,13 +318,15 @@ def test_c10_what_failed_for_good_is_kept(queue: Queue, redis_url: str) -> None:
         kept = producer.get(queue.topic, one)
         assert kept is not None
         assert (kept.state, kept.body, kept.reason) == (
-            "garbage", "precious", "ackMsg with ack=false",
-        )  # fmt: skip
+            "garbage",
+            "precious",
+            "ackMsg with ack=false",
+        )
         with connect(redis_url) as client:
             assert client.ttl(body_key(queue.topic, one)) == -1
 
 
-def test_c11_retries_can_have_pauses(redis_url: str, manager: Manager, tmp_path: Path) -> None:
+def test_c11_retries_can_have_delays(redis_url: str, manager: Manager, tmp_path: Path) -> None:
     """All retries were used up within milliseconds."""
     config = "lisa-delay-queue: {camellia: {retry-delays: '300ms,600ms'}}"
     with (
@@ -335,7 +339,7 @@ def test_c11_retries_can_have_pauses(redis_url: str, manager: Manager, tmp_path:
             assert queue.poll()
             before = now_ms(client)
             assert queue.settle(one, ack=False) == 200
-            assert queue.status(one) == 1  # it waits
+            assert queue.status(one) == 1  # it is waiting
             assert queue.pull() == []
             wait_until(lambda: queue.status(one) == 2)
             assert now_ms(client) >= before + pause_ms
@@ -345,7 +349,7 @@ def test_c11_retries_can_have_pauses(redis_url: str, manager: Manager, tmp_path:
 
 
 def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: str) -> None:
-    """It was the other way round."""
+    """Camellia did the opposite."""
     queue.send()
     (pulled,) = queue.pull()
     assert queue.settle(pulled["msgId"], ack=True) == 200  # used just now, and empty
@@ -359,7 +363,7 @@ def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: st
     with connect(redis_url) as redis_:
         redis_.zadd("lisa:topics", {idle.topic: now_ms(redis_) - IDLE_AFTER_MS - 1_000})
     assert listed() == {queue.topic, idle.topic}
-    sweeper = Sweeper(store, Expirer(store, Announcer(store)), lambda _: False)
+    sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: False)
     assert [sweeper.step(one) for one in (queue.topic, idle.topic)] == [False, True]
     assert listed() == {queue.topic}
     idle.send()
@@ -367,7 +371,7 @@ def test_c12_idle_topics_are_forgotten_not_used_ones(queue: Queue, redis_url: st
     store.close()
 
 
-def test_c13_metrics_name_and_escape_rightly() -> None:
+def test_c13_metric_names_and_escaping() -> None:
     """HELP and TYPE lacked the prefix of their samples; labels were not escaped."""
     data = MonitorData([RequestStats('a"\\\n', trigger_msg_ready=3)])
     lines = exposition("camellia_", data, [], 0.5).splitlines()
@@ -388,7 +392,7 @@ def test_c14_expiry_skips_nothing(queue: Queue) -> None:
     assert queue.info()["readyQueueSize"] == 0
 
 
-def test_c15_names_cannot_run_into_each_other(client: httpx.Client) -> None:
+def test_c15_topic_names_do_not_collide(client: httpx.Client) -> None:
     """Topic and id were joined by a bar; a brace in a topic moved its hash tag."""
     stem = new_topic()
     for topic in (f"{stem}|b", f"{stem}}}", f"{{{stem}", f"{stem} x"):
@@ -404,8 +408,10 @@ def test_c15_names_cannot_run_into_each_other(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("release", ["true", "false", ""])
-def test_c16_a_deleted_message_leaves_at_once(queue: Queue, redis_url: str, release: str) -> None:
-    """Its id stayed in the waiting or the ack queue until it was due."""
+def test_c16_a_deleted_message_disappears_immediately(
+    queue: Queue, redis_url: str, release: str
+) -> None:
+    """Its id remained in the waiting or the ack queue until it was due."""
     ids = [queue.send(delay_ms=delay)["msgId"] for delay in (60_000, 0)]
     held = queue.pull()[0]["msgId"]
     assert held == ids[1]
@@ -420,8 +426,8 @@ def test_c16_a_deleted_message_leaves_at_once(queue: Queue, redis_url: str, rele
         assert not [key for key in left if ":body:" in key or key.endswith((":waiting", ":leases"))]
 
 
-def test_c17_an_outage_answers_503_and_polls_stay() -> None:
-    """Clients turned in a hot loop while the server failed at once; polls ended."""
+def test_c17_in_an_outage_requests_get_503_and_polls_keep_waiting() -> None:
+    """Clients looped without a pause while the server failed immediately; polls ended."""
     with EmbeddedServer() as server, Manager(server.url), Gateway(server.url) as gateway:
         queue = Queue(gateway.client, new_topic())
         queue.poll(wait_ms=1)
@@ -444,8 +450,8 @@ def test_c17_an_outage_answers_503_and_polls_stay() -> None:
             assert [one["msgId"] for one in poll.result(30)] == [sent["msgId"]]
 
 
-def test_c18_large_delays_are_refused_or_kept(queue: Queue) -> None:
-    """A delay near the largest long overflowed, and its message was never seen again."""
+def test_c18_large_delays_are_rejected_or_exact(queue: Queue) -> None:
+    """A delay near the largest long overflowed, and its message was never delivered."""
     body = queue.post("sendMsg", msg="m", delayMillis=(1 << 63) - 1)
     assert body == {"code": 400, "msg": None, "delayMsg": None}
     far = 365 * 86_400_000 * 100
@@ -481,8 +487,10 @@ def test_c18_a_topic_is_listed_once(queue: Queue, client: httpx.Client) -> None:
     assert len(set(listed)) == len(listed)
 
 
-def test_c19_redis_has_the_clock(redis_url: str, manager: Manager, tmp_path: Path) -> None:
-    """Each server went by its own clock, so one that was ahead sent early or late."""
+def test_c19_times_are_from_the_redis_clock(
+    redis_url: str, manager: Manager, tmp_path: Path
+) -> None:
+    """Each server used its own clock, so one that was ahead sent early or late."""
     (tmp_path / "sitecustomize.py").write_text(AN_HOUR_AHEAD, encoding="utf-8")
     with (
         Gateway(redis_url, env={"PYTHONPATH": str(tmp_path)}) as gateway,
@@ -498,12 +506,18 @@ def test_c19_redis_has_the_clock(redis_url: str, manager: Manager, tmp_path: Pat
 
 
 def test_c20_tokens_guard_every_path(redis_url: str, manager: Manager, tmp_path: Path) -> None:
-    """Nothing asked who was there, the switch that takes a server out of service included."""
+    """No path required authentication, not even the switch that takes a server out of service."""
     file = tmp_path / "tokens.yml"
     file.write_text(TOKENS, encoding="utf-8")
     topic = f"mine-{new_topic()}"
-    form = {"topic": topic, "msg": "m", "delayMillis": 0, "msgId": "i", "ack": "true",
-            "longPollingTimeoutMillis": 1}  # fmt: skip
+    form = {
+        "topic": topic,
+        "msg": "m",
+        "delayMillis": 0,
+        "msgId": "i",
+        "ack": "true",
+        "longPollingTimeoutMillis": 1,
+    }
     posts = ["sendMsg", "deleteMsg", "pullMsg", "longPollingMsg", "ackMsg", "getMsg"]
     gets = ["getMonitorData", "getTopicInfo", "getTopicInfoList", "getMonitorString", "metrics"]
     with Gateway(redis_url, "--tokens-file", str(file)) as gateway:
@@ -540,9 +554,7 @@ def test_c20_tokens_guard_every_path(redis_url: str, manager: Manager, tmp_path:
         assert code("POST", f"{QUEUE}/sendMsg", "sender") == 403  # not one of its topics
 
 
-def test_c20_without_tokens_if_so_configured_on_this_machine_only(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_c20_compat_auth_none_applies_to_local_clients_only(redis_url: str, tmp_path: Path) -> None:
     """A stock client sends no token."""
     config = """
 lisa-delay-queue:
@@ -552,7 +564,7 @@ lisa-delay-queue:
         assert Queue(gateway.client, new_topic()).send(delay_ms=60_000)["status"] == 1
 
 
-def test_c20_no_foreign_page_takes_it_out_of_service(client: httpx.Client) -> None:
+def test_c20_cross_site_requests_cannot_take_it_out_of_service(client: httpx.Client) -> None:
     answer = client.get(f"{HEALTH}/offline", headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 403
     assert client.get(f"{HEALTH}/status").status_code == 200

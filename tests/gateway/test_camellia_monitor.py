@@ -1,4 +1,4 @@
-"""What camellia's operators look at: monitor data, topic info, metrics, and the health switch."""
+"""Camellia's monitoring: monitor data, topic info, metrics and the in-service flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lisa import Consumer, Manager
-from lisa.gateway.compat.camellia.health import IDLE_S, Service
+from lisa.gateway.compat.camellia.health import IDLE_S, ServiceState
 from tests.gateway.camellia_client import HEALTH, QUEUE, Queue, queue_with_group
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
@@ -25,15 +25,26 @@ lisa-delay-queue:
 """
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 BANDS = {
-    "sizeOf0To1min": 30 * SECOND, "sizeOf1minTo10min": 5 * MINUTE,
-    "sizeOf10minTo30min": 20 * MINUTE, "sizeOf30minTo1hour": 45 * MINUTE,
-    "sizeOf1hourTo6hour": 3 * HOUR, "sizeOf6hourTo1day": 12 * HOUR, "sizeOf1dayTo7day": 3 * DAY,
-    "sizeOf7dayTo30day": 10 * DAY, "sizeOf30dayToInfinite": 40 * DAY,
-}  # fmt: skip
+    "sizeOf0To1min": 30 * SECOND,
+    "sizeOf1minTo10min": 5 * MINUTE,
+    "sizeOf10minTo30min": 20 * MINUTE,
+    "sizeOf30minTo1hour": 45 * MINUTE,
+    "sizeOf1hourTo6hour": 3 * HOUR,
+    "sizeOf6hourTo1day": 12 * HOUR,
+    "sizeOf1dayTo7day": 3 * DAY,
+    "sizeOf7dayTo30day": 10 * DAY,
+    "sizeOf30dayToInfinite": 40 * DAY,
+}
 NAMES = {
-    "info", "uptime", "start_time", "cpu", "request", "pull_msg_time_gap", "ready_queue_time_gap",
+    "info",
+    "uptime",
+    "start_time",
+    "cpu",
+    "request",
+    "pull_msg_time_gap",
+    "ready_queue_time_gap",
     "topic_info",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +58,7 @@ def watched(
 
 @pytest.fixture
 def queue(watched: Gateway, redis_url: str) -> Queue:
-    """A topic of its own, whose group is declared."""
+    """A new topic with a declared group."""
     return queue_with_group(watched.client, redis_url)
 
 
@@ -61,7 +72,7 @@ class Intervals:
         self.gaps: dict[str, list[dict[str, Any]]] = {"pullMsg": [], "readyQueue": []}
 
     def look(self) -> dict[str, int]:
-        """To be called at least once an interval; the counts so far."""
+        """The counts so far; call this at least once per interval."""
         body = self._queue.client.get(f"{QUEUE}/getMonitorData").json()
         assert body["code"] == 200
         data = {
@@ -98,14 +109,19 @@ def test_monitor_data_counts_by_intervals(queue: Queue) -> None:
     counts = dict(seen.counts)
     assert counts.pop("getMsg") >= 2  # of each wait
     assert counts == {
-        "sendMsg": 5, "pullMsg": 3, "deleteMsg": 1, "ackMsg": 2, "triggerMsgReady": 4,
-        "triggerMsgEndLife": 3, "triggerMsgTimeout": 1,
-    }  # fmt: skip
+        "sendMsg": 5,
+        "pullMsg": 3,
+        "deleteMsg": 1,
+        "ackMsg": 2,
+        "triggerMsgReady": 4,
+        "triggerMsgEndLife": 3,
+        "triggerMsgTimeout": 1,
+    }
     for rows in seen.gaps.values():
         assert sum(row["count"] for row in rows) == 3
         for row in rows:
             assert 0 <= row["avg"] <= row["max"] < 60_000
-    wait_until(lambda: not _rows(queue))  # each interval anew
+    wait_until(lambda: not _rows(queue))  # separately for each interval
 
 
 def _rows(queue: Queue) -> list[object]:
@@ -113,7 +129,7 @@ def _rows(queue: Queue) -> list[object]:
     return [row for rows in data.values() for row in rows if row["topic"] == queue.topic]
 
 
-def test_topic_info_counts_each_place(queue: Queue) -> None:
+def test_topic_info_counts_each_state(queue: Queue) -> None:
     for delay_ms in BANDS.values():
         queue.send(delay_ms=delay_ms)
     for _ in range(3):
@@ -121,15 +137,22 @@ def test_topic_info_counts_each_place(queue: Queue) -> None:
     held, nacked = queue.pull(batch=2, ackTimeoutMillis=60_000)
     info = queue.info()
     assert list(info) == [
-        "topic", "waitingQueueSize", "waitingQueueInfo", "readyQueueSize", "ackQueueSize",
-    ]  # fmt: skip
+        "topic",
+        "waitingQueueSize",
+        "waitingQueueInfo",
+        "readyQueueSize",
+        "ackQueueSize",
+    ]
     assert info == {
-        "topic": queue.topic, "waitingQueueSize": 9, "readyQueueSize": 1, "ackQueueSize": 2,
+        "topic": queue.topic,
+        "waitingQueueSize": 9,
+        "readyQueueSize": 1,
+        "ackQueueSize": 2,
         "waitingQueueInfo": dict.fromkeys(BANDS, 1),
-    }  # fmt: skip
+    }
     assert list(info["waitingQueueInfo"]) == list(BANDS)
     queue.settle(held["msgId"], ack=True)
-    queue.settle(nacked["msgId"], ack=False)  # it waits for five minutes now
+    queue.settle(nacked["msgId"], ack=False)  # it now waits for five minutes
     info = queue.info()
     assert info["waitingQueueInfo"] == {**dict.fromkeys(BANDS, 1), "sizeOf1minTo10min": 2}
     assert [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")] == [10, 1, 0]
@@ -147,7 +170,7 @@ def test_groups_of_a_topic_count_together(queue: Queue, redis_url: str) -> None:
         assert queue.info()["waitingQueueSize"] == 1
 
 
-def test_a_topic_that_nobody_knows_is_empty(watched: Gateway) -> None:
+def test_an_unknown_topic_is_empty(watched: Gateway) -> None:
     info = Queue(watched.client, new_topic()).info()
     assert [info[f"{name}QueueSize"] for name in ("waiting", "ready", "ack")] == [0, 0, 0]
     assert watched.client.get(f"{QUEUE}/getTopicInfo").status_code == 400
@@ -161,9 +184,12 @@ def test_the_monitor_string(queue: Queue) -> None:
     assert answer.headers["content-type"] == "text/plain;charset=UTF-8"
     content = answer.json()
     assert set(content) == {
-        "requestStats", "pullMsgTimeGapStats", "readyQueueTimeGapStats", "topicInfoStats",
+        "requestStats",
+        "pullMsgTimeGapStats",
+        "readyQueueTimeGapStats",
+        "topicInfoStats",
         "waitingQueueStats",
-    }  # fmt: skip
+    }
     assert {
         "topic": queue.topic,
         "waitingQueueSize": 1,
@@ -187,9 +213,10 @@ def test_metrics(queue: Queue) -> None:
         assert {one.type for one in families} == {"gauge"}
         return {
             (one.name.removeprefix("camellia_"), one.labels.get("type", "")): one.value
-            for family in families for one in family.samples
+            for family in families
+            for one in family.samples
             if one.labels.get("topic", queue.topic) == queue.topic
-        }  # fmt: skip
+        }
 
     wait_until(lambda: ("pull_msg_time_gap", "max") in samples())
     found = samples()
@@ -205,8 +232,8 @@ def test_metrics(queue: Queue) -> None:
     assert found["info", ""] == 1
 
 
-def test_the_health_switch_is_one_for_all_workers(redis_url: str, manager: Manager) -> None:
-    lone = httpx.Limits(max_keepalive_connections=0)  # a connection each, so all workers answer
+def test_workers_share_the_in_service_flag(redis_url: str, manager: Manager) -> None:
+    lone = httpx.Limits(max_keepalive_connections=0)  # separate connections, so all workers respond
     with (
         Gateway(redis_url, "--workers", "2") as gateway,
         httpx.Client(base_url=gateway.url, limits=lone) as client,
@@ -219,21 +246,21 @@ def test_the_health_switch_is_one_for_all_workers(redis_url: str, manager: Manag
         up, down = (200, '{"code":200}\n'), (500, '{"code":500}\n')
         assert codes("status") == {up}
         Queue(gateway.client, new_topic()).send(delay_ms=HOUR)
-        assert gateway.client.post(f"{HEALTH}/offline").status_code == 500  # a client just came
+        assert gateway.client.post(f"{HEALTH}/offline").status_code == 500  # a client just called
         assert codes("status") == {down}
         assert codes("check") == {up}
-        Queue(gateway.client, new_topic()).send(delay_ms=HOUR)  # who comes is served all the same
+        Queue(gateway.client, new_topic()).send(delay_ms=HOUR)  # requests are still served
         assert gateway.client.get(f"{HEALTH}/online").json() == {"code": 200}
         assert codes("status") == {up}
 
 
-def test_out_of_service_is_done_when_no_client_came_for_20_s(
+def test_offline_succeeds_after_20_s_without_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shared = mmap.mmap(-1, 64)
-    service, other_worker = Service(shared), Service(shared)
+    service, other_worker = ServiceState(shared), ServiceState(shared)
     assert not service.go_offline()
     now += IDLE_S
     other_worker.used()
@@ -242,5 +269,5 @@ def test_out_of_service_is_done_when_no_client_came_for_20_s(
     assert other_worker.go_offline()
     assert not service.is_online
     other_worker.go_online()
-    assert Service(shared).is_online
-    assert Service(shared).go_offline()  # a worker that starts again is no client
+    assert ServiceState(shared).is_online
+    assert ServiceState(shared).go_offline()  # a worker that starts again is no client

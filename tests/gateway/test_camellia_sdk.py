@@ -1,4 +1,4 @@
-"""A stock client: a double of camellia's Java SDK, as it comes, against real gateways."""
+"""A double of Camellia's Java SDK against real gateways."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sdk(gateway: Gateway) -> Iterator[Sdk]:
 
 @pytest.mark.parametrize("poll_ms", [1_000, None], ids=["long", "short"])
 def test_listeners_handle_all_and_retry_what_failed(sdk: Sdk, poll_ms: int | None) -> None:
-    """The listener is there before the topic: false and an exception are nacks."""
+    """The listener starts before the topic exists; false and an exception are nacks."""
     topic = new_topic()
     seen: dict[str, list[Message]] = {}
     lock = threading.Lock()
@@ -65,9 +65,7 @@ def test_the_calls_of_a_producer(sdk: Sdk) -> None:
         sdk.send("a|b", "text", 0)
 
 
-def test_a_listener_that_never_answers_loses_its_message_to_the_next(
-    sdk: Sdk, redis_url: str
-) -> None:
+def test_the_message_of_a_hung_listener_is_redelivered(sdk: Sdk, redis_url: str) -> None:
     topic = new_topic()
     shorten_ack_timeout(redis_url, topic)
     stuck, got = threading.Event(), threading.Event()
@@ -90,7 +88,7 @@ def test_a_listener_that_never_answers_loses_its_message_to_the_next(
     assert calls == [1, 2]
 
 
-def test_a_server_that_dies_is_left_for_another(redis_url: str, manager: Manager) -> None:
+def test_the_sdk_fails_over_from_a_dead_server(redis_url: str, manager: Manager) -> None:
     topic = new_topic()
     shorten_ack_timeout(redis_url, topic)
     handled: list[str] = []
@@ -101,7 +99,7 @@ def test_a_server_that_dies_is_left_for_another(redis_url: str, manager: Manager
 
     with Gateway(redis_url) as first, Gateway(redis_url) as second, Sdk([]) as sdk:
         sdk.servers += [first.url, second.url]
-        # What the dead one had just handed out comes back by its ack timeout.
+        # Messages that the dead one had just delivered are redelivered by the ack timeout.
         sdk.listen(topic, on_msg, poll_ms=500, ack_timeout_ms=1_000)
         sent = [sdk.send(topic, f"before {i}", 0)["msg"] for i in range(10)]
         first.process.kill()
@@ -112,4 +110,4 @@ def test_a_server_that_dies_is_left_for_another(redis_url: str, manager: Manager
             except Exception as error:  # noqa: BLE001  of any kind: the SDK repeats nothing
                 sdk.errors.append(error)
         wait_until(lambda: set(sent) <= set(handled))
-        assert len(sent) >= 28  # each of the two threads met the dead server at most once
+        assert len(sent) >= 28  # each of the two threads called the dead server at most once

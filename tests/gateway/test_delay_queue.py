@@ -1,8 +1,8 @@
-"""delay-queue's paths: its forms of request and answer, and its defects, by their numbers.
+"""delay-queue's API: its requests and responses, and its defects by number.
 
-Not of this face, and so not here: D3 and D9 (the loops that move jobs: the manager's, see
+Tested elsewhere: D3 and D9 (the loops that move jobs: the manager's, see
 tests/integration/test_defects_manager.py) and D5 (keys: tests/unit). D7 is a handler in the same
-process that finished jobs unheard; this face has none.
+process that finished jobs unnoticed; this API has none.
 """
 
 from __future__ import annotations
@@ -83,14 +83,18 @@ def test_a_job_is_pushed_popped_and_finished(client: httpx.Client, producer: Pro
     assert int(message_id) > 2**60 or int(message_id) < 2**63
     job = popped(client, topic)
     assert job == {
-        "id": message_id, "topic": topic, "delayTime": due, "ttrTime": 7, "message": '{"号": 1}',
-    }  # fmt: skip
+        "id": message_id,
+        "topic": topic,
+        "delayTime": due,
+        "ttrTime": 7,
+        "message": '{"号": 1}',
+    }
     assert pop(client, topic) is None
     assert finish(client, message_id) == OK
     found = producer.get(topic, message_id)
     assert found is not None
     assert found.state == "acked"
-    assert finish(client, message_id) == OK  # a call repeated after a lost answer
+    assert finish(client, message_id) == OK  # a call repeated after a lost response
 
 
 def test_pop_does_not_wait(client: httpx.Client) -> None:
@@ -110,7 +114,7 @@ def test_a_job_is_not_popped_before_its_time(client: httpx.Client) -> None:
     assert now_ms() >= due
 
 
-def test_parameters_may_stand_in_the_query(client: httpx.Client) -> None:
+def test_parameters_may_be_in_the_query(client: httpx.Client) -> None:
     topic = new_topic()
     answer = client.post(
         "/delay-queue/push",
@@ -136,7 +140,7 @@ def test_parameters_may_stand_in_the_query(client: httpx.Client) -> None:
         ({"message": "x" * 1_100_000}, "max_body_bytes"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused_with_the_reason(
+def test_an_invalid_push_is_rejected_with_the_reason(
     client: httpx.Client, change: dict[str, Any], part: str
 ) -> None:
     form = {"topic": new_topic(), "delayTime": "0", "ttrTime": "5", "message": "m", **change}
@@ -145,7 +149,7 @@ def test_what_cannot_be_pushed_is_refused_with_the_reason(
     refusal(answer.json(), part)
 
 
-def test_unknown_ids_are_told(client: httpx.Client) -> None:
+def test_unknown_ids_are_reported(client: httpx.Client) -> None:
     refusal(finish(client, "123"), "there is no job 123")
     refusal(client.post("/delay-queue/delete", data={"id": "123"}).json(), "there is no job")
     refusal(client.post("/delay-queue/finish").json(), "'id' is not present")
@@ -153,8 +157,8 @@ def test_unknown_ids_are_told(client: httpx.Client) -> None:
 
 @pytest.fixture
 def brief(redis_url: str) -> str:
-    """A topic whose own ack timeout is shorter than a job's: a manager that has just started takes
-    nothing back before one of those has passed.
+    """A topic with an ack timeout shorter than a job's, because a new manager reclaims nothing
+    before that timeout has passed.
     """
     topic = new_topic()
     with connect(redis_url) as server:
@@ -162,10 +166,8 @@ def brief(redis_url: str) -> str:
     return topic
 
 
-def test_d1_a_client_that_dies_after_its_pop_costs_nothing(
-    client: httpx.Client, brief: str
-) -> None:
-    """There a job was gone from the list before it was written down as taken."""
+def test_d1_a_job_popped_by_a_dead_client_is_redelivered(client: httpx.Client, brief: str) -> None:
+    """There a job was removed from the list before it was recorded as taken."""
     topic = brief
     message_id = push(client, topic, ttrTime="1")
     assert popped(client, topic)["id"] == message_id
@@ -174,7 +176,7 @@ def test_d1_a_client_that_dies_after_its_pop_costs_nothing(
     assert 0.9 <= time.monotonic() - began < 6  # the ttr, and the reclaimer's second
 
 
-def test_d2_a_finished_job_does_not_come_back(
+def test_d2_a_finished_job_is_not_redelivered(
     client: httpx.Client, redis_url: str, brief: str
 ) -> None:
     """There `finish` between the steps of `pop` brought the job back to life."""
@@ -193,8 +195,8 @@ def test_d2_a_finished_job_does_not_come_back(
         assert not list(server.scan_iter(f"lisa:{{{topic}}}:body:*"))
 
 
-def test_d4_attempts_come_to_an_end(client: httpx.Client, redis_url: str) -> None:
-    """There a job came again for ever; the pauses are those that its pages plan."""
+def test_d4_attempts_are_limited(client: httpx.Client, redis_url: str) -> None:
+    """There a job was redelivered without limit; the pauses are those planned in its docs."""
     topic = new_topic()
     message_id = push(client, topic)
     with connect(redis_url) as server:
@@ -205,7 +207,7 @@ def test_d4_attempts_come_to_an_end(client: httpx.Client, redis_url: str) -> Non
     assert [one * 60_000 for one in minutes] == [int(one) for one in numbers if one.isdigit()]
 
 
-def test_d6_the_id_is_told_and_a_job_can_be_deleted(
+def test_d6_push_returns_the_id_and_a_job_can_be_deleted(
     client: httpx.Client, producer: Producer
 ) -> None:
     topic = new_topic()
@@ -222,14 +224,16 @@ def test_d6_the_id_is_told_and_a_job_can_be_deleted(
 
 def test_d8_ids_are_unique_without_numbered_machines() -> None:
     ids = {id_of("orders") for _ in range(2_000)}
-    # Some two hundred in a millisecond, of 16,384: where two meet, the send is repeated.
+    # About two hundred per millisecond, of 16,384: after a collision, the send is repeated.
     assert len(ids) > 1_900
     assert all(may_be_of("orders", one) and int(one) < 2**63 for one in ids)
     others = [f"topic-{i}" for i in range(500)]
     assert sum(may_be_of(one, min(ids)) for one in others) < 20
 
 
-def test_d8_many_at_once_overwrite_nothing(client: httpx.Client, producer: Producer) -> None:
+def test_d8_concurrent_pushes_do_not_overwrite_each_other(
+    client: httpx.Client, producer: Producer
+) -> None:
     topic = new_topic()
     with ThreadPoolExecutor(8) as pool:
         due = str(now_ms() + 600_000)
@@ -241,10 +245,10 @@ def test_d8_many_at_once_overwrite_nothing(client: httpx.Client, producer: Produ
 
 
 @pytest.mark.parametrize("config", ["", "delay-queue-zone: Europe/Berlin"])
-def test_d10_dates_are_read_in_the_zone_that_is_configured(
+def test_d10_dates_are_in_the_configured_time_zone(
     redis_url: str, tmp_path: Path, producer: Producer, config: str
 ) -> None:
-    """There the annotation said GMT-8 and the file GMT+8; meant was China's time."""
+    """There the annotation had GMT-8 and the file GMT+8; China's time was meant."""
     text = f"lisa-delay-queue: {{gateway-server: {{{config}}}}}"
     with Gateway(redis_url, config=text, directory=tmp_path) as gateway:
         topic = new_topic()
@@ -255,7 +259,7 @@ def test_d10_dates_are_read_in_the_zone_that_is_configured(
     assert found.due == datetime(2031, 1, 31, 10, tzinfo=zone).astimezone(UTC)
 
 
-def test_d11_nothing_of_a_deleted_job_is_left(client: httpx.Client, redis_url: str) -> None:
+def test_d11_a_deleted_job_leaves_no_keys(client: httpx.Client, redis_url: str) -> None:
     topic = new_topic()
     message_id = push(client, topic, delayTime=str(now_ms() + 60_000))
     client.post("/delay-queue/delete", data={"id": message_id})
@@ -279,9 +283,7 @@ def test_a_late_finish_ends_the_job(client: httpx.Client, producer: Producer, br
     assert pop(client, topic) is None
 
 
-def test_messages_of_others_are_never_taken_for_jobs(
-    client: httpx.Client, producer: Producer
-) -> None:
+def test_messages_from_other_apis_are_not_jobs(client: httpx.Client, producer: Producer) -> None:
     topic = new_topic()
     message_id = id_of(topic)
     producer.send(topic, 1, id=message_id, delay=timedelta(minutes=1))
@@ -293,10 +295,10 @@ def test_messages_of_others_are_never_taken_for_jobs(
 
 
 @pytest.mark.parametrize("ttr", ["0", "999999999"])
-def test_a_lease_that_no_job_can_have_is_none(
+def test_an_invalid_ttr_time_header_is_ignored(
     client: httpx.Client, producer: Producer, redis_url: str, ttr: str
 ) -> None:
-    """Whoever sends by another face may write any header."""
+    """A sender may write any header through another API."""
     topic = new_topic()
     message_id = producer.send(topic, "x", headers={"ttrTime": ttr})
     assert popped(client, topic)["id"] == message_id
@@ -308,7 +310,7 @@ def test_a_lease_that_no_job_can_have_is_none(
         assert not server.keys(f"lisa:{{{topic}}}:g:*:leases")
 
 
-def test_a_message_of_others_that_was_popped_is_finished(
+def test_a_popped_message_from_another_api_can_be_finished(
     client: httpx.Client, producer: Producer
 ) -> None:
     topic = new_topic()
@@ -321,20 +323,20 @@ def test_a_message_of_others_that_was_popped_is_finished(
     assert found.state == "acked"
 
 
-def test_a_head_takes_no_job(client: httpx.Client) -> None:
+def test_a_head_request_pops_no_job(client: httpx.Client) -> None:
     topic = new_topic()
     message_id = push(client, topic)
     assert client.head(f"/delay-queue/pop/{topic}").status_code == 405
     assert popped(client, topic)["id"] == message_id
 
 
-def test_a_page_of_another_site_may_not_pop(client: httpx.Client) -> None:
+def test_cross_site_pops_are_rejected(client: httpx.Client) -> None:
     answer = client.get(f"/delay-queue/pop/{new_topic()}", headers={"sec-fetch-site": "cross-site"})
     assert answer.status_code == 403
     refusal(answer.json(), "another site")
 
 
-def test_tokens_are_asked_for_and_bound_to_their_topics(redis_url: str, tmp_path: Path) -> None:
+def test_tokens_are_required_and_limited_to_their_topics(redis_url: str, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yml"
     tokens.write_text(
         "tokens:\n"
@@ -355,6 +357,6 @@ def test_tokens_are_asked_for_and_bound_to_their_topics(redis_url: str, tmp_path
         refusal(hidden.json(), "there is no job")
         denied = client.post("/delay-queue/finish", data={"id": message_id}, headers=shop)
         assert denied.status_code == 403
-        assert client.post(
-            "/delay-queue/delete", data={"id": message_id}, headers=full
-        ).json() == OK  # fmt: skip
+        assert (
+            client.post("/delay-queue/delete", data={"id": message_id}, headers=full).json() == OK
+        )

@@ -1,9 +1,10 @@
-"""Clients that leave: while they wait, and at the moment of their answer."""
+"""Clients that disconnect while they wait or before the response, and gateways that stop."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from lisa import Manager
     from lisa.embedded import EmbeddedServer
+
+START_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def next_one(gateway: Gateway, topic: str, wait_ms: int = 10_000) -> dict[str, A
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["fin", "rst"])
-def test_a_client_that_leaves_while_it_waits_takes_nothing(
+def test_a_waiting_client_that_disconnects_takes_no_message(
     gateway: Gateway, producer: Producer, *, hard: bool
 ) -> None:
     topic = new_topic()
@@ -60,10 +63,10 @@ def test_a_client_that_leaves_while_it_waits_takes_nothing(
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["fin", "rst"])
-def test_a_client_that_left_before_its_answer_was_written_costs_no_attempt(
+def test_a_client_that_disconnects_before_the_response_costs_no_attempt(
     gateway: Gateway, producer: Producer, *, hard: bool
 ) -> None:
-    """While the gateway is stopped, a message comes and the client goes: it learns both at once."""
+    """A message arrives and the client disconnects while the gateway is suspended."""
     topic = new_topic()
     before = pulls(gateway)
     poll = RawPull(gateway, topic)
@@ -80,7 +83,7 @@ def test_a_client_that_left_before_its_answer_was_written_costs_no_attempt(
     assert time.monotonic() - begun < ACK_TIMEOUT_MS / 1000 / 4
 
 
-def test_a_gateway_that_stops_answers_who_waits_and_gives_back_what_it_holds(
+def test_a_stopping_gateway_answers_polls_and_releases_messages(
     redis_url: str, manager: Manager, producer: Producer
 ) -> None:
     topic = new_topic()
@@ -98,10 +101,10 @@ def test_a_gateway_that_stops_answers_who_waits_and_gives_back_what_it_holds(
         assert (found["id"], found["attempt"]) == (sent, 1)
 
 
-def test_a_gateway_stops_in_time_while_its_server_is_away(
+def test_a_gateway_stops_in_time_during_an_outage(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Also one that serves many topics: it does not wait for each of them."""
+    """Even with many topics: the gateway does not wait for each of them."""
     patience_s, topics = 1.0, 15
     config = f"lisa-delay-queue: {{gateway-server: {{patience: {patience_s}s}}}}"
     with Gateway(own_server.url, config=config, directory=tmp_path) as ending:
@@ -114,10 +117,28 @@ def test_a_gateway_stops_in_time_while_its_server_is_away(
         assert time.monotonic() - began < topics * patience_s / 2
 
 
-def test_health_says_that_the_server_is_away_but_not_where_it_is(
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gateway_stops_while_it_starts(workers: int) -> None:
+    """Its server has not responded yet."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.settimeout(START_S)
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        gateway = Gateway(url, "--workers", str(workers))
+        try:
+            connections = [silent.accept()[0] for _ in range(workers)]
+            assert gateway.stop() in {0, -signal.SIGTERM}
+            for connection in connections:
+                connection.close()
+        finally:
+            gateway.end()
+
+
+def test_health_reports_an_outage_without_the_server_address(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """It asks for no token."""
+    """No token is required."""
     config = "lisa-delay-queue: {gateway-server: {patience: 500ms}}"
     with Gateway(own_server.url, config=config, directory=tmp_path) as gateway:
         own_server.kill()
@@ -130,7 +151,7 @@ def test_health_says_that_the_server_is_away_but_not_where_it_is(
 def test_a_gateway_that_is_killed_costs_its_messages_one_attempt_at_most(
     redis_url: str, manager: Manager, producer: Producer
 ) -> None:
-    """What a killed process held comes back by its ack timeout; what it had not, at once."""
+    """Only messages that a killed process held must wait for their ack timeout."""
     topic = new_topic()
     with Gateway(redis_url) as ending, Gateway(redis_url) as other:
         poll = RawPull(ending, topic)

@@ -1,8 +1,7 @@
-"""`/metrics` of the gateway, and that the list of metrics is what live roles export."""
+"""The gateway's `/metrics`; the docs list exactly the metrics that real roles export."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pytest
 from lisa import Manager
 from lisa.core.metrics.families import FAMILIES, SECTIONS
 from lisa.embedded import EmbeddedServer
+from lisa.embedded.server import free_port
 from tests.exposition import Exposed
 from tests.gateways import Gateway, RawPull, new_topic
 from tests.servers import Processes, wait_until
@@ -31,7 +31,7 @@ def page_of(client: httpx.Client, **headers: str) -> Exposed:
 
 
 def fresh(gateway: Gateway) -> Exposed:
-    """Over a connection of its own: with several workers it meets any of them."""
+    """Metrics read over a new connection: with several workers, any may respond."""
     with httpx.Client(base_url=gateway.url, timeout=30) as client:
         return page_of(client)
 
@@ -41,17 +41,11 @@ def send(client: httpx.Client, topic: str, **more: object) -> None:
     assert answer.status_code == 201, answer.text
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def live(
     redis_url: str, gateway: Gateway, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Exposed]]:
-    """What each role tells when all of them have worked on one topic."""
+    """The metrics of each role after all roles have worked on one topic."""
     topic = new_topic("live")
     directory = tmp_path_factory.mktemp("live")
     (directory / "shop.py").write_text(
@@ -59,40 +53,46 @@ def live(
         f"@consumer.on('{topic}')\ndef handle(message): pass\n"
     )
     processes, port = Processes(directory), free_port()
-    processes.start("-m", "lisa.cli.consumer", "--redis", redis_url, "--http",
-                    f"127.0.0.1:{port}", "shop")  # fmt: skip
+    processes.start(
+        "-m", "lisa.cli.consumer", "--redis", redis_url, "--http", f"127.0.0.1:{port}", "shop"
+    )
     try:
         with (
-            Manager(redis_url, topics={topic: {"group": "g", "capacity": 1000}},
-                    http="127.0.0.1:0") as manager,
+            Manager(
+                redis_url, topics={topic: {"group": "g", "capacity": 1000}}, http="127.0.0.1:0"
+            ) as manager,
             httpx.Client(base_url=f"http://127.0.0.1:{manager.status_port}") as managers,
             httpx.Client(base_url=f"http://127.0.0.1:{port}") as consumers,
-        ):  # fmt: skip
+        ):
             send(gateway.client, topic)
             send(gateway.client, topic, delay_ms=60_000)
             clients = {"manager": managers, "gateway": gateway.client, "consumer": consumers}
 
-            def is_handled() -> bool:
-                try:
-                    page = page_of(consumers)
-                except httpx.TransportError:
-                    return False
-                handled = page.value("lisa_consumer_handled_total", topic=topic, group="g",
-                                     outcome="ok")  # fmt: skip
-                ready = [
-                    page_of(clients[role]).value("lisa_topic_acked_total", topic=topic, group="g")
-                    for role in ("manager", "gateway")
-                ]
-                return handled == 1 and ready == [1, 1]
+            pages: dict[str, Exposed] = {}
 
-            wait_until(is_handled)
-            yield {role: page_of(client) for role, client in clients.items()}
+            def are_settled() -> bool:
+                try:
+                    pages.update({role: page_of(client) for role, client in clients.items()})
+                except httpx.TransportError:  # the consumer has not started yet
+                    return False
+                handled = pages["consumer"].value(
+                    "lisa_consumer_handled_total", topic=topic, group="g", outcome="ok"
+                )
+                seen = [
+                    pages[role].value(name, topic=topic, group="g")
+                    for role in ("manager", "gateway")
+                    for name in ("lisa_topic_acked_total", "lisa_topic_consumers_alive")
+                ]
+                return handled == 1 and seen == [1, 1, 1, 1]
+
+            wait_until(are_settled)
+            yield pages
     finally:
         processes.end()
 
 
 @pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
-def test_the_list_is_what_a_live_role_exports(live: dict[str, Exposed], role: str) -> None:
+def test_the_documented_metrics_are_the_exported_ones(live: dict[str, Exposed], role: str) -> None:
     listed = {
         family.name for section in SECTIONS if role in section.roles for family in section.families
     }
@@ -105,17 +105,29 @@ def test_the_list_is_what_a_live_role_exports(live: dict[str, Exposed], role: st
     assert page.value("lisa_up") == 1
 
 
-def test_manager_and_gateway_tell_the_same_of_topics(live: dict[str, Exposed]) -> None:
+def test_manager_and_gateway_export_the_same_topic_metrics(live: dict[str, Exposed]) -> None:
     manager, gateway = live["manager"], live["gateway"]
     topic = next(
-        labels["topic"] for labels, value in manager.samples("lisa_topic_capacity_messages")
+        labels["topic"]
+        for labels, value in manager.samples("lisa_topic_capacity_messages")
         if value == 1000
-    )  # fmt: skip
-    for name in ("lisa_topic_messages", "lisa_topic_sent_total", "lisa_topic_acked_total",
-                 "lisa_topic_lateness_seconds_bucket", "lisa_topic_next_due_timestamp_seconds",
-                 "lisa_topic_consumers_alive"):  # fmt: skip
-        told = [sorted((sorted(labels.items()), value) for labels, value in page.samples(name)
-                       if labels["topic"] == topic) for page in (manager, gateway)]  # fmt: skip
+    )
+    for name in (
+        "lisa_topic_messages",
+        "lisa_topic_sent_total",
+        "lisa_topic_acked_total",
+        "lisa_topic_lateness_seconds_bucket",
+        "lisa_topic_next_due_timestamp_seconds",
+        "lisa_topic_consumers_alive",
+    ):
+        told = [
+            sorted(
+                (sorted(labels.items()), value)
+                for labels, value in page.samples(name)
+                if labels["topic"] == topic
+            )
+            for page in (manager, gateway)
+        ]
         assert told[0] == told[1] != [], name
     assert manager.value("lisa_topic_sent_total", topic=topic) == 2
     assert manager.value("lisa_topic_lateness_seconds_count", topic=topic, group="g") == 1
@@ -142,14 +154,14 @@ def test_requests_and_deliveries_are_counted(gateway: Gateway, client: httpx.Cli
     assert more(REQUESTS, face="page", method="GET", code="404") == 1
     handed_out = len(answer.json()["deliveries"])
     assert more("lisa_gateway_deliveries_total", outcome="handed_out") == handed_out
-    # The pull is counted, and not timed.
+    # The pull is counted, but not timed.
     assert more(REQUESTS, face="native") == 4
     assert more("lisa_gateway_request_seconds_count", face="native") == 3
     faces = {labels["face"] for labels, _ in after.samples(REQUESTS)}
     assert faces <= {"native", "camellia", "mykit", "delay-queue", "page", "metrics", "health"}
 
 
-def test_a_pull_that_waits_is_shown_and_a_client_that_leaves_is_counted(gateway: Gateway) -> None:
+def test_waiting_pulls_and_disconnected_clients_are_counted(gateway: Gateway) -> None:
     topic = new_topic()
 
     def gone() -> float:
@@ -163,7 +175,7 @@ def test_a_pull_that_waits_is_shown_and_a_client_that_leaves_is_counted(gateway:
     wait_until(lambda: gone() == before + 1)
 
 
-def test_openmetrics_is_spoken_to_those_who_ask(client: httpx.Client) -> None:
+def test_openmetrics_is_used_if_accepted(client: httpx.Client) -> None:
     answer = client.get(
         "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=.1"}
     )
@@ -198,7 +210,7 @@ def test_metrics_need_the_scope_operate(
         assert page.value(REQUESTS, face="metrics", method="GET", code="403") == 2
 
 
-def test_any_worker_answers_for_all(redis_url: str, manager: Manager) -> None:
+def test_any_worker_returns_the_metrics_of_all(redis_url: str, manager: Manager) -> None:
     topic = new_topic()
     with Gateway(redis_url, "--workers", "3") as gateway:
         wait_until(lambda: fresh(gateway).value("lisa_processes") == 3)
@@ -219,7 +231,7 @@ def test_any_worker_answers_for_all(redis_url: str, manager: Manager) -> None:
         sender.start()
         seen = []
         try:
-            ends = time.monotonic() + 3  # the workers leave theirs each second
+            ends = time.monotonic() + 3  # the workers save theirs each second
             while time.monotonic() < ends:
                 seen.append(fresh(gateway).value(REQUESTS, **SENT) or 0.0)
         finally:
@@ -229,12 +241,12 @@ def test_any_worker_answers_for_all(redis_url: str, manager: Manager) -> None:
         assert seen[-1] > 30
         wait_until(lambda: fresh(gateway).value(REQUESTS, **SENT) == sent[0])
         wait_until(lambda: fresh(gateway).value("lisa_topic_sent_total", topic=topic) == sent[0])
-    # One process is none the wiser: it leaves nothing, and tells the same.
+    # A single process saves nothing, and reports the same.
     with Gateway(redis_url) as gateway:
         assert fresh(gateway).value("lisa_processes") == 1
 
 
-def test_without_the_server_its_own_numbers_remain() -> None:
+def test_in_an_outage_the_gateways_own_metrics_remain() -> None:
     with (
         EmbeddedServer() as server,
         Gateway(server.url, env={"LISA_GATEWAY_SERVER__PATIENCE": "100ms"}) as gateway,
@@ -255,7 +267,7 @@ def test_without_the_server_its_own_numbers_remain() -> None:
         wait_until(lambda: fresh(gateway).value("lisa_up") == 1)
 
 
-def test_a_crowded_gateway_says_why_it_refused(redis_url: str, manager: Manager) -> None:
+def test_rejected_requests_are_counted_by_reason(redis_url: str, manager: Manager) -> None:
     topic = new_topic()
     with Gateway(redis_url, env={"LISA_GATEWAY_SERVER__MAX_POLLS": "1"}) as gateway:
         poll = RawPull(gateway, topic)

@@ -1,7 +1,7 @@
-"""mykit-delay's paths: its forms of request and answer, and its defects, by their numbers.
+"""mykit-delay's API: its requests and responses, and its defects by number.
 
-Not of this face, and so not here: M3 (bucket heads) and M5 (locks), which Lisa has none of, and the
-half of M7 that is one thread for all topics (tests/integration/test_defects_manager.py).
+Not tested here: M3 (bucket heads) and M5 (locks), which Lisa does not have, and the half of M7
+about one thread for all topics (tests/integration/test_defects_manager.py).
 """
 
 from __future__ import annotations
@@ -73,9 +73,16 @@ def test_a_job_is_pushed_handed_out_and_finished(client: httpx.Client, producer:
     topic = new_topic()
     created = time.time_ns() // 1_000_000
     message_id = push(
-        client, topic, subtopic="sub", bizKey="order-42", delay=100, ttl=7, body='{"单": 1}',
-        createTime=created, status=0,
-    )  # fmt: skip
+        client,
+        topic,
+        subtopic="sub",
+        bizKey="order-42",
+        delay=100,
+        ttl=7,
+        body='{"单": 1}',
+        createTime=created,
+        status=0,
+    )
     assert message_id.startswith(f"{topic}:order-42:")
     found = producer.get(topic, message_id)
     assert found is not None
@@ -83,16 +90,24 @@ def test_a_job_is_pushed_handed_out_and_finished(client: httpx.Client, producer:
     assert found.headers["bizKey"] == "order-42"
     assert found.headers["subtopic"] == "sub"
     assert get(client, topic) == {
-        "topic": topic, "subtopic": "sub", "id": message_id, "bizKey": "order-42", "delay": 100,
-        "ttl": 7, "body": '{"单": 1}', "createTime": created, "status": 2, "buckedName": None,
-    }  # fmt: skip
+        "topic": topic,
+        "subtopic": "sub",
+        "id": message_id,
+        "bizKey": "order-42",
+        "delay": 100,
+        "ttl": 7,
+        "body": '{"单": 1}',
+        "createTime": created,
+        "status": 2,
+        "buckedName": None,
+    }
     assert time.time_ns() // 1_000_000 >= created + 100
     assert ok(client.get("/mykit/finish", params={"jobId": message_id})) is None
     assert state(producer, topic, message_id) == "acked"
     assert ok(client.get("/mykit/finish", params={"jobId": message_id})) is None
 
 
-def test_the_least_that_a_job_needs_is_its_topic(client: httpx.Client) -> None:
+def test_a_job_needs_only_a_topic(client: httpx.Client) -> None:
     topic = new_topic()
     before = time.time_ns() // 1_000_000
     message_id = ok(client.post("/mykit/push", json={"topic": topic, "buckedName": "x", "new": 1}))
@@ -119,25 +134,27 @@ def test_a_job_is_deleted_by_its_id_alone(
     client: httpx.Client, producer: Producer, parameter: str
 ) -> None:
     topic = new_topic() + ":with:colons"
-    for message_id in (push(client, topic, delay=60_000),
-                       push(client, topic, delay=60_000, id=f"own-{topic}")):  # fmt: skip
+    for message_id in (
+        push(client, topic, delay=60_000),
+        push(client, topic, delay=60_000, id=f"own-{topic}"),
+    ):
         assert ok(client.get("/mykit/delete", params={parameter: message_id})) is None
         assert state(producer, topic, message_id) == "cancelled"
 
 
-def test_an_id_in_two_topics_is_asked_back(client: httpx.Client, producer: Producer) -> None:
+def test_an_id_in_two_topics_is_rejected(client: httpx.Client, producer: Producer) -> None:
     one, two = new_topic("one"), new_topic("two")
     for topic in (one, two):
         push(client, topic, id=f"same-{one}", delay=60_000)
-    refused(client.get("/mykit/delete", params={"jobId": f"same-{one}"}), "say which")
+    refused(
+        client.get("/mykit/delete", params={"jobId": f"same-{one}"}), "exists in several topics"
+    )
     ok(client.get("/mykit/delete", params={"jobId": f"same-{one}", "topic": two}))
     assert state(producer, two, f"same-{one}") == "cancelled"
     assert state(producer, one, f"same-{one}") == "waiting"
 
 
-def test_messages_of_others_are_never_taken_for_jobs(
-    client: httpx.Client, producer: Producer
-) -> None:
+def test_messages_from_other_apis_are_not_jobs(client: httpx.Client, producer: Producer) -> None:
     topic = new_topic()
     message_id = f"{topic}:x"
     producer.send(topic, {"n": 1}, id=message_id, delay=timedelta(minutes=1))
@@ -145,9 +162,7 @@ def test_messages_of_others_are_never_taken_for_jobs(
     assert state(producer, topic, message_id) == "waiting"
 
 
-def test_messages_of_others_are_handed_out_all_the_same(
-    client: httpx.Client, producer: Producer
-) -> None:
+def test_messages_from_other_apis_are_delivered(client: httpx.Client, producer: Producer) -> None:
     topic = new_topic()
     producer.send(topic, {"n": 1}, headers={"bizKey": "k"})
     job = get(client, topic)
@@ -156,7 +171,7 @@ def test_messages_of_others_are_handed_out_all_the_same(
     assert state(producer, topic, job["id"]) == "acked"
 
 
-def test_what_another_role_holds_is_not_finished_here(
+def test_a_message_held_by_a_consumer_cannot_be_finished(
     client: httpx.Client, producer: Producer, redis_url: str
 ) -> None:
     topic = new_topic()
@@ -174,42 +189,42 @@ def test_what_another_role_holds_is_not_finished_here(
     [
         ({"topic": None}, "topic"),
         ({"topic": "a b"}, "not allowed"),
-        ({"status": 1}, "status 0 or 5"),
-        ({"status": 3}, "status 0 or 5"),
+        ({"status": 1}, "status must be 0 or 5"),
+        ({"status": 3}, "status must be 0 or 5"),
         ({"delay": -1}, "delay"),
         ({"delay": 10**15}, "9999"),
-        ({"delay": "soon"}, "no job"),
-        ({"body": {"a": 1}}, "no job"),
+        ({"delay": "soon"}, "not a job"),
+        ({"body": {"a": 1}}, "not a job"),
         ({"id": "x" * 300}, "256"),
         ({"createTime": 10**18}, "9999"),
         ({"body": "x" * 1_100_000}, "max_body_bytes"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused_with_the_reason(
+def test_an_invalid_push_is_rejected_with_the_reason(
     client: httpx.Client, change: dict[str, Any], part: str
 ) -> None:
     refused(client.post("/mykit/push", json={"topic": new_topic(), "body": "b", **change}), part)
 
 
-def test_bodies_that_are_no_json_are_refused(client: httpx.Client) -> None:
+def test_invalid_json_is_rejected(client: httpx.Client) -> None:
     for content in (b"", b"{", b"[]", b"\xff", b"null"):
-        refused(client.post("/mykit/push", content=content), "no job")
+        refused(client.post("/mykit/push", content=content), "not a job")
 
 
-def test_calls_without_an_id_are_refused(client: httpx.Client) -> None:
+def test_calls_without_an_id_are_rejected(client: httpx.Client) -> None:
     for path in ("delete", "finish", "reStoreJob"):
         refused(client.get(f"/mykit/{path}"), "jobId")
 
 
-def test_status_5_is_a_job_put_back(client: httpx.Client, producer: Producer) -> None:
+def test_status_5_is_accepted(client: httpx.Client, producer: Producer) -> None:
     topic, created = new_topic(), time.time_ns() // 1_000_000 - 60_000
     message_id = push(client, topic, id="r", status=5, createTime=created, delay=1_000)
     assert get(client, topic)["createTime"] == created
     assert state(producer, topic, message_id) == "in_flight"
 
 
-def test_m1_deleting_one_job_takes_no_other(client: httpx.Client, producer: Producer) -> None:
-    """There the oldest ready job was popped and the one that was named stayed."""
+def test_m1_deleting_a_job_keeps_the_others(client: httpx.Client, producer: Producer) -> None:
+    """There the oldest ready job was popped, and the named one remained."""
     topic = new_topic()
     get(client, topic, timeout=0)
     ids = [push(client, topic, id=f"{topic}:{i}") for i in range(3)]
@@ -219,10 +234,10 @@ def test_m1_deleting_one_job_takes_no_other(client: httpx.Client, producer: Prod
     assert get(client, topic, timeout=0) is None
 
 
-def test_m2_a_job_that_nobody_finishes_comes_again(
+def test_m2_an_unfinished_job_is_redelivered(
     client: httpx.Client, producer: Producer, redis_url: str
 ) -> None:
-    """There it was marked as finished when the hand-over failed."""
+    """There it was marked as finished when the delivery failed."""
     topic = new_topic()
     with connect(redis_url) as server:
         server.hset(
@@ -232,48 +247,48 @@ def test_m2_a_job_that_nobody_finishes_comes_again(
     assert get(client, topic)["id"] == message_id
     assert get(client, topic)["id"] == message_id
     wait_until(lambda: state(producer, topic, message_id) == "garbage")
-    ok(client.get("/mykit/reStoreJob", params={"jobId": message_id}))  # asks no archive
+    ok(client.get("/mykit/reStoreJob", params={"jobId": message_id}))  # reads no archive
     assert get(client, topic)["id"] == message_id
 
 
 def test_m4_the_same_id_is_one_job(client: httpx.Client) -> None:
-    """There a second push went into another bucket, and both were handed out."""
+    """There a second push was put into another bucket, and both were delivered."""
     topic = new_topic()
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda _: push(client, topic, id=f"{topic}:1"), range(8)))
     assert set(ids) == {f"{topic}:1"}
     assert get(client, topic)["id"] == f"{topic}:1"
     ok(client.get("/mykit/finish", params={"jobId": f"{topic}:1"}))
-    push(client, topic, id=f"{topic}:1")  # repeated, as after a lost answer
+    push(client, topic, id=f"{topic}:1")  # repeated, as after a lost response
     assert get(client, topic, timeout=0) is None
 
 
-def test_m6_deleting_what_is_not_there_says_so(client: httpx.Client) -> None:
+def test_m6_deleting_an_unknown_job_is_an_error(client: httpx.Client) -> None:
     refused(client.get("/mykit/delete", params={"jobId": "nothing:1"}), "there is no job")
     refused(client.get("/mykit/finish", params={"jobId": "nothing:1"}), "there is no job")
 
 
-def test_m6_what_is_in_flight_is_not_deleted(client: httpx.Client) -> None:
+def test_m6_a_job_in_flight_cannot_be_deleted(client: httpx.Client) -> None:
     topic = new_topic()
     message_id = push(client, topic)
     get(client, topic)
     refused(client.get("/mykit/delete", params={"jobId": message_id}), "in_flight")
 
 
-def test_m6_what_is_held_by_nobody_is_not_finished(client: httpx.Client) -> None:
+def test_m6_a_job_that_is_not_in_flight_cannot_be_finished(client: httpx.Client) -> None:
     topic = new_topic()
     message_id = push(client, topic, delay=60_000)
-    refused(client.get("/mykit/finish", params={"jobId": message_id}), "held by nobody")
+    refused(client.get("/mykit/finish", params={"jobId": message_id}), "not in flight")
 
 
-def test_m6_pages_of_other_sites_change_nothing(client: httpx.Client) -> None:
+def test_m6_cross_site_requests_are_rejected(client: httpx.Client) -> None:
     for path in ("delete?jobId=1", "finish?jobId=1", "clearAll", "reStore", "get/t"):
         for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}):
             answer = client.get(f"/mykit/{path}", headers=headers)
-            refused(answer, "may not do this", 403, 403)
+            refused(answer, "cross-site request", 403, 403)
 
 
-def test_m6_everything_is_restored_or_cleared_by_operators_only(
+def test_m6_restore_and_clear_all_need_the_scope_operate(
     redis_url: str, tmp_path: Path, producer: Producer
 ) -> None:
     tokens = tmp_path / "tokens.yml"
@@ -292,8 +307,10 @@ def test_m6_everything_is_restored_or_cleared_by_operators_only(
             refused(client.get(f"/mykit/{path}"), "token", 401, 401)
             refused(client.get(f"/mykit/{path}", headers=app), "operate", 403, 403)
         topic = new_topic()
-        mine = [client.post("/mykit/push", json={"topic": topic, "delay": 60_000}, headers=app)
-                for _ in range(3)]  # fmt: skip
+        mine = [
+            client.post("/mykit/push", json={"topic": topic, "delay": 60_000}, headers=app)
+            for _ in range(3)
+        ]
         other = producer.send(topic, 1, delay=timedelta(minutes=1))
         said = ok(client.get("/mykit/clearAll", headers=ops))
         assert said.startswith("花费了")
@@ -302,11 +319,11 @@ def test_m6_everything_is_restored_or_cleared_by_operators_only(
         assert state(producer, topic, other) == "waiting"
 
 
-def test_m6_clearing_everything_is_off_unless_configured(client: httpx.Client) -> None:
+def test_m6_clear_all_is_disabled_by_default(client: httpx.Client) -> None:
     refused(client.get("/mykit/clearAll"), "mykit-clear-all")
 
 
-def test_m7_a_slow_topic_holds_up_no_other(client: httpx.Client, gateway: Gateway) -> None:
+def test_m7_a_slow_topic_does_not_block_others(client: httpx.Client, gateway: Gateway) -> None:
     slow, quick = new_topic("slow"), new_topic("quick")
     push(client, slow)
     assert get(client, slow) is not None  # and it is never finished
@@ -324,10 +341,10 @@ def test_m7_a_slow_topic_holds_up_no_other(client: httpx.Client, gateway: Gatewa
     thread.join()
 
 
-def test_m8_without_a_time_of_its_own_a_job_goes_by_the_servers_clock(
+def test_m8_without_create_time_the_server_clock_is_used(
     client: httpx.Client, producer: Producer, redis_url: str
 ) -> None:
-    """There the client's clock decided. One that names its `createTime` still does so."""
+    """There the client's clock decided; here it does so only with `createTime`."""
     topic = new_topic()
     with connect(redis_url) as server:
         seconds, micros = server.time()
@@ -340,7 +357,7 @@ def test_m8_without_a_time_of_its_own_a_job_goes_by_the_servers_clock(
     assert found.due_ms - 60_000 <= later_seconds * 1000 + later_micros // 1000 + 1
 
 
-def test_without_an_archive_nothing_is_restored(client: httpx.Client) -> None:
+def test_restore_without_an_archive_is_an_error(client: httpx.Client) -> None:
     refused(client.get("/mykit/reStore"), "no archive is configured")
     refused(client.get("/mykit/reStore?expire=perhaps"), "expire")
     for path in ("reStoreJob?jobId=a:b", "reStoreJob?id=a:b", "reStore/a:b"):
@@ -363,7 +380,7 @@ print(json.dumps({{"dry_run": False, "counts": {{"restored": 3, "live": 1}}, "by
 def test_restores_run_as_a_process_one_at_a_time(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plumbing, with a double of Python that restores nothing."""
+    """Uses a double of Python that restores nothing."""
     log, hold, fail = (tmp_path / name for name in ("log", "hold", "fail"))
     double = tmp_path / "python"
     double.write_text(
@@ -391,7 +408,7 @@ def test_restores_run_as_a_process_one_at_a_time(
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(client.get, "/mykit/reStore")
             wait_until(lambda: len(log.read_text().splitlines()) == 4)
-            refused(client.get("/mykit/reStore"), "running already", 503)
+            refused(client.get("/mykit/reStore"), "already running", 503)
             hold.unlink()
             ok(first.result())
         fail.touch()
@@ -407,9 +424,7 @@ def test_restores_run_as_a_process_one_at_a_time(
 
 
 @pytest.mark.slow
-def test_a_server_that_came_back_empty_has_its_jobs_again(
-    own_server: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_jobs_of_an_emptied_server_are_restored(own_server: EmbeddedServer, tmp_path: Path) -> None:
     """With Spark: an archive is written, the server loses all, and everything is restored."""
     url, where, topic = own_server.url, str(tmp_path / "archive"), new_topic()
     with connect(url) as server:

@@ -1,4 +1,4 @@
-"""The native API: each operation asks for its scope, and a token sees its own topics only."""
+"""The native API: each operation requires its scope, and tokens are limited to their topics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from lisa.gateway.access import Scope
-from lisa.gateway.native.table import operations
+from lisa.gateway.api import OPERATIONS
 from tests.gateways import Gateway, new_topic
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ tokens:
   - {name: operate, token: operate-0123456789abcdef, scopes: [operate]}
   - {name: mine, token: mine-0123456789abcdef, topics: ["mine.*"]}
 """
-OPERATIONS = operations()
 NAMES = [one.name for one in OPERATIONS]
 
 
@@ -51,7 +50,7 @@ def ask(guarded: Gateway, method: str, path: str, name: str | None) -> httpx.Res
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
-def test_each_operation_asks_for_its_scope(guarded: Gateway, operation: object) -> None:
+def test_each_operation_requires_its_scope(guarded: Gateway, operation: object) -> None:
     one = next(each for each in OPERATIONS if each is operation)
     path = re.sub(r"\{\w+\}", "mine.a", one.path)
 
@@ -71,22 +70,34 @@ def test_each_operation_asks_for_its_scope(guarded: Gateway, operation: object) 
         assert ask(guarded, one.method, foreign, "mine").status_code == 403
 
 
-def test_who_may_do_what_is_as_it_says() -> None:
+def test_scopes_are_as_documented() -> None:
     needed = {scope: {one.name for one in OPERATIONS if one.scope is scope} for scope in Scope}
     assert needed == {
         Scope.PRODUCE: {
-            "sendMessage", "sendMessages", "cancelMessage", "rescheduleMessage", "fireMessage"
+            "sendMessage",
+            "sendMessages",
+            "cancelMessage",
+            "rescheduleMessage",
+            "fireMessage",
         },
         Scope.CONSUME: {"pull", "ackMessage", "retryMessage", "extendMessage", "releaseMessage"},
         Scope.OPERATE: {
-            "requeueGarbage", "purgeGarbage", "setOptions", "pauseTopic", "resumeTopic",
-            "addGroup", "removeGroup", "listPushTargets", "setPushTarget", "removePushTarget",
+            "requeueGarbage",
+            "purgeGarbage",
+            "setOptions",
+            "pauseTopic",
+            "resumeTopic",
+            "addGroup",
+            "removeGroup",
+            "listPushTargets",
+            "setPushTarget",
+            "removePushTarget",
         },
-    }  # fmt: skip
+    }
     assert not [one for one in OPERATIONS if one.is_public]
 
 
-def test_the_description_is_open(guarded: Gateway) -> None:
+def test_the_description_needs_no_token(guarded: Gateway) -> None:
     for path in ("/v1/openapi.json", "/v1/docs", "/v1/docs.css"):
         assert ask(guarded, "GET", path, None).status_code == 200
 
@@ -108,7 +119,7 @@ def test_a_token_sees_its_own_topics_only(guarded: Gateway) -> None:
     assert ask(guarded, "GET", f"/v1/consumers?topic={mine}", "mine").status_code == 200
 
 
-def test_a_wrong_token_is_told_how_to_ask(guarded: Gateway) -> None:
+def test_an_unauthorized_response_has_a_challenge(guarded: Gateway) -> None:
     answer = ask(guarded, "GET", "/v1/topics", None)
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.json()["type"] == "urn:lisa:problem:unauthorized"

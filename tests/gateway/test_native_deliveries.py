@@ -1,4 +1,4 @@
-"""The native API: deliveries are pulled, settled with their receipts, and told the truth."""
+"""The native API: deliveries are pulled, and settled with their receipts."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ def settle(
     return client.post(path, json={"receipt": delivery["receipt"]} | more)
 
 
-def test_what_is_pulled_tells_all(client: httpx.Client) -> None:
+def test_a_delivery_has_all_fields(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="x", body={"a": 1}, headers={"h": "v"}, due_ms=1_000)
     (one,) = pull(client, topic)
     assert one.pop("receipt")
     assert one == {
-        "id": "x", "attempt": 1, "due_ms": 1_000, "headers": {"h": "v"}, "body": {"a": 1}
-    }  # fmt: skip
+        "id": "x",
+        "attempt": 1,
+        "due_ms": 1_000,
+        "headers": {"h": "v"},
+        "body": {"a": 1},
+    }
 
 
 def test_a_pull_takes_at_most_what_it_wants(client: httpx.Client) -> None:
@@ -58,7 +62,7 @@ def test_a_pull_takes_at_most_what_it_wants(client: httpx.Client) -> None:
     assert pull(client, topic, wait_ms=0) == []
 
 
-def test_a_pull_may_come_without_a_body(client: httpx.Client) -> None:
+def test_a_pull_needs_no_body(client: httpx.Client) -> None:
     topic = new_topic()
     client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
     send(client, topic)
@@ -93,11 +97,22 @@ def test_an_empty_poll_ends_when_its_time_is_up(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "wanted",
-    [{"max": 0}, {"max": 501}, {"wait_ms": -1}, {"wait_ms": 60_001}, {"ack_timeout_ms": 99},
-     {"ack_timeout_ms": 31 * DAY_MS}, {"group": "a b"}, {"group": ""}, {"limit": 5}, {"max": "5"},
-     [], "x"],
-)  # fmt: skip
-def test_a_pull_that_is_none(client: httpx.Client, wanted: Any) -> None:
+    [
+        {"max": 0},
+        {"max": 501},
+        {"wait_ms": -1},
+        {"wait_ms": 60_001},
+        {"ack_timeout_ms": 99},
+        {"ack_timeout_ms": 31 * DAY_MS},
+        {"group": "a b"},
+        {"group": ""},
+        {"limit": 5},
+        {"max": "5"},
+        [],
+        "x",
+    ],
+)
+def test_an_invalid_pull_is_rejected(client: httpx.Client, wanted: Any) -> None:
     answer = client.post(f"/v1/topics/{new_topic()}/pull", json=wanted)
     assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
 
@@ -123,11 +138,12 @@ def test_an_ack_settles_and_may_be_repeated(client: httpx.Client) -> None:
     (one,) = pull(client, topic)
     answers = [settle(client, topic, one, "ack") for _ in range(2)]
     assert [(a.status_code, a.json()) for a in answers] == [
-        (200, {"id": "x", "outcome": "acked"}), (200, {"id": "x", "outcome": "repeated"})
-    ]  # fmt: skip
+        (200, {"id": "x", "outcome": "acked"}),
+        (200, {"id": "x", "outcome": "repeated"}),
+    ]
 
 
-def test_a_retry_waits_as_it_says(client: httpx.Client) -> None:
+def test_a_retry_waits_for_its_delay(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="x", retry=[0, 5 * DAY_MS])
     (first,) = pull(client, topic)
@@ -144,7 +160,7 @@ def test_a_retry_waits_as_it_says(client: httpx.Client) -> None:
     assert (dead["outcome"], dead["due_ms"], dead["attempts"]) == ("dead", None, 3)
 
 
-def test_a_discard_goes_to_garbage_at_once(client: httpx.Client) -> None:
+def test_a_discarded_message_is_in_garbage_immediately(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="x")
     (one,) = pull(client, topic)
@@ -162,7 +178,7 @@ def test_an_extension_keeps_a_delivery(client: httpx.Client) -> None:
     (one,) = pull(client, topic, ack_timeout_ms=1_000)
     kept = settle(client, topic, one, "extend", ack_timeout_ms=60_000)
     assert (kept.status_code, kept.json()) == (200, {"id": "x", "held": True})
-    # It would be back by now: its ack timeout plus 1 s.
+    # It would be redelivered by now: its ack timeout plus 1 s.
     assert pull(client, topic, wait_ms=3_000) == []
     assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
 
@@ -211,20 +227,26 @@ def test_a_late_ack_still_counts(client: httpx.Client) -> None:
     assert settle(client, topic, second, "retry").status_code == 409
 
 
-def test_a_receipt_of_a_former_life_is_stale(client: httpx.Client) -> None:
+def test_a_receipt_from_before_a_replacement_is_stale(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="x")
     (one,) = pull(client, topic)
-    replaced = client.post(f"/v1/topics/{topic}/messages", json={
-        "body": 2, "id": "x", "on_duplicate": "replace", "delay_ms": DAY_MS,
-    })  # fmt: skip
+    replaced = client.post(
+        f"/v1/topics/{topic}/messages",
+        json={
+            "body": 2,
+            "id": "x",
+            "on_duplicate": "replace",
+            "delay_ms": DAY_MS,
+        },
+    )
     assert replaced.json()["outcome"] == "replaced"
     answer = settle(client, topic, one, "ack")
     assert (answer.status_code, answer.json()["state"]) == (409, "waiting")
 
 
 @pytest.mark.parametrize("verb", ["ack", "retry", "extend", "release"])
-def test_receipts_that_do_not_fit(client: httpx.Client, verb: str) -> None:
+def test_mismatched_receipts_are_rejected(client: httpx.Client, verb: str) -> None:
     topic, other = new_topic(), new_topic()
     send(client, topic, id="x")
     (one,) = pull(client, topic)
@@ -235,14 +257,14 @@ def test_receipts_that_do_not_fit(client: httpx.Client, verb: str) -> None:
         wrong = client.post(f"{path}/x/{verb}", json={"receipt": receipt})
         assert wrong.status_code == 400, receipt
     assert client.post(f"{path}/x/{verb}", json={}).status_code == 400
-    # Where the message is unknown, or nobody knows the group.
+    # The message or the group is unknown.
     client.post(f"/v1/topics/{other}/groups", json={"group": "lisa"})
     assert settle(client, other, one, verb).status_code == 404
     assert settle(client, new_topic(), one, verb).status_code == 404
     assert settle(client, topic, one, "ack").json()["outcome"] == "acked"
 
 
-def test_receipts_are_good_at_any_gateway(gateway: Gateway, redis_url: str) -> None:
+def test_receipts_are_valid_at_any_gateway(gateway: Gateway, redis_url: str) -> None:
     topic = new_topic()
     send(gateway.client, topic, id="x")
     (one,) = pull(gateway.client, topic)

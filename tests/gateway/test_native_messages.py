@@ -1,4 +1,4 @@
-"""The native API: one message looked at, cancelled, moved; lists by state, page by page."""
+"""The native API: messages are inspected, cancelled, rescheduled and listed in pages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,22 @@ def pull(client: httpx.Client, topic: str, **wanted: Any) -> list[dict[str, Any]
     return found
 
 
-ODD_IDS = ["a/b", "a/fire", "fire", "ack", "..a", "100%", "a b", "ä漢", "a?b#c", "a+b&c=d", "%2F",
-           "messages:batch", "\\", "x" * 256]  # fmt: skip
+ODD_IDS = [
+    "a/b",
+    "a/fire",
+    "fire",
+    "ack",
+    "..a",
+    "100%",
+    "a b",
+    "ä漢",
+    "a?b#c",
+    "a+b&c=d",
+    "%2F",
+    "messages:batch",
+    "\\",
+    "x" * 256,
+]
 
 
 @pytest.mark.parametrize("message_id", ODD_IDS)
@@ -46,14 +60,14 @@ def test_an_id_may_hold_any_character(client: httpx.Client, message_id: str) -> 
     assert acked.json() == {"id": message_id, "outcome": "acked"}
 
 
-def test_a_slash_that_is_not_encoded_parts_the_path(client: httpx.Client) -> None:
+def test_an_unencoded_slash_separates_path_segments(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="a/b", delay_ms=DAY_MS)
     assert client.get(f"/v1/topics/{topic}/messages/a/b").status_code == 404
     assert client.get(f"/v1/topics/{topic}/messages/a%2Fb").status_code == 200
 
 
-def test_a_message_is_seen_in_each_state(client: httpx.Client) -> None:
+def test_a_message_is_shown_in_each_state(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/messages/x"
     client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
@@ -82,18 +96,20 @@ def test_a_message_is_seen_in_each_state(client: httpx.Client) -> None:
     assert "body" not in gone
 
 
-def test_what_is_unknown_is_not_found(client: httpx.Client) -> None:
+def test_an_unknown_id_is_not_found(client: httpx.Client) -> None:
     path = f"/v1/topics/{new_topic()}/messages/nobody"
     for answer in (
-        client.get(path), client.delete(path), client.post(f"{path}/fire"),
+        client.get(path),
+        client.delete(path),
+        client.post(f"{path}/fire"),
         client.patch(path, json={"due_ms": 5}),
-    ):  # fmt: skip
+    ):
         assert answer.status_code == 404
         assert answer.json()["type"] == "urn:lisa:problem:unknown-message"
         assert "nobody" in answer.json()["detail"]
 
 
-def test_what_is_in_flight_or_done_stays(client: httpx.Client) -> None:
+def test_messages_in_flight_or_done_are_not_changed(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/messages/x"
     send(client, topic, id="x")
@@ -109,7 +125,7 @@ def test_what_is_in_flight_or_done_stays(client: httpx.Client) -> None:
         client.post(f"{path}/ack", json={"receipt": delivery["receipt"]})
 
 
-def test_cancelling_twice_says_the_same(client: httpx.Client) -> None:
+def test_cancelling_twice_has_the_same_outcome(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="x", delay_ms=DAY_MS)
     first = client.delete(f"/v1/topics/{topic}/messages/x")
@@ -130,10 +146,16 @@ def test_a_message_gets_a_new_due_time(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [{}, {"due_ms": 1, "delay_ms": 1}, {"due_ms": None}, {"due_ms": "soon"}, {"at": 5},
-     {"delay_ms": 10**30}],
-)  # fmt: skip
-def test_a_due_time_that_is_none(client: httpx.Client, content: Any) -> None:
+    [
+        {},
+        {"due_ms": 1, "delay_ms": 1},
+        {"due_ms": None},
+        {"due_ms": "soon"},
+        {"at": 5},
+        {"delay_ms": 10**30},
+    ],
+)
+def test_an_invalid_due_time_is_rejected(client: httpx.Client, content: Any) -> None:
     topic = new_topic()
     send(client, topic, id="x", delay_ms=DAY_MS)
     answer = client.patch(f"/v1/topics/{topic}/messages/x", json=content)
@@ -152,7 +174,7 @@ def pages(client: httpx.Client, path: str, **query: Any) -> list[list[dict[str, 
             return found
 
 
-def test_pages_hold_each_message_once_while_others_come_and_go(client: httpx.Client) -> None:
+def test_pages_hold_each_message_once_during_changes(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/messages"
     messages = [{"body": n, "id": f"é/{n:03}", "delay_ms": DAY_MS + n // 10} for n in range(100)]
@@ -166,7 +188,7 @@ def test_pages_hold_each_message_once_while_others_come_and_go(client: httpx.Cli
         cursor = page["cursor"]
         if cursor is None:
             break
-        # The last one shown leaves, and one comes before it and one behind all.
+        # Remove the last one shown, add one before it and one at the end.
         client.delete(f"{path}/{quote(seen[-1], safe='')}")
         send(client, topic, id=f"early-{step}", delay_ms=1_000_000)
     assert [one for one in seen if one.startswith("é")] == [f"é/{n:03}" for n in range(100)]
@@ -198,22 +220,31 @@ def test_lists_by_state_and_due_time(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("query", "status", "said"),
     [
-        ("state=lost", 400, "lost"), ("limit=0", 400, "limit"), ("limit=501", 400, "limit"),
-        ("limit=x", 400, "limit"), ("colour=red", 400, "colour"), ("limit=1&limit=2", 400, "twice"),
-        ("cursor=%%%", 400, "cursor"), ("cursor=YWJj", 400, "cursor"),
+        ("state=lost", 400, "lost"),
+        ("limit=0", 400, "limit"),
+        ("limit=501", 400, "limit"),
+        ("limit=x", 400, "limit"),
+        ("colour=red", 400, "colour"),
+        ("limit=1&limit=2", 400, "twice"),
+        ("cursor=%%%", 400, "cursor"),
+        ("cursor=YWJj", 400, "cursor"),
         ("group=a%20b", 400, "group"),
-        ("state=ready&cursor=Zy94OnkK", 400, "cursor"), ("due_before_ms=-1", 400, "due_before_ms"),
-        ("state=ready&group=nobody", 404, "nobody"), ("state=%FF", 400, "query"),
+        ("state=ready&cursor=Zy94OnkK", 400, "cursor"),
+        ("due_before_ms=-1", 400, "due_before_ms"),
+        ("state=ready&group=nobody", 404, "nobody"),
+        ("state=%FF", 400, "query"),
         ("&".join(f"a{n}=1" for n in range(50)), 400, "query"),
     ],
-)  # fmt: skip
-def test_a_list_that_cannot_be(client: httpx.Client, query: str, status: int, said: str) -> None:
+)
+def test_an_invalid_list_query_is_rejected(
+    client: httpx.Client, query: str, status: int, said: str
+) -> None:
     answer = client.get(f"/v1/topics/{new_topic()}/messages?{query}")
     assert answer.status_code == status, answer.text
     assert said in answer.json()["detail"]
 
 
-def test_a_path_or_method_that_is_none(client: httpx.Client) -> None:
+def test_unknown_paths_and_methods_are_rejected(client: httpx.Client) -> None:
     assert client.get("/v1/nowhere").status_code == 404
     assert client.get("/v1/topics//messages").status_code == 404
     answer = client.put(f"/v1/topics/{new_topic()}/messages", json={})
@@ -221,7 +252,7 @@ def test_a_path_or_method_that_is_none(client: httpx.Client) -> None:
     assert client.head(f"/v1/topics/{new_topic()}/messages").status_code == 200
 
 
-def test_what_takes_no_body_takes_an_empty_one(client: httpx.Client) -> None:
+def test_operations_without_a_body_accept_an_empty_object(client: httpx.Client) -> None:
     path = f"/v1/topics/{new_topic()}/pause"
     assert client.post(path).status_code == client.post(path, json={}).status_code == 200
     extra = client.post(path, json={"why": "?"})

@@ -1,4 +1,4 @@
-"""The native API while Redis is away: every operation says 503 in time, and a poll outlasts it."""
+"""The native API in an outage: operations return 503 in time, and long polls continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from lisa.core.transitions.ack import Settlement
-from lisa.gateway.native.table import operations
+from lisa.gateway.api import OPERATIONS
 from lisa.gateway.receipts import Receipt, encode_receipt
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
@@ -39,19 +39,21 @@ BODIES: dict[str, Any] = {
     "addGroup": {"group": "g"},
     "setPushTarget": {"url": "https://hooks.example/a"},
 } | {f"{verb}Message": {"receipt": RECEIPT} for verb in ("ack", "retry", "extend", "release")}
-ASKED = [one for one in operations() if one.name != "watchTopic"]
+ASKED = [one for one in OPERATIONS if one.name != "watchTopic"]
 
 
 @pytest.fixture(scope="module")
 def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway whose server is not there."""
+    """A gateway without a server."""
     directory: Path = tmp_path_factory.mktemp("cut_off")
     with Gateway(NOBODY, config=CONFIG, directory=directory) as running:
         yield running
 
 
 @pytest.mark.parametrize("operation", ASKED, ids=[one.name for one in ASKED])
-def test_every_operation_says_so_within_its_patience(cut_off: Gateway, operation: object) -> None:
+def test_in_an_outage_every_operation_answers_within_its_patience(
+    cut_off: Gateway, operation: object
+) -> None:
     one = next(each for each in ASKED if each is operation)
     path = re.sub(r"\{\w+\}", "a", one.path)
     began = time.monotonic()

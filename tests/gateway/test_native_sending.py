@@ -1,4 +1,4 @@
-"""The native API: what is sent arrives undamaged, once, and what cannot be is refused in words."""
+"""The native API: messages arrive unchanged and once; invalid ones are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa import Producer
-from lisa.core.envelope import decode_body
-from lisa.core.errors import InvalidMessage
+from lisa.core.model.envelope import decode_body
+from lisa.core.model.errors import InvalidMessage
 from tests.gateways import Gateway, new_topic
 
 if TYPE_CHECKING:
@@ -40,21 +40,28 @@ def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     return found
 
 
-def test_a_message_is_sent_with_all_that_may_be_said_of_it(
-    client: httpx.Client, redis_url: str
-) -> None:
+def test_a_message_is_sent_with_all_fields(client: httpx.Client, redis_url: str) -> None:
     topic = new_topic()
     sent = send(
-        client, topic, body={"order": 42}, id="o-42", delay_ms=DAY_MS, ttl_ms=5_000,
-        headers={"trace": "abc"}, retry=[0, 120_000], on_duplicate="reject",
-    )  # fmt: skip
+        client,
+        topic,
+        body={"order": 42},
+        id="o-42",
+        delay_ms=DAY_MS,
+        ttl_ms=5_000,
+        headers={"trace": "abc"},
+        retry=[0, 120_000],
+        on_duplicate="reject",
+    )
     assert (sent.status_code, sent.json()) == (201, {"id": "o-42", "outcome": "accepted"})
     with Producer(redis_url) as producer:
         found = producer.get(topic, "o-42")
         assert found is not None
         assert (found.body, found.headers, found.state) == (
-            {"order": 42}, {"trace": "abc"}, "waiting"
-        )  # fmt: skip
+            {"order": 42},
+            {"trace": "abc"},
+            "waiting",
+        )
         store = producer._store
         keys = store.keys.topic(topic)
         assert store.drive(store.command("HGET", keys.policy, "o-42")) == b"0,120000"
@@ -62,7 +69,7 @@ def test_a_message_is_sent_with_all_that_may_be_said_of_it(
         assert int(float(expires)) == (found.due_ms or 0) + 5_000
 
 
-def test_an_id_is_made_where_none_is_given(client: httpx.Client) -> None:
+def test_an_id_is_generated_by_default(client: httpx.Client) -> None:
     topic = new_topic()
     ids = [send(client, topic, body=n, delay_ms=DAY_MS).json()["id"] for n in range(3)]
     assert ids == sorted(ids)
@@ -75,7 +82,7 @@ def test_a_due_time_is_kept_to_the_millisecond(client: httpx.Client) -> None:
     assert client.get(f"/v1/topics/{topic}/messages/x").json()["due_ms"] == 4_102_444_800_123
 
 
-def test_what_a_known_id_does(client: httpx.Client) -> None:
+def test_duplicate_ids(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, body="first", id="x", delay_ms=DAY_MS)
 
@@ -93,9 +100,26 @@ def test_what_a_known_id_does(client: httpx.Client) -> None:
 
 
 BODIES: list[Any] = [
-    None, True, 0, -1, 2**53 + 1, 2**64 + 1, -(2**80), 0.1, 1e308, "", "text", "漢字 \U0001f642",
-    "\x00\x1f", [], {}, [None], {"a": {"b": [1, 2.5, "x", None]}}, {"": 1}, ["[" * 500],
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    2**53 + 1,
+    2**64 + 1,
+    -(2**80),
+    0.1,
+    1e308,
+    "",
+    "text",
+    "漢字 \U0001f642",
+    "\x00\x1f",
+    [],
+    {},
+    [None],
+    {"a": {"b": [1, 2.5, "x", None]}},
+    {"": 1},
+    ["[" * 500],
+]
 
 
 def test_bodies_pass_undamaged(client: httpx.Client, manager: object) -> None:
@@ -111,7 +135,7 @@ def test_bodies_pass_undamaged(client: httpx.Client, manager: object) -> None:
     assert [got[str(number)] for number in range(len(BODIES))] == BODIES
 
 
-def test_bytes_travel_as_base64(client: httpx.Client, redis_url: str) -> None:
+def test_bytes_are_base64(client: httpx.Client, redis_url: str) -> None:
     topic, data = new_topic(), bytes(range(256))
     sent = send(client, topic, body_base64=base64.b64encode(data).decode(), id="b")
     assert sent.status_code == 201
@@ -130,31 +154,31 @@ def nested(levels: int) -> bytes:
     return b'{"body":' + b"[" * levels + b"]" * levels + b"}"
 
 
-def test_nesting_has_a_bound(client: httpx.Client) -> None:
+def test_nesting_is_limited(client: httpx.Client) -> None:
     assert send_raw(client, new_topic(), nested(100)).status_code == 201
     for levels in (101, 900, 100_000):
         assert (
             "deep"
             in problem(send_raw(client, new_topic(), nested(levels)), 400, "invalid")["detail"]
         )
-    # Many brackets side by side are no depth.
+    # Many adjacent brackets are not deep.
     wide = json.dumps({"body": [[1]] * 500}).encode()
     assert send_raw(client, new_topic(), wide).status_code == 201
 
 
 REFUSED: list[tuple[bytes, str]] = [
-    (b"", "no JSON"),
-    (b"{", "no JSON"),
-    (b"\xff\xfe", "no JSON"),
+    (b"", "not valid UTF-8 JSON"),
+    (b"{", "not valid UTF-8 JSON"),
+    (b"\xff\xfe", "not valid UTF-8 JSON"),
     (b"[]", "object"),
     (b"{}", "body is missing"),
-    (b'{"body":1,"body_base64":"AA=="}', "contradict"),
+    (b'{"body":1,"body_base64":"AA=="}', "not both"),
     (b'{"body":1,"colour":"red"}', "colour"),
     (b'{"body":1,"id":5}', "$.id"),
     (b'{"body":1,"id":""}', "$.id"),
     (b'{"body":1,"id":"a\\u0000b"}', "control"),
     (b'{"body":1,"id":"' + b"\xc3\xa9" * 200 + b'"}', "256 bytes"),
-    (b'{"body":1,"id":"\\ud800"}', "no JSON"),
+    (b'{"body":1,"id":"\\ud800"}', "not valid UTF-8 JSON"),
     (b'{"body":1,"delay_ms":-1}', "$.delay_ms"),
     (b'{"body":1,"delay_ms":1.5}', "$.delay_ms"),
     (b'{"body":1,"delay_ms":"5"}', "$.delay_ms"),
@@ -169,11 +193,11 @@ REFUSED: list[tuple[bytes, str]] = [
     (b'{"body":1,"retry":"soon"}', "soon"),
     (b'{"body":1,"retry":[-1]}', "$.retry"),
     (b'{"body":1,"on_duplicate":"perhaps"}', "$.on_duplicate"),
-    (b'{"body":NaN}', "no JSON"),
-    (b'{"body":1e400}', "fit"),
-    (b'{"body":"\xff"}', "no JSON"),
-    (b'{"body":"\\ud800"}', "no JSON"),
-    (b'{"body":' + b"1" * 5_000 + b"}", "fit"),
+    (b'{"body":NaN}', "not valid UTF-8 JSON"),
+    (b'{"body":1e400}', "does not match the schema"),
+    (b'{"body":"\xff"}', "not valid UTF-8 JSON"),
+    (b'{"body":"\\ud800"}', "not valid UTF-8 JSON"),
+    (b'{"body":' + b"1" * 5_000 + b"}", "does not match the schema"),
     (b'{"body_base64":"***"}', "base64"),
     (b'{"body_base64":"A"}', "base64"),
     (b'{"body_base64":"\xc3\xa4"}', "base64"),
@@ -181,7 +205,7 @@ REFUSED: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "said"), REFUSED)
-def test_what_cannot_be_sent_is_refused_in_words(
+def test_an_invalid_send_is_rejected_with_the_reason(
     client: httpx.Client, content: bytes, said: str
 ) -> None:
     topic = new_topic()
@@ -189,18 +213,20 @@ def test_what_cannot_be_sent_is_refused_in_words(
     assert client.get(f"/v1/topics/{topic}").status_code == 404
 
 
-def test_only_json_is_taken_for_json(client: httpx.Client) -> None:
+def test_content_types(client: httpx.Client) -> None:
     content = b'{"body":1}'
-    problem(send_raw(client, new_topic(), content, **{"Content-Type": "text/plain"}), 415,
-            "media-type")  # fmt: skip
+    problem(
+        send_raw(client, new_topic(), content, **{"Content-Type": "text/plain"}), 415, "media-type"
+    )
     for kind in (
-        "application/json; charset=utf-8", "application/ld+json",
-        "application/x-www-form-urlencoded",  # what `curl -d` says of everything
-    ):  # fmt: skip
+        "application/json; charset=utf-8",
+        "application/ld+json",
+        "application/x-www-form-urlencoded",  # the default of `curl -d`
+    ):
         assert send_raw(client, new_topic(), content, **{"Content-Type": kind}).status_code == 201
 
 
-def test_another_sites_page_sends_nothing(client: httpx.Client) -> None:
+def test_cross_site_sends_are_rejected(client: httpx.Client) -> None:
     topic = new_topic()
     for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         form = {"Content-Type": "application/x-www-form-urlencoded"} | headers
@@ -208,13 +234,13 @@ def test_another_sites_page_sends_nothing(client: httpx.Client) -> None:
     assert client.get(f"/v1/topics/{topic}").status_code == 404
 
 
-def test_a_topic_has_a_name_that_is_allowed(client: httpx.Client) -> None:
+def test_an_invalid_topic_name_is_rejected(client: httpx.Client) -> None:
     for name in ("a%20b", "%C3%A4", "x" * 129, "%7Ba%7D"):
         problem(client.post(f"/v1/topics/{name}/messages", json={"body": 1}), 400, "invalid")
     problem(client.post("/v1/topics/%FF/messages", json={"body": 1}), 400, "invalid")
 
 
-def test_what_the_topic_refuses(client: httpx.Client) -> None:
+def test_topic_limits_are_enforced(client: httpx.Client) -> None:
     topic = new_topic()
     client.patch(f"/v1/topics/{topic}/options", json={"capacity": 1, "max_body_bytes": 10})
     large = send(client, topic, body="x" * 11)
@@ -229,7 +255,7 @@ def batch(client: httpx.Client, topic: str, content: Any) -> httpx.Response:
     return client.post(f"/v1/topics/{topic}/messages:batch", json=content)
 
 
-def test_a_batch_tells_each_its_own_truth(client: httpx.Client) -> None:
+def test_each_message_of_a_batch_has_its_own_result(client: httpx.Client) -> None:
     topic = new_topic()
     client.patch(f"/v1/topics/{topic}/options", json={"max_body_bytes": 100})
     send(client, topic, body="there", id="known", delay_ms=DAY_MS)
@@ -247,23 +273,30 @@ def test_a_batch_tells_each_its_own_truth(client: httpx.Client) -> None:
     done = batch(client, topic, {"messages": messages})
     assert done.status_code == 200
     content = done.json()
-    said = [one.get("outcome") or one["problem"]["type"].rpartition(":")[2]
-            for one in content["results"]]  # fmt: skip
+    said = [
+        one.get("outcome") or one["problem"]["type"].rpartition(":")[2]
+        for one in content["results"]
+    ]
     assert said == [
-        "accepted", "duplicate", "rejected", "replaced", "invalid", "invalid", "invalid",
-        "invalid", "accepted",
-    ]  # fmt: skip
+        "accepted",
+        "duplicate",
+        "rejected",
+        "replaced",
+        "invalid",
+        "invalid",
+        "invalid",
+        "invalid",
+        "accepted",
+    ]
     assert "colour" in content["results"][4]["problem"]["detail"]
     assert "max_body_bytes" in content["results"][6]["problem"]["detail"]
     del content["results"]
-    assert content == {
-        "accepted": 2, "duplicate": 1, "replaced": 1, "rejected": 1, "failed": 4
-    }  # fmt: skip
+    assert content == {"accepted": 2, "duplicate": 1, "replaced": 1, "rejected": 1, "failed": 4}
     listed = client.get(f"/v1/topics/{topic}/messages").json()["messages"]
     assert sorted(one["id"] for one in listed) == ["a", "known", "z"]
 
 
-def test_a_batch_says_once_what_is_done_with_known_ids(client: httpx.Client) -> None:
+def test_a_batch_has_a_default_for_duplicates(client: httpx.Client) -> None:
     topic = new_topic()
     once: dict[str, Any] = {"messages": [{"body": n, "id": str(n)} for n in range(1_000)]}
     assert batch(client, topic, once).json()["accepted"] == 1_000
@@ -273,7 +306,7 @@ def test_a_batch_says_once_what_is_done_with_known_ids(client: httpx.Client) -> 
     assert [one["id"] for one in again["results"]] == [str(n) for n in range(1_000)]
 
 
-def test_a_full_topic_refuses_the_rest_of_a_batch(client: httpx.Client) -> None:
+def test_a_full_topic_rejects_the_rest_of_a_batch(client: httpx.Client) -> None:
     topic = new_topic()
     client.patch(f"/v1/topics/{topic}/options", json={"capacity": 600})
     done = batch(client, topic, {"messages": [{"body": 1, "delay_ms": DAY_MS}] * 1_000}).json()
@@ -283,10 +316,15 @@ def test_a_full_topic_refuses_the_rest_of_a_batch(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [{}, {"messages": []}, {"messages": 1}, {"messages": [{"body": 1}] * 1_001},
-     {"messages": [{"body": 1}], "delay_ms": 5}],
-)  # fmt: skip
-def test_a_batch_that_is_none(client: httpx.Client, content: Any) -> None:
+    [
+        {},
+        {"messages": []},
+        {"messages": 1},
+        {"messages": [{"body": 1}] * 1_001},
+        {"messages": [{"body": 1}], "delay_ms": 5},
+    ],
+)
+def test_an_invalid_batch_is_rejected(client: httpx.Client, content: Any) -> None:
     problem(batch(client, new_topic(), content), 400, "invalid")
 
 
@@ -297,19 +335,21 @@ def test_floats_keep_their_value(client: httpx.Client) -> None:
         assert client.get(f"/v1/topics/{topic}/messages/{number}").json()["body"] == value
 
 
-def test_sends_that_meet_go_together_and_each_is_answered(gateway: Gateway) -> None:
+def test_concurrent_sends_are_batched_and_answered_separately(gateway: Gateway) -> None:
     topic = new_topic()
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(
-            lambda n: send(gateway.client, topic, body=n, id=f"m{n % 150}", delay_ms=DAY_MS),
-            range(300),
-        ))  # fmt: skip
+        answers = list(
+            pool.map(
+                lambda n: send(gateway.client, topic, body=n, id=f"m{n % 150}", delay_ms=DAY_MS),
+                range(300),
+            )
+        )
     outcomes = [one.json()["outcome"] for one in answers]
     assert (outcomes.count("accepted"), outcomes.count("duplicate")) == (150, 150)
     assert [one.json()["id"] for one in answers] == [f"m{n % 150}" for n in range(300)]
 
 
-def test_a_body_that_is_too_deep_to_be_read_is_no_fault() -> None:
-    # By another way into Redis than this API; its message goes to garbage with the reason.
+def test_a_body_nested_too_deeply_to_decode_is_an_invalid_message() -> None:
+    # Written directly to Redis; its message is moved to garbage with the reason.
     with pytest.raises(InvalidMessage, match="cannot be decoded"):
         decode_body("j", b"[" * 100_000 + b"]" * 100_000)

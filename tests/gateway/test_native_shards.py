@@ -1,4 +1,4 @@
-"""The gateway's faces on a topic that is split: clients see one topic."""
+"""The gateway's APIs on a sharded topic: clients see one topic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def split(client: httpx.Client, topic: str, shards: int) -> None:
 
 @pytest.fixture
 def topic(client: httpx.Client) -> str:
-    """Split twice; a third of what waits is in each layout."""
+    """A topic split twice, with a third of the waiting messages in each layout."""
     name = new_topic()
     client.post(f"/v1/topics/{name}/groups", json={"group": "lisa"})
     for third, shards in enumerate((1, 4, 3)):
@@ -39,7 +39,7 @@ def topic(client: httpx.Client) -> str:
     return name
 
 
-def test_lists_counts_and_ids_are_the_topics(client: httpx.Client, topic: str) -> None:
+def test_lists_counts_and_ids_cover_all_shards(client: httpx.Client, topic: str) -> None:
     found: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -59,12 +59,16 @@ def test_lists_counts_and_ids_are_the_topics(client: httpx.Client, topic: str) -
         path = f"/v1/topics/{topic}/messages/m{n:02}"
         assert client.get(path).json()["state"] == "waiting"
         assert client.post(f"{path}/fire").json()["outcome"] == "rescheduled"
-        assert client.post(f"/v1/topics/{topic}/messages", json={"id": f"m{n:02}", "body": 1}
-                           ).json()["outcome"] == "duplicate"  # fmt: skip
+        assert (
+            client.post(f"/v1/topics/{topic}/messages", json={"id": f"m{n:02}", "body": 1}).json()[
+                "outcome"
+            ]
+            == "duplicate"
+        )
     assert client.get(f"/v1/topics/{topic}/messages/nobody").status_code == 404
 
 
-def test_a_shards_own_name_is_no_topic(client: httpx.Client, topic: str) -> None:
+def test_a_shard_name_is_not_a_topic(client: httpx.Client, topic: str) -> None:
     for path in (f"/v1/topics/{topic}~0of3", f"/v1/topics/{topic}~0of3/messages/m01"):
         assert client.get(path).status_code == 400
 

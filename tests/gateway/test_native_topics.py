@@ -1,4 +1,4 @@
-"""The native API: topics, their options, groups and garbage, who is alive, and the event stream."""
+"""The native API: topics, options, groups, garbage, consumers, managers and the event stream."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.options import TopicOptions
-from lisa.gateway.native import models
-from lisa.gateway.native.events import MOST_STREAMS
+from lisa.core.model.options import TopicOptions
+from lisa.gateway.api.events import MOST_STREAMS
+from lisa.gateway.api.models.topics import OptionsAnswer, OptionsRequest
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
 
@@ -33,7 +33,7 @@ def send(client: httpx.Client, topic: str, **message: Any) -> None:
 
 
 def bury(client: httpx.Client, topic: str, *ids: str, reason: str = "no use") -> None:
-    """Send messages and discard them: they stand in the garbage of the topic's only group."""
+    """Send messages and discard them to the garbage of the topic's only group."""
     for one in ids:
         send(client, topic, id=one)
     left = set(ids)
@@ -73,12 +73,18 @@ def test_a_topic_shows_counts_counters_and_options(client: httpx.Client) -> None
     assert (found["waiting"], found["ready"], found["next_due_ms"]) == (1, 1, 4_102_444_800_000)
     assert found["counters"]["sent"] == 2
     assert found["options"]["ack_timeout"] == "10s"
-    group = {"name": "g", "ready": 1, "in_flight": 0, "retry": 0, "garbage": 0,
-             "next_retry_ms": None}  # fmt: skip
+    group = {
+        "name": "g",
+        "ready": 1,
+        "in_flight": 0,
+        "retry": 0,
+        "garbage": 0,
+        "next_retry_ms": None,
+    }
     assert found["groups"] == client.get(f"{path}/groups").json()["groups"] == [group]
 
 
-def test_topics_come_in_pages(client: httpx.Client) -> None:
+def test_topics_are_listed_in_pages(client: httpx.Client) -> None:
     stem = new_topic()
     names = [f"{stem}-{n}" for n in range(5)]
     for name in names:
@@ -94,39 +100,67 @@ def test_topics_come_in_pages(client: httpx.Client) -> None:
     assert (first[0]["topic"], first[0]["waiting"]) == (names[0], 1)
 
 
-def test_options_are_set_and_taken_back(client: httpx.Client) -> None:
+def test_options_are_set_and_reset(client: httpx.Client) -> None:
     path = f"/v1/topics/{new_topic()}/options"
     before = client.get(path).json()
     changed = {
-        "ack_timeout": "1500ms", "retry_delays": "0s,2m,10m~0.2", "capacity": 5, "journal": True,
-        "retention": "90s", "garbage_keep": "2d",
-    }  # fmt: skip
+        "ack_timeout": "1500ms",
+        "retry_delays": "0s,2m,10m~0.2",
+        "capacity": 5,
+        "journal": True,
+        "retention": "90s",
+        "garbage_keep": "2d",
+    }
     set_ = client.patch(path, json=changed)
     assert set_.status_code == 200
     assert client.get(path).json() == set_.json() == before | changed
-    # What is shown may be set.
+    # Options as displayed may be set.
     assert client.patch(path, json=set_.json()).json() == set_.json()
     assert client.patch(path, json=dict.fromkeys(changed)).json() == before
 
 
-def test_options_are_those_of_a_topic() -> None:
-    names = tuple(one.name for one in fields(TopicOptions))
-    assert (
-        models.OptionsRequest.__struct_fields__ == models.OptionsAnswer.__struct_fields__ == names
+def test_large_bodies_are_allowed_with_a_warning(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}/options"
+    said = client.patch(path, json={"max_body_bytes": 9_000_000})
+    assert said.json()["max_body_bytes"] == 9_000_000
+    assert "9000000 bytes" in said.headers["Warning"]
+    assert "Warning" not in client.patch(path, json={"max_body_bytes": 8_388_608}).headers
+    assert "Warning" not in client.patch(path, json={"max_body_bytes": None}).headers
+
+
+def test_groups_beyond_max_groups_are_rejected(client: httpx.Client) -> None:
+    path = f"/v1/topics/{new_topic()}"
+    client.patch(f"{path}/options", json={"max_groups": 1})
+    assert client.post(f"{path}/groups", json={"group": "g"}).status_code == 201
+    refused = client.post(f"{path}/groups", json={"group": "h"})
+    assert (refused.status_code, refused.json()["type"]) == (
+        409,
+        "urn:lisa:problem:too-many-groups",
     )
+    assert client.post(f"{path}/groups", json={"group": "g"}).status_code == 200
+
+
+def test_the_models_have_all_topic_options() -> None:
+    names = tuple(one.name for one in fields(TopicOptions))
+    assert OptionsRequest.__struct_fields__ == OptionsAnswer.__struct_fields__ == names
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"ack_timeout": "1ms"}, "ack_timeout"), ({"colour": "red"}, "colour"),
-        ({"capacity": 0}, "capacity"), ({"capacity": 10**40}, "capacity"),
-        ({"retention": "5s"}, "retention"), ({"journal": "perhaps"}, "$.journal"),
-        ({"retry_delays": "soon"}, "retry_delays"), ({"max_ready": 5, "journal_max": -1}, "-1"),
-        ({"capacity": None, "ack_timeout": "soon"}, "ack_timeout"), ([], "object"),
+        ({"ack_timeout": "1ms"}, "ack_timeout"),
+        ({"colour": "red"}, "colour"),
+        ({"capacity": 0}, "capacity"),
+        ({"capacity": 10**40}, "capacity"),
+        ({"retention": "5s"}, "retention"),
+        ({"journal": "perhaps"}, "$.journal"),
+        ({"retry_delays": "soon"}, "retry_delays"),
+        ({"max_ready": 5, "journal_max": -1}, "-1"),
+        ({"capacity": None, "ack_timeout": "soon"}, "ack_timeout"),
+        ([], "object"),
     ],
-)  # fmt: skip
-def test_options_that_cannot_be(client: httpx.Client, content: Any, said: str) -> None:
+)
+def test_invalid_options_are_rejected(client: httpx.Client, content: Any, said: str) -> None:
     path = f"/v1/topics/{new_topic()}/options"
     before = client.get(path).json()
     answer = client.patch(path, json=content)
@@ -135,7 +169,7 @@ def test_options_that_cannot_be(client: httpx.Client, content: Any, said: str) -
     assert client.get(path).json() == before
 
 
-def test_a_paused_topic_hands_nothing_out(client: httpx.Client) -> None:
+def test_a_paused_topic_delivers_nothing(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}"
     client.post(f"{path}/groups", json={"group": "g"})
@@ -149,7 +183,7 @@ def test_a_paused_topic_hands_nothing_out(client: httpx.Client) -> None:
     assert len(client.post(f"{path}/pull", json={"wait_ms": 5_000}).json()["deliveries"]) == 1
 
 
-def test_groups_come_and_go(client: httpx.Client) -> None:
+def test_groups_are_declared_and_removed(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/groups"
     new = client.post(path, json={"group": "g.1"})
@@ -205,13 +239,20 @@ def test_garbage_is_found_by_reason_and_time(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("content", "status"),
     [
-        ({}, 400), ({"all": False}, 400), ({"all": True, "ids": ["a"]}, 400), ({"ids": []}, 400),
-        ({"ids": ["a\x00"]}, 400), ({"ids": ["a"] * 1_001}, 400), ({"ids": "a"}, 400),
-        ({"ids": ["a"], "reason": "x"}, 400), ({"ids": ["a"], "died_before_ms": 0}, 400),
-        ({"all": True, "group": "nobody"}, 404), ({"ids": ["a"], "group": "nobody"}, 404),
+        ({}, 400),
+        ({"all": False}, 400),
+        ({"all": True, "ids": ["a"]}, 400),
+        ({"ids": []}, 400),
+        ({"ids": ["a\x00"]}, 400),
+        ({"ids": ["a"] * 1_001}, 400),
+        ({"ids": "a"}, 400),
+        ({"ids": ["a"], "reason": "x"}, 400),
+        ({"ids": ["a"], "died_before_ms": 0}, 400),
+        ({"all": True, "group": "nobody"}, 404),
+        ({"ids": ["a"], "group": "nobody"}, 404),
     ],
-)  # fmt: skip
-def test_garbage_that_cannot_be_meant(
+)
+def test_invalid_garbage_requests_are_rejected(
     client: httpx.Client, verb: str, content: Any, status: int
 ) -> None:
     topic = new_topic()
@@ -220,7 +261,7 @@ def test_garbage_that_cannot_be_meant(
     assert answer.status_code == status, answer.text
 
 
-def test_who_is_alive(client: httpx.Client, manager: Manager) -> None:
+def test_consumers_and_managers_are_listed(client: httpx.Client, manager: Manager) -> None:
     topic = new_topic()
     client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
     client.post(f"/v1/topics/{topic}/pull", json={})
@@ -254,27 +295,27 @@ def test_events_follow_the_counters(gateway: Gateway) -> None:
         seen = next(event for event in first if event["waiting"] == 5)
         assert (seen["topic"], seen["in_per_s"] > 0) == (topic, True)
         assert next(event for event in second if event["waiting"] == 5) == seen
-        # Once nothing happens any more, that is one event, and then there is silence.
+        # When activity ends, there is one more event, then none.
         assert next(first)["in_per_s"] == 0
 
 
-def test_a_client_that_leaves_ends_its_stream(gateway: Gateway) -> None:
+def test_a_disconnect_ends_the_stream(gateway: Gateway) -> None:
     topic, client = new_topic(), gateway.client
     for _ in range(3):
         with client.stream("GET", f"/v1/topics/{topic}/events") as stream:
             next(events(stream))
-    # The feed begins anew for who comes later.
+    # A later client gets a new feed.
     with client.stream("GET", f"/v1/topics/{topic}/events") as stream:
         assert next(events(stream))["topic"] == topic
 
 
-def test_streams_are_bounded(gateway: Gateway) -> None:
+def test_the_number_of_streams_is_limited(gateway: Gateway) -> None:
     path = f"/v1/topics/{new_topic()}/events"
     port = int(gateway.url.rpartition(":")[2])
     with ExitStack() as stack:
 
         def watch() -> bytes:
-            """Open one more stream; the first line of its answer."""
+            """Open one more stream; the first line of its response."""
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             return connection.recv(1_000).partition(b"\r\n")[0]
@@ -282,7 +323,7 @@ def test_streams_are_bounded(gateway: Gateway) -> None:
         for _ in range(MOST_STREAMS):
             assert watch() == b"HTTP/1.1 200 OK"
         assert watch() == b"HTTP/1.1 503 Service Unavailable"
-        # Whoever watches holds up nobody who works.
+        # Streams do not block other requests.
         assert gateway.client.get("/v1/topics").status_code == 200
 
     def is_free() -> bool:

@@ -1,4 +1,4 @@
-"""Pushes, with a real gateway and a real web hook: what arrives, and what each answer does."""
+"""Pushes from a real gateway to a real web hook: requests, and the effect of each response."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture
 def topic(producer: Producer, redis_url: str, api: httpx.Client) -> Iterator[str]:
-    """A topic with short retries; what it pushes ends with the test."""
+    """A topic with short retries; its push targets are removed after the test."""
     name = new_topic("push")
     with connect(redis_url) as client:
         client.hset(f"lisa:{{{name}}}:options", mapping={"retry_delays": "50,50"})
@@ -103,7 +103,7 @@ def test_a_push_is_signed_and_carries_the_message(
     assert own == {"lisa-header-tenant": "a b"}
 
 
-def test_text_and_bytes_go_as_they_are(
+def test_text_and_bytes_are_sent_unchanged(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     secret = push(api, topic, target.url)["secret"]
@@ -160,7 +160,7 @@ def test_other_statuses_follow_the_retry_policy(
     assert len(found.reason) < 300
 
 
-def test_a_failed_push_is_repeated_until_it_arrives(
+def test_a_failed_push_is_retried_until_it_succeeds(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     target.replies.append(Reply(500))
@@ -173,7 +173,7 @@ def test_a_failed_push_is_repeated_until_it_arrives(
 @pytest.mark.parametrize(
     ("status", "form"), [(429, "seconds"), (429, "date"), (503, "seconds"), (503, "date")]
 )
-def test_retry_after_is_heeded_by_the_whole_target(  # noqa: PLR0917  fixtures
+def test_retry_after_pauses_the_whole_target(  # noqa: PLR0917  fixtures
     api: httpx.Client, producer: Producer, target: Target, topic: str, status: int, form: str
 ) -> None:
     seconds = 2
@@ -185,7 +185,7 @@ def test_retry_after_is_heeded_by_the_whole_target(  # noqa: PLR0917  fixtures
     wait_until(lambda: target.received)
     others = [producer.send(topic, i) for i in range(3)]
     wait_until(lambda: len(target.received) == 5)
-    # A date has whole seconds, and the answer took its time to come.
+    # A date has whole seconds, and the response took some time.
     earliest = seconds if form == "seconds" else seconds - 1
     assert min(one.at for one in target.received[1:]) - target.received[0].at >= earliest - 0.05
     assert sorted(target.ids[1:]) == sorted([first, *others])
@@ -194,7 +194,7 @@ def test_retry_after_is_heeded_by_the_whole_target(  # noqa: PLR0917  fixtures
     assert {attempts[one] for one in others} == {"1"}
 
 
-def test_a_target_that_asked_to_wait_is_begun_with_one_message(
+def test_after_retry_after_one_message_is_tried_first(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     target.replies += [Reply(503, {"retry-after": "1"}), Reply(503, {"retry-after": "1"})]
@@ -203,16 +203,19 @@ def test_a_target_that_asked_to_wait_is_begun_with_one_message(
     wait_until(lambda: target.received)
     sent = producer.send_many(topic, list(range(8)))
     wait_until(lambda: len(target.received) == 11)
-    # The second request, too, was answered 503: it was alone, or more of them would have been sent.
+    # The second request also got a 503; it was alone, or there would have been more.
     assert target.received[2].at - target.received[1].at >= 0.95
-    assert all(int(one.headers["lisa-attempt"]) <= 2 for one in target.received
-               if one.id in {each.id for each in sent})  # fmt: skip
+    assert all(
+        int(one.headers["lisa-attempt"]) <= 2
+        for one in target.received
+        if one.id in {each.id for each in sent}
+    )
 
 
-def test_ids_stay_apart_however_they_are_written(
+def test_encoded_ids_do_not_collide(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
-    """A receiver drops what has an id that it knows."""
+    """A receiver ignores requests with a known id."""
     push(api, topic, target.url)
     for one in ("a b", "a%20b", "100%"):
         producer.send(topic, 1, id=one)
@@ -223,7 +226,7 @@ def test_ids_stay_apart_however_they_are_written(
 @pytest.mark.parametrize(
     "after", ["soon", "-5", "Mon, 01 Jan 99999999999999999999999 00:00:00 GMT", "0, " * 300]
 )
-def test_a_retry_after_that_cannot_be_read_is_none(
+def test_an_invalid_retry_after_is_ignored(
     api: httpx.Client, producer: Producer, target: Target, topic: str, after: str
 ) -> None:
     target.replies.append(Reply(503, {"retry-after": after}))
@@ -233,7 +236,7 @@ def test_a_retry_after_that_cannot_be_read_is_none(
     wait_until(lambda: state(producer, topic, sent) == "acked")
 
 
-def test_what_a_former_url_answers_does_not_hold_up_the_new_one(
+def test_responses_of_a_former_url_do_not_slow_the_new_one(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     go = threading.Event()
@@ -245,12 +248,12 @@ def test_what_a_former_url_answers_does_not_hold_up_the_new_one(
         push(api, topic, other.url)
         go.set()
         wait_until(lambda: target.at_once == 0)
-        time.sleep(0.2)  # its answer has arrived
+        time.sleep(0.2)  # its response has arrived
         sent = producer.send(topic, 2)
         wait_until(lambda: sent in other.ids, timeout=timedelta(seconds=5))
 
 
-def test_a_slow_target_is_waited_for_beyond_the_ack_timeout(
+def test_a_slow_response_may_take_longer_than_the_ack_timeout(
     api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
 ) -> None:
     with connect(redis_url) as client:
@@ -269,7 +272,7 @@ def test_a_slow_target_is_waited_for_beyond_the_ack_timeout(
     assert len(target.received) == 1
 
 
-def test_a_target_that_does_not_answer_is_given_up_in_time(
+def test_a_push_to_a_silent_target_times_out(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     go = threading.Event()
@@ -294,7 +297,7 @@ def test_a_dead_target_gets_its_messages_once_it_is_back(
 
     def has_failed() -> bool:
         found = producer.get(topic, sent[0])
-        return found is not None and found.reason is not None and "no answer" in found.reason
+        return found is not None and found.reason is not None and "no response" in found.reason
 
     wait_until(has_failed)
     with Target(port) as back:
@@ -302,7 +305,7 @@ def test_a_dead_target_gets_its_messages_once_it_is_back(
         assert sorted(back.ids) == sorted(sent)
 
 
-def test_pushes_under_way_are_bounded_for_each_target(
+def test_concurrent_pushes_are_limited_per_target(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     go = threading.Event()
@@ -312,20 +315,20 @@ def test_pushes_under_way_are_bounded_for_each_target(
     wait_until(lambda: target.at_once == 3)
     counts = producer.get(topic, target.ids[0])
     assert counts is not None
-    time.sleep(0.3)  # more would come by now, if more could
+    time.sleep(0.3)  # more would have arrived by now
     assert target.at_once == 3
     with Target() as other:
         second = new_topic("push")
         push(api, second, other.url)
         producer.send(second, 1)
-        wait_until(lambda: other.received)  # a slow target holds up no other one
+        wait_until(lambda: other.received)  # a slow target does not block others
         api.delete(f"/v1/topics/{second}/push")
     go.set()
     wait_until(lambda: len(target.received) == 12)
     assert target.most_at_once == 3
 
 
-def test_what_is_not_pushed_yet_stays_ready(
+def test_messages_beyond_the_limit_stay_ready(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     go = threading.Event()
@@ -355,7 +358,7 @@ def test_a_paused_topic_is_not_pushed(
     wait_until(lambda: len(target.received) == 2)
 
 
-def test_removal_and_change_take_effect_at_once(
+def test_removal_and_change_take_effect_immediately(
     api: httpx.Client, producer: Producer, target: Target, topic: str
 ) -> None:
     push(api, topic, target.url)
@@ -376,7 +379,7 @@ def test_removal_and_change_take_effect_at_once(
 def test_a_target_set_by_another_process_is_found_within_seconds(
     pusher: Gateway, producer: Producer, target: Target, topic: str, redis_url: str
 ) -> None:
-    with Gateway(redis_url, "--log-level", "warning") as other:  # it may push nowhere itself
+    with Gateway(redis_url, "--log-level", "warning") as other:  # it is not allowed to push
         producer.send(topic, 1, id="x", retry="1s," * 20 + "1s")
         other.client.put(
             f"/v1/topics/{topic}/push", json={"url": f"http://localhost:{target.port}"}
@@ -390,10 +393,13 @@ def test_outcomes_are_counted(
 ) -> None:
     def counts() -> dict[str, float]:
         lines = api.get("/metrics").text.splitlines()
-        found = [line.rpartition(" ") for line in lines
-                 if line.startswith("lisa_gateway_pushes_total{")]  # fmt: skip
-        return {name.partition('outcome="')[2].partition('"')[0]: float(value)
-                for name, _, value in found}  # fmt: skip
+        found = [
+            line.rpartition(" ") for line in lines if line.startswith("lisa_gateway_pushes_total{")
+        ]
+        return {
+            name.partition('outcome="')[2].partition('"')[0]: float(value)
+            for name, _, value in found
+        }
 
     before = counts()
     target.replies += [Reply(500), Reply(429, {"retry-after": "1"})]
@@ -402,18 +408,20 @@ def test_outcomes_are_counted(
     wait_until(lambda: state(producer, topic, sent) == "acked")
     after = counts()
     assert {name: after[name] - before[name] for name in after} == {
-        "done": 1, "later": 1, "failed": 1,
-    }  # fmt: skip
+        "done": 1,
+        "later": 1,
+        "failed": 1,
+    }
 
 
-def test_a_group_that_is_removed_takes_its_target_along(
+def test_removing_a_group_removes_its_target(
     api: httpx.Client, producer: Producer, target: Target, topic: str, redis_url: str
 ) -> None:
     from lisa.admin import groups
-    from lisa.core.address import Address
-    from lisa.core.connection import Connection
-    from lisa.core.keys import Keys
-    from lisa.core.store import SyncStore
+    from lisa.core.model.keys import Keys
+    from lisa.core.redis.address import Address
+    from lisa.core.redis.connection import Connection
+    from lisa.core.store.store import SyncStore
 
     push(api, topic, target.url, group="billing")
     producer.send(topic, 1)
@@ -421,7 +429,7 @@ def test_a_group_that_is_removed_takes_its_target_along(
     store = SyncStore(Connection(Address(redis_url)), Keys("lisa"))
     try:
         store.drive(groups.remove(store, topic, "billing"))
-        time.sleep(2.5)  # a gateway looks every two seconds
+        time.sleep(2.5)  # a gateway checks every two seconds
         assert store.drive(store.groups(topic)) == ()
     finally:
         store.close()

@@ -1,4 +1,4 @@
-"""Pushes through faults: gateways that share, die and stop; a server that goes away."""
+"""Pushes under faults: gateways that share targets, crash and stop; Redis outages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from lisa import Manager, Producer
 from lisa.admin import push as admin
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from tests.gateway.push_targets import Received, Reply, Target
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
@@ -74,7 +74,7 @@ def test_two_gateways_share_a_target(
         one.client.delete(f"/v1/topics/{topic}/push")
 
 
-def test_a_gateway_that_is_killed_in_mid_push_costs_a_second_push(
+def test_a_gateway_killed_during_a_push_causes_a_second_push(
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
 ) -> None:
     topic = new_push_topic(redis_url, ack_timeout="1000")
@@ -93,7 +93,7 @@ def test_a_gateway_that_is_killed_in_mid_push_costs_a_second_push(
         two.client.delete(f"/v1/topics/{topic}/push")
 
 
-def test_a_gateway_that_stops_settles_what_it_posted(
+def test_a_stopping_gateway_settles_its_pushes(
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
 ) -> None:
     topic = new_push_topic(redis_url)
@@ -111,7 +111,7 @@ def test_a_gateway_that_stops_settles_what_it_posted(
     assert len(target.received) == 2
 
 
-def test_what_is_not_answered_by_the_end_of_the_grace_time_goes_back(
+def test_pushes_unanswered_after_the_grace_period_are_released(
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
 ) -> None:
     topic = new_push_topic(redis_url)
@@ -123,23 +123,24 @@ def test_what_is_not_answered_by_the_end_of_the_grace_time_goes_back(
         wait_until(lambda: target.received)
         began = time.monotonic()
         assert one.stop() == 0
-        assert time.monotonic() - began < 10  # a grace time of 2 s, and what ends with it
+        assert time.monotonic() - began < 10  # a grace time of 2 s, and the rest of the stop
     go.set()
     found = producer.get(topic, sent)
     assert found is not None
     assert (found.state, found.attempts) == ("ready", 0)
 
 
-def test_a_push_that_arrived_while_the_server_was_away_is_settled_when_it_is_back(
+def test_a_push_that_succeeds_in_an_outage_is_settled_afterwards(
     own_server: EmbeddedServer, target: Target, tmp_path: Path
 ) -> None:
     url, go = own_server.url, threading.Event()
     target.replies.append(Reply(wait=go))
     topic = new_push_topic(url, ack_timeout="60000")
     with (
-        Manager(url), Producer(url) as producer,
+        Manager(url),
+        Producer(url) as producer,
         Gateway(url, config=CONFIG, directory=tmp_path) as one,
-    ):  # fmt: skip
+    ):
         one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
         sent = producer.send(topic, 1)
         wait_until(lambda: target.received)
@@ -153,7 +154,7 @@ def test_a_push_that_arrived_while_the_server_was_away_is_settled_when_it_is_bac
         wait_until(lambda: state(producer, topic, other) == "acked")
 
 
-def test_a_target_that_keeps_failing_is_tried_with_growing_pauses(
+def test_a_failing_target_is_tried_with_exponential_back_off(
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
 ) -> None:
     topic = new_push_topic(redis_url, retry_delays=",".join(["0"] * 50))
@@ -169,16 +170,16 @@ def test_a_target_that_keeps_failing_is_tried_with_growing_pauses(
         wait_until(lambda: any("degraded after 20 failed pushes" in line for line in one.said))
         before = len(target.received)
         time.sleep(2.0)
-        # 0.25, 0.5, 1, 2 s: four more at most, where there were hundreds a second before.
+        # 0.25, 0.5, 1, 2 s: at most four more, after hundreds per second.
         assert before <= len(target.received) <= before + 5
         is_well.set()
         wait_until(lambda: all(state(producer, topic, each) == "acked" for each in sent))
-        assert any("arrive again" in line for line in one.said)
+        assert any("succeed again" in line for line in one.said)
         one.client.delete(f"/v1/topics/{topic}/push")
 
 
 @pytest.mark.parametrize("kind", ["no hash", "no timeout", "no time"])
-def test_a_topic_that_a_foreign_hand_damaged_hides_no_other_target(  # noqa: PLR0917  fixtures
+def test_a_damaged_topic_does_not_hide_other_targets(  # noqa: PLR0917  fixtures
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path, kind: str
 ) -> None:
     topic, damaged = new_push_topic(redis_url), new_topic("damaged")
@@ -188,13 +189,13 @@ def test_a_topic_that_a_foreign_hand_damaged_hides_no_other_target(  # noqa: PLR
         if kind == "no hash":
             client.set(options, "x")
         else:
-            store.drive(admin.place(store, damaged, target.url))
+            store.drive(admin.set_target(store, damaged, target.url))
             wrong = {"no timeout": "9" * 30, "no time": "0"}[kind]
             client.hset(options, "ack_timeout", wrong)
         client.zadd("lisa:topics", {damaged: time.time() * 1000})
         try:
             with Gateway(redis_url, config=CONFIG, directory=tmp_path):
-                store.drive(admin.place(store, topic, target.url))
+                store.drive(admin.set_target(store, topic, target.url))
                 sent = producer.send(topic, 1)
                 wait_until(lambda: state(producer, topic, sent) == "acked")
         finally:
@@ -203,7 +204,7 @@ def test_a_topic_that_a_foreign_hand_damaged_hides_no_other_target(  # noqa: PLR
             store.close()
 
 
-def test_a_connection_is_used_again(
+def test_connections_are_reused(
     redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
 ) -> None:
     topic = new_push_topic(redis_url)

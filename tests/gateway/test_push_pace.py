@@ -1,4 +1,4 @@
-"""How fast a target is pushed to, without a gateway: the rule alone."""
+"""Pacing of pushes to a target, without a gateway."""
 
 from __future__ import annotations
 
@@ -6,45 +6,46 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from lisa.admin.push import PushTarget
-from lisa.gateway.push.pace import DEGRADED_AFTER, FIRST_PAUSE_S, LONGEST_PAUSE_S, Pace
+from lisa.admin.push import StoredPushTarget
+from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
+from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.pusher import Pusher
 
 
 def test_pushes_that_fail_together_cost_one_pause() -> None:
-    """A blip of a second that meets a hundred pushes at once is no outage of half a minute."""
-    pace = Pace()
+    """A failure of one second during a hundred pushes must not pause them for half a minute."""
+    pace = TargetRecord()
     for _ in range(DEGRADED_AFTER + 80):
         pace.failed()
     assert pace.is_degraded
-    assert 0 < pace.left_s <= FIRST_PAUSE_S
+    assert 0 < pace.left_s <= FIRST_S
 
 
 def test_pauses_grow_with_each_push_that_fails_after_one() -> None:
-    pace = Pace()
+    pace = TargetRecord()
     for _ in range(DEGRADED_AFTER):
         pace.failed()
     paused = []
     for _ in range(9):
         paused.append(round(pace.left_s, 1))
-        pace.resumes = 0.0  # the pause is over
+        pace.resumes = 0.0  # the pause ends
         pace.failed()
-    assert paused[:4] == [round(FIRST_PAUSE_S, 1), 0.5, 1.0, 2.0]
-    assert paused[-1] == LONGEST_PAUSE_S
+    assert paused[:4] == [round(FIRST_S, 1), 0.5, 1.0, 2.0]
+    assert paused[-1] == LONGEST_S
 
 
-def test_what_was_under_way_before_a_rest_does_not_end_the_caution_after_it() -> None:
-    pace = Pace()
+def test_a_push_that_began_before_a_wait_does_not_end_it() -> None:
+    pace = TargetRecord()
     pace.asked_to_wait(10.0)
-    assert not pace.arrived()
-    pace.resumes = 0.0  # the rest is over
+    assert not pace.succeeded()
+    pace.resumes = 0.0  # the wait ends
     assert pace.most(5) == 1
-    assert pace.arrived()
+    assert pace.succeeded()
     assert pace.most(5) == 5
 
 
-class _Ending(Pace):
-    """A rest that ends between two looks at it."""
+class _Ending(TargetRecord):
+    """A pause that ends between two reads of `left_s`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,12 +56,12 @@ class _Ending(Pace):
         return self._left.pop() if self._left else 0.0
 
 
-async def test_a_rest_that_ends_while_it_is_looked_at_ends() -> None:
+async def test_a_wait_may_end_between_two_reads_of_it() -> None:
     hub: Any = SimpleNamespace(
         room=SimpleNamespace(is_closing=False),
         settings=SimpleNamespace(gateway_server=SimpleNamespace(push_concurrency=1)),
     )
-    target = PushTarget(topic="t", group="g", url="http://hooks.example.com/", secret="")
+    target = StoredPushTarget(topic="t", group="g", url="http://hooks.example.com/", secret="")
     poster: Any = None
     pusher = Pusher(hub, poster, target, lambda: None)
     taken = asyncio.Event()
@@ -75,5 +76,5 @@ async def test_a_rest_that_ends_while_it_is_looked_at_ends() -> None:
     pusher._take = take  # type: ignore[method-assign]
     async with asyncio.timeout(5):
         await taken.wait()
-    pusher.take_no_more()
+    pusher.stop_pulling()
     await pusher.stop(0)

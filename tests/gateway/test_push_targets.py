@@ -1,4 +1,4 @@
-"""Push targets: set, shown and taken away, over HTTP and on the command line."""
+"""Setting, listing and removing push targets, by HTTP and command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.admin import push as admin
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.errors import ConfigError
-from lisa.core.keys import Keys
-from lisa.core.options import TopicOptions
-from lisa.core.store import SyncStore, pairs
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import Keys
+from lisa.core.model.options import TopicOptions
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore, pairs
 from lisa.gateway.push.signing import sign
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect
@@ -49,15 +49,15 @@ def lisa(redis_url: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
-def test_the_signature_is_that_of_the_specification() -> None:
-    """The example that Standard Webhooks' libraries are tested with."""
+def test_the_signature_matches_the_specification() -> None:
+    """The example from the tests of Standard Webhooks' libraries."""
     key = admin.key_of("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     body = b'{"test": 2432232314}'
     signature = sign(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, body)
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_a_target_is_set_shown_and_taken_away(client: httpx.Client, path: str) -> None:
+def test_a_target_is_set_listed_and_removed(client: httpx.Client, path: str) -> None:
     assert client.get(path).json() == {"targets": []}
     made = client.put(path, json={"url": URL, "concurrency": 3, "timeout_ms": 5_000})
     assert made.status_code == 201
@@ -71,9 +71,7 @@ def test_a_target_is_set_shown_and_taken_away(client: httpx.Client, path: str) -
     assert client.get(path).json() == {"targets": []}
 
 
-def test_a_secret_is_kept_until_a_new_one_is_wanted(
-    client: httpx.Client, path: str, store: SyncStore
-) -> None:
+def test_a_secret_is_kept_until_renewed(client: httpx.Client, path: str, store: SyncStore) -> None:
     topic = path.split("/")[3]
 
     def secret() -> str:
@@ -89,7 +87,7 @@ def test_a_secret_is_kept_until_a_new_one_is_wanted(
     assert ("secret" in given.json(), secret()) == (False, SECRET)
 
 
-def test_secrets_are_told_once_and_logged_never(
+def test_secrets_are_shown_once_and_never_logged(
     client: httpx.Client, path: str, gateway: Gateway, redis_url: str
 ) -> None:
     secret = client.put(path, json={"url": URL}).json()["secret"]
@@ -98,7 +96,7 @@ def test_secrets_are_told_once_and_logged_never(
     told += lisa(redis_url, topic, "--json").stdout + "".join(gateway.said)
     assert URL in told
     assert secret not in told
-    assert secret not in repr(admin.PushTarget(topic="t", group="g", url=URL, secret=secret))
+    assert secret not in repr(admin.StoredPushTarget(topic="t", group="g", url=URL, secret=secret))
     assert "/x?y=1" not in "".join(gateway.said)  # a hook's path is often its password
 
 
@@ -152,7 +150,7 @@ BAD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
-def test_what_can_be_no_target_is_refused(
+def test_invalid_targets_are_rejected(
     client: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:
     answer = client.put(path, json=body)
@@ -172,8 +170,10 @@ def test_targets_are_for_operators(redis_url: str, tmp_path: Path) -> None:
     with Gateway(redis_url, "--tokens-file", str(tokens)) as gateway:
         for method in ("GET", "PUT", "DELETE"):
             for token, topic, status in (
-                (None, "shop", 401), ("app", "shop", 403), ("ops", "other", 403),
-            ):  # fmt: skip
+                (None, "shop", 401),
+                ("app", "shop", 403),
+                ("ops", "other", 403),
+            ):
                 headers = {"authorization": f"Bearer {token}-0123456789abcdef"} if token else {}
                 answer = gateway.client.request(
                     method, f"/v1/topics/{topic}/push", headers=headers, json={"url": URL}
@@ -181,9 +181,7 @@ def test_targets_are_for_operators(redis_url: str, tmp_path: Path) -> None:
                 assert answer.status_code == status
 
 
-def test_a_list_that_cannot_be_read_keeps_the_gateway_from_starting(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_an_invalid_allow_list_prevents_the_start(redis_url: str, tmp_path: Path) -> None:
     config = tmp_path / "gateway.yml"
     config.write_text("lisa-delay-queue: {gateway-server: {push-allow: [10.0.0.0/33]}}")
     command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", "0"]
@@ -199,12 +197,12 @@ def test_the_command_line_does_the_same(redis_url: str, store: SyncStore, tmp_pa
     topic = new_topic("push")
     none = lisa(redis_url, topic)
     assert (none.returncode, none.stdout) == (1, "")
-    assert "not pushed anywhere" in none.stderr
+    assert "has no push target" in none.stderr
     made = lisa(redis_url, topic, URL, "--timeout", "3s", "--concurrency", "2")
     assert made.returncode == 0, made.stderr
-    secret = made.stdout.rpartition("shown this once: ")[2].strip()
+    secret = made.stdout.rpartition("(shown only once): ")[2].strip()
     (one,) = store.drive(admin.targets(store, topic))
-    assert one == admin.PushTarget(
+    assert one == admin.StoredPushTarget(
         topic=topic, group="lisa", url=URL, secret=secret, concurrency=2, timeout_ms=3_000
     )
     shown = json.loads(lisa(redis_url, topic, "--json").stdout)
@@ -236,7 +234,9 @@ def test_the_command_line_does_the_same(redis_url: str, store: SyncStore, tmp_pa
         (URL, "--secret-file", __file__),
     ],
 )
-def test_the_command_line_refuses_in_one_line(redis_url: str, words: tuple[str, ...]) -> None:
+def test_the_command_line_reports_errors_in_one_line(
+    redis_url: str, words: tuple[str, ...]
+) -> None:
     done = lisa(redis_url, new_topic("push"), *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
@@ -244,33 +244,37 @@ def test_the_command_line_refuses_in_one_line(redis_url: str, words: tuple[str, 
 
 def test_options_and_targets_do_not_disturb_each_other(store: SyncStore, redis_url: str) -> None:
     topic = new_topic("push")
-    store.drive(admin.place(store, topic, URL, timeout=timedelta(seconds=1)))
+    store.drive(admin.set_target(store, topic, URL, timeout=timedelta(seconds=1)))
     with connect(redis_url) as client:
         stored = client.hgetall(f"lisa:{{{topic}}}:options")
         assert TopicOptions.from_hash(pairs(stored)) == TopicOptions()
-        client.hset(f"lisa:{{{topic}}}:options", mapping={
-            "push:broken": "{", "push:evil": '{"url":"file:///x","secret":"whsec_x"}',
-        })  # fmt: skip
+        client.hset(
+            f"lisa:{{{topic}}}:options",
+            mapping={
+                "push:broken": "{",
+                "push:evil": '{"url":"file:///x","secret":"whsec_x"}',
+            },
+        )
     assert [one.group for one in store.drive(admin.targets(store, topic))] == ["lisa"]
     assert sorted(store.drive(admin.remove(store, topic))) == ["broken", "evil", "lisa"]
 
 
-def test_a_refused_target_changes_nothing(store: SyncStore) -> None:
+def test_a_rejected_target_changes_nothing(store: SyncStore) -> None:
     topic = new_topic("push")
     with pytest.raises(ConfigError):
-        store.drive(admin.place(store, topic, URL, secret="whsec_"))
+        store.drive(admin.set_target(store, topic, URL, secret="whsec_"))
     assert topic not in store.drive(store.topics())
 
 
 def test_archives_hold_no_secrets(store: SyncStore, redis_url: str) -> None:
-    from lisa.pipeline.jobs.archive import _Keeper
-    from lisa.pipeline.jobs.server import Server
+    from lisa.pipeline.jobs.journal_record import JournalRecord
+    from lisa.pipeline.server import Server
 
     topic = new_topic("push")
-    store.drive(admin.place(store, topic, URL))
+    store.drive(admin.set_target(store, topic, URL))
     with connect(redis_url) as client:
         client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", "5000")
-    keeper = _Keeper(Server(redis_url), "archive")
+    keeper = JournalRecord(Server(redis_url), "archive")
     try:
         assert keeper.topics([topic])[topic].options == {"ack_timeout": "5000"}
     finally:
@@ -284,18 +288,18 @@ def test_leases_are_renewed_by_any_ack_timeout(
     store: SyncStore, redis_url: str, timeout: str, read_as: int
 ) -> None:
     topic = new_topic("push")
-    store.drive(admin.place(store, topic, URL))
+    store.drive(admin.set_target(store, topic, URL))
     with connect(redis_url) as client:
         client.hset(f"lisa:{{{topic}}}:options", "ack_timeout", timeout)
     assert [one.ack_timeout_ms for one in store.drive(admin.targets(store, topic))] == [read_as]
 
 
 @pytest.mark.parametrize("bound", [{"concurrency": -3}, {"concurrency": 10**9}, {"timeout_ms": -5}])
-def test_bounds_that_a_foreign_hand_wrote_are_no_target(
+def test_damaged_limits_are_not_a_target(
     store: SyncStore, redis_url: str, bound: dict[str, int]
 ) -> None:
     topic = new_topic("push")
-    store.drive(admin.place(store, topic, URL))
+    store.drive(admin.set_target(store, topic, URL))
     field = admin.FIELD + admin.DEFAULT_GROUP
     with connect(redis_url) as client:
         key = f"lisa:{{{topic}}}:options"

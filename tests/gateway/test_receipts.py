@@ -1,4 +1,4 @@
-"""Receipts, and what is settled with them."""
+"""Receipts and settlement by receipt or id."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.settings import GatewaySettings
 from lisa.core.transitions.ack import Settlement
 from lisa.core.transitions.declare import Declare
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.receipts import Receipt, decode_receipt, encode_receipt
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
@@ -24,7 +24,7 @@ from tests.gateways import new_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from lisa.gateway.waiting import Delivery
+    from lisa.gateway.pull_queue import HandedOut
 
 GOOD = ["lisa", "gateway-h-1-ab", "id", "1-0", "AAAAAAAA-", 5, 1, "a", None]
 
@@ -35,7 +35,7 @@ def written(*fields: object) -> str:
 
 @pytest.mark.parametrize("timeout", [None, 30_000])
 @pytest.mark.parametrize("message_id", ["a", "ü/ +%", "x" * 256])
-def test_a_receipt_comes_back_as_it_went(message_id: str, timeout: int | None) -> None:
+def test_receipts_round_trip(message_id: str, timeout: int | None) -> None:
     settlement = Settlement(message_id, "1795-7", "abcd_-12+", 1_795_000_000_000, 3, "c")
     receipt = Receipt("group-1", "gateway-host-12-ab", settlement, timeout)
     text = encode_receipt(receipt)
@@ -45,43 +45,62 @@ def test_a_receipt_comes_back_as_it_went(message_id: str, timeout: int | None) -
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("index", "value"),
     [
-        (0, "no group"), (0, 7), (1, "no name!"), (2, ""), (2, "a\nb"), (3, "1"), (3, "1-x"),
-        (3, "-"), (3, "9" * 40 + "-1"), (4, "short"), (4, "AAAA,AAA-"), (4, "ÄAAAAAAA-"),
-        (5, -1), (5, 1 << 60), (6, 0), (6, 1 << 40), (7, "?"), (7, "aa"), (8, -1), (8, "x"),
+        (0, "no group"),
+        (0, 7),
+        (1, "no name!"),
+        (2, ""),
+        (2, "a\nb"),
+        (3, "1"),
+        (3, "1-x"),
+        (3, "-"),
+        (3, "9" * 40 + "-1"),
+        (4, "short"),
+        (4, "AAAA,AAA-"),
+        (4, "ÄAAAAAAA-"),
+        (5, -1),
+        (5, 1 << 60),
+        (6, 0),
+        (6, 1 << 40),
+        (7, "?"),
+        (7, "aa"),
+        (8, -1),
+        (8, "x"),
     ],
-)  # fmt: skip
-def test_a_damaged_receipt_is_refused(place: int, value: object) -> None:
+)
+def test_a_damaged_receipt_is_rejected(index: int, value: object) -> None:
     assert decode_receipt(written(*GOOD)).settlement.id == "id"
-    with pytest.raises(InvalidMessage, match="no receipt"):
-        decode_receipt(written(*GOOD[:place], value, *GOOD[place + 1 :]))
-    with pytest.raises(InvalidMessage, match="no receipt"):
+    with pytest.raises(InvalidMessage, match="the receipt is not valid"):
+        decode_receipt(written(*GOOD[:index], value, *GOOD[index + 1 :]))
+    with pytest.raises(InvalidMessage, match="the receipt is not valid"):
         decode_receipt(written(*GOOD, "more"))
 
 
 @given(st.text() | st.binary().map(lambda data: urlsafe_b64encode(data).decode()))
-def test_anything_else_is_no_receipt(text: str) -> None:
+def test_other_text_is_rejected(text: str) -> None:
     with pytest.raises(InvalidMessage):
         decode_receipt(text)
 
 
 @pytest.fixture
-async def hub(redis_url: str) -> AsyncIterator[Hub]:
-    hub = Hub(GatewaySettings.load(redis=redis_url))
+async def hub(redis_url: str) -> AsyncIterator[GatewayContext]:
+    hub = GatewayContext(GatewaySettings.load(redis=redis_url))
     yield hub
     await hub.close()
 
 
-async def taken(hub: Hub, topic: str, count: int = 1, **options: object) -> list[Delivery]:
-    """So many messages, sent and pulled."""
+async def taken(
+    hub: GatewayContext, topic: str, count: int = 1, **options: object
+) -> list[HandedOut]:
+    """Send `count` messages and pull them."""
     await hub.store.call(Declare(topic, "lisa"))
     for number in range(count):
         await hub.sender.offer(topic, Outgoing(number, **options))  # type: ignore[arg-type]
     return await hub.room.pull(topic, group="lisa", most=count, wait_s=5.0)
 
 
-async def test_what_is_settled_together_gets_each_its_own_answer(hub: Hub) -> None:
+async def test_batched_settlements_have_separate_outcomes(hub: GatewayContext) -> None:
     topic = new_topic()
     found = await taken(hub, topic, 20)
     acks = [hub.settler.ack(topic, one.receipt) for one in found]
@@ -90,7 +109,7 @@ async def test_what_is_settled_together_gets_each_its_own_answer(hub: Hub) -> No
     assert outcomes == ["acked"] * 20 + ["repeated"]
 
 
-async def test_a_delivery_that_was_taken_over_changes_nothing(hub: Hub) -> None:
+async def test_a_reclaimed_delivery_cannot_be_settled(hub: GatewayContext) -> None:
     topic = new_topic()
     (first,) = await taken(hub, topic)
     assert await hub.settler.release(topic, first.receipt)
@@ -99,16 +118,16 @@ async def test_a_delivery_that_was_taken_over_changes_nothing(hub: Hub) -> None:
     assert not await hub.settler.extend(topic, first.receipt)
     assert not await hub.settler.release(topic, first.receipt)
     seen = await hub.settler.look(topic, first.message.id)
-    assert [(one.state, one.entry) for one in seen.places] == [
+    assert [(one.state, one.entry) for one in seen.group_states] == [
         ("in_flight", second.receipt.settlement.entry)
     ]
     assert await hub.settler.ack(topic, second.receipt) == "acked"
 
 
-async def test_a_receipt_is_good_at_another_gateway(hub: Hub, redis_url: str) -> None:
+async def test_a_receipt_is_valid_at_another_gateway(hub: GatewayContext, redis_url: str) -> None:
     topic = new_topic()
     (one,) = await taken(hub, topic)
-    other = Hub(GatewaySettings.load(redis=redis_url))
+    other = GatewayContext(GatewaySettings.load(redis=redis_url))
     try:
         receipt = decode_receipt(one.receipt_text)
         assert await other.settler.extend(topic, receipt)
@@ -117,7 +136,7 @@ async def test_a_receipt_is_good_at_another_gateway(hub: Hub, redis_url: str) ->
         await other.close()
 
 
-async def test_with_only_an_id_the_present_holder_is_settled(hub: Hub) -> None:
+async def test_settling_by_id_settles_the_current_delivery(hub: GatewayContext) -> None:
     topic = new_topic()
     (first,) = await taken(hub, topic)
     message_id = first.message.id
@@ -130,17 +149,17 @@ async def test_with_only_an_id_the_present_holder_is_settled(hub: Hub) -> None:
     assert await hub.settler.ack_by_id(topic, "nobody") is None
 
 
-async def test_a_failure_by_id_follows_the_policy(hub: Hub) -> None:
+async def test_a_retry_by_id_follows_the_policy(hub: GatewayContext) -> None:
     topic = new_topic()
     (first,) = await taken(hub, topic, retry=[timedelta(hours=1)])
     retried = await hub.settler.retry_by_id(topic, first.message.id, reason="no")
     assert retried is not None
     assert retried.outcome == "retrying"
     seen = await hub.settler.look(topic, first.message.id)
-    assert [(one.state, one.reason) for one in seen.places] == [("retry", "no")]
+    assert [(one.state, one.reason) for one in seen.group_states] == [("retry", "no")]
 
 
-async def test_with_several_groups_an_id_alone_says_too_little(hub: Hub) -> None:
+async def test_settling_by_id_needs_a_group_if_there_are_several(hub: GatewayContext) -> None:
     topic = new_topic()
     for group in ("one", "two"):
         await hub.store.call(Declare(topic, group))

@@ -1,4 +1,4 @@
-"""`lisa up`: server, manager and gateway in one process tree, which ends as one."""
+"""`lisa up`: server, manager and gateway in one process tree that stops as a whole."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH")
-def test_what_the_readme_shows_with_curl_does_what_it_says(processes: Processes) -> None:
+def test_the_curl_commands_of_the_readme_work(processes: Processes) -> None:
     lines = re.findall(r"^\$ (curl [^#\n]*)", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(lines) == 2
     port, http_port = free_port(), free_port()

@@ -12,16 +12,18 @@ import pytest
 from starlette.requests import Request
 
 from lisa import Manager
-from lisa.core import removal
-from lisa.core.errors import GroupRemoved, ServerUnavailable
+from lisa.core.model.errors import GroupRemoved, ServerUnavailable
+from lisa.core.model.sharding import Topic
 from lisa.core.settings import GatewaySettings
+from lisa.core.store import group_removal
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
-from lisa.gateway import line, waiting
-from lisa.gateway.holding import hold
-from lisa.gateway.hub import Hub
-from lisa.gateway.waiting import Crowded, Delivery
+from lisa.gateway import pull_presence, pull_queue
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.long_poll import hold
+from lisa.gateway.pull_broker import TooManyPulls
+from lisa.gateway.pull_queue import HandedOut
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
 from tests.servers import connect
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
 
 LONG_S = 20.0
 BRIEF = {"ack_timeout": "200ms", "retry_delays": "0", "group": "lisa"}
-SOON_S = 5.0  # for what should take milliseconds on an idle machine
+SOON_S = 5.0  # limit for operations that take milliseconds on an idle machine
 
 
 @asynccontextmanager
-async def hub_on(url: str, **server: Any) -> AsyncIterator[Hub]:
+async def hub_on(url: str, **server: Any) -> AsyncIterator[GatewayContext]:
     settings = GatewaySettings.load(redis=url, gateway_server=server or None)
-    hub = Hub(settings)
+    hub = GatewayContext(settings)
     try:
         yield hub
     finally:
@@ -46,41 +48,41 @@ async def hub_on(url: str, **server: Any) -> AsyncIterator[Hub]:
 
 
 @pytest.fixture
-async def hub(redis_url: str) -> AsyncIterator[Hub]:
+async def hub(redis_url: str) -> AsyncIterator[GatewayContext]:
     async with hub_on(redis_url) as hub:
         yield hub
 
 
 @pytest.fixture
-async def topic(hub: Hub) -> str:
-    """A topic with one group, that no manager promotes."""
+async def topic(hub: GatewayContext) -> str:
+    """A topic with one group, and without a manager."""
     name = new_topic()
     await hub.store.call(Declare(name, "lisa"))
     return name
 
 
-def begin(pull: Coroutine[Any, Any, list[Delivery]]) -> asyncio.Task[list[Delivery]]:
+def begin(pull: Coroutine[Any, Any, list[HandedOut]]) -> asyncio.Task[list[HandedOut]]:
     return asyncio.create_task(pull)
 
 
-async def standing(hub: Hub, count: int) -> None:
-    """Until so many pulls wait, each in its line."""
+async def standing(hub: GatewayContext, count: int) -> None:
+    """Wait until `count` pulls are queued."""
     async with asyncio.timeout(SOON_S):
         while True:
-            lines = hub.room._lines.values()
-            if sum(len(line._waiters) for line in lines) == count and all(
-                line._bell is not None for line in lines
+            lines = hub.room._queues.values()
+            if sum(len(pull_queue._waiters) for pull_queue in lines) == count and all(
+                pull_queue._watcher is not None for pull_queue in lines
             ):
                 return
             await asyncio.sleep(0.002)
 
 
-async def soon(task: asyncio.Task[list[Delivery]]) -> list[Delivery]:
+async def soon(task: asyncio.Task[list[HandedOut]]) -> list[HandedOut]:
     return await asyncio.wait_for(task, SOON_S)
 
 
-async def gone_from(hub: Hub, topic: str, state: str) -> None:
-    """Until no message of the topic is in a state any more."""
+async def gone_from(hub: GatewayContext, topic: str, state: str) -> None:
+    """Wait until no message of the topic is in the state."""
     from lisa.admin.topics import counts
 
     async with asyncio.timeout(SOON_S):
@@ -91,7 +93,9 @@ async def gone_from(hub: Hub, topic: str, state: str) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_a_message_wakes_one_pull_and_the_others_go_on_waiting(hub: Hub, topic: str) -> None:
+async def test_a_message_wakes_one_pull_and_the_others_keep_waiting(
+    hub: GatewayContext, topic: str
+) -> None:
     pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(5)]
     await standing(hub, 5)
     sent = await hub.sender.offer(topic, Outgoing("hello"))
@@ -102,7 +106,9 @@ async def test_a_message_wakes_one_pull_and_the_others_go_on_waiting(hub: Hub, t
         pull.cancel()
 
 
-async def test_who_came_first_is_served_first_and_gets_what_it_wants(hub: Hub, topic: str) -> None:
+async def test_pulls_are_served_in_order_with_the_number_they_want(
+    hub: GatewayContext, topic: str
+) -> None:
     wants = [2, 3, 1]
     pulls = [begin(hub.room.pull(topic, most=most, wait_s=LONG_S)) for most in wants]
     await standing(hub, 3)
@@ -111,7 +117,7 @@ async def test_who_came_first_is_served_first_and_gets_what_it_wants(hub: Hub, t
     assert bodies == [[0, 1], [2, 3, 4], [5]]
 
 
-async def test_a_message_that_falls_due_wakes_a_pull(redis_url: str, hub: Hub) -> None:
+async def test_a_message_that_falls_due_wakes_a_pull(redis_url: str, hub: GatewayContext) -> None:
     topic = new_topic()
     with Manager(redis_url, groups={topic: ["lisa"]}):
         pull = begin(hub.room.pull(topic, wait_s=LONG_S))
@@ -120,7 +126,7 @@ async def test_a_message_that_falls_due_wakes_a_pull(redis_url: str, hub: Hub) -
         assert time.time() * 1000 >= found.message.due_ms
 
 
-async def test_a_failed_one_wakes_a_pull_again(redis_url: str, hub: Hub) -> None:
+async def test_a_failed_message_wakes_a_pull_again(redis_url: str, hub: GatewayContext) -> None:
     topic = new_topic()
     with Manager(redis_url, topics={topic: {"retry_delays": "0,0", "group": "lisa"}}):
         await hub.sender.offer(topic, Outgoing("x"))
@@ -132,7 +138,7 @@ async def test_a_failed_one_wakes_a_pull_again(redis_url: str, hub: Hub) -> None
         assert (again.message.id, again.message.attempt) == (first.message.id, 2)
 
 
-async def test_one_that_was_reclaimed_wakes_a_pull(redis_url: str, hub: Hub) -> None:
+async def test_a_reclaimed_message_wakes_a_pull(redis_url: str, hub: GatewayContext) -> None:
     topic = new_topic()
     with Manager(redis_url, topics={topic: BRIEF}):
         await hub.sender.offer(topic, Outgoing("x"))
@@ -142,8 +148,8 @@ async def test_one_that_was_reclaimed_wakes_a_pull(redis_url: str, hub: Hub) -> 
         assert (again.message.id, again.message.attempt) == (first.message.id, 2)
 
 
-async def test_one_that_was_released_wakes_a_pull_with_the_same_attempt(
-    hub: Hub, topic: str
+async def test_a_released_message_wakes_a_pull_with_the_same_attempt(
+    hub: GatewayContext, topic: str
 ) -> None:
     await hub.sender.offer(topic, Outgoing("x"))
     (first,) = await hub.room.pull(topic, wait_s=SOON_S)
@@ -154,7 +160,7 @@ async def test_one_that_was_released_wakes_a_pull_with_the_same_attempt(
     assert (again.message.id, again.message.attempt) == (first.message.id, 1)
 
 
-async def test_each_message_goes_to_one_of_several_gateways(redis_url: str) -> None:
+async def test_each_message_is_delivered_by_one_of_several_gateways(redis_url: str) -> None:
     topic = new_topic()
     async with hub_on(redis_url) as one, hub_on(redis_url) as other:
         await one.store.call(Declare(topic, "lisa"))
@@ -167,7 +173,7 @@ async def test_each_message_goes_to_one_of_several_gateways(redis_url: str) -> N
     assert sorted(found) == list(range(20))
 
 
-async def test_a_pull_that_does_not_wait_is_answered_at_once(hub: Hub, topic: str) -> None:
+async def test_a_pull_without_wait_returns_immediately(hub: GatewayContext, topic: str) -> None:
     assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
     held = begin(hub.room.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
@@ -176,13 +182,13 @@ async def test_a_pull_that_does_not_wait_is_answered_at_once(hub: Hub, topic: st
     held.cancel()
 
 
-async def test_a_pull_whose_time_is_up_is_answered_with_nothing(hub: Hub, topic: str) -> None:
+async def test_a_pull_returns_nothing_after_its_wait(hub: GatewayContext, topic: str) -> None:
     begun = time.monotonic()
     assert await hub.room.pull(topic, wait_s=0.3) == []
     assert time.monotonic() - begun >= 0.3
 
 
-async def test_what_comes_after_a_pull_has_ended_is_not_taken(hub: Hub, topic: str) -> None:
+async def test_an_ended_pull_takes_no_later_messages(hub: GatewayContext, topic: str) -> None:
     pull = begin(hub.room.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
     pull.cancel()
@@ -192,11 +198,11 @@ async def test_what_comes_after_a_pull_has_ended_is_not_taken(hub: Hub, topic: s
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
-async def test_what_was_taken_for_a_pull_that_ended_goes_to_the_next(
-    hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
+async def test_messages_of_an_ended_pull_go_to_the_next_pull(
+    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends between the taking and the hand-out, and once more right after the hand-out."""
-    original = line.Line._open
+    """The pull ends before its messages are handed out, and in another case right after."""
+    original = pull_queue.PullQueue._open
     taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def slow(self: Any, *given: Any) -> Any:
@@ -206,7 +212,7 @@ async def test_what_was_taken_for_a_pull_that_ended_goes_to_the_next(
             await asyncio.sleep(0.05)
         return found
 
-    monkeypatch.setattr(line.Line, "_open", slow)
+    monkeypatch.setattr(pull_queue.PullQueue, "_open", slow)
     sent = await hub.sender.offer(topic, Outgoing("x"))
     first = begin(hub.room.pull(topic, wait_s=LONG_S))
     second = begin(hub.room.pull(topic, wait_s=LONG_S))
@@ -220,18 +226,18 @@ async def test_what_was_taken_for_a_pull_that_ended_goes_to_the_next(
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
-async def test_a_task_that_is_ended_while_its_answer_is_on_the_way_gives_it_back(
-    hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
+    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pull = begin(hub.room.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
-    original = line.Waiter.answer
+    original = pull_queue.Waiter.answer
 
-    def answer_and_end(self: Any, found: list[Delivery]) -> None:
+    def answer_and_end(self: Any, found: list[HandedOut]) -> None:
         original(self, found)
         pull.cancel()
 
-    monkeypatch.setattr(line.Waiter, "answer", answer_and_end)
+    monkeypatch.setattr(pull_queue.Waiter, "answer", answer_and_end)
     sent = await hub.sender.offer(topic, Outgoing("x"))
     await asyncio.wait([pull])
     assert pull.cancelled()
@@ -240,17 +246,17 @@ async def test_a_task_that_is_ended_while_its_answer_is_on_the_way_gives_it_back
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
-async def test_a_request_that_is_ended_as_its_pull_ends_gives_back_what_came(
-    hub: Hub, topic: str
+async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
+    hub: GatewayContext, topic: str
 ) -> None:
-    """As a gateway ends what its grace time leaves over."""
+    """A stopping gateway cancels requests after its grace time."""
     asked = asyncio.Queue[dict[str, Any]]()
     request = Request({"type": "http"}, asked.get)
     sent = await hub.sender.offer(topic, Outgoing("x"))
     (delivery,) = await hub.room.pull(topic)
     came = asyncio.Event()
 
-    async def pull() -> list[Delivery]:
+    async def pull() -> list[HandedOut]:
         await came.wait()
         return [delivery]
 
@@ -266,7 +272,7 @@ async def test_a_request_that_is_ended_as_its_pull_ends_gives_back_what_came(
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
-async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: Hub) -> None:
+async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: GatewayContext) -> None:
     topic = new_topic()
     with Manager(redis_url, topics={topic: BRIEF}):
         pulls = [
@@ -282,7 +288,7 @@ async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: Hub) -> No
 
 
 async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
-    redis_url: str, hub: Hub
+    redis_url: str, hub: GatewayContext
 ) -> None:
     topic = new_topic()
     sent = await hub.sender.offer(topic, Outgoing("x"))
@@ -293,37 +299,39 @@ async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
     assert (found.message.id, found.message.group) == (sent.id, "lisa")
 
 
-async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(hub: Hub, topic: str) -> None:
+async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
+    hub: GatewayContext, topic: str
+) -> None:
     await hub.store.call(Declare(topic, "other"))
     named = begin(hub.room.pull(topic, group="other", wait_s=LONG_S))
     await standing(hub, 1)
     await hub.store.call(Undeclare(topic, "other"))
-    await hub.store.call(Declare(topic, "another"))  # an entry to wake nobody
+    await hub.store.call(Declare(topic, "another"))  # an entry that must not wake a pull
     with pytest.raises(GroupRemoved):
-        await asyncio.wait_for(named, 2 * line.BEAT_S + SOON_S)
+        await asyncio.wait_for(named, 2 * pull_presence.BEAT_S + SOON_S)
 
 
 async def test_a_group_that_is_removed_between_two_pulls_stays_removed(
-    hub: Hub, topic: str
+    hub: GatewayContext, topic: str
 ) -> None:
     await hub.sender.offer(topic, Outgoing("x"))
     (found,) = await hub.room.pull(topic, group="lisa")
     assert await hub.settler.ack(topic, found.receipt) == "acked"
-    # As a manager does that heard nothing of the gateway for a while.
+    # As a manager does after the gateway was silent for some time.
     await hub.store.drive(hub.store.command("DEL", hub.store.keys.topic(topic).consumers))
-    await hub.store.drive(removal.remove(hub.store, topic, "lisa"))
+    await hub.store.drive(group_removal.remove(hub.store, Topic(topic), "lisa"))
     with pytest.raises(GroupRemoved):
         await hub.room.pull(topic, group="lisa")
     assert await hub.store.drive(hub.store.groups(topic)) == ()
 
 
-async def test_no_more_pulls_wait_than_may(redis_url: str) -> None:
+async def test_the_number_of_waiting_pulls_is_limited(redis_url: str) -> None:
     topic = new_topic()
     async with hub_on(redis_url, max_polls=2) as hub:
         await hub.store.call(Declare(topic, "lisa"))
         pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(2)]
         await standing(hub, 2)
-        with pytest.raises(Crowded):
+        with pytest.raises(TooManyPulls):
             await hub.room.pull(topic, wait_s=LONG_S)
         pulls[0].cancel()
         await asyncio.wait([pulls[0]])
@@ -331,7 +339,7 @@ async def test_no_more_pulls_wait_than_may(redis_url: str) -> None:
         pulls[1].cancel()
 
 
-async def test_a_stop_answers_all_who_wait(hub: Hub, topic: str) -> None:
+async def test_a_stop_answers_all_waiting_pulls(hub: GatewayContext, topic: str) -> None:
     pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(20)]
     await standing(hub, 20)
     hub.stop_waiting()
@@ -364,8 +372,8 @@ async def test_pulls_outlive_the_server_and_resume(tmp_path: Path) -> None:
 async def test_pulls_outlive_a_server_that_has_lost_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also those of other groups, and after an outage so long that records are renewed first."""
-    for module in (line, waiting):
+    """Also those of other groups, and after an outage that outlasts the records."""
+    for module in (pull_queue, pull_presence):
         monkeypatch.setattr(module, "BEAT_S", 0.3)
     topic, groups = new_topic(), ["g", "h"]
     with EmbeddedServer() as server, Manager(server.url):
@@ -376,9 +384,9 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
                 pulls.append(begin(asked))
                 await standing(hub, len(pulls))
             server.kill()
-            await asyncio.sleep(2 * line.BEAT_S)
+            await asyncio.sleep(2 * pull_presence.BEAT_S)
             server.restart()
-            await asyncio.sleep(4 * line.BEAT_S)
+            await asyncio.sleep(4 * pull_presence.BEAT_S)
             assert [one for one in pulls if one.done()] == []
             await standing(hub, len(pulls))
             await hub.sender.offer(topic, Outgoing("x"))
@@ -386,22 +394,22 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
             assert [len(one) for one in found] == [1, 1]
 
 
-async def test_one_answer_holds_so_many_bytes_and_the_rest_goes_back(
-    hub: Hub, topic: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_response_is_limited_in_bytes_and_the_rest_is_released(
+    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(pull_queue, "AHEAD_BYTES", 300_000)
     await hub.sender.send_many(topic, ["x" * 30_000] * 20)
     found = await hub.room.pull(topic, most=20, wait_s=SOON_S)
-    assert len(found) == 3
-    rest: list[Delivery] = []
-    while len(rest) < 17:
+    assert len(found) == 16  # two calls of eight
+    rest: list[HandedOut] = []
+    while len(rest) < 4:
         rest += await hub.room.pull(topic, most=20, wait_s=SOON_S)
     assert {one.message.attempt for one in rest} == {1}
     assert len({one.message.id for one in found + rest}) == 20
 
 
-async def test_what_is_past_its_ttl_or_cannot_be_read_is_not_handed_out(
-    hub: Hub, topic: str
+async def test_expired_and_undecodable_messages_are_not_handed_out(
+    hub: GatewayContext, topic: str
 ) -> None:
     store = hub.store
     await hub.sender.offer(topic, Outgoing("old", id="old", ttl=timedelta(milliseconds=1)))
@@ -415,7 +423,9 @@ async def test_what_is_past_its_ttl_or_cannot_be_read_is_not_handed_out(
     assert (await hub.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
 
 
-async def test_a_pull_goes_on_past_entries_whose_messages_are_gone(hub: Hub, topic: str) -> None:
+async def test_a_pull_skips_entries_whose_messages_are_gone(
+    hub: GatewayContext, topic: str
+) -> None:
     sent = [(await hub.sender.offer(topic, Outgoing("x"))).id for _ in range(5)]
     body = hub.store.keys.topic(topic).body
     await hub.store.drive(hub.store.command("DEL", *[body(one) for one in sent[:4]]))
@@ -423,8 +433,8 @@ async def test_a_pull_goes_on_past_entries_whose_messages_are_gone(hub: Hub, top
     assert [one.message.id for one in found] == [sent[4]]
 
 
-async def test_the_gateway_is_seen_as_a_consumer_as_long_as_somebody_pulls(
-    redis_url: str, topic: str, hub: Hub
+async def test_the_gateway_is_a_consumer_while_clients_pull(
+    redis_url: str, topic: str, hub: GatewayContext
 ) -> None:
     from lisa.admin.roles import consumers
 
@@ -438,7 +448,7 @@ async def test_the_gateway_is_seen_as_a_consumer_as_long_as_somebody_pulls(
 
 
 async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
-    """Nothing of a pull is refused for want of memory, whoever was there before or not."""
+    """No step of a pull is refused for lack of memory, for new and known consumers."""
     topic = new_topic()
     with EmbeddedServer(directory=tmp_path) as server:
         async with hub_on(server.url) as first:

@@ -1,4 +1,4 @@
-"""Fixtures of the integration tests: one topic with its group, on each kind of server."""
+"""Fixtures for the integration tests: one topic with its group, on each kind of server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cast(server: str) -> Iterator[Cast]:
-    """Producer and consumer of `orders`, its group declared."""
+    """Producer and consumer of `orders`, with its group declared."""
     cast = Cast(server).declare()
     yield cast
     cast.store.close()
@@ -28,7 +28,7 @@ def cast(server: str) -> Iterator[Cast]:
 
 @pytest.fixture
 def bench(redis_url: str) -> Iterator[Bench]:
-    """What stands in for a manager, on one server; `orders` has its group."""
+    """A substitute for a manager, on one server; the group of `orders` is declared."""
     bench = Bench(redis_url)
     bench.declare("orders")
     yield bench
@@ -37,7 +37,7 @@ def bench(redis_url: str) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[list[str]]:
-    """The nodes of a cluster, by their URLs."""
+    """The URLs of a cluster's nodes."""
     with clusters.two_nodes() as nodes:
         yield nodes
 
@@ -56,7 +56,7 @@ def split(request: pytest.FixtureRequest) -> Iterator[Split]:
 
 @pytest.fixture
 def split_here(redis_url: str) -> Iterator[Split]:
-    """The same on one server only, for what a cluster would not make different."""
+    """The same on one server, for tests that do not depend on a cluster."""
     made = Split(redis_url)
     yield made
     made.store.close()
@@ -64,12 +64,12 @@ def split_here(redis_url: str) -> Iterator[Split]:
 
 @pytest.fixture
 def raw(server: str) -> Iterator[redis.Redis]:
-    """A foreign hand on the same server."""
+    """A plain client of the same server."""
     with connect(server) as client:
         yield client
 
 
 @pytest.fixture
 def kit(cast: Cast) -> Services:
-    """The manager's services over the cast's store, none of them running by itself."""
+    """The manager's services over the cast's store, to be run step by step."""
     return Services(cast)

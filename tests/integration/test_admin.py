@@ -1,4 +1,4 @@
-"""Operators' work on large and damaged topics, and what the doctor says of servers."""
+"""Operators' commands on large and damaged topics, and the doctor's findings on servers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import pytest
 import redis
 
 from lisa.admin import garbage, groups, live
-from lisa.admin.doctor import Check, Verdict, examine
-from lisa.admin.messages import Page, State, list_messages
+from lisa.admin.doctor import examine
+from lisa.admin.messages import LiveState, MessagePage, list_messages
+from lisa.admin.server_checks import Check, CheckResult
 from lisa.admin.topics import counts
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.envelope import encode_envelope, new_token
-from lisa.core.errors import ConfigError, GroupRemoved
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.envelope import encode_envelope, new_token
+from lisa.core.model.errors import ConfigError, GroupRemoved
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests.rows import Item, enqueue
@@ -58,10 +59,10 @@ def take(store: SyncStore, group: str, count: int) -> list[Failure]:
 
 
 def die(store: SyncStore, group: str, count: int) -> None:
-    store.call(Retry(TOPIC, group, take(store, group, count)))
+    store.call(Fail(TOPIC, group, take(store, group, count)))
 
 
-def walk(store: SyncStore, state: State, limit: int, **options: Any) -> Iterator[Page]:
+def walk(store: SyncStore, state: LiveState, limit: int, **options: Any) -> Iterator[MessagePage]:
     cursor = None
     while True:
         page = store.drive(
@@ -76,7 +77,7 @@ def walk(store: SyncStore, state: State, limit: int, **options: Any) -> Iterator
 # Groups
 
 
-def test_removal_settles_what_the_group_owed_and_nothing_else(store: SyncStore) -> None:
+def test_a_removal_settles_only_the_group_s_messages(store: SyncStore) -> None:
     for group in ("a", "b"):
         store.call(Declare(TOPIC, group))
     ids = [f"m{n}" for n in range(450)]
@@ -131,20 +132,22 @@ def test_every_state_is_listed_whole(limit: int, store: SyncStore) -> None:
     for group in ("a", "b"):
         die(store, group, 10)
         held = take(store, group, 10)
-        store.call(Retry(TOPIC, group, [one._replace(delay=60_000) for one in held]))
+        store.call(Fail(TOPIC, group, [one._replace(delay=60_000) for one in held]))
         take(store, group, 10)
     send(store, [f"w{n:02d}" for n in range(25)], "+60000")
     expected = {
-        State.GARBAGE: (0, 10), State.RETRY: (10, 20), State.IN_FLIGHT: (20, 30),
-        State.READY: (30, 40),
-    }  # fmt: skip
+        LiveState.GARBAGE: (0, 10),
+        LiveState.RETRY: (10, 20),
+        LiveState.IN_FLIGHT: (20, 30),
+        LiveState.READY: (30, 40),
+    }
     for state, (first, last) in expected.items():
         rows = [row for page in walk(store, state, limit) for row in page.rows]
         wanted = [(group, f"m{n:02d}") for group in "ab" for n in range(first, last)]
         assert [(row.group, row.id) for row in rows] == wanted
         only = [row for page in walk(store, state, limit, group="b") for row in page.rows]
         assert [row.id for row in only] == [one for group, one in wanted if group == "b"]
-    rows = [row for page in walk(store, State.WAITING, limit) for row in page.rows]
+    rows = [row for page in walk(store, LiveState.WAITING, limit) for row in page.rows]
     assert [row.id for row in rows] == [f"w{n:02d}" for n in range(25)]
 
 
@@ -152,9 +155,9 @@ def test_equal_due_times_and_a_cursor_whose_message_has_gone(store: SyncStore) -
     ids = [f"m{n:04d}" for n in range(1_000)]
     send(store, ids, "2208988800000")
     seen: list[str] = []
-    for page in walk(store, State.WAITING, 64):
+    for page in walk(store, LiveState.WAITING, 64):
         seen += [row.id for row in page.rows]
-        # What has been seen goes, the cursor's message among it.
+        # Listed messages are removed, including the cursor's message.
         store.ask("ZREM", store.keys.topic(TOPIC).waiting, *[row.id for row in page.rows][1:])
     assert seen == ids
 
@@ -162,25 +165,25 @@ def test_equal_due_times_and_a_cursor_whose_message_has_gone(store: SyncStore) -
 def test_due_before(store: SyncStore) -> None:
     for n in range(10):
         send(store, [f"m{n}"], str(2_208_988_800_000 + n))
-    pages = walk(store, State.WAITING, 3, due_before_ms=2_208_988_800_005)
+    pages = walk(store, LiveState.WAITING, 3, due_before_ms=2_208_988_800_005)
     assert [row.id for page in pages for row in page.rows] == [f"m{n}" for n in range(5)]
 
 
-def test_what_a_list_refuses(store: SyncStore) -> None:
+def test_a_list_refuses_bad_cursors_and_unknown_groups(store: SyncStore) -> None:
     send(store, ["a"], "+60000")
     for cursor in ("x", "/x:y"):
-        with pytest.raises(ConfigError, match="no cursor"):
-            store.drive(list_messages(store, TOPIC, State.WAITING, cursor=cursor))
+        with pytest.raises(ConfigError, match="not a cursor"):
+            store.drive(list_messages(store, TOPIC, LiveState.WAITING, cursor=cursor))
     with pytest.raises(GroupRemoved):
-        store.drive(list_messages(store, TOPIC, State.READY, group="nope"))
+        store.drive(list_messages(store, TOPIC, LiveState.READY, group="nope"))
 
 
 def test_a_damaged_topic_is_listed_and_counted(store: SyncStore) -> None:
     store.call(Declare(TOPIC, "a"))
     send(store, ["m"])
     store.ask("DEL", store.keys.topic(TOPIC).group("a").ready)
-    assert store.drive(list_messages(store, TOPIC, State.READY)).rows == ()
-    assert store.drive(list_messages(store, TOPIC, State.IN_FLIGHT)).rows == ()
+    assert store.drive(list_messages(store, TOPIC, LiveState.READY)).rows == ()
+    assert store.drive(list_messages(store, TOPIC, LiveState.IN_FLIGHT)).rows == ()
     (found,) = store.drive(counts(store, [TOPIC]))
     assert [group.intact for group in found.groups] == [False]
 
@@ -195,12 +198,12 @@ def test_all_garbage_page_by_page_by_age_and_reason(store: SyncStore) -> None:
     for group in ("a", "b"):
         for _ in range(2):
             die(store, group, 250)
-    of_a = garbage.Selection(topic=TOPIC, group="a", reason="REASON M00")
+    of_a = garbage.GarbageSelection(topic=TOPIC, group="a", reason="REASON M00")
     assert store.drive(garbage.matching(store, of_a)) == 10
     assert store.drive(garbage.act(store, of_a, garbage.requeue)) == 10
-    everything = garbage.Selection(topic=TOPIC)
+    everything = garbage.GarbageSelection(topic=TOPIC)
     assert store.drive(garbage.matching(store, everything)) == 990
-    long_ago = garbage.Selection(topic=TOPIC, died_before_ms=1)
+    long_ago = garbage.GarbageSelection(topic=TOPIC, died_before_ms=1)
     assert store.drive(garbage.act(store, long_ago, garbage.purge)) == 0
     steps: list[int] = []
     done = store.drive(garbage.act(store, everything, garbage.purge, progress=steps.append))
@@ -211,8 +214,8 @@ def test_all_garbage_page_by_page_by_age_and_reason(store: SyncStore) -> None:
     assert len(store.ask("KEYS", keys.bodies_pattern())) == 10, "bodies of both groups' dead go"
 
 
-def test_what_dies_again_meanwhile_is_not_taken_twice(store: SyncStore) -> None:
-    """Each requeued message dies at once: a requeue of all still ends."""
+def test_a_message_that_dies_again_meanwhile_is_not_taken_twice(store: SyncStore) -> None:
+    """Requeueing all messages ends even if each dies again immediately."""
     store.call(Declare(TOPIC, "a"))
     send(store, [f"m{n}" for n in range(20)])
     die(store, "a", 20)
@@ -224,10 +227,10 @@ def test_what_dies_again_meanwhile_is_not_taken_twice(store: SyncStore) -> None:
         found = (yield from store.run(Pull(topic, group, "c1", 100))).entries
         yield from store.run(Open(topic, group, found))
         failures = [Failure(one.id, one.entry, "again", "discard") for one in found]
-        yield from store.run(Retry(topic, group, failures))
+        yield from store.run(Fail(topic, group, failures))
         return done
 
-    selection = garbage.Selection(topic=TOPIC)
+    selection = garbage.GarbageSelection(topic=TOPIC)
     assert store.drive(garbage.act(store, selection, requeue_and_die)) == 20
     assert store.drive(garbage.matching(store, selection)) == 20
 
@@ -241,7 +244,7 @@ def test_rates_and_lateness_of_an_interval(store: SyncStore) -> None:
     before = store.drive(live.look(store))
     store.ask("HSET", stats, "sent", 300, "acked@a", 100, "acked@b", 150, "late:e@b", 98)
     store.ask("HSET", stats, "late:j@a", 2, "retried@a", 5)
-    after = live.Look(before.at_us + 2_000_000, store.drive(live.look(store)).topics)
+    after = live.TopicsSnapshot(before.at_us + 2_000_000, store.drive(live.look(store)).topics)
     (found,) = live.activity(before, after)
     assert (found.in_per_s, found.out_per_s, found.retried_per_s) == (100, 75, 2.5)
     assert found.p50_ms is not None
@@ -265,22 +268,22 @@ def verdicts(url: str) -> dict[str, Check]:
 
 def test_a_server_without_persistence(server: str) -> None:
     found = verdicts(server)
-    failing = [one.name for one in found.values() if one.verdict is Verdict.FAIL]
+    failing = [one.name for one in found.values() if one.verdict is CheckResult.FAIL]
     assert failing == ["persistence"]
     assert "appendonly yes" in found["persistence"].cure
-    assert found["managers"].verdict is Verdict.WARN
+    assert found["managers"].verdict is CheckResult.WARN
     assert {"server", "role", "clock", "commands", "rights", "scripts", "layout"} <= found.keys()
 
 
 def test_a_server_that_is_fit(own_server: EmbeddedServer) -> None:
     found = verdicts(own_server.url)
-    assert [one for one in found.values() if one.verdict is Verdict.FAIL] == []
+    assert [one for one in found.values() if one.verdict is CheckResult.FAIL] == []
 
 
 @pytest.mark.parametrize(
-    ("policy", "verdict"), [("allkeys-lru", Verdict.FAIL), ("volatile-ttl", Verdict.WARN)]
+    ("policy", "verdict"), [("allkeys-lru", CheckResult.FAIL), ("volatile-ttl", CheckResult.WARN)]
 )
-def test_eviction(policy: str, verdict: Verdict, own_server: EmbeddedServer) -> None:
+def test_eviction(policy: str, verdict: CheckResult, own_server: EmbeddedServer) -> None:
     with redis.Redis.from_url(own_server.url) as raw:
         raw.config_set("maxmemory-policy", policy)
     found = verdicts(own_server.url)["maxmemory-policy"]
@@ -292,34 +295,42 @@ def test_snapshots_only(own_server: EmbeddedServer) -> None:
     with redis.Redis.from_url(own_server.url) as raw:
         raw.config_set("appendonly", "no")
         raw.config_set("save", "60 1")
-    assert verdicts(own_server.url)["persistence"].verdict is Verdict.WARN
+    assert verdicts(own_server.url)["persistence"].verdict is CheckResult.WARN
 
 
 def test_missing_rights_are_named(own_server: EmbeddedServer) -> None:
     with redis.Redis.from_url(own_server.url) as raw:
         raw.execute_command(
-            "ACL", "SETUSER", "weak", "on", ">pw", "~lisa:*", "&lisa:*", "+@all", "-xadd",
+            "ACL",
+            "SETUSER",
+            "weak",
+            "on",
+            ">pw",
+            "~lisa:*",
+            "&lisa:*",
+            "+@all",
+            "-xadd",
             "-xgroup|create",
-        )  # fmt: skip
+        )
         raw.execute_command("ACL", "SETUSER", "elsewhere", "on", ">pw", "~x:*", "&*", "+@all")
     weak = verdicts(own_server.url.replace("//", "//weak:pw@"))["rights"]
-    assert weak.verdict is Verdict.FAIL
+    assert weak.verdict is CheckResult.FAIL
     assert weak.found == "refused: xadd, xgroup|create"
     other = verdicts(own_server.url.replace("//", "//elsewhere:pw@"))
-    assert other["rights"].verdict is other["scripts"].verdict is Verdict.FAIL
+    assert other["rights"].verdict is other["scripts"].verdict is CheckResult.FAIL
 
 
 def test_a_missing_command_is_named() -> None:
     with EmbeddedServer(extra=("--rename-command", "XCLAIM", "")) as server:
         found = verdicts(server.url)["commands"]
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckResult.FAIL
     assert "XCLAIM" in found.found
 
 
 def test_a_replica(own_server: EmbeddedServer) -> None:
     with EmbeddedServer(extra=("--replicaof", "127.0.0.1", str(own_server.port))) as replica:
         found = verdicts(replica.url)
-    assert found["role"].verdict is Verdict.FAIL
+    assert found["role"].verdict is CheckResult.FAIL
     assert "primary" in found["role"].cure
 
 

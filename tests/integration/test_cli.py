@@ -1,4 +1,4 @@
-"""The commands, each on a real server."""
+"""The commands on a real server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lisa.cli.main import main
-from lisa.core.envelope import new_id
+from lisa.core.model.envelope import new_id
 from lisa.core.transitions.promote import Promote, Promoted
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from tests.roles import Cast
 from tests.servers import connect
 
@@ -38,7 +38,7 @@ def lisa(redis_url: str) -> Lisa:
 
 @pytest.fixture
 def ask(lisa: Lisa) -> Callable[..., Any]:
-    """Run a command with --json; the document."""
+    """Run a command with --json; its parsed output."""
 
     def run(*arguments: str, code: int = 0, stdin: str | None = None) -> Any:
         return json.loads(lisa(*arguments, "--json", code=code, stdin=stdin).stdout)
@@ -54,12 +54,12 @@ def cast(redis_url: str) -> Iterator[Cast]:
 
 
 def kill(cast: Cast, *ids: str, reason: str = "boom") -> None:
-    """Messages that end up in garbage."""
+    """Send messages that end in garbage."""
     for one in ids:
         cast.send(message_id=one, policy="")
     entries = cast.take()
     failures = [Failure(entry.id, entry.entry, reason, "discard") for entry in entries]
-    cast.store.call(Retry("orders", "g", failures))
+    cast.store.call(Fail("orders", "g", failures))
 
 
 def promote(cast: Cast) -> Promoted:
@@ -71,8 +71,10 @@ def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any
     one = sent.strip()
     found = ask("get", "orders", one)
     assert (found["state"], found["body"], found["headers"]) == (
-        "waiting", {"order": 42}, {"k": "v"}
-    )  # fmt: skip
+        "waiting",
+        {"order": 42},
+        {"k": "v"},
+    )
     shown = lisa("get", "orders", one).stdout
     assert "waiting" in shown
     assert "(in 29m 5" in shown
@@ -86,7 +88,7 @@ def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any
     ]
 
 
-def test_an_id_that_looks_like_an_option_goes_behind_two_dashes(lisa: Lisa) -> None:
+def test_an_id_that_looks_like_an_option_follows_two_dashes(lisa: Lisa) -> None:
     assert not new_id().startswith("-")
     assert lisa("send", "orders", "x", "--delay", "1h", "--id=-mine").stdout.strip() == "-mine"
     assert lisa("cancel", "orders", "--", "-mine").stdout.split() == ["-mine", "cancelled"]
@@ -103,7 +105,7 @@ def test_an_id_that_looks_like_an_option_goes_behind_two_dashes(lisa: Lisa) -> N
         (["[1, null]"], [1, None], "json"),
     ],
 )
-def test_what_a_body_is(
+def test_forms_of_a_body(
     arguments: list[str], body: object, encoding: str, lisa: Lisa, ask: Callable[..., Any]
 ) -> None:
     one = lisa("send", "orders", "--delay", "1h", *arguments).stdout.strip()
@@ -128,9 +130,10 @@ def test_due_times(lisa: Lisa, ask: Callable[..., Any]) -> None:
 
 def test_duplicates(lisa: Lisa, ask: Callable[..., Any]) -> None:
     lisa("send", "orders", "1", "--id", "a", "--delay", "1h")
-    assert "known" in lisa(
-        "send", "orders", "2", "--id", "a", "--on-duplicate", "reject", code=1
-    ).stderr  # fmt: skip
+    assert (
+        "known"
+        in lisa("send", "orders", "2", "--id", "a", "--on-duplicate", "reject", code=1).stderr
+    )
     lisa("send", "orders", "2", "--id", "a", "--on-duplicate", "replace", "--delay", "1h")
     assert ask("get", "orders", "a")["body"] == 2
 
@@ -139,9 +142,7 @@ def test_a_file_of_messages(lisa: Lisa, ask: Callable[..., Any], tmp_path: Path)
     path = tmp_path / "bodies"
     path.write_text('{"n": 1}\nplain\n3\n', encoding="utf-8")
     said = ask("send", "orders", "--file", str(path), "--delay", "1h")
-    assert said == {
-        "topic": "orders", "accepted": 3, "duplicate": 0, "replaced": 0, "rejected": 0
-    }  # fmt: skip
+    assert said == {"topic": "orders", "accepted": 3, "duplicate": 0, "replaced": 0, "rejected": 0}
     assert ask("send", "orders", "--file", "-", stdin="a\nb\n")["accepted"] == 2
     rows = ask("list", "orders")["messages"]
     assert len(rows) == 5
@@ -155,25 +156,25 @@ def test_a_full_topic(lisa: Lisa) -> None:
     assert "capacity" in lisa("send", "orders", "x", code=1).stderr
 
 
-def test_unknown_things_are_a_negative_answer(lisa: Lisa, ask: Callable[..., Any]) -> None:
+def test_unknown_objects_give_a_negative_result(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "unknown" in lisa("get", "orders", "nope", code=1).stderr
     assert ask("get", "orders", "nope", code=1) == {"topic": "orders", "id": "nope", "state": None}
     assert "unknown" in lisa("cancel", "orders", "nope", code=1).stdout
     assert "unknown" in lisa("fire", "orders", "nope", code=1).stdout
-    assert "nothing is known" in lisa("topic", "show", "nope", code=1).stderr
-    assert "nothing is known" in lisa("topic", "pause", "nope", code=1).stderr
+    assert "is unknown" in lisa("topic", "show", "nope", code=1).stderr
+    assert "is unknown" in lisa("topic", "pause", "nope", code=1).stderr
     lisa("topic", "group", "add", "orders", "g")
     assert "no group" in lisa("topic", "group", "remove", "orders", "h", code=1).stderr
     assert (
         "not declared" in lisa("list", "orders", "--state", "retry", "--group", "h", code=1).stderr
     )
-    assert "no cursor" in lisa("list", "orders", "--cursor", "x", code=2).stderr
+    assert "not a cursor" in lisa("list", "orders", "--cursor", "x", code=2).stderr
 
 
 def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "1 changed" in lisa("topic", "set", "orders", "ack-timeout=30s").stdout
     assert ask("topic", "show", "orders")["options"]["ack_timeout_ms"] == 30_000
-    assert "as it was" in lisa("topic", "set", "orders", "ack_timeout=30s").stdout
+    assert "unchanged" in lisa("topic", "set", "orders", "ack_timeout=30s").stdout
     lisa("topic", "set", "orders", "retry_delays=0,2m~0.5", "capacity=7", "max_ready=5")
     options = ask("topic", "show", "orders")["options"]
     assert options["retry_delays_ms"] == [0, 120_000]
@@ -184,7 +185,7 @@ def test_topic_options(lisa: Lisa, ask: Callable[..., Any]) -> None:
     assert "2m" not in lisa("topic", "show", "orders").stdout
     assert "did you mean" in lisa("topic", "set", "orders", "ack_timeut=3s", code=2).stderr
     assert "out of range" in lisa("topic", "set", "orders", "ack_timeout=1ms", code=2).stderr
-    assert "no topic option" in lisa("topic", "unset", "orders", "what", code=2).stderr
+    assert "unknown topic option" in lisa("topic", "unset", "orders", "what", code=2).stderr
 
 
 def test_pause_and_resume(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
@@ -198,27 +199,41 @@ def test_pause_and_resume(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> No
     assert promote(cast).moved == 1
 
 
+def test_a_group_too_many_is_refused(lisa: Lisa) -> None:
+    lisa("topic", "set", "orders", "max-groups=1")
+    lisa("topic", "group", "add", "orders", "g")
+    assert "its option max_groups" in lisa("topic", "group", "add", "orders", "h", code=1).stderr
+    assert "unchanged" in lisa("topic", "group", "add", "orders", "g").stdout
+
+
+def test_bodies_that_block_the_server_cause_a_warning(lisa: Lisa) -> None:
+    assert "9000000 bytes" in lisa("topic", "set", "orders", "max-body-bytes=9000000").stderr
+    assert not lisa("topic", "set", "orders", "max-body-bytes=8388608").stderr
+
+
 def test_groups(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
     lisa("topic", "group", "add", "orders", "g")
-    assert "as it was" in lisa("topic", "group", "add", "orders", "g").stdout
+    assert "unchanged" in lisa("topic", "group", "add", "orders", "g").stdout
     lisa("topic", "group", "add", "orders", "other")
     lisa("send", "orders", "x", "--id", "a")
     promote(cast)
     assert [one["ready"] for one in ask("topic", "group", "list", "orders")] == [1, 1]
-    assert "nothing was changed" in lisa(
-        "topic", "group", "remove", "orders", "g", code=1, stdin="n\n"
-    ).stderr  # fmt: skip
+    assert (
+        "nothing was changed"
+        in lisa("topic", "group", "remove", "orders", "g", code=1, stdin="n\n").stderr
+    )
     lisa("topic", "group", "remove", "orders", "g", "--yes")
     assert [one["group"] for one in ask("topic", "group", "list", "orders")] == ["other"]
     assert ask("get", "orders", "a")["state"] == "ready"
-    assert "1 messages purged" in lisa(
-        "topic", "group", "remove", "orders", "other", stdin="y\n"
-    ).stdout  # fmt: skip
+    assert (
+        "1 messages purged"
+        in lisa("topic", "group", "remove", "orders", "other", stdin="y\n").stdout
+    )
     assert ask("get", "orders", "a")["state"] == "purged"
 
 
 def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) -> None:
-    assert "nothing is known" in lisa("topic", "journal", "show", "nope", code=1).stderr
+    assert "is unknown" in lisa("topic", "journal", "show", "nope", code=1).stderr
     lisa("topic", "set", "orders", "journal=true")
     assert ask("topic", "journal", "show", "orders")["since_ms"] is None
     lisa("send", "orders", "one", "--delay", "1h")
@@ -234,8 +249,10 @@ def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) 
     assert (archive["name"], archive["number"], archive["behind"]) == ("nightly", 1, 1)
     assert "nightly" in lisa("topic", "journal", "show", "orders").stdout
     assert ask("topic", "journal", "forget", "orders", "nightly")["changed"] is True
-    assert "no archive nightly" in lisa("topic", "journal", "forget", "orders", "nightly",
-                                        code=1).stderr  # fmt: skip
+    assert (
+        "no archive nightly"
+        in lisa("topic", "journal", "forget", "orders", "nightly", code=1).stderr
+    )
 
 
 def test_topics(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
@@ -265,7 +282,7 @@ def test_list_by_state(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     assert re.search(r"(?m)^idle +\d+(\.\d+)?m?s *$", lisa("get", "orders", "held").stdout)
 
 
-def test_list_goes_on_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
+def test_list_continues_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     for n in range(7):
         cast.send(message_id=f"m{n}", delay_ms=60_000 + n)
     seen: list[str] = []
@@ -273,7 +290,7 @@ def test_list_goes_on_from_its_cursor(ask: Callable[..., Any], lisa: Lisa, cast:
     while True:
         page = ask("list", "orders", "--limit", "3", *cursor)
         seen += [row["id"] for row in page["messages"]]
-        lisa("cancel", "orders", seen[-1])  # the cursor's own message goes
+        lisa("cancel", "orders", seen[-1])  # the cursor's message is removed
         if page["cursor"] is None:
             break
         cursor = ["--cursor", page["cursor"]]
@@ -292,10 +309,12 @@ def test_garbage(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     (shown,) = ask("garbage", "show", "orders", "a")
     assert (shown["body"], shown["reason"]) == ("x", "card declined")
     assert "card declined" in lisa("garbage", "show", "orders", "a").stdout
-    assert "not in the garbage" in lisa("garbage", "show", "orders", "z", code=1).stderr
+    assert "not in garbage" in lisa("garbage", "show", "orders", "z", code=1).stderr
     assert ask("garbage", "requeue", "orders", "a", "z", code=1) == {
-        "topic": "orders", "requeued": 1, "not_in_garbage": ["z"]
-    }  # fmt: skip
+        "topic": "orders",
+        "requeued": 1,
+        "not_in_garbage": ["z"],
+    }
     assert ask("get", "orders", "a")["state"] == "retry"
     assert (
         "nothing was changed" in lisa("garbage", "purge", "orders", "b", code=1, stdin="n\n").stderr
@@ -310,7 +329,7 @@ def test_garbage(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
 
 
 def test_consumers_and_managers(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
-    from lisa.core import presence
+    from lisa.core.store import presence
 
     cast.declare()
     cast.store.drive(cast.store.register(["orders"]))
@@ -341,14 +360,20 @@ def test_top(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
 def test_fsck(ask: Callable[..., Any], lisa: Lisa, cast: Cast) -> None:
     cast.send(message_id="a", delay_ms=60_000)
     assert ask("fsck")["ok"] is True
-    assert "all in place" in lisa("fsck", "orders").stdout
+    assert "no inconsistencies" in lisa("fsck", "orders").stdout
     cast.store.ask("ZREM", cast.keys.waiting, "a")
     found = ask("fsck", code=1)
     assert found["findings"] == [
-        {"kind": "no-place", "topic": "orders", "group": None, "id": "a", "what": "",
-         "repaired": False}
-    ]  # fmt: skip
-    assert "--repair mends" in lisa("fsck", code=1).stdout
+        {
+            "kind": "no-place",
+            "topic": "orders",
+            "group": None,
+            "id": "a",
+            "what": "",
+            "repaired": False,
+        }
+    ]
+    assert "run with --repair" in lisa("fsck", code=1).stdout
     assert ask("fsck", "--repair")["repaired"] == 1
     assert ask("fsck")["found"] == 0
 

@@ -19,7 +19,7 @@ import pytest
 from tests.servers import PATIENCE, ROOT, Processes
 
 PROGRAM = ("-m", "lisa.cli.main")
-WORK = timedelta(seconds=1)  # what a command may take besides its work
+WORK = timedelta(seconds=1)  # allowance for a command beyond its work
 
 
 def lisa(
@@ -29,9 +29,13 @@ def lisa(
     environment |= {"LISA_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, *PROGRAM, *arguments],
-        check=False, input=stdin, capture_output=True, text=True, env=environment,
+        check=False,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=environment,
         timeout=timeout.total_seconds(),
-    )  # fmt: skip
+    )
 
 
 def test_exit_codes_and_streams(redis_url: str) -> None:
@@ -57,7 +61,7 @@ def test_exit_codes_and_streams(redis_url: str) -> None:
 
 
 def test_a_command_takes_under_a_second(redis_url: str) -> None:
-    """Of the processor's time: how many others wait for it says nothing of the command."""
+    """Measured in CPU time, which does not depend on the machine's load."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert lisa(redis_url, "send", "orders", "x").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -65,29 +69,27 @@ def test_a_command_takes_under_a_second(redis_url: str) -> None:
     assert used < WORK.total_seconds()
 
 
-def test_whoever_reads_may_leave(redis_url: str) -> None:
+def test_a_reader_may_close_the_pipe_early(redis_url: str) -> None:
     lines = "\n".join(f"message {n}" for n in range(5_000))
     sent = lisa(redis_url, "send", "orders", "--file", "-", "--delay", "1h", stdin=lines)
     assert "5000" in sent.stdout
     command = f"{sys.executable} -m lisa.cli.main list orders --limit 5000 | head -3"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
-        check=False, capture_output=True, text=True,
+        check=False,
+        capture_output=True,
+        text=True,
         env={**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.stdout.count("\n") == 3
     assert "Error" not in done.stderr
     assert done.stderr.count("\n") <= 1, "at most the cursor of what follows"
     assert done.returncode == 0
 
 
-def test_top_for_programs_goes_on_until_it_is_interrupted(
-    redis_url: str, processes: Processes
-) -> None:
+def test_top_for_programs_runs_until_interrupted(redis_url: str, processes: Processes) -> None:
     lisa(redis_url, "send", "orders", "x", "--delay", "1h")
-    top = processes.start(
-        *PROGRAM, "--redis", redis_url, "top", "--json", "--interval", "0.1"
-    )  # fmt: skip
+    top = processes.start(*PROGRAM, "--redis", redis_url, "top", "--json", "--interval", "0.1")
     top.wait_for('"topic":"orders"', times=3)
     top.signal(signal.SIGINT)
     assert top.wait() == 0
@@ -102,8 +104,12 @@ def test_top_on_a_terminal(redis_url: str) -> None:
     environment |= {"TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
     program = subprocess.Popen(
         [sys.executable, *PROGRAM, "top", "--interval", "0.1"],
-        stdin=follower, stdout=follower, stderr=follower, env=environment, start_new_session=True,
-    )  # fmt: skip
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment,
+        start_new_session=True,
+    )
     os.close(follower)
     try:
         said = b""
@@ -113,7 +119,7 @@ def test_top_on_a_terminal(redis_url: str) -> None:
         assert said.count(b"orders") >= 3
         assert b"waiting" in said
         program.send_signal(signal.SIGINT)
-        with suppress(OSError):  # EIO: nobody holds the other end any more
+        with suppress(OSError):  # EIO: the other end is closed
             while more := os.read(leader, 65_536):
                 said += more
         assert program.wait(PATIENCE.total_seconds()) == 0
@@ -126,7 +132,7 @@ def test_top_on_a_terminal(redis_url: str) -> None:
 
 
 def test_an_interrupted_command_leaves_one_line(redis_url: str, processes: Processes) -> None:
-    """A server that never answers; Ctrl-C ends the wait."""
+    """Ctrl-C ends the wait for a server that never answers."""
     import socket
 
     with socket.socket() as silent:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOPIC = "orders"
 TWO_LINES = """
-from lisa.core.signals import message_received
+from lisa.core.model.signals import message_received
 
 @message_received.connect_via("orders")
 def handle(topic, *, message): print("handled", topic, message.group, message.body, flush=True)
@@ -67,22 +67,22 @@ def test_targets(
 @pytest.mark.parametrize(
     ("module", "arguments", "said"),
     [
-        (ONE, [], "name what to run"),
+        (ONE, [], "no target"),
         (ONE, ["nowhere"], "no module 'nowhere'"),
-        (ONE, ["shop:"], "neither pkg.module nor pkg.module:name"),
-        (ONE, ["../shop"], "neither pkg.module nor pkg.module:name"),
+        (ONE, ["shop:"], "must be pkg.module or pkg.module:name"),
+        (ONE, ["../shop"], "must be pkg.module or pkg.module:name"),
         (ONE, ["shop:Consumer"], "is a type, not a lisa.Consumer"),
         (ONE + "other = Consumer()\n", ["shop"], "several consumers (consumer, other)"),
         ("x = 1\n", ["shop"], "neither a lisa.Consumer nor a receiver"),
         ("from lisa.consumer import Consumer\nc = Consumer()\n", ["shop"], "nothing to consume"),
         (ONE, ["--concurrency", "0", "shop"], "concurrency"),
         (ONE, ["--group", "no spaces", "shop"], "group 'no spaces' is not allowed"),
-        (ONE, ["--redis", "http://x", "shop"], "is no address"),
+        (ONE, ["--redis", "http://x", "shop"], "is not a server address"),
         (ONE, ["--config", "absent.yml", "shop"], "absent.yml"),
         (ONE, ["--http", "nonsense", "shop"], "HOST:PORT"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_code_2(
+def test_a_usage_error_is_one_line_with_exit_code_2(
     processes: Processes, tmp_path: Path, module: str, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "shop.py").write_text(module)
@@ -125,7 +125,7 @@ def test_the_originals_file_works_with_a_two_line_module(
     assert process.stop() == 0
 
 
-def test_disabled_says_so_and_ends_well(processes: Processes, tmp_path: Path) -> None:
+def test_disabled_is_reported_with_exit_code_0(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "off.yml").write_text("lisa-delay-queue:\n  enabled: false\n")
     process = start(processes, "--config", "off.yml")
     assert process.wait() == 0
@@ -134,7 +134,7 @@ def test_disabled_says_so_and_ends_well(processes: Processes, tmp_path: Path) ->
     ]
 
 
-def test_health_is_served_and_tells_of_a_server_that_is_gone(
+def test_health_is_served_and_reports_an_outage(
     bench: Bench, processes: Processes, tmp_path: Path
 ) -> None:
     bench.declare(TOPIC)

@@ -1,4 +1,4 @@
-"""What a consumer must live through: odd receivers, blocked loops, leases lost on the way."""
+"""What a consumer must survive: failing receivers, blocked loops, lost leases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from lisa.consumer import Batch, Consumer
 from lisa.consumer.subscription import Subscription
-from lisa.core.errors import ServerUnavailable
+from lisa.core.model.errors import ServerUnavailable
 from lisa.core.transitions.release import Release
 from tests.consumers import Bench, ignore, presences, presences_running, settled
 from tests.servers import wait_until
@@ -21,9 +21,9 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lisa.consumer.held import Held
-    from lisa.core.message import Message
-    from lisa.core.stream import Entry
+    from lisa.consumer.inflight import Held
+    from lisa.core.model.message import Message
+    from lisa.core.model.stream import Entry
 
 TOPIC = "orders"
 
@@ -32,7 +32,7 @@ def ready(bench: Bench) -> str:
     return bench.store.keys.topic(TOPIC).group("lisa").ready
 
 
-def test_an_id_that_is_no_text_holds_up_nobody(bench: Bench) -> None:
+def test_an_id_that_is_not_text_does_not_block_the_others(bench: Bench) -> None:
     bench.ask("XADD", ready(bench), "*", "id", b"\xff\xfe", "due", "1")
     [sent] = bench.send(TOPIC, [1])
     consumer = Consumer(bench.url)
@@ -42,9 +42,7 @@ def test_an_id_that_is_no_text_holds_up_nobody(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_an_exception_that_cannot_be_put_into_words_is_a_failure(
-    bench: Bench, concurrency: int
-) -> None:
+def test_an_exception_whose_str_raises_is_a_failure(bench: Bench, concurrency: int) -> None:
     class Speechless(Exception):
         def __str__(self) -> str:
             raise AttributeError("words")
@@ -115,7 +113,7 @@ def test_a_blocked_loop_keeps_no_reader_busy(bench: Bench) -> None:
 
     async def handle(message: Message) -> None:
         if message.body == "slow":
-            await asyncio.sleep(0.5)  # from now on nothing is read ahead
+            await asyncio.sleep(0.5)  # from now on nothing is prefetched
         else:
             begun.set()
             go_on.wait(20)
@@ -136,7 +134,7 @@ def test_a_blocked_loop_keeps_no_reader_busy(bench: Bench) -> None:
     assert used_s < 0.25
 
 
-def test_what_an_async_handler_lost_before_it_began_is_forgotten(
+def test_an_async_delivery_lost_before_it_began_is_forgotten(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -172,18 +170,20 @@ def test_a_lease_runs_from_the_reading_not_from_a_late_opening(
     cut_until: list[float] = []
     open_now = Subscription.open
 
-    def open_late(sub: Subscription, entries: Sequence[Entry], read_at: float) -> list[Held]:
-        # It is tried again after 1.25 s, counted from the first try, as pauses grow.
+    def open_late(
+        sub: Subscription, entries: Sequence[Entry], asked_at: float, read_at: float
+    ) -> tuple[list[Held], int]:
+        # It is retried 1.25 s after the first attempt, as pauses grow.
         cut_until[:] = cut_until or [time.monotonic() + 1.2]
         if time.monotonic() < cut_until[0]:
             raise ServerUnavailable("cut off")
-        return open_now(sub, entries, read_at)
+        return open_now(sub, entries, asked_at, read_at)
 
     monkeypatch.setattr(Subscription, "open", open_late)
 
     def handle(message: Message) -> None:
         attempts.append(message.attempt)
-        time.sleep(1.5)  # past the end of the lease as it was when the handler began
+        time.sleep(1.5)  # past the lease's end at the handler's start
 
     consumer = Consumer(bench.url)
     consumer.on(TOPIC, handle)
@@ -194,7 +194,7 @@ def test_a_lease_runs_from_the_reading_not_from_a_late_opening(
     assert bench.stat(TOPIC, "reclaimed") == 0
 
 
-def test_what_gathers_behind_a_running_batch_goes_back_at_once(bench: Bench) -> None:
+def test_deliveries_behind_a_running_batch_are_released_at_once(bench: Bench) -> None:
     begun, go_on = threading.Event(), threading.Event()
     calls: list[int] = []
 
@@ -216,7 +216,7 @@ def test_what_gathers_behind_a_running_batch_goes_back_at_once(bench: Bench) -> 
     try:
         wait_until(lambda: bench.stat(TOPIC, "released") == 5, timeout=timedelta(seconds=1.5))
     except AssertionError:
-        # Not yet read when the stop came: then nothing had to go back.
+        # Not yet read at the stop: then there was nothing to release.
         assert bench.ask("XPENDING", ready(bench), "lisa")[0] == 10
     finally:
         go_on.set()
@@ -242,5 +242,5 @@ def test_a_topic_subscribed_again_keeps_its_name_when_the_former_has_drained(
         wait_until(presences_running(bench))
         go_on.set()
         wait_until(settled(bench, sent))
-        wait_until(lambda: len(list(consumer._crew._subscriptions())) == 1)  # type: ignore[union-attr]
+        wait_until(lambda: len(consumer._runtime.readers.subscriptions()) == 1)  # type: ignore[union-attr]
         assert presences_running(bench)()

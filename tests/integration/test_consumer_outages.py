@@ -1,4 +1,4 @@
-"""A consumer whose server, or a node of it, hangs or is away; and what it forgets meanwhile."""
+"""A consumer whose server, or one of its nodes, hangs, fails or loses data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 from redis.crc import key_slot
 
 from lisa.consumer import Consumer
-from lisa.consumer.crew import PATIENCE, Wanted
-from lisa.consumer.leaving import LAST_CALLS_S
-from lisa.core import presence, removal
-from lisa.core.address import Address
-from lisa.core.errors import GroupRemoved, ServerUnavailable
+from lisa.consumer.options import WantedTopic
+from lisa.consumer.runtime import PATIENCE
+from lisa.consumer.shutdown import SHUTDOWN_CALLS_S
+from lisa.core.model.errors import GroupRemoved, ServerUnavailable
+from lisa.core.model.sharding import Topic
+from lisa.core.redis.address import Address
+from lisa.core.store import group_removal, presence
 from lisa.core.transitions.undeclare import Undeclare
 from tests import clusters
 from tests.consumers import Bench, ignore, presences_running, settled
@@ -27,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lisa.consumer.subscription import Subscription
-    from lisa.core.message import Message
-    from lisa.core.shards import Layout
+    from lisa.core.model.message import Message
+    from lisa.core.model.sharding import Layout
     from lisa.embedded import EmbeddedServer
     from tests.shards import Split
 
-TOPIC = "orders"
+TOPIC = Topic("orders")
 SOCKET_TIMEOUT_S = 1.0
 GRACE = timedelta(milliseconds=500)
 
@@ -42,7 +44,7 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=50))
 
 
-# Something hangs
+# Hangs
 
 
 def topic_of_each_node() -> tuple[str, str]:
@@ -54,10 +56,14 @@ def topic_of_each_node() -> tuple[str, str]:
 
 
 def all_finished(consumer: Consumer, topic: str) -> bool:
-    """Whether what it holds of a topic is only to be settled."""
-    assert consumer._crew is not None
-    held = [one for sub in consumer._crew._readers if sub.topic == topic
-            for one in sub.held.values()]  # fmt: skip
+    """True if all messages that it holds of a topic are only to be settled."""
+    assert consumer._runtime is not None
+    held = [
+        one
+        for sub in consumer._runtime.readers.subscriptions()
+        if sub.shard == topic
+        for one in sub.leases.held.values()
+    ]
     return bool(held) and all(one.ended for one in held)
 
 
@@ -161,12 +167,12 @@ def test_stop_at_a_server_that_hangs(own_server: EmbeddedServer, *, is_blocked: 
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
         go_on.set()
-    # A call that fails, a while for the rest, and one more that had begun by then.
-    assert took_s < GRACE.total_seconds() + 2 * SOCKET_TIMEOUT_S + LAST_CALLS_S + 1
+    # A failing call, some time for the rest, and one more call that had begun by then.
+    assert took_s < GRACE.total_seconds() + 2 * SOCKET_TIMEOUT_S + SHUTDOWN_CALLS_S + 1
     bench.store.close()
 
 
-def test_one_who_pulled_stops_while_the_server_is_away(own_server: EmbeddedServer) -> None:
+def test_a_puller_can_stop_while_the_server_is_away(own_server: EmbeddedServer) -> None:
     bench = Bench(own_server.url)
     consumer = Consumer(own_server.url)
     for topic in ("a", "b", "c", "d"):
@@ -175,18 +181,18 @@ def test_one_who_pulled_stops_while_the_server_is_away(own_server: EmbeddedServe
     own_server.kill()
     began = time.monotonic()
     consumer.stop()
-    assert time.monotonic() - began < LAST_CALLS_S + 2 * PATIENCE.total_seconds()
+    assert time.monotonic() - began < SHUTDOWN_CALLS_S + 2 * PATIENCE.total_seconds()
     bench.store.close()
 
 
-def test_places_behind_one_that_cannot_be_left_are_left_by_a_puller(
+def test_shards_behind_one_that_cannot_be_left_are_left_by_a_puller(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer(bench.url)
     for topic in "abc":
         bench.declare(topic)
         consumer.pull(topic)
-    crew = consumer._crew
+    crew = consumer._runtime
     assert crew is not None
     drive, flows = crew._store.drive, list[Any]()
 
@@ -202,11 +208,11 @@ def test_places_behind_one_that_cannot_be_left_are_left_by_a_puller(
     assert left == ["a"]
 
 
-def test_topics_whose_node_hangs_keep_no_other_from_being_followed(
+def test_a_hanging_node_does_not_delay_following_other_topics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     consumer = Consumer("redis+cluster://127.0.0.1:1")
-    crew = consumer._new_crew()
+    crew = consumer._new_runtime()
     asked, go_on = list[str](), threading.Event()
 
     def layouts(topics: Sequence[str]) -> list[Layout]:
@@ -220,41 +226,41 @@ def test_topics_whose_node_hangs_keep_no_other_from_being_followed(
 
     monkeypatch.setattr(crew._store, "layouts", layouts)
     monkeypatch.setattr(crew._store, "drive", lambda found: found)
-    for topic in ("hung", "hung-too", "well"):
-        crew._wanted[topic, ""] = Wanted(topic, None, None)
+    for topic in map(Topic, ("hung", "hung-too", "well")):
+        crew.readers._wanted[topic, ""] = WantedTopic(topic, None, None)
     for rounds in (1, 2):
         with pytest.raises(ServerUnavailable):
-            crew._follow()
+            crew.readers.follow()
         assert asked == ["well"] * rounds
     consumer.stop()
 
 
-# A record is swept, a group removed
+# Swept records and removed groups
 
 
 def sole(consumer: Consumer) -> Subscription:
-    assert consumer._crew is not None
-    [sub] = consumer._crew._readers
+    assert consumer._runtime is not None
+    [sub] = consumer._runtime.readers.subscriptions()
     return sub
 
 
 def sweep(bench: Bench, sub: Subscription) -> None:
-    """As a manager does that heard nothing of it for a while; the next beat finds out."""
+    """Sweep the consumer's record as a manager does; the next heartbeat notices."""
     bench.ask("HDEL", bench.store.keys.topic(TOPIC).consumers, sub.name)
-    wait_until(lambda: sub.is_forgotten)
+    wait_until(lambda: sub.membership.is_forgotten)
 
 
 @pytest.mark.usefixtures("quick_beats")
-def test_a_record_that_was_swept_is_old_news_after_the_next_read(bench: Bench) -> None:
+def test_a_swept_record_is_ignored_after_the_next_read(bench: Bench) -> None:
     consumer = Consumer(bench.url, group="lisa", poll_timeout=timedelta(milliseconds=200))
     consumer.on(TOPIC, ignore)
     with consumer:
         wait_until(presences_running(bench))
         sub = sole(consumer)
         sweep(bench, sub)
-        wait_until(lambda: not sub.is_forgotten)
-        bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
-        wait_until(sub.closing.is_set)
+        wait_until(lambda: not sub.membership.is_forgotten)
+        bench.store.drive(group_removal.remove(bench.store, TOPIC, "lisa"))
+        wait_until(lambda: sub.membership.is_removed)
     assert bench.store.drive(bench.store.groups(TOPIC)) == ()
 
 
@@ -270,8 +276,8 @@ def test_a_group_that_is_removed_just_after_its_consumer_s_record_stays_removed(
         wait_until(presences_running(bench))
         sub = sole(consumer)
         sweep(bench, sub)
-        bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
-        wait_until(sub.closing.is_set)
+        bench.store.drive(group_removal.remove(bench.store, TOPIC, "lisa"))
+        wait_until(lambda: sub.membership.is_removed)
     assert bench.store.drive(bench.store.groups(TOPIC)) == ()
 
 
@@ -281,19 +287,23 @@ def test_a_group_that_is_removed_between_two_pulls_stays_removed(bench: Bench) -
     [delivery] = consumer.pull(TOPIC)
     delivery.ack()
     bench.ask("DEL", bench.store.keys.topic(TOPIC).consumers)
-    bench.store.drive(removal.remove(bench.store, TOPIC, "lisa"))
-    with pytest.raises(GroupRemoved):
-        consumer.pull(TOPIC)
-    consumer.stop()
+    bench.store.drive(group_removal.remove(bench.store, TOPIC, "lisa"))
+    for _ in range(3):
+        with pytest.raises(GroupRemoved):
+            consumer.pull(TOPIC)
     assert bench.store.drive(bench.store.groups(TOPIC)) == ()
+    bench.declare(TOPIC)
+    sent = bench.send(TOPIC, [2])
+    assert [one.id for one in consumer.pull(TOPIC, wait=timedelta(seconds=5))] == sent
+    consumer.stop()
 
 
-def test_a_pull_goes_past_a_shard_in_which_a_removal_is_unfinished(split_here: Split) -> None:
+def test_a_pull_skips_a_shard_with_an_unfinished_removal(split_here: Split) -> None:
     split_here.into(2)
     bench = Bench(split_here.url)
-    whole, shard, *_ = split_here.layout.places(TOPIC)
-    for place in split_here.layout.places(TOPIC):
-        bench.declare(place)
+    whole, shard, *_ = split_here.layout.active(TOPIC)
+    for each in split_here.layout.active(TOPIC):
+        bench.declare(each)
     bench.send(shard, [1])
     bench.store.call(Undeclare(shard, "lisa"))
     consumer = Consumer(bench.url, group="lisa")

@@ -1,4 +1,4 @@
-"""Pulling: deliveries for a loop of one's own."""
+"""Pulling: deliveries for a custom loop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.consumer import Consumer
-from lisa.core.errors import ConfigError, InvalidMessage
+from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from tests.consumers import Bench, presences
 from tests.servers import flush, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
 
 TOPIC = "orders"
 WAIT = timedelta(seconds=10)
@@ -30,7 +31,9 @@ def consumer(bench: Bench) -> Iterator[Consumer]:
     consumer.stop()
 
 
-def test_a_delivery_is_its_message_and_what_to_do_with_it(bench: Bench, consumer: Consumer) -> None:
+def test_a_delivery_has_the_message_and_its_settling_methods(
+    bench: Bench, consumer: Consumer
+) -> None:
     acked: list[str] = []
 
     def hear(topic: str, *, message: Message) -> None:
@@ -42,7 +45,7 @@ def test_a_delivery_is_its_message_and_what_to_do_with_it(bench: Bench, consumer
     assert (delivery.id, delivery.topic, delivery.group) == (sent, TOPIC, "lisa")
     assert (delivery.body, delivery.attempt, delivery.headers) == ({"order": 1}, 1, {})
     assert delivery.due_ms == int(delivery.due.timestamp() * 1000)
-    assert bench.places(TOPIC, sent) == ["in_flight"]
+    assert bench.states(TOPIC, sent) == ["in_flight"]
     assert delivery.ack() == "acked"
     assert delivery.ack() == "repeated"
     assert bench.settled_as(TOPIC, sent) == "acked"
@@ -58,6 +61,26 @@ def test_a_pull_takes_at_most_its_batch_and_does_not_wait_unasked(
     began = time.monotonic()
     assert consumer.pull(TOPIC, batch=3) == []
     assert time.monotonic() - began < 1
+
+
+def test_a_pull_takes_as_many_large_bodies_as_memory_should_hold(
+    bench: Bench, consumer: Consumer
+) -> None:
+    sent = [one for _ in range(40) for one in bench.send(TOPIC, [b"x" * 1_000_000])]
+    most = AHEAD_BYTES // 1_000_000 + 1
+    seen: list[str] = []
+    while len(seen) < 40:
+        found = consumer.pull(TOPIC, batch=40)
+        assert 1 <= len(found) <= most
+        assert {one.attempt for one in found} == {1}
+        seen += [one.id for one in found]
+        assert bench.ask("XPENDING", ready_of(bench), "lisa")[0] == len(found), "the rest is back"
+        assert [one.ack() for one in found] == ["acked"] * len(found)
+    assert sorted(seen) == sorted(sent)
+
+
+def ready_of(bench: Bench) -> str:
+    return bench.store.keys.topic(TOPIC).group("lisa").ready
 
 
 def test_a_waiting_pull_is_woken_by_the_message(bench: Bench, consumer: Consumer) -> None:
@@ -78,7 +101,7 @@ def test_a_waiting_pull_is_woken_by_the_message(bench: Bench, consumer: Consumer
     assert came[0][0] - sent < 0.25
 
 
-def test_a_wait_ends_empty_handed_in_time(consumer: Consumer) -> None:
+def test_a_wait_ends_in_time_without_messages(consumer: Consumer) -> None:
     began = time.monotonic()
     assert consumer.pull(TOPIC, wait=timedelta(seconds=0.4)) == []
     assert 0.4 <= time.monotonic() - began < 0.4 + 1
@@ -91,11 +114,11 @@ def test_retry_discard_and_release(bench: Bench, consumer: Consumer) -> None:
     assert second.discard("hopeless") == "dead"
     assert third.release() is True
     assert third.release() is False
-    assert third.ack() == "late"  # it is done all the same, wherever the message now stands
-    assert bench.places(TOPIC, retried) == ["retry"]
-    assert bench.inspect(TOPIC, retried).places[0].reason == "not yet"
-    assert bench.places(TOPIC, discarded) == ["garbage"]
-    assert bench.inspect(TOPIC, discarded).places[0].reason == "hopeless"
+    assert third.ack() == "late"  # it takes effect in any state of the message
+    assert bench.states(TOPIC, retried) == ["retry"]
+    assert bench.inspect(TOPIC, retried).group_states[0].reason == "not yet"
+    assert bench.states(TOPIC, discarded) == ["garbage"]
+    assert bench.inspect(TOPIC, discarded).group_states[0].reason == "hopeless"
     assert bench.settled_as(TOPIC, released) == "acked"
     with pytest.raises(InvalidMessage, match="negative"):
         first.retry(delay=timedelta(seconds=-1))
@@ -110,13 +133,13 @@ def test_an_ack_timeout_of_its_own_is_kept_and_extended(bench: Bench, consumer: 
         for _ in range(8):
             time.sleep(0.1)
             assert first.extend() is True
-        wait_until(lambda: bench.places(TOPIC, lost) == ["retry"])
-        assert bench.places(TOPIC, kept) == ["in_flight"]
+        wait_until(lambda: bench.states(TOPIC, lost) == ["retry"])
+        assert bench.states(TOPIC, kept) == ["in_flight"]
         assert second.extend() is False
     assert first.ack() == "acked"
 
 
-def test_what_is_past_its_ttl_or_unreadable_is_not_handed_out(
+def test_expired_and_unreadable_messages_are_not_handed_out(
     bench: Bench, consumer: Consumer
 ) -> None:
     [old] = bench.send(TOPIC, [1], ttl_ms=1)
@@ -125,7 +148,7 @@ def test_what_is_past_its_ttl_or_unreadable_is_not_handed_out(
     time.sleep(0.02)
     assert [one.id for one in consumer.pull(TOPIC, batch=10)] == [good]
     assert bench.settled_as(TOPIC, old) == "expired"
-    assert bench.places(TOPIC, foreign) == ["garbage"]
+    assert bench.states(TOPIC, foreign) == ["garbage"]
 
 
 def test_a_paused_topic_gives_nothing_until_it_is_resumed(bench: Bench, consumer: Consumer) -> None:
@@ -162,11 +185,11 @@ def test_an_emptied_server_is_joined_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 501, True])
-def test_a_batch_that_cannot_be_is_refused(consumer: Consumer, batch: int) -> None:
+def test_an_impossible_batch_is_refused(consumer: Consumer, batch: int) -> None:
     with pytest.raises(InvalidMessage, match="1 to 500"):
         consumer.pull(TOPIC, batch=batch)
 
 
-def test_an_ack_timeout_that_cannot_be_is_refused(consumer: Consumer) -> None:
+def test_an_impossible_ack_timeout_is_refused(consumer: Consumer) -> None:
     with pytest.raises(InvalidMessage, match="ack timeout"):
         consumer.pull(TOPIC, ack_timeout=timedelta(milliseconds=1))

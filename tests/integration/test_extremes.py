@@ -1,7 +1,7 @@
-"""The ends of what is allowed, through every door: bodies, ids in any script, instants of any age.
+"""Extreme values through every interface: bodies, ids in any script, times of any age.
 
-Whatever is accepted comes out as it went in, by whichever door; whatever is not is refused before
-the server is touched.
+Every interface returns accepted values unchanged, and refuses all others before calling the
+server.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from lisa.admin import garbage, story
 from lisa.admin.fsck import check as fsck
-from lisa.admin.messages import State, list_messages
+from lisa.admin.messages import LiveState, list_messages
 from lisa.consumer import Consumer
-from lisa.core.clock import MAX_DUE_MS
-from lisa.core.envelope import decode_envelope
-from lisa.core.errors import InvalidMessage
-from lisa.core.options import TopicOptions
+from lisa.core.model.clock import MAX_DUE_MS
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.options import TopicOptions
 from lisa.core.transitions.promote import Promote
 from lisa.producer import Outgoing, Producer
 from tests.gateways import Gateway, new_topic
@@ -33,7 +33,7 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
     from lisa.embedded import EmbeddedServer
 
 LIMIT = TopicOptions().max_body_bytes
@@ -58,8 +58,8 @@ def producer(url: str) -> Iterator[Producer]:
         yield made
 
 
-class Place:
-    """A topic of its own with a journal, and everybody who looks at it."""
+class TopicBench:
+    """A new topic with a journal, and its clients."""
 
     def __init__(self, url: str) -> None:
         self.topic = new_topic("ends")
@@ -72,7 +72,7 @@ class Place:
         self.store.close()
 
     def pull(self, count: int) -> dict[str, Any]:
-        """Deliveries by id, once so many have come."""
+        """Pull until there are `count` deliveries; by id."""
         found: dict[str, Any] = {}
 
         def come() -> bool:
@@ -83,8 +83,8 @@ class Place:
         wait_until(come)
         return found
 
-    def listed(self, state: State, limit: int = 7) -> list[str]:
-        """The ids of all pages."""
+    def listed(self, state: LiveState, limit: int = 7) -> list[str]:
+        """The ids on all pages."""
         ids: list[str] = []
         cursor: str | None = None
         while True:
@@ -97,7 +97,7 @@ class Place:
                 return ids
 
     def told(self, message_id: str) -> list[str]:
-        """The states that the journal has of an id."""
+        """The states of a message in the journal."""
         read = self.store.drive(story.read_back(self.store, self.topic, message_id))
         return [event.state for event in read.events]
 
@@ -106,8 +106,8 @@ class Place:
 
 
 @pytest.fixture
-def place(url: str) -> Iterator[Place]:
-    made = Place(url)
+def bench(url: str) -> Iterator[TopicBench]:
+    made = TopicBench(url)
     yield made
     made.close()
 
@@ -123,39 +123,39 @@ def of_size(size: int) -> bytes:
     return bytes(range(256)) * (size // 256) + bytes(range(size % 256))
 
 
-def test_bodies_up_to_the_limit_come_out_as_they_went_in(place: Place, producer: Producer) -> None:
+def test_bodies_up_to_the_limit_are_unchanged(bench: TopicBench, producer: Producer) -> None:
     bodies: list[Any] = [*map(of_size, SIZES), b"", "", "ü", 7, None, [], TEXT, DOCUMENT]
-    one_by_one = [producer.send(place.topic, body) for body in bodies]
-    together = [one.id for one in producer.send_many(place.topic, bodies)]
-    taken = place.pull(2 * len(bodies))
+    one_by_one = [producer.send(bench.topic, body) for body in bodies]
+    together = [one.id for one in producer.send_many(bench.topic, bodies)]
+    taken = bench.pull(2 * len(bodies))
     for ids in (one_by_one, together):
         assert [taken[one].body for one in ids] == bodies
     assert {delivery.ack() for delivery in taken.values()} == {"acked"}
-    assert place.is_sound()
+    assert bench.is_sound()
 
 
-def test_the_journal_holds_bodies_up_to_the_limit(place: Place, producer: Producer) -> None:
+def test_the_journal_holds_bodies_up_to_the_limit(bench: TopicBench, producer: Producer) -> None:
     for size in (1, LIMIT):
-        producer.send(place.topic, of_size(size), delay=LATER)
-    entries = place.store.ask("XRANGE", place.cast.keys.events, "-", "+")
+        producer.send(bench.topic, of_size(size), delay=LATER)
+    entries = bench.store.ask("XRANGE", bench.cast.keys.events, "-", "+")
     fields = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in entries]
     bodies = [decode_envelope(one[b"envelope"]).body for one in fields]
     assert bodies == [of_size(1), of_size(LIMIT)]
 
 
 def test_handlers_are_given_bodies_up_to_the_limit(url: str, producer: Producer) -> None:
-    place, seen = Place(url), list[Any]()
+    bench, seen = TopicBench(url), list[Any]()
     consumer = Consumer(url)
 
     def handle(message: Message) -> None:
         seen.append(message.body)
 
-    consumer.on(place.topic, handle)
+    consumer.on(bench.topic, handle)
     with consumer:
-        producer.send_many(place.topic, [of_size(size) for size in SIZES])
+        producer.send_many(bench.topic, [of_size(size) for size in SIZES])
         wait_until(lambda: len(seen) == len(SIZES))
     assert sorted(map(len, seen)) == sorted(SIZES)
-    place.close()
+    bench.close()
 
 
 @pytest.mark.parametrize(
@@ -163,40 +163,85 @@ def test_handlers_are_given_bodies_up_to_the_limit(url: str, producer: Producer)
     [of_size(LIMIT + 1), TEXT + "x", "ü" * (LIMIT // 2) + "x", {"aa": DOCUMENT["a"]}],
     ids=["bytes", "text", "letters of two bytes", "JSON"],
 )
-def test_a_body_beyond_the_limit_is_refused(place: Place, producer: Producer, body: object) -> None:
+def test_a_body_beyond_the_limit_is_refused(
+    bench: TopicBench, producer: Producer, body: object
+) -> None:
     with pytest.raises(InvalidMessage, match="max_body_bytes"):
-        producer.send(place.topic, body)
+        producer.send(bench.topic, body)
     with pytest.raises(InvalidMessage, match="max_body_bytes") as refused:
-        producer.send_many(place.topic, ["fine", body, "not reached"])
-    assert refused.value.sent == len(place.listed(State.READY)) == 1
-    assert [one.body for one in place.pull(1).values()] == ["fine"]
+        producer.send_many(bench.topic, ["fine", body, "not reached"])
+    assert refused.value.sent == len(bench.listed(LiveState.READY)) == 1
+    assert [one.body for one in bench.pull(1).values()] == ["fine"]
 
 
-def test_bodies_by_the_gateway(place: Place, gateway: Gateway) -> None:
-    messages = f"/v1/topics/{place.topic}/messages"
+def test_bodies_by_the_gateway(bench: TopicBench, gateway: Gateway) -> None:
+    messages = f"/v1/topics/{bench.topic}/messages"
     for number, body in enumerate([0, "", TEXT, DOCUMENT]):
         assert gateway.client.post(messages, json={"body": body, "id": f"{number}"}).is_success
     for body in (TEXT + "x", {"aa": DOCUMENT["a"]}):
         refused = gateway.client.post(messages, json={"body": body})
         assert refused.status_code // 100 == 4
         assert "max_body_bytes" in refused.text
-    pulled = gateway.client.post(f"/v1/topics/{place.topic}/pull", json={"max": 9}).json()
+    pulled = gateway.client.post(f"/v1/topics/{bench.topic}/pull", json={"max": 9}).json()
     assert [one["body"] for one in pulled["deliveries"]] == [0, "", TEXT, DOCUMENT]
 
 
 # Ids
 
 LOOKALIKES = (
-    "{x}:body:", "lisa:{orders}:body:a", "}:waiting", "{", "g:lisa:entries", "a/b", "a//b", "%2F",
-    "?state=waiting", "#", "&", "+", " ", "  a ", "*", "[a-z]?", "\\", "'\"`$(id)", "<b>&amp;", "-",
-    "0", "1-1", "(1", "+inf", "null", "...", "a" * 256, "ü" * 128, "🧨" * 64,
-)  # fmt: skip
+    "{x}:body:",
+    "lisa:{orders}:body:a",
+    "}:waiting",
+    "{",
+    "g:lisa:entries",
+    "a/b",
+    "a//b",
+    "%2F",
+    "?state=waiting",
+    "#",
+    "&",
+    "+",
+    " ",
+    "  a ",
+    "*",
+    "[a-z]?",
+    "\\",
+    "'\"`$(id)",
+    "<b>&amp;",
+    "-",
+    "0",
+    "1-1",
+    "(1",
+    "+inf",
+    "null",
+    "...",
+    "a" * 256,
+    "ü" * 128,
+    "🧨" * 64,
+)
 SCRIPTS = (
-    "שלום", "مرحبا", "नमस्ते", "你好", "こんにちは", "안녕", "Ελλάδα", "Україна", "ไทย",
+    "שלום",
+    "مرحبا",
+    "नमस्ते",
+    "你好",
+    "こんにちは",
+    "안녕",
+    "Ελλάδα",
+    "Україна",
+    "ไทย",
     "\U0001d518\U0001d52b",
-    "\U0001f9d1\u200d\U0001f680", "𐤀𐤁", "e\u0301", "\u00e9", "a\u0300\u0301\u0302",
-    "\u202eright-to-left", "\u200bzero\u200dwidth", "\ufeff", "\u2028", "\ue000", "\U0010ffff",
-)  # fmt: skip
+    "\U0001f9d1\u200d\U0001f680",
+    "𐤀𐤁",
+    "e\u0301",
+    "\u00e9",
+    "a\u0300\u0301\u0302",
+    "\u202eright-to-left",
+    "\u200bzero\u200dwidth",
+    "\ufeff",
+    "\u2028",
+    "\ue000",
+    "\U0010ffff",
+)
 any_id = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1).filter(
     lambda one: len(one.encode()) <= 256 and one not in (".", "..")
 )
@@ -206,26 +251,26 @@ any_id = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), 
 @given(ids=st.lists(any_id, min_size=1, max_size=20, unique=True))
 @example(ids=list(LOOKALIKES))
 @example(ids=list(SCRIPTS))
-def test_any_id_goes_through_every_place(
+def test_any_id_can_be_in_every_state(
     url: str, producer: Producer, gateway: Gateway, ids: list[str]
 ) -> None:
-    place = Place(url)
-    wait_and_are_taken_back(place, producer, gateway, ids)
-    die_and_live_again(place, producer, gateway, ids)
+    bench = TopicBench(url)
+    wait_and_are_taken_back(bench, producer, gateway, ids)
+    die_and_live_again(bench, producer, gateway, ids)
     for one in ids:
-        assert place.told(one)[:2] == ["sent", "cancelled"]
-        assert place.told(one)[-1] == "acked"
-    assert place.is_sound()
-    place.close()
+        assert bench.told(one)[:2] == ["sent", "cancelled"]
+        assert bench.told(one)[-1] == "acked"
+    assert bench.is_sound()
+    bench.close()
 
 
 def wait_and_are_taken_back(
-    place: Place, producer: Producer, gateway: Gateway, ids: Sequence[str]
+    bench: TopicBench, producer: Producer, gateway: Gateway, ids: Sequence[str]
 ) -> None:
-    """Each once by `send`, all of them found, all but one cancelled by the producer."""
-    topic = place.topic
+    """Send each once by `send`, find each, and cancel all but one by the producer."""
+    topic = bench.topic
     assert [producer.send(topic, one, id=one, delay=LATER) for one in ids] == list(ids)
-    assert sorted(place.listed(State.WAITING)) == sorted(ids)
+    assert sorted(bench.listed(LiveState.WAITING)) == sorted(ids)
     for one in ids:
         found = producer.get(topic, one)
         assert found is not None
@@ -234,26 +279,26 @@ def wait_and_are_taken_back(
     assert gateway.client.get(last).json()["id"] == ids[-1]
     assert set(producer.cancel_many(topic, ids[:-1])) <= {"cancelled"}
     assert gateway.client.delete(last).json() == {"id": ids[-1], "outcome": "cancelled"}
-    assert place.listed(State.WAITING) == []
+    assert bench.listed(LiveState.WAITING) == []
 
 
 def die_and_live_again(
-    place: Place, producer: Producer, gateway: Gateway, ids: Sequence[str]
+    bench: TopicBench, producer: Producer, gateway: Gateway, ids: Sequence[str]
 ) -> None:
-    """All by `send_many`, into garbage, requeued, and acked: the last of them by the gateway."""
-    topic, cast = place.topic, place.cast
+    """Send all by `send_many`, discard, requeue and ack them; the last by the gateway."""
+    topic, cast = bench.topic, bench.cast
     outgoing = [Outgoing(one, id=one) for one in ids]
     report = producer.send_many(topic, outgoing, on_duplicate="replace")
     assert [one.id for one in report] == list(ids)
-    taken = place.pull(len(ids))
+    taken = bench.pull(len(ids))
     assert {one: delivery.body for one, delivery in taken.items()} == {one: one for one in ids}
     assert {delivery.discard("of no use") for delivery in taken.values()} == {"dead"}
-    assert sorted(place.listed(State.GARBAGE)) == sorted(ids)
-    chosen = garbage.Selection(topic=topic, reason="no use")
-    rows = place.store.drive(garbage.listed(place.store, chosen)).rows
+    assert sorted(bench.listed(LiveState.GARBAGE)) == sorted(ids)
+    chosen = garbage.GarbageSelection(topic=topic, reason="no use")
+    rows = bench.store.drive(garbage.listed(bench.store, chosen)).rows
     assert sorted(row.id for row in rows) == sorted(ids)
-    assert all(place.store.drive(garbage.requeue(place.store, topic, cast.group, ids)))
-    again = place.pull(len(ids))
+    assert all(bench.store.drive(garbage.requeue(bench.store, topic, cast.group, ids)))
+    again = bench.pull(len(ids))
     assert set(again) == set(ids)
     assert again.pop(ids[-1]).release()
     assert {delivery.ack() for delivery in again.values()} <= {"acked"}
@@ -268,95 +313,103 @@ BAD_IDS = ("", "a\nb", "\r", "\x00", "a\tb", "\x7f", "\x85", "a" * 257, "ü" * 1
 
 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=ascii)
-def test_what_cannot_be_an_id_is_refused_at_every_door(
-    place: Place, producer: Producer, gateway: Gateway, bad: str
+def test_invalid_ids_are_refused_by_every_interface(
+    bench: TopicBench, producer: Producer, gateway: Gateway, bad: str
 ) -> None:
-    topic = place.topic
+    topic = bench.topic
     for call in (
         lambda: producer.send(topic, "x", id=bad),
         lambda: producer.send_many(topic, [Outgoing("x", id="fine"), Outgoing("x", id=bad)]),
-        lambda: producer.cancel(topic, bad), lambda: producer.get(topic, bad),
+        lambda: producer.cancel(topic, bad),
+        lambda: producer.get(topic, bad),
         lambda: producer.fire_now(topic, bad),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidMessage):
             call()
     sent = gateway.client.post(
-        f"/v1/topics/{topic}/messages", content=json.dumps({"body": "x", "id": bad}),
+        f"/v1/topics/{topic}/messages",
+        content=json.dumps({"body": "x", "id": bad}),
         headers={"Content-Type": "application/json"},
-    )  # fmt: skip
+    )
     assert sent.status_code in (400, 422), sent.text
-    assert place.store.ask("KEYS", place.cast.keys.root + "body:*") == []
+    assert bench.store.ask("KEYS", bench.cast.keys.root + "body:*") == []
 
 
-def test_ids_that_look_alike_are_different_messages(place: Place, producer: Producer) -> None:
+def test_ids_that_look_alike_are_different_messages(bench: TopicBench, producer: Producer) -> None:
     ids = ["e\u0301", "\u00e9", "E\u0301", "e", " e", "e "]
     assert len({unicodedata.normalize("NFC", one) for one in ids}) == len(ids) - 1
     for one in ids:
-        producer.send(place.topic, one, id=one)
-    assert {one: delivery.body for one, delivery in place.pull(6).items()} == {o: o for o in ids}
+        producer.send(bench.topic, one, id=one)
+    assert {one: delivery.body for one, delivery in bench.pull(6).items()} == {o: o for o in ids}
 
 
-# Instants
+# Times
 
 PAST = (-(10**15), -1, 0, 1, 999, 1_000_000_000_000)
 FUTURE = (2**31 * 1000, 2**42, 99_999_999_999_999, MAX_DUE_MS - 1, MAX_DUE_MS)
 
 
-def test_instants_of_the_past_are_due_now(place: Place, producer: Producer) -> None:
-    sent = {producer.send(place.topic, at, at_ms=at): max(at, 0) for at in PAST}
-    sent |= {producer.send(place.topic, 0, at=datetime(1, 1, 1, tzinfo=UTC)): 0}
+def test_past_times_are_due_now(bench: TopicBench, producer: Producer) -> None:
+    sent = {producer.send(bench.topic, at, at_ms=at): max(at, 0) for at in PAST}
+    sent |= {producer.send(bench.topic, 0, at=datetime(1, 1, 1, tzinfo=UTC)): 0}
     several = [Outgoing(at, at_ms=at) for at in PAST]
-    report = producer.send_many(place.topic, several)
+    report = producer.send_many(bench.topic, several)
     sent |= {one.id: max(at, 0) for one, at in zip(report, PAST, strict=True)}
-    taken = place.pull(len(sent))
+    taken = bench.pull(len(sent))
     assert {one: delivery.due_ms for one, delivery in taken.items()} == sent
     assert {delivery.message.due.year for delivery in taken.values()} <= {1970, 2001}
     assert {delivery.ack() for delivery in taken.values()} == {"acked"}
-    assert not any("early" in name for name in place.cast.stats())
+    assert not any("early" in name for name in bench.cast.stats())
 
 
-def test_instants_up_to_the_year_9999_wait(
-    place: Place, producer: Producer, gateway: Gateway
+def test_times_up_to_the_year_9999_wait(
+    bench: TopicBench, producer: Producer, gateway: Gateway
 ) -> None:
-    topic = place.topic
+    topic = bench.topic
     sent = {producer.send(topic, at, at_ms=at): at for at in FUTURE}
-    sent |= {one.id: at for one, at in zip(
-        producer.send_many(topic, [Outgoing(at, at_ms=at, ttl=LATER) for at in FUTURE]), FUTURE,
-        strict=True,
-    )}  # fmt: skip
-    assert [sent[one] for one in place.listed(State.WAITING, limit=3)] == sorted(sent.values())
+    sent |= {
+        one.id: at
+        for one, at in zip(
+            producer.send_many(topic, [Outgoing(at, at_ms=at, ttl=LATER) for at in FUTURE]),
+            FUTURE,
+            strict=True,
+        )
+    }
+    assert [sent[one] for one in bench.listed(LiveState.WAITING, limit=3)] == sorted(sent.values())
     for one, at in sent.items():
         found = producer.get(topic, one)
         assert found is not None
         assert (found.due_ms, found.body) == (at, at)
         answer = gateway.client.get(f"/v1/topics/{topic}/messages/{one}").json()
         assert answer["due_ms"] == at
-    promoted = place.store.call(Promote(topic))
+    promoted = bench.store.call(Promote(topic))
     assert (promoted.moved, promoted.next_due_ms) == (0, FUTURE[0])
     last = max(sent, key=lambda one: sent[one])
     assert producer.reschedule(topic, last, at_ms=-5) == "rescheduled"
-    assert place.pull(1)[last].due_ms == 0
+    assert bench.pull(1)[last].due_ms == 0
     assert set(producer.cancel_many(topic, [one for one in sent if one != last])) == {"cancelled"}
 
 
-def test_the_last_instant_that_a_datetime_can_tell(place: Place, producer: Producer) -> None:
+def test_the_latest_time_of_a_datetime(bench: TopicBench, producer: Producer) -> None:
     last = datetime.max.replace(tzinfo=UTC)
-    with pytest.raises(InvalidMessage):  # rounded up it is the year 10,000
-        producer.send(place.topic, 1, at=last)
+    with pytest.raises(InvalidMessage):  # rounded up, it is in the year 10,000
+        producer.send(bench.topic, 1, at=last)
     whole = last.replace(microsecond=999_000)
-    sent = producer.send(place.topic, 1, at=whole)
-    found = producer.get(place.topic, sent)
+    sent = producer.send(bench.topic, 1, at=whole)
+    found = producer.get(bench.topic, sent)
     assert found is not None
     assert (found.due_ms, found.due) == (MAX_DUE_MS, whole)
 
 
-def test_instants_beyond_are_refused_at_every_door(
-    place: Place, producer: Producer, gateway: Gateway
+def test_times_out_of_range_are_refused_by_every_interface(
+    bench: TopicBench, producer: Producer, gateway: Gateway
 ) -> None:
-    topic, waiting = place.topic, producer.send(place.topic, 1, id="x", delay=LATER)
+    topic, waiting = bench.topic, producer.send(bench.topic, 1, id="x", delay=LATER)
     beyond: list[dict[str, Any]] = [
-        {"at_ms": MAX_DUE_MS + 1}, {"at_ms": 2**63}, {"delay": timedelta.max}
-    ]  # fmt: skip
+        {"at_ms": MAX_DUE_MS + 1},
+        {"at_ms": 2**63},
+        {"delay": timedelta.max},
+    ]
     for options in beyond:
         with pytest.raises(InvalidMessage):
             producer.send(topic, 1, **options)
@@ -369,15 +422,15 @@ def test_instants_beyond_are_refused_at_every_door(
         sent = gateway.client.post(f"/v1/topics/{topic}/messages", json=body)
         moved = gateway.client.patch(f"/v1/topics/{topic}/messages/x", json={"due_ms": due_ms})
         assert {sent.status_code, moved.status_code} <= {400, 422}, (sent.text, moved.text)
-    assert place.listed(State.WAITING) == ["x"]
+    assert bench.listed(LiveState.WAITING) == ["x"]
 
 
-def test_a_delay_of_a_thousand_years(place: Place, producer: Producer) -> None:
-    """Counted by the server's clock, to the millisecond: a double holds it."""
+def test_a_delay_of_a_thousand_years(bench: TopicBench, producer: Producer) -> None:
+    """By the server's clock, to the millisecond; a double can represent it."""
     delay = timedelta(days=365_000)
-    before = place.cast.now_ms()
-    found = producer.get(place.topic, producer.send(place.topic, 1, delay=delay))
+    before = bench.cast.now_ms()
+    found = producer.get(bench.topic, producer.send(bench.topic, 1, delay=delay))
     assert found is not None
     assert found.due_ms is not None
     ms = delay // timedelta(milliseconds=1)
-    assert before + ms <= found.due_ms <= place.cast.now_ms() + ms + 1
+    assert before + ms <= found.due_ms <= bench.cast.now_ms() + ms + 1

@@ -1,4 +1,4 @@
-"""fsck names every kind of orphan, mends it, loses no message, and takes no motion for one."""
+"""fsck reports and repairs every kind of orphan, without losses or false reports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 import redis
 
 from lisa.admin import groups
-from lisa.admin.fsck import KINDS, Report, check
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.envelope import decode_envelope, encode_envelope, new_token
-from lisa.core.errors import LisaError
-from lisa.core.keys import GroupKeys, Keys, TopicKeys
-from lisa.core.store import SyncStore
+from lisa.admin.fsck import KINDS, CheckReport, check
+from lisa.core.model.envelope import decode_envelope, encode_envelope, new_token
+from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import GroupKeys, Keys, TopicKeys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
@@ -28,13 +28,14 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from tests.rows import Item, enqueue
 
 TOPIC = "orders"
 GROUP = "lisa"
 LATER = "+600000"
 SLOW_US = 5_000
+MOST_RUNS = 5
 
 
 def open_store(url: str) -> SyncStore:
@@ -61,7 +62,7 @@ def own(keys: TopicKeys) -> GroupKeys:
 
 @pytest.fixture
 def raw(server: str) -> Iterator[redis.Redis]:
-    """The foreign hand."""
+    """A plain client of the server."""
     with redis.Redis.from_url(server, legacy_responses=False) as client:
         yield client
 
@@ -73,7 +74,7 @@ def send(store: SyncStore, *ids: str, due: str = "+0", ttl_ms: int | None = None
 
 
 def take(store: SyncStore, count: int = 100, group: str = GROUP) -> dict[str, str]:
-    """Entries by id, as a consumer is handed them."""
+    """Entries by id, as read by a consumer."""
     found = store.call(Pull(TOPIC, group, "c1", count)).entries
     if found:
         store.call(Open(TOPIC, group, found))
@@ -85,15 +86,21 @@ def one_of_each(store: SyncStore) -> None:
     store.call(Declare(TOPIC, GROUP))
     send(store, "dead", "retrying", "held")
     held = take(store)
-    store.call(Retry(TOPIC, GROUP, [
-        Failure("dead", held["dead"], "boom", "discard"),
-        Failure("retrying", held["retrying"], "boom", 600_000),
-    ]))  # fmt: skip
+    store.call(
+        Fail(
+            TOPIC,
+            GROUP,
+            [
+                Failure("dead", held["dead"], "boom", "discard"),
+                Failure("retrying", held["retrying"], "boom", 600_000),
+            ],
+        )
+    )
     send(store, "ready", ttl_ms=600_000)
     send(store, "waiting", due=LATER, ttl_ms=600_000)
 
 
-def run(store: SyncStore, *, repair: bool = False, topics: tuple[str, ...] = ()) -> Report:
+def run(store: SyncStore, *, repair: bool = False, topics: tuple[str, ...] = ()) -> CheckReport:
     return store.drive(check(store, topics, repair=repair))
 
 
@@ -129,9 +136,9 @@ def test_partly_settled_and_late_groups_are_in_order(store: SyncStore) -> None:
     store.call(Promote(TOPIC))
     held = take(store, group="second")
     body = store.ask("GET", store.keys.topic(TOPIC).body("both"))
-    store.call(Ack(TOPIC, "second", [
-        Settlement("both", held["both"], decode_envelope(body).fence, 0, 1)
-    ]))  # fmt: skip
+    store.call(
+        Ack(TOPIC, "second", [Settlement("both", held["both"], decode_envelope(body).fence, 0, 1)])
+    )
     assert run(store).findings == []
 
 
@@ -164,7 +171,7 @@ BREAKAGES: list[tuple[str, str, Break]] = [
     ("entry-lost", "ready", lambda raw, keys, own: drop_entry(raw, own, "ready")),
     ("entry-lost", "held", lambda raw, keys, own: drop_entry(raw, own, "held")),
     ("entry-lost", "ready", lambda raw, keys, own: raw.hset(own.entries, "ready", "1-1")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: "-".join(breakage[:2]))
@@ -190,11 +197,11 @@ def test_an_orphan_id_is_named_and_mended(
     assert left == bodies - ({keys.body(one).encode()} if kind == "no-body" else set())
 
 
-def test_failures_remembered_of_what_a_group_does_not_owe(
+def test_leftover_failure_records_are_found(
     store: SyncStore, raw: redis.Redis, keys: TopicKeys
 ) -> None:
     one_of_each(store)
-    store.call(Declare(TOPIC, "second"))  # after these were promoted: it owes none of them
+    store.call(Declare(TOPIC, "second"))  # too new for these messages
     raw.hset(keys.group("second").attempts, "held", 3)
     assert Counter(run(store).kinds) == {"leftover": 1}
     assert run(store, repair=True).ok
@@ -208,7 +215,7 @@ def test_foreign_entries_go_and_ours_stay(
     raw.xadd(own.ready, {"id": "stranger"})
     raw.xadd(own.ready, {"what": "ever"})
     raw.xadd(own.ready, {"id": "held", "due": "0"})
-    raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=2)  # ready, and the stranger
+    raw.xreadgroup(GROUP, "foreign", {own.ready: ">"}, count=2)  # ready, and the foreign entry
     seen = run(store)
     assert seen.kinds == {"foreign-entry": 3}
     assert run(store, repair=True).ok
@@ -256,7 +263,7 @@ def test_a_lost_declaration_is_declared_again(
     raw.delete(keys.groups)
     seen = run(store)
     assert seen.kinds == {"undeclared-group": 1}
-    assert "owes 4 messages" in seen.findings[0].what
+    assert "has 4 unsettled messages" in seen.findings[0].what
     assert run(store, repair=True).ok
     assert store.drive(store.groups(TOPIC)) == (GROUP,)
     assert run(store).findings == []
@@ -274,7 +281,7 @@ def test_empty_keys_of_a_group_that_is_not_declared_go(
 
 
 class Crash(BaseException):
-    """Ends a removal where it stands."""
+    """Interrupts a removal."""
 
 
 def cut_removal_short(store: SyncStore) -> None:
@@ -300,14 +307,14 @@ def test_a_removal_cut_short_is_finished(
     raw.hset(keys.options, f"removing:{GROUP}", 1)  # long ago
     seen = run(store)
     assert seen.kinds == {"undeclared-group": 1}
-    assert "cut short" in seen.findings[0].what
+    assert "interrupted" in seen.findings[0].what
     assert run(store, repair=True).ok
     assert not raw.exists(*keys.group(GROUP))
     assert list(raw.scan_iter(keys.bodies_pattern())) == [keys.body("waiting").encode()]
     assert run(store).findings == []
 
 
-def test_a_topic_that_nobody_knows_of(store: SyncStore, raw: redis.Redis) -> None:
+def test_an_unknown_topic(store: SyncStore, raw: redis.Redis) -> None:
     send(store, "a", due=LATER)
     raw.delete(store.keys.topics)
     assert run(store).kinds == {"unregistered": 1}
@@ -315,7 +322,7 @@ def test_a_topic_that_nobody_knows_of(store: SyncStore, raw: redis.Redis) -> Non
     assert store.drive(store.topics()) == [TOPIC]
 
 
-def test_what_only_a_foreign_hand_can_write(
+def test_data_that_only_other_programs_can_write(
     store: SyncStore, raw: redis.Redis, keys: TopicKeys
 ) -> None:
     send(store, "a", due=LATER)
@@ -338,11 +345,11 @@ def test_the_kinds_are_explained() -> None:
     assert {kind for kind, _, _ in BREAKAGES} <= KINDS.keys()
 
 
-# While messages move
+# During changes
 
 
 class Traffic(threading.Thread):
-    """Sends, promotes, fails, releases, cancels, reschedules and settles, by two groups."""
+    """Sends, promotes, fails, releases, cancels, reschedules and settles, in two groups."""
 
     def __init__(self, url: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -378,7 +385,7 @@ class Traffic(threading.Thread):
     def _settle(self, group: str, one: str, entry: str) -> None:
         choice = self._random.random()
         if choice < 0.2:
-            self._store.call(Retry(TOPIC, group, [Failure(one, entry, "boom", 0)]))
+            self._store.call(Fail(TOPIC, group, [Failure(one, entry, "boom", 0)]))
         elif choice < 0.3:
             self._store.call(Release(TOPIC, group, [(one, entry)]))
         else:
@@ -389,7 +396,7 @@ class Traffic(threading.Thread):
                 self.settled += 1
 
 
-def test_what_moves_is_never_reported(server: str) -> None:
+def test_moving_messages_are_never_reported(server: str) -> None:
     store = open_store(server)
     store.drive(store.register([TOPIC]))
     for group in (GROUP, "second"):
@@ -398,7 +405,7 @@ def test_what_moves_is_never_reported(server: str) -> None:
     for one in traffic:
         one.start()
     try:
-        reports: list[Report] = []
+        reports: list[CheckReport] = []
         while sum(one.settled for one in traffic) < 2_000 and not any(t.failure for t in traffic):
             reports.append(run(store, repair=len(reports) % 2 == 1))
     finally:
@@ -412,7 +419,7 @@ def test_what_moves_is_never_reported(server: str) -> None:
     assert sum(report.bodies for report in reports) > 0
 
 
-def test_groups_that_come_and_go_are_never_reported(server: str) -> None:
+def test_groups_added_and_removed_are_never_reported(server: str) -> None:
     store, other = open_store(server), open_store(server)
     store.drive(store.register([TOPIC]))
     done, failures = threading.Event(), list[BaseException]()
@@ -446,17 +453,16 @@ def test_groups_that_come_and_go_are_never_reported(server: str) -> None:
 
 
 def slow_commands(raw: redis.Redis) -> set[bytes]:
-    """The commands above the limit since the last call, each with its arguments."""
+    """Commands above the limit since the last call, with their arguments."""
     found = {bytes(entry["command"]) for entry in raw.slowlog_get(1000)}
     raw.slowlog_reset()
     return found
 
 
 def test_no_step_blocks_the_server(redis_url: str) -> None:
-    """200,000 waiting messages; the limit is 5 ms a command by the server's own slow log.
+    """200,000 waiting messages; the limit is 5 ms per command in the server's slow log.
 
-    A command that is unbounded is slow whenever it is given; one that the machine held up is not
-    held up again at the very same arguments. So only what is slow in two runs counts.
+    An unbounded command is slow in every run; a busy machine delays different ones.
     """
     store = open_store(redis_url)
     raw = redis.Redis.from_url(redis_url, legacy_responses=False)
@@ -472,11 +478,14 @@ def test_no_step_blocks_the_server(redis_url: str) -> None:
     try:
         slow_commands(raw)
         report = run(store)
-        first = slow_commands(raw)
+        slow = slow_commands(raw)
         assert report.findings == []
         assert report.bodies == report.records == 200_000
-        run(store)
-        assert first & slow_commands(raw) == set()
+        for _ in range(MOST_RUNS):
+            if slow:
+                run(store)
+                slow &= slow_commands(raw)
+        assert slow == set()
         raw.zrange(store.keys.topic(TOPIC).waiting, 0, -1)
         assert slow_commands(raw), "the slow log would have told"
     finally:

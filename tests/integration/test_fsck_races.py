@@ -1,4 +1,4 @@
-"""What others do between fsck's look and its repair, and repairs that the server refuses."""
+"""Changes between fsck's check and its repair, and repairs refused by the server."""
 
 from __future__ import annotations
 
@@ -12,52 +12,57 @@ from lisa import Producer
 from lisa.admin import groups
 from lisa.admin.fsck import check
 from lisa.cli.main import main
-from lisa.core import scripts
+from lisa.core.transitions import loader
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from tests.integration.test_shards_life import Halting
-from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lisa.admin.fsck import Finding
-    from lisa.core.flow import Command
+    from lisa.admin.fsck import CheckReport
+    from lisa.core.redis.flow import Command
 
 N = 12
 
 
 @pytest.fixture
 def here(split_here: Split) -> Split:
-    """A topic with two groups, of which fsck finds something wrong with `lisa`."""
+    """A topic with two groups; fsck reports `lisa`."""
     for group in ("lisa", "audit"):
         split_here.store.drive(groups.add(split_here.store, "orders", group))
     return split_here
 
 
 class Repair:
-    """A repair that waits where it is about to call a script for the group."""
+    """A repair that can be halted before its script calls for the group."""
 
     def __init__(self, here: Split) -> None:
-        self.found: list[Finding] = []
-        flow = check(here.store, ["orders"], repair=True, found=self.found.append)
+        self._reports: list[CheckReport] = []
+        flow = check(
+            here.store,
+            ["orders"],
+            repair=True,
+            progress=lambda _, report: self._reports.append(report),
+        )
         self._run = Halting(flow, here)
 
-    def until(self, script: str, place: str = "orders") -> None:
-        assert not self._run.run_until(calls(script, place))
+    def until(self, script: str, shard: str = "orders") -> None:
+        assert not self._run.run_until(calls(script, shard))
 
     def until_command(self, *command: str) -> None:
         assert not self._run.run_until(lambda one: tuple(one) == command)
 
     def finish(self) -> list[str]:
         assert self._run.run_until(lambda _: False)
-        return [one.kind for one in self.found]
+        return [one.kind for one in self._reports[-1].findings]
 
 
-def calls(script: str, place: str) -> Callable[[Command], bool]:
-    name = scripts.load(script).sha
-    return lambda one: one[:2] == ("EVALSHA", name) and {"lisa", place} <= set(one)
+def calls(script: str, shard: str) -> Callable[[Command], bool]:
+    name = loader.load(script).sha
+    return lambda one: one[:2] == ("EVALSHA", name) and {"lisa", shard} <= set(one)
 
 
 def send(here: Split) -> None:
@@ -70,7 +75,7 @@ def declared(here: Split) -> tuple[str, ...]:
 
 
 def owed(here: Split) -> int:
-    return here.store.drive(groups.owed_in_all(here.store, "orders", "lisa"))
+    return here.store.drive(groups.unsettled_in_all(here.store, "orders", "lisa"))
 
 
 def lose_declaration(here: Split) -> None:
@@ -97,7 +102,7 @@ def test_a_group_that_is_removed_before_its_repair_stays_removed(
 
 
 @pytest.mark.parametrize("lose", [lose_stream, lose_declaration])
-def test_a_removal_that_begins_before_the_repair_goes_on(
+def test_a_removal_that_begins_before_the_repair_continues(
     here: Split, lose: Callable[[Split], None]
 ) -> None:
     send(here)
@@ -123,7 +128,7 @@ def test_a_removal_that_another_takes_up_is_no_finding(here: Split) -> None:
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_a_group_declared_anew_is_not_cleared_away_as_a_ruin(
+def test_a_group_declared_again_is_not_removed_as_a_leftover(
     here: Split, *, is_given: bool
 ) -> None:
     lose_declaration(here)
@@ -139,7 +144,7 @@ def test_a_group_declared_anew_is_not_cleared_away_as_a_ruin(
     assert not here.store.ask("HEXISTS", here.keys("orders").options, "removing:lisa")
 
 
-def test_a_ruin_that_was_filled_is_not_cleared_away(here: Split) -> None:
+def test_a_repair_keeps_messages_sent_meanwhile(here: Split) -> None:
     lose_declaration(here)
     repair = Repair(here)
     repair.until("undeclare")
@@ -155,7 +160,7 @@ def test_a_ruin_that_was_filled_is_not_cleared_away(here: Split) -> None:
 
 @pytest.mark.parametrize("shards", [2, 3])
 @pytest.mark.parametrize("moment", ["before it asks", "after it asked"])
-def test_a_stray_group_that_is_declared_anew_stays_with_all_it_owes(
+def test_a_stray_group_declared_again_keeps_its_messages(
     here: Split, shards: int, moment: str
 ) -> None:
     here.into(shards)
@@ -166,11 +171,11 @@ def test_a_stray_group_that_is_declared_anew_stays_with_all_it_owes(
     if moment == "before it asks":
         repair.until_command("HEXISTS", here.keys("orders").groups, "lisa")
     else:
-        repair.until("undeclare", here.layout.current("orders")[0])
+        repair.until("undeclare", here.layout.current(ORDERS)[0])
     other = Split(here.url).store
     other.drive(groups.add(other, "orders", "lisa"))
     assert repair.finish() == []
-    assert {here.store.drive(here.store.groups(one)) for one in here.layout.counted("orders")} == {
+    assert {here.store.drive(here.store.groups(one)) for one in here.layout.counted(ORDERS)} == {
         ("audit", "lisa")
     }
     assert owed(here) == N
@@ -178,7 +183,7 @@ def test_a_stray_group_that_is_declared_anew_stays_with_all_it_owes(
 
 @pytest.fixture
 def weak(here: Split) -> Iterator[Split]:
-    """May look at everything, and make no group."""
+    """A user with all rights to read, but none to create a group."""
     here.store.ask("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-xgroup")
     weak = Split(here.url.replace("//", "//weak:pw@"))
     yield weak
@@ -193,7 +198,7 @@ def weak(here: Split) -> Iterator[Split]:
         (lose_declaration, "undeclared-group", "declare it again, or remove it; not repaired: "),
     ],
 )
-def test_a_repair_that_is_refused_is_told_and_the_others_are_made(
+def test_a_refused_repair_is_reported_and_the_others_are_made(
     here: Split, weak: Split, lose: Callable[[Split], None], kind: str, said: str
 ) -> None:
     send(here)
@@ -210,11 +215,11 @@ def test_a_repair_that_is_refused_is_told_and_the_others_are_made(
     assert here.store.drive(check(here.store, ["orders"], repair=True)).ok
 
 
-def test_the_command_tells_what_it_could_not_repair(here: Split, weak: Split) -> None:
+def test_the_command_reports_failed_repairs(here: Split, weak: Split) -> None:
     lose_stream(here)
     found = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "orders"])
     assert found.exit_code == 1
-    assert "1 wrong, 0 repaired, 1 left\n" in found.stdout
+    assert "1 inconsistent, 0 repaired, 1 left\n" in found.stdout
     asked = CliRunner().invoke(main, ["fsck", "--repair", "--redis", weak.url, "--json"])
     assert asked.exit_code == 1
     (finding,) = json.loads(asked.stdout)["findings"]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core import presence
-from lisa.core.envelope import new_id
-from lisa.core.errors import ConfigError, LisaError
-from lisa.core.presence import ConsumerPresence
+from lisa.core.model.envelope import new_id
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.store import presence
+from lisa.core.store.presence import ConsumerPresence
 from lisa.manager import Manager
 from tests.roles import Cast
 from tests.servers import ROOT, wait_until
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import redis
 
-    from lisa.core.stream import Entry
+    from lisa.core.model.stream import Entry
     from lisa.embedded import EmbeddedServer
     from tests.servers import Process, Processes
 
@@ -44,7 +44,7 @@ def cast(redis_url: str) -> Iterator[Cast]:
 
 
 def lateness_ms(cast: Cast, count: int, *, within_s: float = 20.0) -> list[float]:
-    """Read and open so many messages; how late each was handed over."""
+    """Read and open `count` messages; the lateness of each."""
     found: list[float] = []
     ends = time.monotonic() + within_s
     while len(found) < count:
@@ -57,23 +57,23 @@ def lateness_ms(cast: Cast, count: int, *, within_s: float = 20.0) -> list[float
 
 
 class TestInThisProcess:
-    def test_messages_come_when_due_without_any_cron(self, cast: Cast, redis_url: str) -> None:
+    def test_messages_are_delivered_when_due_without_any_cron(
+        self, cast: Cast, redis_url: str
+    ) -> None:
         topics = {"orders": {"group": "g"}}
         with Manager(redis_url, topics=topics, move=NEVER, process_pending=NEVER):
             for delay_ms in range(100, 1_100, 10):
                 cast.send(delay_ms=delay_ms)
             late = lateness_ms(cast, 100)
         assert late[0] >= 0
-        assert late[50] < 20
-        # Bounded by the machine alone; a cron tick would come a second apart.
-        assert late[-1] < 500
+        assert late[50] < 250  # half the lateness that ticks every second would cause
 
     def test_an_earlier_message_wakes_the_promoter(self, cast: Cast, redis_url: str) -> None:
         with Manager(redis_url, topics={"orders": {"group": "g"}}, move=NEVER):
             later = cast.send(delay_ms=3_600_000)
             time.sleep(0.3)
             cast.send(delay_ms=200)
-            assert lateness_ms(cast, 1)[0] < 500
+            assert lateness_ms(cast, 1)[0] < 60_000  # not at the due time of the other
             assert cast.state(later) == "waiting"
 
     def test_a_topic_unknown_until_now_is_found_by_its_first_message(
@@ -85,14 +85,14 @@ class TestInThisProcess:
             other.send(delay_ms=100)
             assert lateness_ms(other, 1)[0] < 1_000
 
-    def test_a_dead_consumers_message_is_back_whatever_the_cron_says(
+    def test_a_dead_consumers_message_is_redelivered_despite_the_cron(
         self, cast: Cast, redis_url: str
     ) -> None:
         options = {"ack_timeout": "500ms", "retry_delays": [timedelta(milliseconds=200)]}
         topics = {"orders": {"group": "g", **options}}
         with Manager(redis_url, topics=topics, process_pending=NEVER, move=NEVER):
             cast.send()
-            time.sleep(0.3)  # the manager has looked meanwhile, and found nothing in flight
+            time.sleep(0.3)  # meanwhile the manager has looked and found nothing in flight
             began = time.monotonic()
             cast.take()
             again = cast.read(block_ms=5_000)
@@ -147,7 +147,7 @@ class TestInThisProcess:
                 manager.stop()
         assert cast.store.drive(presence.managers(cast.store)) == []
 
-    def test_one_topics_broken_key_delays_no_other(
+    def test_one_topics_broken_key_does_not_delay_others(
         self, cast: Cast, redis_url: str, client: redis.Redis
     ) -> None:
         topics = {name: {"group": "g"} for name in ("aaa", "orders", "zzz")}
@@ -162,7 +162,7 @@ class TestInThisProcess:
             assert manager.health()["status"] == "ok"
         assert late[-1] < 500
 
-    def test_an_emptied_server_is_declared_anew(
+    def test_topics_are_declared_again_on_an_emptied_server(
         self, cast: Cast, redis_url: str, client: redis.Redis
     ) -> None:
         with Manager(redis_url, topics={"orders": {"group": "g", "max_ready": 5}}):
@@ -186,7 +186,7 @@ class TestInThisProcess:
         self, cast: Cast, redis_url: str, client: redis.Redis
     ) -> None:
         client.set(cast.store.keys.schema, "99")
-        with pytest.raises(ConfigError, match="layout 99"):
+        with pytest.raises(ConfigError, match="schema 99"):
             Manager(redis_url).start()
 
     def test_it_starts_once(self, redis_url: str) -> None:
@@ -194,7 +194,7 @@ class TestInThisProcess:
         manager.start()
         manager.stop()
         manager.stop()
-        with pytest.raises(LisaError, match="make another"):
+        with pytest.raises(LisaError, match="only once"):
             manager.start()
 
     def test_a_wrong_password_is_a_clear_error(self, own_server: EmbeddedServer) -> None:
@@ -229,7 +229,7 @@ def health(port: int) -> tuple[int, dict[str, object]]:
 
 
 class TestDaemon:
-    def test_sigterm_ends_it_quickly_and_well(
+    def test_sigterm_ends_it_quickly_with_exit_code_0(
         self, cast: Cast, redis_url: str, processes: Processes
     ) -> None:
         process = daemon(processes, redis_url)
@@ -283,7 +283,7 @@ class TestDaemon:
         wait_until(lambda: cast.store.drive(cast.store.options("orders")).max_ready == 6)
         file.write_text(text.format("many"), encoding="utf-8")
         process.signal(signal.SIGHUP)
-        process.wait_for("the configuration stays as it was")
+        process.wait_for("the previous one stays active")
         assert cast.store.drive(cast.store.options("orders")).max_ready == 6
         file.write_text(text.format(6) + "    - {topic: mails, group: m}\n", encoding="utf-8")
         process.signal(signal.SIGHUP)
@@ -291,7 +291,7 @@ class TestDaemon:
         wait_until(lambda: cast.store.drive(cast.store.groups("mails")) == ("m",))
         assert process.stop() == 0
 
-    def test_healthz_while_the_server_comes_goes_and_comes_back(
+    def test_healthz_while_the_server_starts_fails_and_returns(
         self, own_server: EmbeddedServer, processes: Processes
     ) -> None:
         from lisa.embedded.server import free_port
@@ -305,17 +305,20 @@ class TestDaemon:
         assert report["status"] == "ok"
         own_server.kill()
         wait_until(lambda: health(port)[0] == 503)
-        assert health(port)[1]["status"] == "failing"
+        for _ in range(20):  # and stays
+            status, report = health(port)
+            assert (status, report["status"]) == (503, "failing")
+            time.sleep(0.05)
         own_server.restart()
         wait_until(lambda: health(port)[0] == 200)
         assert process.stop() == 0
-        assert process.output.count("trying again") == 1  # once per change of state, not per try
+        assert process.output.count("trying again") == 1  # once per change of state
 
-    def test_handlers_modules_hear_of_what_the_manager_moves(
+    def test_receivers_in_handler_modules_get_the_manager_s_signals(
         self, cast: Cast, redis_url: str, processes: Processes, tmp_path: Path
     ) -> None:
         (tmp_path / "alarm.py").write_text(
-            "from lisa.core.signals import message_dead\n"
+            "from lisa.core.model.signals import message_dead\n"
             "@message_dead.connect_via('orders')\n"
             "def alarm(topic, *, message): print(f'dead: {message.id} {message.body}')\n",
             encoding="utf-8",
@@ -328,7 +331,9 @@ class TestDaemon:
         process.wait_for(f"dead: {message_id} {{'order': 7}}")
         assert process.stop() == 0
 
-    def test_disabled_says_so_and_ends_well(self, processes: Processes, tmp_path: Path) -> None:
+    def test_disabled_is_reported_with_exit_code_0(
+        self, processes: Processes, tmp_path: Path
+    ) -> None:
         file = tmp_path / "manager.yml"
         file.write_text("lisa-delay-queue:\n  enabled: false\n", encoding="utf-8")
         process = processes.start("-m", "lisa.cli.manager", "--config", str(file))
@@ -369,9 +374,7 @@ class TestDaemon:
         assert "crontab-clean-stream" in process.output
 
     def test_help_does_not_load_the_heavy_parts(self, processes: Processes) -> None:
-        process = processes.start(
-            "-X", "importtime", "-m", "lisa.cli.manager", "--help"
-        )  # fmt: skip
+        process = processes.start("-X", "importtime", "-m", "lisa.cli.manager", "--help")
         assert process.wait() == 0
         assert "--handlers" in process.output
         loaded = {line.rpartition("|")[2].strip() for line in process.output.splitlines()}

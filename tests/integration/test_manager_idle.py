@@ -1,4 +1,4 @@
-"""What topics cost a running manager while nothing is due on them."""
+"""The cost of idle topics for a running manager."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa import Manager
+from lisa.core.model.envelope import encode_envelope, new_token
+from lisa.core.model.options import LARGEST_WINDOW
+from lisa.core.store.store import chunks
 from lisa.core.transitions.base import text
+from lisa.core.transitions.pull import Pull
 from lisa.manager.promoter import TICKS
 from tests.roles import Cast
+from tests.rows import Item, enqueue
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -19,12 +24,12 @@ if TYPE_CHECKING:
     import redis
 
 TOPICS = [f"idle-{number:03}" for number in range(300)]
-WINDOW_S = 6.5  # more than one round of each look that is taken every 5 s
+WINDOW_S = 6.5  # more than one round of each check that runs every 5 s
 
 
 @pytest.fixture
 def casts(redis_url: str) -> Iterator[dict[str, Cast]]:
-    """Topics with a declared group and one message each that is due in an hour."""
+    """Topics with a declared group, and one message each, due in an hour."""
     made = {topic: Cast(redis_url, topic) for topic in TOPICS}
     for cast in made.values():
         cast.declare()
@@ -49,7 +54,7 @@ def test_idle_topics_cost_a_few_plain_reads(
         wait_until(lambda: len(told(health())) == len(TOPICS) and all(told(health()).values()))
         settled = -1
         while settled != (settled := counts(client)["evalsha"]):
-            time.sleep(1.5)  # the first looks, which learn what is there
+            time.sleep(1.5)  # the first checks, which find the state
         before, began = counts(client), time.monotonic()
         time.sleep(WINDOW_S)
         after, took = counts(client), time.monotonic() - began
@@ -63,11 +68,11 @@ def test_idle_topics_cost_a_few_plain_reads(
             (entry,) = cast.read(block_ms=5_000)
             late_ms = cast.store.drive(cast.store.server_time_us()) / 1e3 - entry.due_ms
             assert entry.id == sent
-            assert 0 <= late_ms < 500  # a tick of the cron would come up to a second later
+            assert 0 <= late_ms < 500  # a tick of the cron would be up to a second later
             cast.ack(entry)
 
 
-def test_a_message_that_nobody_announced_is_found_by_the_cron(
+def test_the_cron_finds_unannounced_messages(
     casts: dict[str, Cast], redis_url: str, client: redis.Redis
 ) -> None:
     with Manager(redis_url, move="1s") as manager:
@@ -82,8 +87,36 @@ def test_a_message_that_nobody_announced_is_found_by_the_cron(
         assert cast.now_ms() - due_ms < (TICKS + 2) * 1_000
 
 
+def test_leases_of_their_own_cost_little_while_none_ends(
+    redis_url: str, client: redis.Redis
+) -> None:
+    """30,000 messages are pulled over time, each with an ack timeout above the topic's."""
+    held, timeout_s = 30_000, 4.0
+    cast = Cast(redis_url, "pulled").declare(
+        ack_timeout=f"{timeout_s * 1e3:.0f}", max_ready="50000"
+    )
+    token = new_token()
+    for some in chunks(
+        [Item(f"m{n}", "+0", encode_envelope(token, "x")) for n in range(held)], 500
+    ):
+        cast.store.call(enqueue("pulled", token, some))
+    cast.store.drive(cast.store.register(["pulled"]))
+    with Manager(redis_url, process_pending="1h") as manager:
+        wait_until(lambda: manager.health()["status"] == "ok")
+        for _ in range(held // 500):
+            cast.store.call(Pull("pulled", "g", "c1", 500, 600_000))
+            time.sleep(timeout_s / (held // 500))
+        before, began = counts(client)["evalsha"], time.monotonic()
+        time.sleep(1.5 * timeout_s)
+        scripts, took = counts(client)["evalsha"] - before, time.monotonic() - began
+        full_look = held / LARGEST_WINDOW
+        assert scripts <= full_look * (took / timeout_s + 1)  # one per ack timeout of the topic
+        assert client.zcard(cast.own.leases) == held
+    cast.store.close()
+
+
 def told(health: dict[str, object]) -> dict[str, float | None]:
-    """Topics, and when each was looked at with success."""
+    """Topics, with the time of the last successful check of each."""
     topics = health["topics"]
     assert isinstance(topics, dict)
     return {name: one["promoted_s_ago"] for name, one in topics.items()}

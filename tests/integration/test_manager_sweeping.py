@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core import presence, scripts
-from lisa.core.address import Address
+from lisa.core.redis.address import Address
+from lisa.core.store import presence
+from lisa.core.transitions import loader
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
@@ -20,7 +21,7 @@ from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS
 if TYPE_CHECKING:
     import redis
 
-    from lisa.core.flow import Command
+    from lisa.core.redis.flow import Command
     from tests.roles import Cast, Services
 
 
@@ -35,10 +36,12 @@ class TestSweeper:
         time.sleep(0.05)
         kit.sweeper.step("orders")
         assert [cast.state(one) for one in (flying, ready, lasting)] == [
-            "in_flight", "expired", "ready",
-        ]  # fmt: skip
+            "in_flight",
+            "expired",
+            "ready",
+        ]
 
-    def test_goes_through_all_pages_of_what_is_past_its_ttl(
+    def test_ends_expired_messages_on_all_pages(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lisa.manager.sweeper.PAGE", 2)
@@ -64,16 +67,19 @@ class TestSweeper:
         kit.sweeper.step("orders")
         assert (cast.state(ready), cast.state(waiting)) == ("purged", "waiting")
         assert not cast.store.ask("EXISTS", cast.keys.options, *cast.own)
-        assert "removal of group g had been cut short; finished it: 1 " in caplog.text
+        assert "removal of group g was interrupted; finished it: 1 " in caplog.text
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
 
     def test_a_removal_that_owes_much_is_finished_a_part_each_run(
-        self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch,
+        self,
+        cast: Cast,
+        kit: Services,
+        monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
-    ) -> None:  # fmt: skip
+    ) -> None:
         caplog.set_level("WARNING")
-        monkeypatch.setattr("lisa.core.removal.MOST_IDS", 1)
+        monkeypatch.setattr("lisa.core.store.group_removal.MOST_IDS", 1)
         monkeypatch.setattr("lisa.manager.sweeper.MOST_CALLS", 40)
         for _ in range(81):
             cast.send()
@@ -86,7 +92,7 @@ class TestSweeper:
             kit.sweeper.step("orders")
         assert owed == [41, 1, 0], "one part; the mark is fresh until a minute has passed"
         told = [record.getMessage().rpartition("; ")[2] for record in caplog.records]
-        part = "did a part, the next follows: 40 messages settled"
+        part = "continued it: 40 messages settled"
         assert told == [part, part, "finished it: 1 messages settled"]
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
@@ -94,7 +100,7 @@ class TestSweeper:
     def test_groups_whose_removals_are_finished_share_one_run(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lisa.core.removal.MOST_IDS", 1)
+        monkeypatch.setattr("lisa.core.store.group_removal.MOST_IDS", 1)
         other = cast.on("orders", "h").declare()
         monkeypatch.setattr("lisa.manager.sweeper.MOST_CALLS", 40)
         for _ in range(21):
@@ -112,14 +118,14 @@ class TestSweeper:
     def test_a_manager_that_stops_leaves_a_removal_after_the_call_that_runs(
         self, server: str, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lisa.core.removal.MOST_IDS", 1)
+        monkeypatch.setattr("lisa.core.store.group_removal.MOST_IDS", 1)
         for _ in range(9):
             cast.send()
         cast.store.call(Undeclare("orders", "g"))
         cast.configure(**{"removing:g": "1"})
         plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
         engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
-        execute, undeclare = engine.store.connection.execute, scripts.load("undeclare").sha
+        execute, undeclare = engine.store.connection.execute, loader.load("undeclare").sha
         calls: list[Command] = []
 
         def counting(command: Command) -> Any:
@@ -130,7 +136,7 @@ class TestSweeper:
             return execute(command)
 
         monkeypatch.setattr(engine.store.connection, "execute", counting)
-        engine._sweep("orders")
+        engine._services.sweep("orders")
         assert len(calls) == 4
         assert cast.store.ask("HLEN", cast.own.entries) == 6
         engine.store.close()
@@ -197,31 +203,35 @@ class TestSweeper:
         assert gone == ["idle"]
         assert cast.store.drive(cast.store.topics()) == ["busy", "configured", "fresh"]
 
-    def test_a_second_look_lists_what_was_sent_to_meanwhile(
+    def test_a_topic_used_meanwhile_is_listed_again(
         self, cast: Cast, kit: Services, raw: redis.Redis
     ) -> None:
         raw.zadd(cast.store.keys.topics, {"orders": 1})
         assert kit.sweeper.step("orders") is True
-        assert kit.sweeper.look_again("orders") is False
+        assert kit.sweeper.relist_if_used("orders") is False
         assert cast.store.drive(cast.store.topics()) == []
         cast.send()
         raw.zrem(cast.store.keys.topics, "orders")
-        assert kit.sweeper.look_again("orders") is True
+        assert kit.sweeper.relist_if_used("orders") is True
         assert cast.store.drive(cast.store.topics()) == ["orders"]
 
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_a_topic_that_is_sent_to_while_it_is_forgotten_is_not_lost(
-        self, server: str, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch,
+        self,
+        server: str,
+        cast: Cast,
+        raw: redis.Redis,
+        monkeypatch: pytest.MonkeyPatch,
         moment: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         plan = Plan.of((), {}, default_group="lisa", schedules=Schedules())
         engine = Engine(Address(server), plan, cast.store.keys.prefix, "m")
-        registry, forget = engine._registry, engine._registry.forget
+        registry, forget = engine._services.registry, engine._services.registry.forget
 
         def send() -> None:
             cast.send(delay_ms=60_000)
             raw.zrem(cast.store.keys.topics, "orders")  # the sender had registered it long ago
-            engine._woken("orders")
+            engine._services.woken("orders")
 
         def forget_and_send(topic: str) -> None:
             if moment == "before":
@@ -233,11 +243,13 @@ class TestSweeper:
         monkeypatch.setattr(registry, "forget", forget_and_send)
         registry.learn(["orders"])
         raw.zadd(cast.store.keys.topics, {"orders": 1})
-        engine._sweep("orders")
+        engine._services.sweep("orders")
         assert registry.topics == ["orders"]
-        assert [loop.agenda.take(1) for loop in engine._loops if loop.agenda.overdue_s() > 0] == [
-            ["orders"]
-        ] * 3
+        assert [
+            loop.due_heap.take(1)
+            for loop in engine._services.loops
+            if loop.due_heap.overdue_s() > 0
+        ] == [["orders"]] * 3
         engine.store.close()
 
     def test_records_of_managers_that_are_gone(
@@ -270,8 +282,13 @@ class TestSweeper:
             kit.store.drive(kit.store.groups(name))
         casts["known"].on("known", "another").declare()
         assert kit.sweeper.pick(names) == [
-            "dead", "idle", "known", "named", "short-lived", "watched",
-        ]  # fmt: skip
+            "dead",
+            "idle",
+            "known",
+            "named",
+            "short-lived",
+            "watched",
+        ]
         assert kit.store.known_groups("known") == ("another", "g")
         assert kit.sweeper.pick(["known"]) == []
 
@@ -287,8 +304,9 @@ class TestSampler:
         assert Sampler(cast.store).step("orders", self.NOON + MINUTE_MS)
         entries = cast.store.ask("XRANGE", cast.keys.history, "-", "+")
         assert [entry for entry, _ in entries] == [
-            f"{self.NOON}-0".encode(), f"{self.NOON + MINUTE_MS}-0".encode(),
-        ]  # fmt: skip
+            f"{self.NOON}-0".encode(),
+            f"{self.NOON + MINUTE_MS}-0".encode(),
+        ]
         assert dict(zip(entries[1][1][::2], entries[1][1][1::2], strict=True))[b"sent"] == b"2"
 
     def test_two_that_race_for_a_minute(self, cast: Cast, kit: Services) -> None:

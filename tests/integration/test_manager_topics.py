@@ -1,4 +1,4 @@
-"""What a manager knows of topics and of its server: each part, one step at a time."""
+"""A manager's state of topics and of its server: each part, one step at a time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lisa.core import presence
-from lisa.core.address import Address
-from lisa.core.connection import Connection, Subscription
-from lisa.core.errors import ConfigError
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import ChannelSubscription, Connection
+from lisa.core.store import presence
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
-from lisa.manager.announcer import Announcer
-from lisa.manager.greeter import Greeter
+from lisa.manager.group_declarer import GroupDeclarer
 from lisa.manager.plan import Plan, Schedules
-from lisa.manager.pulse import Pulse
 from lisa.manager.reclaimer import Reclaimer
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
+from lisa.manager.server_monitor import ServerMonitor
+from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.waker import Waker
 from tests.servers import wait_until
 
@@ -55,9 +55,9 @@ class TestRegistry:
         assert made.topics == ["a", "sent"]
         assert learnt == ["a", "sent"]
         assert cast.store.drive(cast.store.topics()) == ["a", "sent"]
-        assert cast.store.drive(cast.store.groups("a")) == ()  # nobody named one
+        assert cast.store.drive(cast.store.groups("a")) == ()  # none was configured
 
-    def test_declares_options_and_groups_but_what_an_operator_set_lasts(self, cast: Cast) -> None:
+    def test_declares_options_and_groups_and_keeps_what_an_operator_set(self, cast: Cast) -> None:
         registry(cast, a={"ack_timeout": "1s", "max_ready": 5, "group": "x"}).step()
         cast.store.call(Configure("a", {"max_ready": "7"}))
         registry(cast, a={"ack_timeout": "2s", "max_ready": 6}).step()
@@ -65,12 +65,12 @@ class TestRegistry:
         assert (options.ack_timeout, options.max_ready) == (timedelta(seconds=2), 7)
         assert cast.store.drive(cast.store.groups("a")) == ("x",)
 
-    def test_takes_back_what_is_declared_no_more(self, cast: Cast) -> None:
+    def test_options_no_longer_declared_are_removed(self, cast: Cast) -> None:
         registry(cast, a={"ack_timeout": "1s"}).step()
         registry(cast, a={}).step()
         assert cast.store.drive(cast.store.options("a")).ack_timeout == timedelta(seconds=10)
 
-    def test_a_broken_topic_stops_no_other_and_is_tried_again(
+    def test_a_broken_topic_does_not_stop_others_and_is_retried(
         self, cast: Cast, raw: redis.Redis
     ) -> None:
         options = cast.store.keys.topic("a").options
@@ -78,20 +78,20 @@ class TestRegistry:
         made = registry(cast, a={"max_ready": 5}, b={"max_ready": 5})
         made.step()
         assert made.topics == ["a", "b"]
-        assert made.troubles.of("a") is not None
+        assert made.topic_errors.of("a") is not None
         assert cast.store.drive(cast.store.options("b")).max_ready == 5
         raw.delete(options)
         made.step()
-        assert made.troubles.of("a") is None
+        assert made.topic_errors.of("a") is None
         assert cast.store.drive(cast.store.options("a")).max_ready == 5
 
-    def test_a_search_finds_topics_that_nobody_listed(self, cast: Cast, raw: redis.Redis) -> None:
+    def test_a_search_finds_unlisted_topics(self, cast: Cast, raw: redis.Redis) -> None:
         cast.on("waits").send(delay_ms=60_000)
         retries = cast.on("retries").declare(retry_delays="60000", ack_timeout="1")
         retries.send()
         retries.take()
         time.sleep(0.01)
-        Reclaimer(cast.store, Announcer(cast.store), 10).step(["retries"])
+        Reclaimer(cast.store, ServerClock(), SignalQueue(cast.store), 10).step(["retries"])
         cast.on("empty").declare()
         raw.delete(cast.store.keys.topics)
         made = registry(cast)
@@ -104,50 +104,54 @@ class TestRegistry:
         made.step()
         plan = Plan.of(
             {"a": {"max_ready": 6}, "b": {"group": "x"}},
-            {}, default_group="lisa", schedules=Schedules(),
-        )  # fmt: skip
+            {},
+            default_group="lisa",
+            schedules=Schedules(),
+        )
         assert made.reconfigure(plan) == [
-            "topic a: max_ready 5 -> 6", "topic b: new", "topic b: group x added",
-        ]  # fmt: skip
+            "topic a: max_ready 5 -> 6",
+            "topic b: new",
+            "topic b: group x added",
+        ]
         made.step()
         assert cast.store.drive(cast.store.options("a")).max_ready == 6
         assert cast.store.drive(cast.store.groups("b")) == ("x",)
 
 
-class TestGreeter:
+class TestGroupDeclarer:
     def test_messages_alone_declare_nothing_a_waiting_consumer_does(self, cast: Cast) -> None:
         other = cast.on("mails")
         other.send()
-        greeter = Greeter(cast.store, registry(cast))
-        assert greeter.step(["mails"]) == [None]
-        assert greeter.glance(["mails"]) == []
+        declarer = GroupDeclarer(cast.store, registry(cast))
+        assert declarer.step(["mails"]) == [None]
+        assert declarer.poll(["mails"]) == []
         assert cast.store.drive(cast.store.groups("mails")) == ()
         self.wait_for_group(cast, "mails")
-        assert greeter.glance(["mails"]) == ["mails"]
-        assert greeter.step(["mails"]) == [None]
+        assert declarer.poll(["mails"]) == ["mails"]
+        assert declarer.step(["mails"]) == [None]
         assert cast.store.drive(cast.store.groups("mails")) == ("lisa",)
-        assert greeter.glance(["mails"]) == []
+        assert declarer.poll(["mails"]) == []
 
     def test_a_group_that_somebody_else_declared_is_learnt(self, cast: Cast) -> None:
-        greeter = Greeter(cast.store, registry(cast))
-        greeter.step(["mails"])
+        declarer = GroupDeclarer(cast.store, registry(cast))
+        declarer.step(["mails"])
         cast.on("mails").declare()
-        assert greeter.glance(["mails"]) == ["mails"]
-        greeter.step(["mails"])
+        assert declarer.poll(["mails"]) == ["mails"]
+        declarer.step(["mails"])
         assert cast.store.known_groups("mails") == ("g",)
 
     def test_it_declares_the_group_that_the_configuration_names(self, cast: Cast) -> None:
         self.wait_for_group(cast, "mails")
-        Greeter(cast.store, registry(cast, mails={"group": "post"})).step(["mails"])
+        GroupDeclarer(cast.store, registry(cast, mails={"group": "post"})).step(["mails"])
         assert cast.store.drive(cast.store.groups("mails")) == ("post",)
 
     def test_a_record_of_one_that_is_gone_declares_nothing(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.wait_for_group(cast, "mails")
-        monkeypatch.setattr("lisa.manager.greeter.GONE_AFTER", timedelta(milliseconds=10))
+        monkeypatch.setattr("lisa.manager.group_declarer.GONE_AFTER", timedelta(milliseconds=10))
         time.sleep(0.02)
-        Greeter(cast.store, registry(cast)).step(["mails"])
+        GroupDeclarer(cast.store, registry(cast)).step(["mails"])
         assert cast.store.drive(cast.store.groups("mails")) == ()
 
     @staticmethod
@@ -157,7 +161,7 @@ class TestGreeter:
 
 
 class Held:
-    """Forwards to a server, and holds what a client sends from a word on until it is released."""
+    """Forwards to a server; holds a client's data from a given word on until released."""
 
     def __init__(self, url: str, word: bytes) -> None:
         parts = urlsplit(url)
@@ -208,7 +212,7 @@ class Held:
 
 
 class TestWaker:
-    def test_hears_and_says_when_it_was_deaf(self, cast: Cast, raw: redis.Redis) -> None:
+    def test_it_listens_and_reports_gaps(self, cast: Cast, raw: redis.Redis) -> None:
         woken: list[str] = []
         gaps: list[int] = []
         waker = Waker(
@@ -235,9 +239,11 @@ class TestWaker:
             connection = Connection(Address(way.url))
             listening: list[int] = []
             waker = Waker(
-                connection, "c", lambda _: None,
+                connection,
+                "c",
+                lambda _: None,
                 lambda: listening.append(raw.pubsub_numsub("c")[0][1]),
-            )  # fmt: skip
+            )
             try:
                 waker.step()
                 assert way.holds
@@ -249,57 +255,62 @@ class TestWaker:
                 waker.stop()
                 connection.close()
 
-    def test_a_connection_that_fell_silent_is_made_anew(
+    def test_a_silent_connection_is_replaced(
         self, cast: Cast, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, seconds in (("LISTEN_S", 0.01), ("QUIET_S", 0.05), ("SILENT_S", 0.2)):
             monkeypatch.setattr(f"lisa.manager.waker.{name}", seconds)
         gaps: list[float] = []
         waker = Waker(
-            cast.store.connection, cast.store.keys.wake, lambda _: None,
+            cast.store.connection,
+            cast.store.keys.wake,
+            lambda _: None,
             lambda: gaps.append(time.monotonic()),
-        )  # fmt: skip
+        )
         try:
             ends = time.monotonic() + 0.6
             while time.monotonic() < ends:
                 assert waker.step() == 0.0
-            assert len(gaps) == 1  # it asks, and is answered
+            assert len(gaps) == 1  # it sends a request and gets a reply
             with monkeypatch.context() as cut:
-                cut.setattr(Subscription, "ping", lambda _: None)  # lost on its way
+                cut.setattr(ChannelSubscription, "ping", lambda _: None)  # lost in transit
                 wait_until(lambda: waker.step() == 0.0 and len(gaps) == 2)
             assert gaps[1] - ends >= 0.1
         finally:
             waker.stop()
 
 
-class TestPulse:
+class TestServerMonitor:
     def test_first_same_and_emptied(self, cast: Cast, raw: redis.Redis) -> None:
-        pulse = Pulse(cast.store, ServerClock())
-        first = pulse.step()
+        monitor = ServerMonitor(cast.store, ServerClock())
+        first = monitor.step()
         assert first is not None
         assert (first.first, first.back, first.another_run, first.emptied) == (
-            True, True, False, False,
-        )  # fmt: skip
-        pulse.here()
-        same = pulse.step()
+            True,
+            True,
+            False,
+            False,
+        )
+        monitor.mark_reachable()
+        same = monitor.step()
         assert same is not None
         assert same[:4] == (False, False, False, False)
         raw.flushall()
-        emptied = pulse.step()
+        emptied = monitor.step()
         assert emptied is not None
         assert emptied.emptied
 
     def test_a_newer_layout_is_refused(self, cast: Cast, raw: redis.Redis) -> None:
         raw.set(cast.store.keys.schema, "99")
-        pulse = Pulse(cast.store, ServerClock())
-        with pytest.raises(ConfigError, match="layout 99"):
-            pulse.step()
-        assert not pulse.reachable.is_set()
+        monitor = ServerMonitor(cast.store, ServerClock())
+        with pytest.raises(ConfigError, match="schema 99"):
+            monitor.step()
+        assert not monitor.reachable.is_set()
 
-    def test_a_server_that_is_away_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_unavailable_server_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         nobody = Connection(Address("redis://127.0.0.1:1/0"))
         store = SyncStore(nobody, Keys(), patience=timedelta(milliseconds=10))
-        pulse = Pulse(store, ServerClock())
-        assert [pulse.step() for _ in range(3)] == [None, None, None]
+        monitor = ServerMonitor(store, ServerClock())
+        assert [monitor.step() for _ in range(3)] == [None, None, None]
         assert len(caplog.records) == 1
-        assert pulse.trouble is not None
+        assert monitor.error is not None

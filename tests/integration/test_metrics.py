@@ -1,8 +1,7 @@
-"""What manager and consumer export, and that it is what Redis holds."""
+"""The metrics of manager and consumer, compared with the data in Redis."""
 
 from __future__ import annotations
 
-import socket
 import textwrap
 import time
 import urllib.request
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa import Consumer, Discard, Manager, Producer
-from lisa.core import presence
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.metrics.numbers import merge
 from lisa.core.metrics.page import metrics_page
+from lisa.core.store import presence
+from lisa.embedded.server import free_port
 from tests.consumers import Bench
 from tests.exposition import Exposed
 from tests.servers import wait_until
@@ -42,8 +42,11 @@ def read(cast: Cast) -> Exposed:
 
 def states(page: Exposed, **labels: str) -> dict[str, float]:
     wanted = labels.items()
-    return {known["state"]: value for known, value in page.samples("lisa_topic_messages")
-            if wanted <= known.items()}  # fmt: skip
+    return {
+        known["state"]: value
+        for known, value in page.samples("lisa_topic_messages")
+        if wanted <= known.items()
+    }
 
 
 def test_every_state_and_counter_of_a_topic(cast: Cast, kit: Services) -> None:
@@ -59,8 +62,12 @@ def test_every_state_and_counter_of_a_topic(cast: Cast, kit: Services) -> None:
     cast.discard(second)
     page = read(cast)
     assert states(page, topic="orders") == {
-        "waiting": 2, "ready": 3, "in_flight": 1, "retry": 0, "garbage": 1,
-    }  # fmt: skip
+        "waiting": 2,
+        "ready": 3,
+        "in_flight": 1,
+        "retry": 0,
+        "garbage": 1,
+    }
     assert page.value("lisa_topic_messages", topic="orders", group="", state="waiting") == 2
     assert page.value("lisa_topic_backlog_messages", **OWN) == 3
     age_s = page.value("lisa_topic_oldest_ready_seconds", **OWN)
@@ -80,7 +87,7 @@ def test_every_state_and_counter_of_a_topic(cast: Cast, kit: Services) -> None:
     assert third.id != cancelled
 
 
-def test_what_is_due_and_waits_for_promotion_is_backlog(cast: Cast, kit: Services) -> None:
+def test_due_messages_before_promotion_count_as_backlog(cast: Cast, kit: Services) -> None:
     for _ in range(3):
         cast.send_due()
     page = read(cast)
@@ -89,8 +96,12 @@ def test_what_is_due_and_waits_for_promotion_is_backlog(cast: Cast, kit: Service
     kit.promoter.step(["orders"])
     page = read(cast)
     assert states(page, topic="orders") == {
-        "waiting": 0, "ready": 3, "in_flight": 0, "retry": 0, "garbage": 0,
-    }  # fmt: skip
+        "waiting": 0,
+        "ready": 3,
+        "in_flight": 0,
+        "retry": 0,
+        "garbage": 0,
+    }
     assert page.value("lisa_topic_backlog_messages", **OWN) == 3
     assert page.value("lisa_topic_next_due_timestamp_seconds", topic="orders") is None
     assert kit.promoter.moved.numbers() == {("promoted",): 3}
@@ -124,14 +135,18 @@ def test_lateness_and_early_hand_overs(cast: Cast, raw: redis.Redis) -> None:
     assert page.value("lisa_topic_early_total", **OWN) == 4
 
 
-def test_who_is_alive_is_counted_by_the_servers_clock(cast: Cast, raw: redis.Redis) -> None:
+def test_presence_is_judged_by_the_server_s_clock(cast: Cast, raw: redis.Redis) -> None:
     for name, state in (("a", "running"), ("b", "degraded"), ("c", "running")):
         record = presence.ConsumerPresence(name=name, topic="orders", group="g", state=state)
         cast.store.drive(presence.announce_consumer(cast.store, record))
     cast.store.drive(presence.announce_manager(cast.store, presence.ManagerPresence(name="m")))
     for key, field in ((cast.keys.consumers, "c"), (cast.store.keys.managers, "old")):
-        raw.hset(key, field, b'{"name":"%s","topic":"orders","group":"g","seen_ms":%d}'
-                 % (field.encode(), cast.now_ms() - 31_000))  # fmt: skip
+        raw.hset(
+            key,
+            field,
+            b'{"name":"%s","topic":"orders","group":"g","seen_ms":%d}'
+            % (field.encode(), cast.now_ms() - 31_000),
+        )
     page = read(cast)
     assert page.value("lisa_topic_consumers_alive", **OWN) == 2
     assert page.value("lisa_topic_consumers_degraded", **OWN) == 1
@@ -159,8 +174,12 @@ def test_topics_and_groups_beyond_the_bounds_are_summed(
     assert groups == {"", "g", "h", "(others)"}
     assert page.value("lisa_topic_messages", topic="a", group="(others)", state="ready") == 1
     assert states(page, topic="(others)") == {
-        "waiting": 3, "ready": 9, "in_flight": 0, "retry": 0, "garbage": 0,
-    }  # fmt: skip
+        "waiting": 3,
+        "ready": 9,
+        "in_flight": 0,
+        "retry": 0,
+        "garbage": 0,
+    }
     assert page.value("lisa_topic_backlog_messages", topic="(others)", group="(others)") == 9
     assert page.total("lisa_topic_sent_total", topic="(others)") == 0
     assert page.value("lisa_topics") == 5
@@ -168,7 +187,7 @@ def test_topics_and_groups_beyond_the_bounds_are_summed(
         assert {labels["topic"] for labels, _ in page.samples(name)} == {"a", "orders"}
 
 
-def test_what_a_foreign_hand_broke_hides_nothing_else(cast: Cast, raw: redis.Redis) -> None:
+def test_damaged_data_does_not_hide_other_messages(cast: Cast, raw: redis.Redis) -> None:
     cast.send(1)
     broken = cast.on("broken").declare()
     raw.zadd(cast.store.keys.topics, {"broken": 1, "not a topic": 1})
@@ -190,14 +209,12 @@ def test_a_reading_is_made_of_few_round_trips(cast: Cast) -> None:
     for number in range(40):
         cast.store.drive(cast.store.register([f"t{number}"]))
     steps, flow = 0, topic_metrics.read(cast.store)
-    link, reply = cast.store.connection, None
+    link = cast.store.connection
     try:
         step = next(flow)
         while True:
             steps += 1
-            commands = getattr(step, "commands", None)
-            reply = link.execute_many(commands) if commands else link.execute(step.command)  # type: ignore[union-attr]
-            step = flow.send(reply)
+            step = flow.send(step.run(link))
     except StopIteration as end:
         numbers: Numbers = end.value
     assert numbers["lisa_topics"] == {(): 40}
@@ -210,15 +227,19 @@ def page_of(port: int) -> Exposed:
         return Exposed(answer.read().decode())
 
 
-def test_a_manager_tells_of_itself_and_outlives_the_server(own_server: EmbeddedServer) -> None:
+def test_a_manager_exports_its_metrics_and_outlives_the_server(own_server: EmbeddedServer) -> None:
     with (
         Manager(own_server.url, topics={"orders": {"group": "g"}}, http="127.0.0.1:0") as manager,
         Producer(own_server.url) as producer,
     ):
         port = manager.status_port
         assert port is not None
-        wait_until(lambda: page_of(port).value("lisa_topic_messages", topic="orders", group="g",
-                                               state="ready") == 0)  # fmt: skip
+        wait_until(
+            lambda: (
+                page_of(port).value("lisa_topic_messages", topic="orders", group="g", state="ready")
+                == 0
+            )
+        )
         producer.send("orders", 1, delay=timedelta(milliseconds=50))
         wait_until(lambda: page_of(port).value("lisa_manager_moved_total", kind="promoted") == 1)
         page = page_of(port)
@@ -248,19 +269,19 @@ def test_scrapes_share_a_reading(redis_url: str, client: redis.Redis) -> None:
         began, before = time.monotonic(), asked(client)
         for _ in range(20):
             page_of(port)
-        # One more than whole seconds went by, and the manager's own looks ask for no memory.
+        # One more than the full seconds; the manager's own checks do not read INFO memory.
         assert asked(client) - before <= time.monotonic() - began + 1
 
 
 def asked(client: redis.Redis) -> int:
-    """How often anybody asked for INFO memory, seen by what else one reading asks once."""
+    """The number of readings of INFO memory, by another command that each sends once."""
     stats = client.info("commandstats").get("cmdstat_zcount", {"calls": 0})
     return int(stats["calls"])
 
 
 @pytest.fixture
 def declared(redis_url: str) -> str:
-    """URL of a server where `orders` has its group: what is sent is ready without a manager."""
+    """URL of a server with the group of `orders`: sent messages are ready without a manager."""
     bench = Bench(redis_url)
     bench.declare("orders", "g")
     bench.store.close()
@@ -346,12 +367,6 @@ def test_a_degraded_consumer_says_so(declared: str) -> None:
         wait_until(degraded)
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 HANDLERS = """
 import os
 from lisa import Consumer
@@ -369,9 +384,16 @@ def test_a_family_of_consumers_answers_as_one(
     (tmp_path / "shop.py").write_text(textwrap.dedent(HANDLERS), encoding="utf-8")
     port = free_port()
     family = processes.start(
-        "-m", "lisa.cli.consumer", "--redis", declared, "--processes", "2",
-        "--http", f"127.0.0.1:{port}", "shop",
-    )  # fmt: skip
+        "-m",
+        "lisa.cli.consumer",
+        "--redis",
+        declared,
+        "--processes",
+        "2",
+        "--http",
+        f"127.0.0.1:{port}",
+        "shop",
+    )
 
     def value(name: str) -> float | None:
         try:
@@ -387,7 +409,7 @@ def test_a_family_of_consumers_answers_as_one(
         time_written = value("lisa_process_cpu_seconds_total")
         producer.send("orders", "die", retry=[])
         family.wait_for("ended with code 3")
-    # Another one starts, and what the dead one had counted is not forgotten.
+    # Another one starts, and the counts of the dead one are kept.
     seen: list[float] = []
 
     def is_whole_again() -> bool:

@@ -1,6 +1,6 @@
-"""The original's three YAML files start the three roles, unchanged.
+"""The original's three YAML files start the three roles without changes.
 
-`configs/manager.yml`, `producer.yml` and `consumer.yml` hold what the original's page shows.
+`configs/manager.yml`, `producer.yml` and `consumer.yml` are the examples of its page.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_three_roles_from_the_original_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever starts first, every message arrives."""
+    """Every message arrives, in any order of starting."""
     (tmp_path / "shop.py").write_text(TWO_LINES)
     env = {"LISA_REDIS_URL": redis_url}
     monkeypatch.setenv("LISA_REDIS_URL", redis_url)

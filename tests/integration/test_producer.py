@@ -1,4 +1,4 @@
-"""Both producers on real servers: one suite, since both run the same flows."""
+"""Both producers on real servers: one suite, because both run the same flows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.clock import ms_datetime
-from lisa.core.envelope import decode_envelope
-from lisa.core.errors import DuplicateMessage, InvalidMessage, TopicFull
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.errors import DuplicateMessage, InvalidMessage, TopicFull
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.purge import Purge
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.producer import AsyncProducer, Outgoing, Producer, Sent
 from tests.producers import Either, Topic, noting
 
@@ -51,8 +51,11 @@ def test_send_gives_an_id_and_the_message_waits(producer: Either, topic: Topic) 
     assert before + HOUR_MS <= topic.waiting()[message_id] <= after + HOUR_MS + 1
     seen = producer.ask("get", "orders", message_id)
     assert (seen.id, seen.topic, seen.state, seen.body) == (
-        message_id, "orders", "waiting", {"order": 42},
-    )  # fmt: skip
+        message_id,
+        "orders",
+        "waiting",
+        {"order": 42},
+    )
     assert (seen.headers, seen.attempts, seen.groups) == ({"trace": "1"}, 0, {})
     assert seen.due_ms == topic.waiting()[message_id]
     assert seen.due == ms_datetime(seen.due_ms)
@@ -68,12 +71,16 @@ def test_due_times_are_exact_and_never_early(producer: Either, topic: Topic) -> 
     producer.send("orders", 1, id="ms", at_ms=noon_ms)
     producer.send("orders", 1, id="past", at_ms=noon_ms - 10**12)
     assert topic.waiting() == {
-        "aware": noon_ms, "fraction": noon_ms + 1, "naive": noon_ms - 8 * HOUR_MS,
-        "tz": noon_ms, "ms": noon_ms, "past": noon_ms - 10**12,
-    }  # fmt: skip
+        "aware": noon_ms,
+        "fraction": noon_ms + 1,
+        "naive": noon_ms - 8 * HOUR_MS,
+        "tz": noon_ms,
+        "ms": noon_ms,
+        "past": noon_ms - 10**12,
+    }
 
 
-def test_what_is_due_goes_straight_to_the_groups(producer: Either, topic: Topic) -> None:
+def test_due_messages_go_straight_to_the_groups(producer: Either, topic: Topic) -> None:
     topic.declare("g1", "g2")
     ids = [producer.send("orders", n) for n in range(3)]
     ids.append(producer.send("orders", 3, at_ms=1))
@@ -85,8 +92,9 @@ def test_ttl_and_retry_travel_with_the_message(producer: Either, topic: Topic, s
     producer.send("orders", 1, id="a", at_ms=10**13, ttl=timedelta(seconds=5), retry="0,2m")
     producer.send_many("orders", [Outgoing(1, id="b", retry=[]), 2], retry="1s")
     assert topic.store.ask("ZRANGE", topic.keys.expiry, 0, -1, "WITHSCORES") == [
-        b"a", b"10000000005000",
-    ]  # fmt: skip
+        b"a",
+        b"10000000005000",
+    ]
     assert topic.store.ask("HGET", topic.keys.policy, "a") == b"0,120000"
     assert topic.store.ask("HGET", topic.keys.policy, "b") == b""
     assert topic.store.ask("HLEN", topic.keys.policy) == 3
@@ -137,7 +145,7 @@ def test_calls_shrink_with_the_number_of_groups(producer: Either, topic: Topic) 
         assert [entry.id for entry in topic.take(group, 400)] == [one.id for one in report]
 
 
-def test_send_stream_draws_as_it_goes(producer: Either, topic: Topic) -> None:
+def test_send_stream_draws_lazily(producer: Either, topic: Topic) -> None:
     drawn: list[int] = []
     outcomes = producer.stream("orders", noting(drawn, 5_000), take=501)
     assert [one.outcome for one in outcomes] == [Sent.ACCEPTED] * 501
@@ -244,14 +252,14 @@ def test_get_in_every_state(producer: Either, topic: Topic) -> None:
     assert (held.state, held.attempts, held.consumer) == ("in_flight", 1, "c1")
     assert timedelta(0) <= held.idle < timedelta(seconds=20)
     assert held.due_ms == entry.due_ms
-    topic.store.call(Retry("orders", "lisa", [Failure("a", entry.entry, "no luck")]))
+    topic.store.call(Fail("orders", "lisa", [Failure("a", entry.entry, "no luck")]))
     failed = seen("a")
     assert (failed.state, failed.attempts, failed.reason) == ("retry", 1, "no luck")
     assert failed.due_ms > topic.now_ms()
     producer.ask("fire_now", "orders", "a")
     topic.promote()
     (entry,) = topic.take("lisa")
-    topic.store.call(Retry("orders", "lisa", [Failure("a", entry.entry, "no hope")]))
+    topic.store.call(Fail("orders", "lisa", [Failure("a", entry.entry, "no hope")]))
     dead = seen("a")
     assert (dead.state, dead.attempts, dead.reason) == ("garbage", 2, "no hope")
     topic.store.call(Purge("orders", "lisa", ["a"]))
@@ -269,22 +277,27 @@ def test_get_after_ack(producer: Either, topic: Topic) -> None:
     topic.store.call(Ack("orders", "lisa", [done]))
     acked = producer.ask("get", "orders", message_id)
     assert (acked.state, acked.attempts, acked.due_ms, acked.groups) == (
-        "acked", 1, entry.due_ms, {},
-    )  # fmt: skip
+        "acked",
+        1,
+        entry.due_ms,
+        {},
+    )
 
 
 def test_get_with_several_groups_shows_the_most_advanced(producer: Either, topic: Topic) -> None:
     topic.declare("g1", "g2", "g3")
     message_id = producer.send("orders", 1)
     (first,) = topic.take("g1")
-    topic.store.call(Retry("orders", "g1", [Failure(message_id, first.entry, "later")]))
+    topic.store.call(Fail("orders", "g1", [Failure(message_id, first.entry, "later")]))
     topic.take("g3")
     seen = producer.ask("get", "orders", message_id)
     assert (seen.state, seen.consumer) == ("in_flight", "c1")
     states = {group: (one.state, one.attempts, one.reason) for group, one in seen.groups.items()}
     assert states == {
-        "g1": ("retry", 1, "later"), "g2": ("ready", 0, None), "g3": ("in_flight", 1, None),
-    }  # fmt: skip
+        "g1": ("retry", 1, "later"),
+        "g2": ("ready", 0, None),
+        "g3": ("in_flight", 1, None),
+    }
 
 
 def test_get_of_a_body_that_a_foreign_hand_wrote(producer: Either, topic: Topic) -> None:
@@ -313,14 +326,14 @@ def test_the_topic_is_registered_while_sending(
 
 
 def test_a_topic_is_known_before_its_first_message_is_there(producer: Either, topic: Topic) -> None:
-    """Else a sender that dies between would leave a message that no manager sees."""
+    """Otherwise a sender that dies in between leaves a message that no manager finds."""
     topic.store.ask("HSET", topic.keys.options, "max_body_bytes", "1")
     with pytest.raises(InvalidMessage, match="at most 1"):
         producer.send("orders", "too long", delay=HOUR)
     assert topic.store.ask("ZSCORE", topic.store.keys.topics, "orders") is not None
 
 
-def test_what_only_reads_registers_nothing(producer: Either, topic: Topic) -> None:
+def test_lookups_and_cancellations_register_no_topic(producer: Either, topic: Topic) -> None:
     producer.ask("get", "orders", "a")
     producer.ask("cancel", "orders", "a")
     assert topic.store.ask("EXISTS", topic.store.keys.topics) == 0

@@ -1,4 +1,4 @@
-"""What a producer does when the server is away, full, closed to it, or has forgotten something."""
+"""A producer whose server is away, full, forbidden, or has lost data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.address import Address
-from lisa.core.errors import ConfigError, DuplicateMessage, ServerUnavailable
+from lisa.core.model.errors import ConfigError, DuplicateMessage, ServerUnavailable
+from lisa.core.redis.address import Address
 from lisa.core.transitions.configure import Configure
 from lisa.embedded import EmbeddedServer
+from lisa.embedded.server import free_port
 from lisa.producer import Outgoing, Sent
 from tests.producers import Either, LossyProxy, Topic
 from tests.servers import connect, wait_until
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 HOUR = timedelta(hours=1)
 PATIENCE = timedelta(seconds=0.4)
-MARGIN = timedelta(seconds=5)  # of one socket time-out, on a busy machine
+MARGIN = timedelta(seconds=5)  # of one socket timeout, on a busy machine
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -55,19 +56,13 @@ def topic(redis_url: str) -> Iterator[Topic]:
 
 
 def gives_up(call: Any, patience: timedelta = PATIENCE) -> str:
-    """The call ends in ServerUnavailable once its patience is used up; what it says."""
+    """The call raises ServerUnavailable after its patience; returns the error's text."""
     started = time.monotonic()
     with pytest.raises(ServerUnavailable) as caught:
         call()
     took = timedelta(seconds=time.monotonic() - started)
     assert patience <= took < patience + MARGIN
     return str(caught.value)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_a_lost_reply_to_send_adds_nothing(
@@ -108,7 +103,7 @@ def test_a_lost_reply_to_send_many_adds_nothing(
     assert taken == [one.id for one in report]
 
 
-def test_a_lost_reply_to_cancel_and_reschedule_tells_the_truth(
+def test_cancel_and_reschedule_survive_a_lost_reply(
     behind_proxy: Either, proxy: LossyProxy, topic: Topic
 ) -> None:
     behind_proxy.send("orders", 1, id="a", delay=HOUR)
@@ -148,14 +143,13 @@ def test_server_away_in_the_middle(kind: str, own_server: EmbeddedServer) -> Non
     second = either.send("orders", 3, delay=HOUR)
     with connect(own_server.url) as client:
         assert set(client.zrange("lisa:{orders}:waiting", 0, -1)) >= {
-            first.encode(), second.encode(),
-        }  # fmt: skip
+            first.encode(),
+            second.encode(),
+        }
     either.close()
 
 
-def test_a_server_that_comes_back_in_time_is_not_noticed(
-    kind: str, own_server: EmbeddedServer
-) -> None:
+def test_a_short_outage_is_not_noticed(kind: str, own_server: EmbeddedServer) -> None:
     either = Either(kind, own_server.url)
     either.send("orders", 1, delay=HOUR)
     own_server.kill()
@@ -195,7 +189,7 @@ def test_out_of_memory(kind: str, own_server: EmbeddedServer) -> None:
 
 @pytest.fixture
 def quick_sync(client: redis.Redis) -> Iterator[None]:
-    """A primary waits five seconds for further replicas before it feeds the first."""
+    """By default a primary waits five seconds for more replicas before it syncs the first."""
     client.config_set("repl-diskless-sync-delay", 0)
     yield
     client.config_set("repl-diskless-sync-delay", 5)
@@ -221,15 +215,20 @@ def test_read_only_replica(kind: str, valkey_server: EmbeddedServer, redis_url: 
 @pytest.fixture
 def limited_user(client: redis.Redis) -> Iterator[None]:
     client.acl_setuser(
-        "clerk", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"],
-        categories=["+@all"], commands=["-evalsha"],
-    )  # fmt: skip
+        "clerk",
+        enabled=True,
+        passwords=["+secret"],
+        keys=["*"],
+        channels=["*"],
+        categories=["+@all"],
+        commands=["-evalsha"],
+    )
     yield
     client.acl_deluser("clerk")
 
 
 @pytest.mark.usefixtures("limited_user")
-def test_wrong_password_and_missing_right_are_told_at_once(kind: str, redis_url: str) -> None:
+def test_a_wrong_password_or_missing_right_is_reported_at_once(kind: str, redis_url: str) -> None:
     for password, said in (("wrong", "user or password"), ("secret", "permit")):
         address = Address(redis_url, username="clerk", password=password)
         either = Either(kind, address)
@@ -270,7 +269,7 @@ def test_a_newer_layout_is_refused(kind: str, redis_url: str, client: redis.Redi
     client.set("lisa:schema", 99)
     either = Either(kind, redis_url)
     for call in (lambda: either.send("orders", 1), lambda: either.ask("get", "orders", "a")):
-        with pytest.raises(ConfigError, match="layout 99"):
+        with pytest.raises(ConfigError, match="schema 99"):
             call()
     assert client.keys() == [b"lisa:schema"]
     either.close()

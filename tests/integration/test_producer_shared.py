@@ -1,4 +1,4 @@
-"""`lisa.send` and its kin: one producer for the program, configured from its surroundings."""
+"""`lisa.send` and related functions: one producer, configured from the environment."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_threads_get_the_same_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(set(ids)), len(made)) == (8, 1)
 
 
-def test_surroundings_are_read_at_the_first_call(
+def test_the_environment_is_read_at_the_first_call(
     redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "producer.yml"

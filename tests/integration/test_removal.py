@@ -1,4 +1,4 @@
-"""Removals of groups that others come between: sweeps, changes of shards, who declares anew."""
+"""Removals of groups with concurrent sweeps, resharding and new declarations."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ import pytest
 from lisa import Producer
 from lisa.admin import groups
 from lisa.admin.fsck import check
-from lisa.core import removal
-from lisa.core.errors import RemovalUnfinished
-from lisa.core.spread import spread
+from lisa.core.model.errors import RemovalUnfinished
+from lisa.core.model.sharding import Shard
+from lisa.core.store import group_removal, removal_mark
+from lisa.core.store.reshard import spread
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
 from lisa.manager.sharder import Sharder
+from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from tests.integration.test_shards_life import Halting
-from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lisa.core.flow import Command
+    from lisa.core.redis.flow import Command
 
 N = 12
 
 
 @pytest.fixture
 def split(split_here: Split) -> Split:
-    """A topic with two groups, of which `lisa` is removed."""
+    """A topic with two groups; the tests remove `lisa`."""
     for group in ("lisa", "audit"):
         split_here.store.drive(groups.add(split_here.store, "orders", group))
     return split_here
@@ -42,7 +43,7 @@ def split(split_here: Split) -> Split:
 
 def declared(split: Split) -> dict[str, tuple[str, ...]]:
     store = split.store
-    return {one: store.drive(store.groups(one)) for one in split.layout.counted("orders")}
+    return {one: store.drive(store.groups(one)) for one in split.layout.counted(ORDERS)}
 
 
 def are_all(split: Split, *names: str) -> bool:
@@ -50,7 +51,7 @@ def are_all(split: Split, *names: str) -> bool:
 
 
 def owed(split: Split) -> int:
-    return split.store.drive(groups.owed_in_all(split.store, "orders", "lisa"))
+    return split.store.drive(groups.unsettled_in_all(split.store, "orders", "lisa"))
 
 
 def send(split: Split) -> None:
@@ -59,7 +60,7 @@ def send(split: Split) -> None:
 
 
 def add_anew(split: Split) -> None:
-    """As another operator does, and messages follow."""
+    """Declare the group again, as another operator would, and send messages."""
     other = Split(split.url)
     assert other.store.drive(groups.add(other.store, "orders", "lisa")) is True
     send(split)
@@ -67,36 +68,37 @@ def add_anew(split: Split) -> None:
 
 def marks(split: Split) -> list[str]:
     return [
-        one for one in split.layout.counted("orders")
+        one
+        for one in split.layout.counted(ORDERS)
         if split.store.ask("HEXISTS", split.keys(one).options, "removing:lisa")
-    ]  # fmt: skip
+    ]
 
 
 def sweep(split: Split) -> None:
-    """A while later: all marks are of long ago by then."""
+    """Sweep at a later time, when all marks are old."""
     store = split.store
-    for place in marks(split):
-        store.call(Configure(place, {"removing:lisa": "1"}))
-    sweeper = Sweeper(store, Expirer(store, Announcer(store)), lambda _: True)
-    for place in split.layout.counted("orders"):
-        sweeper.step(place)
+    for shard in marks(split):
+        store.call(Configure(shard, {"removing:lisa": "1"}))
+    sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: True)
+    for shard in split.layout.counted(ORDERS):
+        sweeper.step(shard)
 
 
-def first_undeclares(place: str) -> Callable[[Command], bool]:
+def first_undeclares(shard: str) -> Callable[[Command], bool]:
     def halts(command: Command) -> bool:
-        return command[0] == "EVALSHA" and place in command and "lisa" in command
+        return command[0] == "EVALSHA" and shard in command and "lisa" in command
 
     return halts
 
 
-def test_who_finishes_late_takes_nothing_from_the_group_declared_anew(split: Split) -> None:
+def test_a_late_removal_takes_nothing_from_a_group_declared_again(split: Split) -> None:
     split.into(3)
-    first = split.layout.current("orders")[0]
+    first = split.layout.current(ORDERS)[0]
     split.store.call(Undeclare("orders", "lisa"))  # and its process is killed
-    late = Halting(removal.finish(split.store, "orders", "lisa"), split)
+    late = Halting(group_removal.finish(split.store, Shard("orders"), "lisa"), split)
     assert not late.run_until(lambda command: command == ("TIME",)), "it has read the mark"
     other = Split(split.url)
-    other.store.drive(removal.finish(other.store, "orders", "lisa"))
+    other.store.drive(group_removal.finish(other.store, Shard("orders"), "lisa"))
     looks_at_first = ("HEXISTS", split.keys(first).groups, "lisa")
     is_over = late.run_until(lambda command: command == looks_at_first)
     add_anew(split)
@@ -106,21 +108,21 @@ def test_who_finishes_late_takes_nothing_from_the_group_declared_anew(split: Spl
 
 
 def test_a_removal_takes_the_shards_that_were_made_as_it_began(split: Split) -> None:
-    removing = Halting(removal.remove(split.store, "orders", "lisa"), split)
+    removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
     assert not removing.run_until(lambda command: command[0] == "HEXISTS")
     Split(split.url).into(3)
     assert removing.run_until(lambda _: False)
-    Sharder(split.store).step("orders")
+    Sharder(split.store).step(ORDERS)
     assert are_all(split, "audit")
     assert split.store.drive(check(split.store, ["orders"])).findings == []
 
 
-def test_what_is_declared_anew_just_before_a_shard_is_reached_stays_with_all_it_owes(
+def test_a_group_declared_again_before_a_shard_is_reached_keeps_its_messages(
     split: Split,
 ) -> None:
     split.into(2)
-    second = split.layout.current("orders")[1]
-    removing = Halting(removal.remove(split.store, "orders", "lisa"), split)
+    second = split.layout.current(ORDERS)[1]
+    removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
     assert not removing.run_until(first_undeclares(second))
     add_anew(split)
     assert removing.run_until(lambda _: False)
@@ -130,16 +132,16 @@ def test_what_is_declared_anew_just_before_a_shard_is_reached_stays_with_all_it_
 
 
 @pytest.mark.parametrize("shards", [2, 5])
-def test_a_removal_tells_that_its_group_was_declared_anew(split: Split, shards: int) -> None:
+def test_a_removal_reports_that_its_group_was_declared_again(split: Split, shards: int) -> None:
     split.into(shards)
     send(split)
     removing = Halting(groups.remove(split.store, "orders", "lisa"), split)
-    last = split.layout.current("orders")[-1]
+    last = split.layout.current(ORDERS)[-1]
     assert not removing.run_until(first_undeclares(last))
     Split(split.url).store.call(Declare("orders", "lisa"))  # a consumer, say
-    with pytest.raises(RemovalUnfinished, match="'lisa' of topic 'orders' was declared anew"):
+    with pytest.raises(RemovalUnfinished, match="'lisa' of topic 'orders' was declared again"):
         removing.run_until(lambda _: False)
-    split.store.drive(spread(split.store, "orders"))
+    split.store.drive(spread(split.store, ORDERS))
     assert are_all(split, "audit", "lisa")
     assert marks(split) == []
 
@@ -147,15 +149,15 @@ def test_a_removal_tells_that_its_group_was_declared_anew(split: Split, shards: 
 def test_a_topic_s_mark_is_renewed_while_its_shards_settle(split: Split) -> None:
     split.into(2)
     send(split)
-    first = split.layout.current("orders")[0]
+    first = split.layout.current(ORDERS)[0]
     own = split.keys(first).group("lisa")
-    removing = Halting(removal.remove(split.store, "orders", "lisa"), split)
+    removing = Halting(group_removal.remove(split.store, ORDERS, "lisa"), split)
     assert not removing.run_until(lambda command: command[:2] == ("HSCAN", own.entries))
     split.store.call(Configure("orders", {"removing:lisa": "1"}))
     assert not removing.run_until(lambda command: command[:2] == ("ZSCAN", own.retry))
-    age_ms = split.store.drive(removal.age_ms(split.store, "orders", "lisa"))
+    age_ms = split.store.drive(removal_mark.age_ms(split.store, "orders", "lisa"))
     assert age_ms is not None
-    assert age_ms < removal.ABANDONED_MS
+    assert age_ms < removal_mark.ABANDONED_MS
 
 
 def test_a_step_settles_the_fewer_messages_the_more_groups_there_are(split: Split) -> None:
@@ -170,7 +172,7 @@ def test_a_step_settles_the_fewer_messages_the_more_groups_there_are(split: Spli
             sizes.append(sum(str(one).startswith(bodies) for one in command))
         return False
 
-    assert Halting(removal.remove(split.store, "orders", "lisa"), split).run_until(counts)
+    assert Halting(group_removal.remove(split.store, ORDERS, "lisa"), split).run_until(counts)
     assert sum(sizes) == N
     assert max(sizes) * 21 * Purge.steps <= STEPS_PER_CALL
 
@@ -184,13 +186,13 @@ def test_a_mark_beside_a_declared_group_removes_nothing(split: Split) -> None:
 
 
 def half_told(split: Split, *, again: bool) -> None:
-    """A shard is told of a group that was removed since; the reply does not arrive."""
+    """Declare a group on a shard after its removal, and lose the reply."""
     store = split.store
-    spreading = Halting(spread(store, "orders"), split)
-    first = split.layout.current("orders")[0]
+    spreading = Halting(spread(store, ORDERS), split)
+    first = split.layout.current(ORDERS)[0]
     looks_at_first = ("HGETALL", split.keys(first).options)
     assert not spreading.run_until(lambda command: command == looks_at_first)
-    assert store.drive(removal.remove(store, "orders", "lisa")) == 0
+    assert store.drive(group_removal.remove(store, ORDERS, "lisa")) == 0
     assert not spreading.run_until(first_undeclares(first))
     for command in spreading._step.commands:
         store.ask(*command)
@@ -198,7 +200,7 @@ def half_told(split: Split, *, again: bool) -> None:
         assert spreading.run_until(lambda _: False)
 
 
-def test_what_a_shard_was_told_twice_is_taken_back(split: Split) -> None:
+def test_a_repeated_declaration_on_a_shard_is_withdrawn(split: Split) -> None:
     split.into(2)
     half_told(split, again=True)
     assert are_all(split, "audit")

@@ -1,4 +1,4 @@
-"""A topic that is split: what is sent is found again, and taken once, whatever changes."""
+"""A sharded topic: messages are found, and accepted once, through all changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 
 from lisa import AsyncProducer, DuplicateMessage, TopicFull
 from lisa.admin import groups, topics
-from lisa.core.errors import Misplaced
-from lisa.core.shards import Layout, base, name
-from lisa.core.spread import spread
+from lisa.core.model.errors import Misplaced
+from lisa.core.model.sharding import Layout, Topic, name, topic_of
+from lisa.core.store.reshard import spread
 from lisa.core.transitions.configure import Configure
-from lisa.core.transitions.place import Place
+from lisa.core.transitions.set_layout import SetLayout
 from lisa.producer import Outgoing, Producer
 from tests.producers import Either, LossyProxy
 from tests.servers import wait_until
+from tests.shards import ORDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,23 +37,23 @@ def producer(request: pytest.FixtureRequest, split: Split) -> Iterator[Either]:
     made.close()
 
 
-def test_the_layouts_field_tells_where_an_id_belongs() -> None:
+def test_the_layouts_field_determines_the_shard_of_an_id() -> None:
     layout = Layout.read(b"3:4:1,2:8")
     assert layout == Layout(3, 4, (1, 2), (8,))
-    assert layout.current("t") == ["t~0of4", "t~1of4", "t~2of4", "t~3of4"]
-    assert layout.draining("t") == ["t", "t~0of2", "t~1of2"]
-    assert {layout.place("t", one) for one in IDS} == set(layout.current("t"))
-    assert {base(place) for place in layout.counted("t")} == {"t"}
+    assert layout.current(Topic("t")) == ["t~0of4", "t~1of4", "t~2of4", "t~3of4"]
+    assert layout.draining(Topic("t")) == ["t", "t~0of2", "t~1of2"]
+    assert {layout.shard_for(Topic("t"), one) for one in IDS} == set(layout.current(Topic("t")))
+    assert {topic_of(shard) for shard in layout.counted(Topic("t"))} == {"t"}
     assert Layout.read(b"nonsense") == Layout.read(None) == Layout()
 
 
-def test_what_is_sent_is_spread_and_found_by_id(split: Split, producer: Either) -> None:
+def test_messages_are_spread_over_shards_and_found_by_id(split: Split, producer: Either) -> None:
     split.into(4)
     report = producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
     assert [one.id for one in report] == IDS
     assert report.accepted == len(IDS)
     waiting = split.waiting()
-    assert set(waiting) == {name("orders", n, 4) for n in range(4)}
+    assert set(waiting) == {name(ORDERS, n, 4) for n in range(4)}
     assert split.copies() == sorted(IDS)
     assert producer.ask("get", "orders", IDS[0]).topic == "orders"
     assert producer.ask("reschedule", "orders", IDS[1], delay=2 * HOUR) == "rescheduled"
@@ -64,7 +65,7 @@ def test_what_is_sent_is_spread_and_found_by_id(split: Split, producer: Either) 
     assert set(made) <= set(split.copies())
 
 
-def test_who_never_heard_of_shards_finds_them(split: Split, producer: Either) -> None:
+def test_a_client_without_a_known_layout_finds_the_shards(split: Split, producer: Either) -> None:
     producer.send("orders", 1, id="early", delay=HOUR)
     split.into(4)
     producer.send_many("orders", [Outgoing(1, id=one) for one in IDS], delay=HOUR)
@@ -78,7 +79,7 @@ def test_who_never_heard_of_shards_finds_them(split: Split, producer: Either) ->
 
 
 def test_a_known_id_is_known_through_each_change(split: Split, producer: Either) -> None:
-    """Accepted by each layout in turn, and asked again of all that follow."""
+    """Ids are accepted by each layout in turn, and sent again to all later ones."""
     known: list[str] = []
     for shards in (1, 4, 8, 2, 4, 1):
         if shards > 1 or known:
@@ -98,7 +99,7 @@ def test_a_known_id_is_known_through_each_change(split: Split, producer: Either)
     assert again.duplicate == len(known), "tombstones count wherever they lie"
 
 
-def test_replacing_keeps_an_id_in_one_place(split: Split, producer: Either) -> None:
+def test_replacing_keeps_an_id_in_one_shard(split: Split, producer: Either) -> None:
     split.into(2)
     producer.send("orders", "old", id="live", delay=HOUR)
     producer.send("orders", "old", id="ended", delay=HOUR)
@@ -106,9 +107,11 @@ def test_replacing_keeps_an_id_in_one_place(split: Split, producer: Either) -> N
     split.into(4)
     for body in ("new", "newest"):
         report = producer.send_many(
-            "orders", [Outgoing(body, id="live"), Outgoing(body, id="ended")],
-            delay=2 * HOUR, on_duplicate="replace",
-        )  # fmt: skip
+            "orders",
+            [Outgoing(body, id="live"), Outgoing(body, id="ended")],
+            delay=2 * HOUR,
+            on_duplicate="replace",
+        )
         assert [one.outcome for one in report] == ["replaced", "replaced"]
         assert split.copies() == ["ended", "live"]
         assert producer.ask("get", "orders", "live").body == body
@@ -117,35 +120,35 @@ def test_replacing_keeps_an_id_in_one_place(split: Split, producer: Either) -> N
     assert producer.ask("get", "orders", "ended").body == "newest"
 
 
-def test_a_place_opens_only_when_all_older_ones_are_closed(split: Split) -> None:
+def test_a_shard_opens_only_when_all_older_ones_are_closed(split: Split) -> None:
     with Producer(split.url, patience=timedelta(milliseconds=200)) as producer:
         producer.send("orders", 1, id="one", delay=HOUR)
         split.store.call(Configure("orders", {"shards": "4"}))
         assert producer.send("orders", 2, id="two", delay=HOUR) == "two"
         assert split.waiting() == {"orders": {"one", "two"}}
-        split.store.call(Place("orders", "close", 1))
+        split.store.call(SetLayout("orders", "close", 1))
         with pytest.raises(Misplaced, match="no manager"):
             producer.send("orders", 3, id="three", delay=HOUR)
         with pytest.raises(Misplaced):
             producer.cancel("orders", "three")
-        split.store.drive(spread(split.store, "orders"))
+        split.store.drive(spread(split.store, ORDERS))
         assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
         assert split.copies() == ["one", "two"]
-        # Who is late changes nothing.
-        assert split.store.call(Place("orders", "open", 1)) == -1
+        # A late call changes nothing.
+        assert split.store.call(SetLayout("orders", "open", 1)) == -1
         assert split.accepts("orders") == -1
 
 
-def test_a_layout_that_was_lost_with_its_server_is_numbered_anew(split: Split) -> None:
+def test_a_layout_lost_with_its_server_gets_a_higher_number(split: Split) -> None:
     split.into(2)
     split.into(4)
     split.store.ask("HSET", split.keys("orders").options, "layout", "1:2:1:", "shards", "2")
-    layout = split.store.drive(spread(split.store, "orders"))
+    layout = split.store.drive(spread(split.store, ORDERS))
     assert layout.number > 2
     assert layout.shards == 2
     with Producer(split.url) as producer:
         assert producer.send("orders", 1, id="one", delay=HOUR) == "one"
-    assert [base(place) for place in split.waiting()] == ["orders"]
+    assert [topic_of(shard) for shard in split.waiting()] == ["orders"]
 
 
 def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) -> None:
@@ -167,28 +170,28 @@ def test_a_lost_reply_adds_nothing_though_the_number_changes(split_here: Split) 
     proxy.close()
 
 
-def test_options_and_groups_stand_in_every_place(split: Split) -> None:
+def test_options_and_groups_are_in_every_shard(split: Split) -> None:
     store = split.store
     store.drive(topics.set_options(store, "orders", {"capacity": 10, "ack_timeout": "3s"}))
     store.drive(groups.add(store, "orders", "billing"))
     split.into(4)
     store.drive(groups.add(store, "orders", "stock"))
     store.drive(topics.pause(store, "orders"))
-    for place in split.layout.current("orders"):
-        options = store.drive(store.options(place))
+    for shard in split.layout.current(ORDERS):
+        options = store.drive(store.options(shard))
         assert (options.capacity, options.max_ready, options.paused) == (3, 2500, True)
         assert options.ack_timeout == timedelta(seconds=3)
-        assert store.drive(store.groups(place)) == ("billing", "stock")
+        assert store.drive(store.groups(shard)) == ("billing", "stock")
     store.drive(topics.unset_options(store, "orders", ["ack_timeout"]))
     store.drive(topics.resume(store, "orders"))
-    for place in split.layout.current("orders"):
-        options = store.drive(store.options(place))
+    for shard in split.layout.current(ORDERS):
+        options = store.drive(store.options(shard))
         assert (options.ack_timeout, options.paused) == (timedelta(seconds=10), False)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_one_shard_refuses_the_others_keep(split_here: Split, kind: str) -> None:
-    """The report of a call of which a part was refused: nothing of the rest is sent twice."""
+def test_one_shard_s_refusal_leaves_the_others_messages_sent(split_here: Split, kind: str) -> None:
+    """The report of a partly refused call lists the sent messages, so none is sent twice."""
     split_here.store.drive(topics.set_options(split_here.store, "orders", {"capacity": 8}))
     split_here.into(4)
     producer = Either(kind, split_here.url)

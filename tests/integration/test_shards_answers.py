@@ -1,4 +1,4 @@
-"""What a sender is told where the shards of a topic answer differently."""
+"""A sender's results if the shards of a topic give different replies."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 import redis
 
 from lisa import AsyncProducer, Producer
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.envelope import encode_envelope
-from lisa.core.errors import Misplaced
-from lisa.core.keys import Keys
-from lisa.core.spread import spread
-from lisa.core.store import SyncStore
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.errors import Misplaced
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.manager.sharder import Sharder
+from tests.shards import ORDERS
 
 if TYPE_CHECKING:
-    from lisa.core.flow import Command
+    from lisa.core.redis.flow import Command
     from tests.shards import Split
 
 HOUR = timedelta(hours=1)
@@ -31,14 +32,14 @@ LARGE = "x" * 5000
 
 
 def limited(split: Split) -> None:
-    """Two shards that take no large message."""
+    """Split into two shards that refuse large messages."""
     split.into(2)
     split.store.call(Configure("orders", {"max_body_bytes": "1000"}))
-    split.store.drive(spread(split.store, "orders"))
+    split.store.drive(spread(split.store, ORDERS))
 
 
 class RepliesLost:
-    """Of calls to several places, those without a large message do their work in silence."""
+    """Loses the replies of calls without a large message; they still take effect."""
 
     def __init__(self, connection: Any) -> None:
         self._one, self._many = connection.execute, connection.execute_many
@@ -53,8 +54,10 @@ class RepliesLost:
 
     async def execute_many(self, commands: list[Command]) -> list[Any]:
         replies = list(await self._many(commands))
-        is_large = [any(isinstance(one, bytes) and len(one) > 4000 for one in command)
-                    for command in commands]  # fmt: skip
+        is_large = [
+            any(isinstance(one, bytes) and len(one) > 4000 for one in command)
+            for command in commands
+        ]
         if any(is_large) and not self.silent:
             for i, large in enumerate(is_large):
                 if not large:
@@ -63,7 +66,7 @@ class RepliesLost:
         return replies
 
 
-def test_what_one_shard_refuses_tells_nothing_of_another_whose_reply_was_lost(
+def test_one_shard_s_refusal_says_nothing_about_a_shard_with_a_lost_reply(
     split_here: Split,
 ) -> None:
     limited(split_here)
@@ -84,25 +87,25 @@ def test_what_one_shard_refuses_tells_nothing_of_another_whose_reply_was_lost(
     assert len(bodies) == len(set(bodies)), "some were sent twice"
 
 
-def test_what_one_shard_refuses_tells_nothing_of_another_that_moves(split_here: Split) -> None:
+def test_one_shard_s_refusal_says_nothing_about_a_shard_that_moves(split_here: Split) -> None:
     limited(split_here)
     layout = split_here.layout
-    first, second = layout.current("orders")
+    first, second = layout.current(ORDERS)
     split_here.store.ask("HSET", split_here.keys(second).options, "accepts", layout.number + 3)
     bodies = {
-        one: LARGE if layout.place("orders", one) == first else "" for one in map(str, range(12))
+        one: LARGE if layout.shard_for(ORDERS, one) == first else "" for one in map(str, range(12))
     }
     assert set(bodies.values()) == {LARGE, ""}
     envelopes = [encode_envelope("T" * 8, body) for body in bodies.values()]
     send = Enqueue("orders", "T" * 8, list(bodies), ["+60000"], envelopes, are_ids_new=True)
     store = SyncStore(Connection(Address(split_here.url)), Keys(), SHORT)
-    store.drive(store.layout("orders"))
+    store.drive(store.layout(ORDERS))
     with pytest.raises(Misplaced):
         store.call_by_id(send)
     store.close()
 
 
-def test_who_waited_in_vain_for_a_shard_is_told_what_others_took(split_here: Split) -> None:
+def test_misplaced_reports_what_other_shards_accepted(split_here: Split) -> None:
     split_here.into(2)
     number = split_here.layout.number
     split_here.store.ask("HSET", split_here.keys("orders~1of2").options, "accepts", number + 3)
@@ -113,12 +116,12 @@ def test_who_waited_in_vain_for_a_shard_is_told_what_others_took(split_here: Spl
 
 
 @pytest.mark.parametrize("name", ["orders~5of4", "orders~0of1", "orders~00of2", "orders~1of99"])
-def test_a_place_of_a_name_that_no_number_of_shards_has_changes_nothing(
+def test_a_shard_of_a_name_that_no_number_of_shards_has_changes_nothing(
     split_here: Split, name: str
 ) -> None:
     split_here.into(2)
     split_here.store.drive(split_here.store.register([name]))
     before, sharder = split_here.layout, Sharder(split_here.store)
-    for topic in sharder.pick(split_here.store.drive(split_here.store.places())):
+    for topic in sharder.pick(split_here.store.drive(split_here.store.shards())):
         sharder.step(topic)
     assert split_here.layout == before

@@ -1,4 +1,4 @@
-"""Topics that are split, on nodes that are away."""
+"""Sharded topics on nodes that are away."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from redis.crc import key_slot
 
 from lisa import Manager
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.errors import ServerUnavailable
-from lisa.core.keys import Keys
-from lisa.core.spread import spread
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import Keys
+from lisa.core.model.sharding import Shard, Topic
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.registry import Registry
@@ -32,7 +33,7 @@ TOPICS = [f"t{n}" for n in range(6)]
 
 
 def named_on(node: int, pattern: str) -> str:
-    """What is to be put into a name so that its slot is one of that node's."""
+    """Text that, inserted in `pattern`, gives a name in a slot of the node."""
     found = (str(n) for n in range(100) if key_slot((pattern % n).encode()) // 8192 == node)
     return next(found)
 
@@ -49,7 +50,7 @@ def hanging(url: str) -> Iterator[None]:
 
 
 def store_on(nodes: list[str], *, without: int) -> SyncStore:
-    """One to which a node that hangs is soon away; the list of topics is at the other."""
+    """A store with a short timeout, and its list of topics on the other node."""
     address = Address(clusters.address(nodes), socket_timeout_s=0.5)
     prefix = "p" + named_on(1 - without, "p%d:topics")
     return SyncStore(Connection(address), Keys(prefix), timedelta(milliseconds=60))
@@ -83,18 +84,18 @@ def test_split_topics_of_a_healthy_node_are_looked_after_though_another_hangs(
     plain = "u" + named_on(1 - hung, "u%d")
     for topic in split.values():
         store.call(Configure(topic, {"shards": "2"}))
-        store.drive(spread(store, topic))
+        store.drive(spread(store, Topic(topic)))
     sharder = Sharder(store)
     names = sorted([*split.values(), plain])
     with hanging(two_nodes[hung]):
-        assert sharder.pick(names) == sorted(split.values())
+        assert sharder.pick(list(map(Shard, names))) == sorted(split.values())
         with pytest.raises(ServerUnavailable):
-            sharder.step(split[hung])
-    assert sharder.pick(names) == sorted(split.values())
+            sharder.step(Topic(split[hung]))
+    assert sharder.pick(list(map(Shard, names))) == sorted(split.values())
     store.close()
 
 
-def test_topics_whose_node_is_away_do_not_hold_up_what_else_a_manager_does(
+def test_an_unavailable_node_does_not_delay_other_work_of_a_manager(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -115,7 +116,7 @@ def test_topics_whose_node_is_away_do_not_hold_up_what_else_a_manager_does(
     monkeypatch.setattr(Sharder, "step", step)
     monkeypatch.setattr(Registry, "step", registers)
     groups = {topic: ["lisa"] for topic in TOPICS}
-    with Manager(redis_url, groups=groups, sweep=timedelta(hours=1)):  # it looks at them as well
+    with Manager(redis_url, groups=groups, sweep=timedelta(hours=1)):  # it checks them as well
         wait_until(lambda: done.count("t0") >= 2)
     assert set(done) == {*TOPICS, "others"}, "each has its turn"
     tried = [(done[i], done[i + 1]) for i in range(len(done) - 1) if done[i] != "others"]

@@ -1,7 +1,8 @@
-"""Topics that are split, as producers, managers and consumers live with them."""
+"""Sharded topics with real producers, managers and consumers."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -13,30 +14,38 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from lisa import Consumer, LisaError, Manager, Producer, message_acked
-from lisa.admin import groups, topics
+from lisa.admin import groups, history, topics
 from lisa.admin.fsck import check
-from lisa.consumer.joining import ask_for_group, join
-from lisa.core import removal, scripts
-from lisa.core.errors import ConfigError
-from lisa.core.flow import Execute, Pause
-from lisa.core.spread import spread
+from lisa.admin.history import HistorySpan
+from lisa.core.delivery.group_resolution import ask_for_group, join
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import Shard, Topic
+from lisa.core.redis.flow import Execute, Pause
+from lisa.core.store import group_removal
+from lisa.core.store.reshard import spread
+from lisa.core.transitions import loader
+from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.manager.announcer import Announcer
 from lisa.manager.expirer import Expirer
+from lisa.manager.sampler import Sampler
 from lisa.manager.sharder import Sharder
+from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
+from lisa.pipeline.source.events import number_of
+from lisa.pipeline.source.following import find_unread, record_archived
+from lisa.pipeline.source.marks import Mark
 from lisa.producer import Outgoing
 from tests.servers import wait_until
-from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from lisa.core.flow import Command, Flow
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
+    from lisa.core.redis.flow import Command, Flow
 
 HOUR = timedelta(hours=1)
 SOON = timedelta(milliseconds=200)
@@ -44,7 +53,7 @@ OFTEN = timedelta(milliseconds=100)
 
 
 class Handled:
-    """What a consumer's handler saw."""
+    """Messages handled by a consumer."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -75,7 +84,7 @@ def test_a_consumer_takes_all_shards_as_one_topic(split: Split) -> None:
     consumer = Consumer(split.url, concurrency=3)
     consumer.on("orders", handled)
     with Manager(split.url, topics={"orders": {"shards": 4}}), consumer, Producer(split.url) as one:
-        wait_until(lambda: len(split.layout.current("orders")) == 4)
+        wait_until(lambda: len(split.layout.current(ORDERS)) == 4)
         sent = [out.id for out in one.send_many("orders", range(300), delay=SOON)]
         wait_until(lambda: len(handled.counts) == 300)
         assert set(handled.counts) == set(sent)
@@ -108,12 +117,12 @@ def test_a_pull_takes_from_all_shards(split: Split) -> None:
         consumer.stop()
 
 
-def test_a_pull_gives_what_it_took_though_another_shard_fails(split: Split) -> None:
+def test_a_pull_returns_its_messages_if_another_shard_fails(split: Split) -> None:
     split.into(4)
     split.store.drive(groups.add(split.store, "orders", "lisa"))
     with Producer(split.url) as producer:
         sent = [one.id for one in producer.send_many("orders", range(40))]
-    failing = split.keys(split.layout.places("orders")[2])
+    failing = split.keys(split.layout.active(ORDERS)[2])
     split.store.ask("DEL", failing.options)
     split.store.ask("SET", failing.options, "a foreign hand's")
     left = split.store.ask("XLEN", failing.group("lisa").ready)
@@ -132,7 +141,7 @@ def test_a_pull_gives_what_it_took_though_another_shard_fails(split: Split) -> N
 
 
 class Load:
-    """Sends with ids of its own, twice each, and cancels some, for as long as the block runs."""
+    """Sends explicit ids twice each, and cancels some, for the duration of the block."""
 
     def __init__(self, url: str) -> None:
         self.accepted: list[str] = []
@@ -166,7 +175,7 @@ class Load:
             self.faults.append(error)
 
     def _send(self, producer: Producer, n: int) -> None:
-        """A batch of new ids; then, shuffled among others, ids that are known."""
+        """Send a batch of new ids, then known ids shuffled with others."""
         new = [f"{n}-{i}" for i in range(20)]
         delay = timedelta(milliseconds=50 * (n % 10))
         for expected in ("accepted", "duplicate"):
@@ -181,7 +190,7 @@ class Load:
         self.accepted += new
 
     def _cancel(self, producer: Producer, n: int) -> None:
-        """What waits for an hour is found, wherever it went meanwhile."""
+        """Cancel messages due in an hour, in any shard."""
         held = [producer.send("orders", "later", id=f"c{n}-{i}", delay=HOUR) for i in range(5)]
         time.sleep(0.05)
         for one in held:
@@ -205,7 +214,7 @@ def change(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
 
 
 def check_under_load(split: Split, numbers: tuple[int, ...], pause_s: float) -> None:
-    """Each accepted id is handled once, duplicates stay duplicates, cancel finds what waits."""
+    """Check: each id is handled once, duplicates are detected, waiting ids can be cancelled."""
     handled = Handled()
     consumers = [Consumer(split.url, concurrency=4) for _ in range(2)]
     for consumer in consumers:
@@ -232,13 +241,13 @@ def test_a_round_over_split_topics_does_not_read_all_topics_for_each(
     store, read = split_here.store, list[int]()
     for topic in ("a", "b", "c"):
         store.drive(topics.set_options(store, topic, {"shards": 2}))
-    listed, places = store.drive(store.places()), store.places
+    listed, shards = store.drive(store.shards()), store.shards
 
-    def reading() -> Flow[list[str]]:
+    def reading() -> Flow[list[Shard]]:
         read.append(1)
-        return places()
+        return shards()
 
-    monkeypatch.setattr(store, "places", reading)
+    monkeypatch.setattr(store, "shards", reading)
     sharder = Sharder(store)
     for _ in range(2):
         picked = sharder.pick(listed)
@@ -264,11 +273,11 @@ def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) 
     manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
     with manager, consumer, Producer(split.url) as producer:
         for number, shards in enumerate((2, 3, 1), 1):
-            before = split.layout.places("orders")
+            before = split.layout.active(ORDERS)
             late = {producer.send("orders", 1, delay=HOUR) for _ in range(8)}
             split.into(shards)
             assert split.layout.number == number
-            assert set(before) <= set(split.layout.places("orders"))
+            assert set(before) <= set(split.layout.active(ORDERS))
             new = {producer.send("orders", 1, delay=SOON) for _ in range(8)}
             wait_until(partial(new.issubset, handled.counts))
             assert split.layout.older, "it holds what is due later"
@@ -276,26 +285,179 @@ def test_a_number_that_is_left_is_forgotten_when_it_is_empty(split_here: Split) 
                 assert producer.fire_now("orders", one) == "rescheduled"
             wait_until(partial(late.issubset, handled.counts))
             wait_until(lambda: not split.layout.older)
-            # A consumer lets go of them within a second or two.
-            wait_until(partial(reads_only, consumer, set(split.layout.places("orders"))))
+            # A consumer leaves them within a second or two.
+            wait_until(partial(reads_only, consumer, set(split.layout.active(ORDERS))))
     assert set(handled.counts.values()) == {1}
 
 
-def reads_only(consumer: Consumer, places: AbstractSet[str]) -> bool:
-    crew = consumer._crew
+def test_a_consumer_that_follows_after_the_former_shards_are_deleted_reads_on(
+    split: Split, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lisa.consumer.heartbeat.FOLLOW_S", 4.0)
+    handled, count = Handled(), 20
+    consumer = Consumer(split.url, concurrency=2)
+    consumer.on("orders", handled)
+    split.into(4)
+    manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
+    with manager, consumer, Producer(split.url) as producer:
+        for turn, shards in enumerate((2, 1), 1):
+            producer.send_many("orders", range(count), delay=SOON)
+            wait_until(lambda: len(handled.counts) == (2 * turn - 1) * count)  # noqa: B023
+            split.into(shards)
+            wait_until(lambda: not left_behind(split))
+            producer.send_many("orders", range(count), delay=SOON)
+            wait_until(lambda: len(handled.counts) == 2 * turn * count)  # noqa: B023
+    assert "lost the layout" not in caplog.text
+
+
+def test_the_keys_of_a_number_that_is_left_are_deleted(split: Split) -> None:
+    handled, count = Handled(), 40
+    consumer = Consumer(split.url, concurrency=2)
+    consumer.on("orders", handled)
+    sampler, minute = Sampler(split.store), 60_000
+    began_ms = split.store.drive(split.store.server_time_us()) // 1000 - 20 * minute
+
+    def sample(after: int) -> None:
+        for shard in split.layout.counted(ORDERS):
+            sampler.step(shard, began_ms + after * minute)
+
+    def totals() -> tuple[int, int]:
+        (counted,) = split.store.drive(topics.counts(split.store, ["orders"]))
+        return counted.total("sent"), counted.total("acked")
+
+    def risen() -> int:
+        steps = split.store.drive(
+            history.history(split.store, "orders", HistorySpan.HOUR, now_ms=began_ms + 20 * minute)
+        )
+        return sum(one.counters.get("sent", 0) for one in steps)
+
+    manager = Manager(split.url, topics={"orders": {"retention": 0}}, sweep=OFTEN)
+    with manager, consumer, Producer(split.url) as producer:
+        for turn, shards in enumerate((4, 1, 4, 2), 1):
+            sample(2 * turn - 1)
+            split.into(shards)
+            for one in producer.send_many("orders", range(count), delay=SOON):
+                assert one.outcome == "accepted"
+            wait_until(lambda: len(handled.counts) == turn * count)  # noqa: B023
+            wait_until(lambda: not split.layout.older)
+            sample(2 * turn)
+            wait_until(lambda: set(split.layout.gone) <= {1})
+            wait_until(lambda: not left_behind(split))
+            wait_until(lambda: totals() == (turn * count, turn * count))  # noqa: B023
+    assert risen() == 3 * count, "of the first turn there is no sample before it"
+    assert set(handled.counts.values()) == {1}
+    assert split.store.drive(check(split.store, repair=False)).findings == []
+
+
+def left_behind(split: Split) -> set[str]:
+    """Keys, and names in the list of topics, of unused shards."""
+    in_use = set(split.layout.counted(ORDERS))
+    found, cursor = set[str](split.store.drive(split.store.shards())), 0
+    while True:
+        reply, page = split.store.ask("SCAN", cursor, "MATCH", "lisa:{*", "COUNT", 1000)
+        names = [key.decode() for key in page]
+        # Records of calls and tombstones expire.
+        lasting = [one for one in names if not re.search(r"}:(reply|done):", one)]
+        found |= {str(split.store.keys.shard_of(one)) for one in lasting}
+        if not (cursor := int(reply)):
+            return found - in_use - {"orders"}
+
+
+class Cut(BaseException):
+    """Ends a call as a kill would: it is not caught."""
+
+
+def cut_after(calls: int, split: Split, patch: pytest.MonkeyPatch) -> None:
+    """Let the first `calls` calls to the server through, and raise `Cut` for all others."""
+    left = iter(range(calls))
+
+    def call(send: Callable[[Any], Any], commands: Any) -> Any:
+        if next(left, None) is None:
+            raise Cut
+        return send(commands)
+
+    connection = split.store.connection
+    patch.setattr(connection, "execute", partial(call, connection.execute))
+    patch.setattr(connection, "execute_many", partial(call, connection.execute_many))
+
+
+def leave_shards(split: Split, topic: str) -> None:
+    """A topic with two former shards, each with some counters."""
+    split.store.call(Configure(topic, {"layout": "2:1::2"}))
+    for shard in (f"{topic}~0of2", f"{topic}~1of2"):
+        keys = split.keys(shard)
+        split.store.ask("HSET", keys.options, "accepts", -2)
+        split.store.ask("HSET", keys.stats, "sent", 3, "acked@lisa", 2)
+        split.store.ask("XADD", keys.history, "60000-0", "sent", 3)
+
+
+def test_deleting_former_shards_may_be_cut_short_between_any_two_calls(
+    split_here: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, was_cut = split_here.store, list[bool]()
+    while all(was_cut):
+        topic = f"orders-{len(was_cut)}"
+        leave_shards(split_here, topic)
+        with monkeypatch.context() as patch, suppress(Cut):
+            cut_after(len(was_cut), split_here, patch)
+            was_cut.append(True)
+            Sharder(store).step(Topic(topic))
+            was_cut[-1] = False
+        for _ in range(2):
+            Sharder(store).step(Topic(topic))
+        assert store.drive(store.stats(topic)) == {"sent": 6, "acked@lisa": 4}
+        history = store.ask("XRANGE", split_here.keys(topic).history, "-", "+")
+        assert history == [[b"60000-0", [b"sent", b"6"]]]
+        assert not {one for one in left_behind(split_here) if one.startswith(f"{topic}~")}
+    assert len(was_cut) > 10
+
+
+def test_a_shard_with_a_journal_is_kept_until_it_is_archived(split_here: Split) -> None:
+    split, store = split_here, split_here.store
+    store.drive(groups.add(store, "orders", "lisa"))
+    store.drive(topics.set_options(store, "orders", {"journal": True, "retention": 0}))
+    split.into(2)
+    shards = split.layout.current(ORDERS)
+    with Producer(split.url) as producer:
+        sent = [producer.send("orders", 1, delay=HOUR) for _ in range(8)]
+        assert producer.cancel_many("orders", sent) == ["cancelled"] * 8
+        written = {shard: store.drive(store.stats(shard))["journaled"] for shard in shards}
+        split.into(1)
+        sharder = Sharder(store)
+        for _ in range(4):
+            sharder.step(ORDERS)
+        assert split.layout.gone == (2,)
+        for shard, last in written.items():
+            entry = text(store.ask("XREVRANGE", split.keys(shard).events, "+", "-")[0][0])
+            store.drive(record_archived(store, "a", {shard: Mark(entry, last)}))
+        for _ in range(2):
+            sharder.step(ORDERS)
+        assert left_behind(split) == set()
+        for shard, last in written.items():
+            assert store.drive(find_unread(store, shard, Mark("5-1", last), None)) is None, "no gap"
+        split.into(2)
+        sent = [producer.send("orders", 1, delay=HOUR) for _ in range(8)]
+    for shard in shards:
+        first = store.ask("XRANGE", split.keys(shard).events, "-", "+", "COUNT", 1)
+        assert number_of(first[0]) == written[shard] + 1
+
+
+def reads_only(consumer: Consumer, shards: AbstractSet[str]) -> bool:
+    crew = consumer._runtime
     assert crew is not None
-    return {sub.topic for sub in crew._readers} == places
+    return {sub.shard for sub in crew.readers.subscriptions()} == shards
 
 
 ALWAYS = {(True, 1), (True, 11), (False, 1), (False, 7), (False, 9)}
 SCRIPTS = 13
 """That put a change from 2 to 3 shards through: the layout, options and groups for each of three
-places, three places to close (the unsplit one, too), three to open."""
+shards, three shards to close (the unsplit one, too), three to open."""
 
 CUT_SHORT = [
     pytest.param(hears, done, marks=[] if (hears, done) in ALWAYS else [pytest.mark.slow])
-    for hears in (True, False) for done in range(SCRIPTS + 1)
-]  # fmt: skip
+    for hears in (True, False)
+    for done in range(SCRIPTS + 1)
+]
 
 
 @pytest.mark.parametrize(("hears", "done"), CUT_SHORT)
@@ -317,10 +479,8 @@ def test_a_manager_finishes_a_change_that_was_cut_short(
             sent = [producer.send("orders", 1, delay=HOUR) for _ in range(9)]
             assert producer.cancel_many("orders", sent) == ["cancelled"] * 9
         if split.layout.shards == 3:
-            wait_until(
-                lambda: all(split.accepts(one) == 2 for one in split.layout.current("orders"))
-            )
-            assert all(split.accepts(one) == -2 for one in split.layout.draining("orders"))
+            wait_until(lambda: all(split.accepts(one) == 2 for one in split.layout.current(ORDERS)))
+            assert all(split.accepts(one) == -2 for one in split.layout.draining(ORDERS))
     finally:
         manager.stop()
 
@@ -338,7 +498,7 @@ def test_a_removal_that_was_cut_short_among_shards_is_finished(
         sent = [producer.send("orders", "old", delay=HOUR) for _ in range(20)]
         for one in sent:
             producer.fire_now("orders", one)
-        cut = not run_steps(removal.remove(store, "orders", "lisa"), split, done)
+        cut = not run_steps(group_removal.remove(store, ORDERS, "lisa"), split, done)
         assert cut or done > 20
         later = 4_000_000_000_000
         for one in sent:
@@ -346,52 +506,52 @@ def test_a_removal_that_was_cut_short_among_shards_is_finished(
         if how == "added again":
             assert store.drive(groups.add(store, "orders", "lisa")) == (done > 0)
         else:
-            sweeper = Sweeper(store, Expirer(store, Announcer(store)), lambda _: True)
-            for place in split.layout.counted("orders"):
-                if store.ask("HEXISTS", split.keys(place).options, "removing:lisa"):
-                    store.call(Configure(place, {"removing:lisa": "1"}))
-            for place in split.layout.counted("orders"):
-                sweeper.step(place)
-    declared = {store.drive(store.groups(one)) for one in split.layout.counted("orders")}
+            sweeper = Sweeper(store, Expirer(store, SignalQueue(store)), lambda _: True)
+            for shard in split.layout.counted(ORDERS):
+                if store.ask("HEXISTS", split.keys(shard).options, "removing:lisa"):
+                    store.call(Configure(shard, {"removing:lisa": "1"}))
+            for shard in split.layout.counted(ORDERS):
+                sweeper.step(shard)
+    declared = {store.drive(store.groups(one)) for one in split.layout.counted(ORDERS)}
     kept = how == "added again" or done == 0
     assert declared == {("audit", "lisa") if kept else ("audit",)}
     assert split.copies() == sorted(sent), "none was lost, none is given out early"
     assert store.drive(check(store, ["orders"])).findings == []
 
 
-def test_a_removal_among_shards_ends_where_the_group_is_declared_anew(split_here: Split) -> None:
+def test_a_removal_across_shards_stops_when_the_group_is_declared_again(split_here: Split) -> None:
     split, store = split_here, split_here.store
     for group in ("lisa", "audit"):
         store.drive(groups.add(store, "orders", group))
     split.into(2)
-    first, second = split.layout.current("orders")
-    removing = Halting(removal.remove(store, "orders", "lisa"), split)
+    first, second = split.layout.current(ORDERS)
+    removing = Halting(group_removal.remove(store, ORDERS, "lisa"), split)
     looks_at_second = ("HEXISTS", split.keys(second).groups, "lisa")
     assert not removing.run_until(lambda command: command == looks_at_second)
     assert Split(split.url).store.drive(join(store, first, "lisa")) == "lisa"
     assert removing.run_until(lambda _: False)
-    store.drive(spread(store, "orders"))
-    places = split.layout.counted("orders")
-    assert {store.drive(store.groups(one)) for one in places} == {("audit", "lisa")}
+    store.drive(spread(store, ORDERS))
+    shards = split.layout.counted(ORDERS)
+    assert {store.drive(store.groups(one)) for one in shards} == {("audit", "lisa")}
 
 
-def test_what_is_told_of_a_group_that_is_being_removed_is_taken_back(split_here: Split) -> None:
+def test_a_declaration_during_the_group_s_removal_is_withdrawn(split_here: Split) -> None:
     split, store = split_here, split_here.store
     for group in ("lisa", "audit"):
         store.drive(groups.add(store, "orders", group))
     split.into(2)
-    places = split.layout.counted("orders")
-    spreading = Halting(spread(store, "orders"), split)
-    looks_at_shards = ("HGETALL", split.keys(split.layout.current("orders")[0]).options)
+    shards = split.layout.counted(ORDERS)
+    spreading = Halting(spread(store, ORDERS), split)
+    looks_at_shards = ("HGETALL", split.keys(split.layout.current(ORDERS)[0]).options)
     assert not spreading.run_until(lambda command: command == looks_at_shards)
-    assert store.drive(removal.remove(store, "orders", "lisa")) == 0
+    assert store.drive(group_removal.remove(store, ORDERS, "lisa")) == 0
     assert spreading.run_until(lambda _: False)
-    assert {store.drive(store.groups(one)) for one in places} == {("audit",)}
-    assert not any(store.ask("EXISTS", *split.keys(one).group("lisa")) for one in places)
+    assert {store.drive(store.groups(one)) for one in shards} == {("audit",)}
+    assert not any(store.ask("EXISTS", *split.keys(one).group("lisa")) for one in shards)
 
 
 class Halting:
-    """A flow that is driven in parts, so that it can be left half-way, or others come between."""
+    """A flow run in parts, so that it can be abandoned or interleaved with others."""
 
     def __init__(self, flow: Flow[Any], split: Split) -> None:
         self._flow = flow
@@ -399,7 +559,7 @@ class Halting:
         self._step: Any = next(flow)
 
     def run_until(self, halts: Callable[[Command], bool]) -> bool:
-        """Up to the first command that halts it, which is not sent; whether it came to its end."""
+        """Run up to the first matching command, which is not sent; true if the flow ended."""
         with suppress(StopIteration):
             while True:
                 if isinstance(self._step, Pause):
@@ -419,7 +579,7 @@ class Halting:
 
 
 def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
-    """Send so many of a flow's script calls to the server, then leave it; whether it was done."""
+    """Send the first `count` script calls of a flow, then stop; true if the flow ended."""
     sent = 0
 
     def halts(command: Command) -> bool:
@@ -427,18 +587,18 @@ def run_steps(flow: Flow[Any], split: Split, count: int) -> bool:
         sent += command[0] == "EVALSHA"
         return sent > count
 
-    for name in scripts.names():  # or a call might be one more
-        split.store.ask("SCRIPT", "LOAD", scripts.load(name).source)
+    for name in loader.names():  # else loading adds calls
+        split.store.ask("SCRIPT", "LOAD", loader.load(name).source)
     return Halting(flow, split).run_until(halts)
 
 
-def test_a_shard_that_was_not_told_of_a_group_yet_is_not_joined_for_another(
+def test_a_shard_without_the_group_yet_is_not_joined_for_another_group(
     split_here: Split,
 ) -> None:
     split, store = split_here, split_here.store
     store.drive(groups.add(store, "orders", "billing"))
     split.into(2)
-    new = split.layout.current("orders")[0]
+    new = split.layout.current(ORDERS)[0]
     store.call(Undeclare(new, "billing", drop=True))
     assert store.drive(join(store, new, "")) is None
     store.call(Declare("orders", "stock"))
@@ -447,11 +607,11 @@ def test_a_shard_that_was_not_told_of_a_group_yet_is_not_joined_for_another(
         store.drive(join(store, new, ""))
 
 
-def test_who_waits_at_a_shard_is_answered_with_the_topic_s_group(split_here: Split) -> None:
+def test_a_consumer_waiting_on_a_shard_gets_the_topic_s_group(split_here: Split) -> None:
     split, store = split_here, split_here.store
     store.drive(groups.add(store, "orders", "billing"))
     split.into(2)
-    new = split.layout.current("orders")[0]
+    new = split.layout.current(ORDERS)[0]
     store.call(Undeclare(new, "billing", drop=True))
     with Manager(split.url):
         store.drive(ask_for_group(store, new, "c1"))

@@ -1,4 +1,4 @@
-"""What people are shown of a topic that is split: the topic, as if it were in one place."""
+"""A sharded topic is displayed like a topic without shards."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from lisa import Consumer, Manager, Producer
 from lisa.admin import forecast, garbage, groups, history, live, messages, roles, topics
 from lisa.admin.fsck import check
-from lisa.admin.messages import State
+from lisa.admin.messages import LiveState
 from lisa.core.metrics import topics as metrics
-from lisa.core.presence import ConsumerPresence
+from lisa.core.store.presence import ConsumerPresence
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.producer import Outgoing
 from tests.servers import wait_until
-from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lisa.admin.messages import Row
-    from lisa.core.message import Message
+    from lisa.core.model.message import Message
 
 HOUR = timedelta(hours=1)
 N = 60
@@ -33,23 +33,26 @@ N = 60
 
 @pytest.fixture
 def split(redis_url: str) -> Iterator[Split]:
-    """Sixty messages, a third of them in each of two older layouts and the present one."""
+    """Sixty messages: a third in each of two older layouts and the present one."""
     made = Split(redis_url)
     made.store.drive(groups.add(made.store, "orders", "lisa"))
     with Producer(redis_url) as producer:
         for third, shards in enumerate((1, 4, 3)):
             if third:
                 made.into(shards)
-            producer.send_many("orders", [
-                Outgoing(1, id=f"m{n}", delay=HOUR + timedelta(seconds=n))
-                for n in range(third, N, 3)
-            ])  # fmt: skip
+            producer.send_many(
+                "orders",
+                [
+                    Outgoing(1, id=f"m{n}", delay=HOUR + timedelta(seconds=n))
+                    for n in range(third, N, 3)
+                ],
+            )
         yield made
     made.store.close()
 
 
-def listed(split: Split, state: State, limit: int = 7) -> list[Row]:
-    """All rows of a state, page by page."""
+def listed(split: Split, state: LiveState, limit: int = 7) -> list[Row]:
+    """All rows of a state, read page by page."""
     rows: list[Row] = []
     cursor: str | None = None
     while True:
@@ -67,49 +70,49 @@ def make_ready(split: Split) -> None:
     with Producer(split.url) as producer:
         for n in range(N):
             assert producer.fire_now("orders", f"m{n}") == "rescheduled"
-    for place in split.layout.places("orders"):
-        split.store.call(Promote(place))
+    for shard in split.layout.active(ORDERS):
+        split.store.call(Promote(shard))
 
 
 def take_all(split: Split, *, to_garbage: bool) -> None:
-    for place in split.layout.places("orders"):
-        taken = split.store.call(Pull(place, "lisa", "c1", 100)).entries
+    for shard in split.layout.active(ORDERS):
+        taken = split.store.call(Pull(shard, "lisa", "c1", 100)).entries
         if to_garbage and taken:
             split.store.call(
-                Retry(place, "lisa", [Failure(e.id, e.entry, "no", "discard") for e in taken])
+                Fail(shard, "lisa", [Failure(e.id, e.entry, "no", "discard") for e in taken])
             )
 
 
 @pytest.mark.parametrize("limit", [7, 1000])
 def test_lists_are_merged_page_by_page(split: Split, limit: int) -> None:
-    rows = listed(split, State.WAITING, limit)
+    rows = listed(split, LiveState.WAITING, limit)
     assert [row.id for row in rows] == [f"m{n}" for n in range(N)], "in the order of due times"
     assert {row.topic for row in rows} == {"orders"}
     make_ready(split)
-    rows = listed(split, State.READY, limit)
+    rows = listed(split, LiveState.READY, limit)
     assert sorted(row.id for row in rows) == sorted(f"m{n}" for n in range(N))
 
 
 def test_equal_entry_ids_in_two_shards_are_both_listed(split: Split) -> None:
-    """Each shard numbers its entries by itself: the page may end between equals."""
+    """Shards number their entries independently: a page may end between equal ids."""
     with Producer(split.url) as producer:
         producer.cancel_many("orders", [f"m{n}" for n in range(N)])
     split.store.ask("SCRIPT", "FLUSH")
-    for place in split.layout.current("orders"):
-        keys = split.keys(place)
+    for shard in split.layout.current(ORDERS):
+        keys = split.keys(shard)
         for i in range(3):
-            one = f"{place}-{i}"
+            one = f"{shard}-{i}"
             split.store.ask("SET", keys.body(one), b"x" * 20)
             split.store.ask("XADD", keys.group("lisa").ready, f"5-{i}", "id", one, "due", 5)
             split.store.ask("HSET", keys.group("lisa").entries, one, f"5-{i}")
     for limit in (1, 2, 4, 100):
-        assert len({row.id for row in listed(split, State.READY, limit)}) == 9
+        assert len({row.id for row in listed(split, LiveState.READY, limit)}) == 9
 
 
-def test_in_flight_and_who_has_it(split: Split) -> None:
+def test_messages_in_flight_name_their_consumer(split: Split) -> None:
     make_ready(split)
     take_all(split, to_garbage=False)
-    rows = listed(split, State.IN_FLIGHT)
+    rows = listed(split, LiveState.IN_FLIGHT)
     assert sorted(row.id for row in rows) == sorted(f"m{n}" for n in range(N))
     held = split.store.drive(roles.held(split.store, "orders", "c1", limit=50))
     assert len(held) == 50
@@ -118,14 +121,15 @@ def test_in_flight_and_who_has_it(split: Split) -> None:
 def test_garbage_is_one_heap(split: Split) -> None:
     make_ready(split)
     take_all(split, to_garbage=True)
-    store, all_of_it = split.store, garbage.Selection(topic="orders")
+    store, all_of_it = split.store, garbage.GarbageSelection(topic="orders")
     assert store.drive(garbage.matching(store, all_of_it)) == N
-    rows = listed(split, State.GARBAGE)
+    rows = listed(split, LiveState.GARBAGE)
     assert len({row.id for row in rows}) == N
     some = [row.id for row in rows[:10]]
     assert store.drive(garbage.requeue(store, "orders", "lisa", [*some, "nobody"])) == [
-        *[True] * 10, False,
-    ]  # fmt: skip
+        *[True] * 10,
+        False,
+    ]
     assert store.drive(garbage.act(store, all_of_it, garbage.purge)) == N - 10
     assert store.drive(garbage.matching(store, all_of_it)) == 0
 
@@ -142,9 +146,13 @@ def test_counts_are_sums(split: Split) -> None:
     now_ms = store.drive(store.server_time_us()) // 1000
     (ahead,) = store.drive(forecast.due(store, "orders", forecast.Horizon.MINUTES, now_ms=now_ms))
     assert ahead.backlog == N
-    assert store.drive(history.history(store, "orders", history.Span.HOUR, now_ms=now_ms)) == []
-    assert sum(one.messages for one in store.drive(
-        forecast.bands(store, "orders", now_ms=now_ms))) == 0  # fmt: skip
+    assert (
+        store.drive(history.history(store, "orders", history.HistorySpan.HOUR, now_ms=now_ms)) == []
+    )
+    assert (
+        sum(one.messages for one in store.drive(forecast.bands(store, "orders", now_ms=now_ms)))
+        == 0
+    )
     numbers = store.drive(metrics.read(store))
     assert numbers["lisa_topic_messages"]["orders", "lisa", "ready"] == N
     assert numbers["lisa_topic_sent_total"] == {("orders",): N}
@@ -154,24 +162,24 @@ def test_counts_are_sums(split: Split) -> None:
 def test_a_group_is_removed_from_all_shards(split: Split) -> None:
     make_ready(split)
     store = split.store
-    assert store.drive(groups.owed_in_all(store, "orders", "lisa")) == N
+    assert store.drive(groups.unsettled_in_all(store, "orders", "lisa")) == N
     assert store.drive(groups.remove(store, "orders", "lisa")) == N
     assert store.drive(groups.remove(store, "orders", "lisa")) is None
     split.into(4)
-    for place in split.layout.counted("orders"):
-        assert store.drive(store.groups(place)) == ()
+    for shard in split.layout.counted(ORDERS):
+        assert store.drive(store.groups(shard)) == ()
     assert store.drive(check(store, ["orders"])).findings == []
 
 
 def test_fsck_looks_at_every_shard_and_names_the_topic(split: Split) -> None:
     store = split.store
     assert store.drive(check(store)).topics == ["orders"]
-    place = split.layout.current("orders")[1]
-    store.ask("ZADD", split.keys(place).waiting, 5, "ghost")
+    shard = split.layout.current(ORDERS)[1]
+    store.ask("ZADD", split.keys(shard).waiting, 5, "ghost")
     for named in ((), ("orders",)):
         (finding,) = store.drive(check(store, named)).findings
         assert (finding.topic, finding.id) == ("orders", "ghost")
-        assert place in finding.what
+        assert shard in finding.what
     assert store.drive(check(store, repair=True)).ok
     assert store.drive(check(store)).findings == []
 
@@ -196,5 +204,6 @@ def test_a_consumer_is_shown_once(split: Split) -> None:
 
 def shown(split: Split) -> list[tuple[str, str, int]]:
     records = [one.record for one in split.store.drive(roles.consumers(split.store))]
-    return [(one.topic, one.group, one.handled) for one in records
-            if isinstance(one, ConsumerPresence)]  # fmt: skip
+    return [
+        (one.topic, one.group, one.handled) for one in records if isinstance(one, ConsumerPresence)
+    ]

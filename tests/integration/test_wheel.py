@@ -1,4 +1,4 @@
-"""The wheel, as a user gets it: built, installed into an empty environment, and run there."""
+"""The wheel as users get it: built, installed into an empty environment, and run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lisa.embedded.server import free_port
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
-LUA = sorted(path.name for path in (ROOT / "lua").glob("*.lua"))
+LUA = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "lua").rglob("*.lua"))
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command that has to succeed, without the checkout on its path."""
+    """Standard output of a command that must succeed without the checkout on its path."""
     clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
     done = subprocess.run(
         command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=300, check=False
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment that holds the wheel and what it depends on, nothing else."""
+    """The `bin` of an environment with only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("empty")
     venv.create(folder / "venv", with_pip=False)
     binaries = folder / "venv" / "bin"
@@ -54,10 +54,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_scripts_the_types_and_the_licence_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert LUA
-    assert [f"lisa/lua/{name}" for name in LUA] == sorted(n for n in names if n.endswith(".lua"))
+    assert [f"lisa/{name}" for name in LUA] == sorted(n for n in names if n.endswith(".lua"))
     assert "lisa/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"lisa"}
+
+
+def test_the_wheel_cannot_install_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        sources = {name: files.read(name) for name in files.namelist() if name.endswith(".py")}
+    assert [name for name, text in sources.items() if b'"pip"' in text or b'"npm"' in text] == []
 
 
 def test_every_public_name_is_there_without_extras(installed: Path, tmp_path: Path) -> None:
@@ -67,11 +73,11 @@ def test_every_public_name_is_there_without_extras(installed: Path, tmp_path: Pa
     )
     where = Path(run(installed / "python", "-c", program, cwd=tmp_path).strip())
     assert where.is_relative_to(installed.parent)
-    assert sorted(path.name for path in (where / "lua").iterdir()) == LUA
+    assert sorted(str(path.relative_to(where)) for path in (where / "lua").rglob("*.lua")) == LUA
 
 
 @pytest.mark.parametrize("command", ["lisa", "lisa-manager", "lisa-consumer", "lisa-gateway"])
-def test_its_commands_tell_their_use(installed: Path, tmp_path: Path, command: str) -> None:
+def test_its_commands_print_their_usage(installed: Path, tmp_path: Path, command: str) -> None:
     assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
 
 
@@ -88,9 +94,13 @@ def test_without_its_extra_the_gateway_says_what_to_install(
     installed: Path, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [installed / "lisa-gateway"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [installed / "lisa-gateway"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         env={n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))},
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "pip install 'lisa-delay-queue[gateway]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,7 +1,7 @@
-"""Roles as flows, each telling what it did, for `interleaving`.
+"""Roles as flows that record what they did, for `interleaving`.
 
-They make the calls that the real ones make, in their order: a manager promotes, ends what it met
-past its ttl, and reclaims; a consumer takes one message, opens it, and settles it; a remover is
+They make the same calls in the same order as the real roles: a manager promotes, expires messages
+past their ttl, and reclaims; a consumer takes one message, opens it, and settles it; a remover is
 the removal itself, call by call.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lisa.core import removal
-from lisa.core.envelope import decode_envelope, encode_envelope
-from lisa.core.errors import GroupRemoved, RemovalUnfinished
+from lisa.core.model.envelope import decode_envelope, encode_envelope
+from lisa.core.model.errors import GroupRemoved, RemovalUnfinished
+from lisa.core.model.sharding import Shard, Topic
+from lisa.core.store import group_removal
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
@@ -27,7 +28,7 @@ from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from tests.model.interleaving import TOPIC, answered
 from tests.rows import Item, enqueue
@@ -35,9 +36,9 @@ from tests.rows import Item, enqueue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.flow import Flow, Step
-    from lisa.core.store import Store
-    from lisa.core.stream import Entry
+    from lisa.core.model.stream import Entry
+    from lisa.core.redis.flow import Flow, Step
+    from lisa.core.store.store import Store
     from lisa.core.transitions.base import Transition
     from tests.model.interleaving import Event, Role
 
@@ -46,14 +47,19 @@ T = TypeVar("T")
 PAST, FAR = "1000", "4000000000000"
 SEED = 1
 ALL = "*"
-"""In the place of an id: this concerns a group, and so every message."""
+"""In place of an id: the event concerns a group, and so every message."""
 
 
 def sender(
-    ids: str = "a", *, letter: str = "A", due: str = PAST, ttl_ms: int | None = None,
-    mode: OnDuplicate = OnDuplicate.KEEP, times: int = 1,
-) -> Role:  # fmt: skip
-    """Sends; more than once if its reply was lost. `letter` eight times is the send token."""
+    ids: str = "a",
+    *,
+    letter: str = "A",
+    due: str = PAST,
+    ttl_ms: int | None = None,
+    mode: OnDuplicate = OnDuplicate.KEEP,
+    times: int = 1,
+) -> Role:
+    """Sends; repeatedly if its reply was lost. `letter` eight times is the send token."""
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         body = encode_envelope(letter * 8, "")
@@ -76,19 +82,20 @@ def manager(group: str = "lisa", rounds: int = 1) -> Role:
             if promoted.expired:
                 ended = yield from store.run(Expire(TOPIC, promoted.expired))
                 story.extend(
-                    ("expired", one) for one, (said, _) in zip(promoted.expired, ended, strict=True)
+                    ("expired", one)
+                    for one, said in zip(promoted.expired, ended, strict=True)
                     if said == "expired"
-                )  # fmt: skip
+                )
             yield from reclaim(store, group)
 
     return role
 
 
 def sweeper(id_: str = "a") -> Role:
-    """Ends what it has found in the list of ttls."""
+    """Expires a message that it found in the list of ttls."""
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
-        ((said, _),) = yield from store.run(Expire(TOPIC, [id_]))
+        (said,) = yield from store.run(Expire(TOPIC, [id_]))
         if said == "expired":
             story.append(("expired", id_))
 
@@ -132,7 +139,7 @@ def consumer(name: str, group: str = "lisa", then: str = "ack", most: int = 1) -
 def settle(
     store: Store, story: list[Event], entry: Entry, data: bytes, *, group: str, then: str, name: str
 ) -> Flow[None]:
-    """What a consumer does with one message that it was handed."""
+    """What a consumer does with one message delivered to it."""
     envelope = decode_envelope(data)
     who = (entry.id, envelope.token[0], group)
     receipt = (entry.id, entry.entry)
@@ -143,7 +150,7 @@ def settle(
             story.append(("expired", entry.id, name))
         return
     if then == "retry":
-        yield from store.run(Retry(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
+        yield from store.run(Fail(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
         return
     if then == "release":
         yield from store.run(Release(TOPIC, group, [receipt]))
@@ -158,7 +165,7 @@ def settle(
 
 
 def canceller(ids: str = "a", times: int = 1) -> Role:
-    """Cancels; more than once if its reply was lost."""
+    """Cancels; repeatedly if its reply was lost."""
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         for _ in range(times):
@@ -199,17 +206,17 @@ def remover(group: str = "lisa") -> Role:
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         with telling(store, story):
-            yield from removal.remove(store, TOPIC, group)
+            yield from group_removal.remove(store, Topic(TOPIC), group)
 
     return role
 
 
 def finisher(group: str = "lisa") -> Role:
-    """A manager's sweep that takes a removal for one that was cut short."""
+    """A manager's sweep that considers a removal interrupted."""
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         with telling(store, story):
-            yield from removal.finish(store, TOPIC, group)
+            yield from group_removal.finish(store, Shard(TOPIC), group)
 
     return role
 
@@ -232,10 +239,10 @@ def declarer(group: str = "lisa", *, finishes: bool = False) -> Role:
 
 @contextmanager
 def telling(store: Store, story: list[Event]) -> Iterator[None]:
-    """What becomes of groups that a store removes is told meanwhile.
+    """Records what happens to the groups that a store removes in the block.
 
-    Only a removal's first call, which may repeat itself, is taken to undeclare its group: if others
-    do as well, the story does not fit what is found.
+    Only a removal's first call, which may repeat itself, is recorded as undeclaring its group: if
+    other calls do so as well, the story contradicts the state.
     """
     run = store.run
 

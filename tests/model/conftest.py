@@ -1,4 +1,4 @@
-"""What these tests tell at the end of the run."""
+"""Reports the number of cases explored at the end of the run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytest.register_assert_rewrite("tests.model.stage")
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Takes a line to be shown at the end."""
+    """Add a line to be shown at the end."""
     return request.config.stash.setdefault(NOTES, []).append
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say how much was tried: a proof is worth what it looked at."""
+    """Report how much was tried: a proof is only as good as its coverage."""
     lines = config.stash.get(NOTES, [])
     if lines:
         terminalreporter.section("models")

@@ -11,7 +11,7 @@ from tests.model.unknowns import Clock
 
 @dataclass(frozen=True)
 class Receipt:
-    """The proof of a delivery: the message, and the one entry that it came by."""
+    """The proof of a delivery: the message and its stream entry."""
 
     group: str
     consumer: str
@@ -25,14 +25,14 @@ class Receipt:
 
 
 def holds(group: Group, receipt: Receipt) -> bool:
-    """Whether a receipt still counts: an entry is handed out once, each redelivery is another."""
+    """Whether a receipt is still valid: each redelivery has a new entry."""
     return group.entry(receipt.id) is receipt.entry
 
 
 def pull(
     topic: Topic, group: Group, clock: Clock, *, consumer: str, most: int, lease: int | None
 ) -> list[Entry]:
-    """Ready -> in flight: the oldest entries that nobody was given."""
+    """Ready -> in flight: the oldest undelivered entries."""
     if topic.is_paused:
         return []
     group.consumers.add(consumer)
@@ -47,9 +47,9 @@ def pull(
 def open_entries(
     topic: Topic, group: Group, entries: Sequence[Entry], lease: int | None, clock: Clock
 ) -> list[tuple[str, bool] | None]:
-    """What was taken is handed over, as (body, is past its ttl); None for what is no message.
+    """Open taken entries as (body, is past its ttl); None for entries without a message.
 
-    Where the topic was paused meanwhile it goes back, as a new entry.
+    If the topic was paused meanwhile, they are released as new entries.
     """
     kept = [one for one in entries if group.entry(one.id) is one]
     for entry in entries:
@@ -57,7 +57,8 @@ def open_entries(
             group.drop(entry)
     topic.count("cleared", len(entries) - len(kept), group)
     past = {one.id for one in kept if one.id in topic.expiry and topic.expiry[one.id] <= clock.now}
-    for entry in kept:
+    call, told = (group.name, entries[0].name), topic.stats["journaled"]
+    for entry in kept if call not in topic.opened else ():
         is_first = entry.attempt == 1
         if topic.is_paused:
             topic.tell(clock, entry.id, "ready", group.name, entry.attempt, due=entry.due)
@@ -66,6 +67,8 @@ def open_entries(
             topic.tell(
                 clock, entry.id, "in_flight", group.name, entry.attempt, due=entry.due, late=late
             )
+    if topic.stats["journaled"] > told:
+        topic.opened.add(call)
     if topic.is_paused:
         for entry in kept:
             give_back(group, entry, clock)
@@ -84,13 +87,18 @@ def give_back(group: Group, entry: Entry, clock: Clock) -> None:
 
 
 def ack(
-    topic: Topic, group: Group, receipts: Sequence[Receipt], clock: Clock, *, lateness: str,
+    topic: Topic,
+    group: Group,
+    receipts: Sequence[Receipt],
+    clock: Clock,
+    *,
+    lateness: str,
     state: str = "acked",
-) -> list[str]:  # fmt: skip
-    """In flight -> settled. The body goes with the last group that owed it.
+) -> list[str]:
+    """In flight -> settled. The body is deleted with the last group that owed it.
 
-    A success that comes late settles the message wherever this group has it. One that was only
-    found past its ttl (state expired) does not: it may have got a new due time.
+    A late success settles the message in any state of this group. A late expiry (state expired)
+    does not: a reschedule may have changed the due time.
     """
     answers: list[str] = []
     done: list[Receipt] = []
@@ -110,17 +118,27 @@ def ack(
         is_late = answers[receipts.index(receipt)] == "late"
         entry, owed = receipt.entry, topic.is_owed(receipt.id)
         topic.tell(
-            clock, receipt.id, state, group.name, entry.attempt, due=entry.due,
-            end=None if owed else 1, reason="after its lease had ended" if is_late else None,
-        )  # fmt: skip
+            clock,
+            receipt.id,
+            state,
+            group.name,
+            entry.attempt,
+            due=entry.due,
+            end=None if owed else 1,
+            reason="after its lease had ended" if is_late else None,
+        )
         if owed:
             topic.live[receipt.id].settle_partly()
         else:
             settled += 1
             topic.settle(
-                clock, receipt.id, state, due=entry.due, attempts=entry.attempt,
+                clock,
+                receipt.id,
+                state,
+                due=entry.due,
+                attempts=entry.attempt,
                 fence=receipt.fence,
-            )  # fmt: skip
+            )
     if state == "acked":
         topic.count("acked", len(done), group)
         for answer, letter in zip(answers, lateness, strict=True):
@@ -133,13 +151,13 @@ def ack(
 
 
 def fits(topic: Topic, receipt: Receipt) -> bool:
-    """Whether the message that is live is the one of the receipt, and no later one of its id."""
+    """Whether the live message is the one of the receipt, not a later one with its id."""
     message = topic.live.get(receipt.id)
     return message is not None and message.token == receipt.fence[:8]
 
 
 def late_success(topic: Topic, group: Group, receipt: Receipt, state: str) -> str:
-    """The answer to an ack whose lease was taken."""
+    """The answer to an ack after its lease was lost."""
     if fits(topic, receipt):
         if state == "acked":
             if group.owes(receipt.id):
@@ -158,16 +176,21 @@ def late_success(topic: Topic, group: Group, receipt: Receipt, state: str) -> st
 
 
 def nth_delay(policy: str, n: int) -> int | None:
-    """The pause before retry n; None once there is none left."""
+    """The pause before retry n; None after the last retry."""
     delays = [int(one) for one in policy.split(",") if one]
     return delays[n - 1] if n <= len(delays) else None
 
 
 def fail(
-    topic: Topic, group: Group, entry: Entry, clock: Clock, *, reason: str,
+    topic: Topic,
+    group: Group,
+    entry: Entry,
+    clock: Clock,
+    *,
+    reason: str,
     delay: int | str | None = None,
-) -> tuple[str, Time | None, int]:  # fmt: skip
-    """One attempt is used up: to retry, counted from now, or to garbage after the last."""
+) -> tuple[str, Time | None, int]:
+    """Count a failed attempt: to retry, delayed from now, or to garbage after the last."""
     id_ = entry.id
     failed = group.attempts[id_] = group.attempts.get(id_, 0) + 1
     group.reasons[id_] = reason
@@ -177,21 +200,26 @@ def fail(
     if pause is None or delay == "discard":
         group.garbage[id_] = clock.now
         if len(topic.groups) == 1:
-            topic.expiry.pop(id_, None)  # the dead are past caring
+            topic.expiry.pop(id_, None)  # dead messages have no ttl
         topic.count("garbage", 1, group)
         topic.tell(clock, id_, "garbage", group.name, failed, reason=reason)
         return "dead", None, failed
-    due = group.retry[id_] = clock.now + (pause if delay is None else int(delay))
+    wait = pause if delay is None else int(delay)
+    due = group.retry[id_] = clock.now_up + wait if wait else clock.now
     topic.count("retried", 1, group)
     topic.tell(clock, id_, "retry", group.name, failed, reason=reason, due=due)
     return "retrying", due, failed
 
 
 def retry(
-    topic: Topic, group: Group, failures: Sequence[tuple[Receipt, int | str | None]],
-    clock: Clock, *, lateness: str,
-) -> list[tuple[str, Time | None, int]]:  # fmt: skip
-    """In flight -> retry or garbage. A receipt that counts no more changes nothing."""
+    topic: Topic,
+    group: Group,
+    failures: Sequence[tuple[Receipt, int | str | None]],
+    clock: Clock,
+    *,
+    lateness: str,
+) -> list[tuple[str, Time | None, int]]:
+    """In flight -> retry or garbage. An invalid receipt changes nothing."""
     answers: list[tuple[str, Time | None, int]] = []
     for (receipt, delay), letter in zip(failures, lateness, strict=True):
         if not holds(group, receipt):
@@ -213,17 +241,27 @@ def release(topic: Topic, group: Group, receipts: Sequence[Receipt], clock: Cloc
             give_back(group, entry, clock)
             topic.count("released", 1, group)
             topic.tell(
-                clock, entry.id, "ready", group.name, entry.attempt, due=entry.due,
+                clock,
+                entry.id,
+                "ready",
+                group.name,
+                entry.attempt,
+                due=entry.due,
                 reason="released",
-            )  # fmt: skip
+            )
     return answers
 
 
 def extend(
-    topic: Topic, group: Group, receipts: Sequence[Receipt], clock: Clock, *, consumer: str,
+    topic: Topic,
+    group: Group,
+    receipts: Sequence[Receipt],
+    clock: Clock,
+    *,
+    consumer: str,
     lease: int | None,
-) -> list[bool]:  # fmt: skip
-    """In flight, the lease starts anew: only for its holder."""
+) -> list[bool]:
+    """In flight, with a new lease: only for its holder."""
     answers = []
     for receipt in receipts:
         entry = receipt.entry

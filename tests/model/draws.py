@@ -1,7 +1,7 @@
-"""What the rules of the state machine draw from: few values, so that they meet each other.
+"""The values that the state machine's rules draw: few, so that they collide.
 
-Times lie at a past instant, at now, an hour away or far ahead, so that nothing hangs on how quickly
-a step follows another.
+Times are in the past, now, an hour away or far ahead, so that nothing depends on the speed of the
+steps.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ FAR = "4000000000000"
 topics = st.sampled_from(["plain", "pair", "told"])
 groups = st.sampled_from(["g", "h"])
 consumers = st.sampled_from(["c1", "c2"])
-ids = st.lists(st.integers(0, 9), min_size=1, max_size=3)  # which of those that there are
+ids = st.lists(st.integers(0, 9), min_size=1, max_size=3)  # which of the existing ones
 dues = st.sampled_from(["+0", "+0", "1000", "2000", "-5", "+" + HOUR, FAR])
 leases = st.sampled_from([None, None, 0, int(HOUR)])
 letters = st.sampled_from(" -cd")
-timeouts = st.sampled_from(["0", "0", HOUR])  # over at once, or not while this runs
+timeouts = st.sampled_from(["0", "0", HOUR])  # expires immediately, or not during the run
 policies = st.sampled_from(["", "0", "0,0", f"0,{HOUR}", HOUR])
 picks = st.lists(st.integers(0, 99), min_size=1, max_size=3)
 outgoing = st.builds(
-    Outgoing, st.sampled_from("aabbcd"), dues, st.sampled_from(["", "xy", "longer"]),
-    st.sampled_from([None, None, None, 0, int(HOUR)]), st.one_of(st.none(), st.none(), policies),
-)  # fmt: skip
+    Outgoing,
+    st.sampled_from("aabbcd"),
+    dues,
+    st.sampled_from(["", "xy", "longer"]),
+    st.sampled_from([None, None, None, 0, int(HOUR)]),
+    st.one_of(st.none(), st.none(), policies),
+)
 batches = st.lists(outgoing, min_size=1, max_size=3)
 OPTIONS = {
     "ack_timeout": timeouts,

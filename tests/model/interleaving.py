@@ -1,18 +1,17 @@
 """Tries every order in which the Redis calls of some roles can follow each other.
 
-Each role is a flow (see `lisa.core.flow`): a generator that yields its calls one by one. From the
-first state on every role that has a call left makes it in turn, and from each state so reached
-again, to the end. Scripts are atomic, so nothing lies between two calls; and a role that is killed
-is one that makes no further call, so each state on the way is also one in which all were killed.
+Each role is a flow (see `lisa.core.redis.flow`): a generator that yields its calls one by one. From
+the first state, each role with calls left makes its next one, and so on from each state reached
+until no calls are left. Scripts are atomic, so there are no states within a call; and a killed role
+is one that makes no further call, so each intermediate state is also one in which all were killed.
 
-States that differ in nothing that a script can see are explored once. What counts as the same:
-the key space, with stream entries by their rank (one that is gone by no more than that: its name
-never comes back), and instants that have passed as such, in the order in which the server has
-them; what each role has been told so far, in the same terms; and what was handled and settled, in
-its order. Left out are the counters (no script reads them but to add), and for how long a
-delivery has been pending or a tombstone is kept: the ack timeout is 0 here, the retention long.
-Due times that lie ahead must be given as instants, so that none of them passes meanwhile. A role
-that looks at the clock itself is shown `LATER`.
+States that no script can tell apart are explored once. The following must be equal: the key space,
+with stream entries by their rank (deleted entries are all the same: their ids never return), and
+past instants by their order on the server; the replies to each role so far, in the same terms; and
+the order in which messages were handled and settled. The following may differ: the counters
+(scripts only add to them), and how long a delivery has been pending or a tombstone is kept: the
+ack timeout is 0 here, the retention long. Future due times must be given as instants, so that none
+passes meanwhile. A role that reads the clock itself gets `LATER`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lisa.core import scripts
-from lisa.core.flow import Execute, ExecuteMany, Flow, Step
-from lisa.core.keys import Keys
-from lisa.core.store import Store
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.flow import Execute, ExecuteMany, Flow, Step
+from lisa.core.store.store import Store
+from lisa.core.transitions import loader
 
 if TYPE_CHECKING:
-    from lisa.core.connection import Connection
+    from lisa.core.redis.connection import Connection
 
 T = TypeVar("T")
 
@@ -39,13 +40,13 @@ PASSED = re.compile(r"(?<!\d)1[5-9]\d{11}(\d{3})?(?!\d)")  # in these years, in 
 GONE = "gone"
 
 Event = tuple[str, ...]
-"""What a role tells, such as ("handed", "a", "A", "lisa")."""
+"""An event that a role records, such as ("handed", "a", "A", "lisa")."""
 Role = Callable[[Store, list[Event]], Flow[None]]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a role stands: what it was told, its next call (None: it is through), its story."""
+    """A role's progress: its replies, its next call (None: finished), its story."""
 
     replies: tuple[Any, ...]
     call: Any
@@ -54,7 +55,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Moment:
-    """One state of all, and how to come back to it."""
+    """One state of all roles and the server, and how to restore it."""
 
     dumps: dict[str, bytes]
     seen: dict[str, Any]
@@ -64,10 +65,10 @@ class Moment:
 
 @dataclass
 class Explorer:
-    """Explores one case. What `judge` or `witness` raises is the failure.
+    """Explores one case. An exception from `judge` or `witness` is the failure.
 
-    judge: is given each state that was not met before; it may change what the server holds.
-    witness: is given each step: the state before it, and what was told of it.
+    judge: is called with each new state; it may change the server's data.
+    witness: is called for each step with the state before it and the recorded events.
     """
 
     connection: Connection
@@ -77,16 +78,16 @@ class Explorer:
     judge: Callable[[Moment], None]
     witness: Callable[[Moment, Sequence[Event]], None]
     before: tuple[Event, ...] = ()
-    """What had happened before the first call."""
+    """The events before the first call."""
     states: int = 0
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _paths: dict[Any, int] = field(default_factory=dict)
     _judged: set[Any] = field(default_factory=set)
 
     def explore(self) -> int:
-        """How many interleavings there are; all were looked at."""
-        for name in scripts.names():
-            self.connection.execute(("SCRIPT", "LOAD", scripts.load(name).source))
+        """Explore all interleavings; returns their number."""
+        for name in loader.names():
+            self.connection.execute(("SCRIPT", "LOAD", loader.load(name).source))
         self._reads = reads_of(self.ids, self.groups)
         standing = tuple(self._stand(role, ()) for role in self.roles)
         *_, (dumps, seen) = self._ask([])
@@ -109,7 +110,7 @@ class Explorer:
         return self._paths[terms]
 
     def _step(self, moment: Moment, number: int) -> Moment:
-        """Bring the server back to a state, and make one role's call there."""
+        """Restore a state on the server, and make one role's next call."""
         again = [("RESTORE", key, 0, dump) for key, dump in moment.dumps.items()]
         before = moment.roles[number]
         *restored, reply, (dumps, seen) = self._ask([("FLUSHALL",), *again, before.call])
@@ -122,9 +123,9 @@ class Explorer:
         return Moment(dumps, seen, roles, (*moment.history, *told))
 
     def _stand(self, role: Role, replies: tuple[Any, ...]) -> Standing:
-        """Bring a role to where it was, by what it was told."""
-        store, story = Store(Keys(), "here"), list[Event]()
-        store._groups[TOPIC] = self.groups  # as one that has been at work for a while
+        """Restore a role's progress by replaying its replies."""
+        store, story = Store(SimpleNamespace(address=Address()), Keys()), list[Event]()
+        store._groups[TOPIC] = self.groups  # like a role that has been running for a while
         flow = one_by_one(role(store, story))
         try:
             step = next(flow)
@@ -136,7 +137,7 @@ class Explorer:
         return Standing(replies, step.command, tuple(story))
 
     def _ask(self, commands: Sequence[Any]) -> list[Any]:
-        """Replies, errors among them; the last item is what the server holds then.
+        """Replies, including errors; the last item is the server's state afterwards.
 
         All in one round trip: there are many.
         """
@@ -150,7 +151,7 @@ class Explorer:
 
 
 def answered(flow: Flow[T], answer: Callable[[Step], Flow[Any]]) -> Flow[T]:
-    """The same flow, each of its steps made as `answer` makes it."""
+    """The same flow, with each of its steps made by `answer`."""
     try:
         step = next(flow)
         while True:
@@ -161,11 +162,11 @@ def answered(flow: Flow[T], answer: Callable[[Step], Flow[Any]]) -> Flow[T]:
             else:
                 step = flow.send(reply)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # as in core.flow
+        return end.value  # type: ignore[no-any-return]  # as in core.redis.flow
 
 
 def one_by_one(flow: Flow[T]) -> Flow[T]:
-    """The same flow, one call at a time: between those of a pipeline others may come."""
+    """The same flow, one call at a time: other calls may run between those of a pipeline."""
 
     def answer(step: Step) -> Flow[Any]:
         if not isinstance(step, ExecuteMany):
@@ -182,7 +183,7 @@ def one_by_one(flow: Flow[T]) -> Flow[T]:
 
 
 def reads_of(ids: str, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """How each key that there can be is read."""
+    """The read command for each possible key."""
     keys = Keys().topic(TOPIC)
     zsets = [Keys().topics, keys.waiting, keys.expiry]
     hashes = [keys.policy, keys.options, keys.groups, keys.consumers]
@@ -201,9 +202,9 @@ def reads_of(ids: str, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def in_terms(moment: Moment) -> tuple[Any, Any]:
-    """A state in terms that are equal where scripts and roles see no difference.
+    """A state in terms that are equal if scripts and roles see no difference.
 
-    First what the server holds and what has happened, then what each role was told.
+    First the server's data and the history, then the replies to each role.
     """
     entries: dict[str, str] = {}
     for key, value in moment.seen.items():

@@ -1,4 +1,4 @@
-"""Whether a history can be: what was promised of each message, and what is left of it."""
+"""Whether a history is valid: the answers about each message, and what is left of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lisa.admin import fsck
-from lisa.core import removal
-from lisa.core.flow import Flow, Pause, Step, drive
+from lisa.core.redis.flow import Flow, Pause, Step, drive
+from lisa.core.store import removal_mark
 from tests.model.acting import ALL, FAR, consumer, declarer, finisher, manager
 from tests.model.interleaving import TOPIC, answered, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lisa.core.keys import TopicKeys
-    from lisa.core.store import SyncStore
+    from lisa.core.model.keys import TopicKeys
+    from lisa.core.store.store import SyncStore
     from tests.model.interleaving import Event, Moment
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ ENDS = ("cancelled", "expired")
 
 
 class Judge:
-    """Judges each state as if all roles were killed there and others came to finish the work."""
+    """Judges each state as if all roles were killed there and others finished the work."""
 
     def __init__(self, store: SyncStore, groups: Sequence[str]) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class Judge:
         self._check(story)
 
     def witness(self, before: Moment, told: Sequence[Event]) -> None:
-        """Whether what was answered was true at that instant."""
+        """Check that the answers were true at that instant."""
         groups = declared_in(self._keys, before)
         for what, id_, *rest in told:
             holders = held_by(self._keys, groups, before, id_)
@@ -60,7 +60,7 @@ class Judge:
             truths = {
                 "cancelled": not holders and over in ("", "cancelled"),
                 "rescheduled": not holders and not over and not is_dead,
-                "expired": [who for _, who in holders] == rest,  # nobody's, or the teller's own
+                "expired": [who for _, who in holders] == rest,  # no holder, or the role itself
                 "in_flight": bool(holders),
                 "done": bool(over) or is_dead or is_leaving,
                 "unknown": not over and self._keys.body(id_) not in before.seen,
@@ -75,7 +75,7 @@ class Judge:
             self._store.drive(consumer("last", group, most=10)(self._store, story))
 
     def _bring_back(self, story: list[Event]) -> None:
-        """End the removals that were cut short, and declare anew what was removed."""
+        """Finish interrupted removals, and declare the removed groups again."""
         for group in self._groups:
             for role in (finisher(group), declarer(group)):
                 self._store.drive(role(self._store, story))
@@ -87,16 +87,23 @@ class Judge:
         return any(self._store.drive(self._store.commands(asked)))
 
     def _check(self, story: list[Event]) -> None:
-        """What became of each message, and that nothing else is left of it."""
+        """Check how each message ended, and that nothing else is left of it."""
         lives = dict.fromkeys((e[1], e[2]) for e in story if is_new(e))
         ends = {id_: check_life(story, id_, token, self._groups) for id_, token in lives}
         asked: list[tuple[str, ...]] = []
         for id_ in ends:
-            asked += [("GET", self._keys.done(id_)), ("EXISTS", self._keys.body(id_)),
-                      ("ZSCORE", self._keys.waiting, id_)]  # fmt: skip
+            asked += [
+                ("GET", self._keys.done(id_)),
+                ("EXISTS", self._keys.body(id_)),
+                ("ZSCORE", self._keys.waiting, id_),
+            ]
         for keys in map(self._keys.group, self._groups):
-            asked += [("XLEN", keys.ready), ("EXISTS", keys.entries, keys.retry, keys.leases),
-                      ("ZRANGE", keys.garbage, "0", "-1"), ("HKEYS", keys.attempts)]  # fmt: skip
+            asked += [
+                ("XLEN", keys.ready),
+                ("EXISTS", keys.entries, keys.retry, keys.leases),
+                ("ZRANGE", keys.garbage, "0", "-1"),
+                ("HKEYS", keys.attempts),
+            ]
         replies = self._store.drive(self._store.commands(asked))
         of_groups = replies[3 * len(ends) :]
         dead = {one.decode() for some in of_groups[2::4] for one in some}
@@ -119,8 +126,8 @@ def declared_in(keys: TopicKeys, moment: Moment) -> set[str]:
 
 
 def half_removed(keys: TopicKeys, moment: Moment) -> set[str]:
-    """The groups whose removal has begun and not ended."""
-    return removal.marked(pairs(moment.seen.get(keys.options, ())))
+    """The groups whose removal has begun but not finished."""
+    return removal_mark.marked(pairs(moment.seen.get(keys.options, ())))
 
 
 def held_by(
@@ -139,7 +146,7 @@ def held_by(
 
 
 def is_settled_somewhere(keys: TopicKeys, moment: Moment, id_: str) -> str:
-    """How a message ended, `partly` if one of several groups is through with it, else ''."""
+    """How a message ended; `partly` if one of several groups has settled it, else ''."""
     body = moment.seen.get(keys.body(id_))
     if body is not None:
         return "partly" if body[9:10] in (b"+", b"R") else ""
@@ -148,7 +155,7 @@ def is_settled_somewhere(keys: TopicKeys, moment: Moment, id_: str) -> str:
 
 
 def check_groups(keys: TopicKeys, groups: Sequence[str], moment: Moment) -> set[str]:
-    """The groups that are declared: those that should be. Nothing is left of those removed."""
+    """Check that the right groups are declared and nothing is left of removed ones."""
     declared, half = declared_in(keys, moment), half_removed(keys, moment)
     told = after(moment.history, set(groups))
     assert declared == told, f"declared are {declared}, though {told} should be"
@@ -160,7 +167,7 @@ def check_groups(keys: TopicKeys, groups: Sequence[str], moment: Moment) -> set[
 
 
 def after(story: Sequence[Event], groups: set[str]) -> set[str]:
-    """The groups that are declared after all this, if those given were before."""
+    """The declared groups after these events, given those declared before."""
     declared = set(groups)
     for what, _, *rest in story:
         if what == "declared":
@@ -171,7 +178,7 @@ def after(story: Sequence[Event], groups: set[str]) -> set[str]:
 
 
 def check_places(keys: TopicKeys, declared: set[str], moment: Moment) -> None:
-    """A live message waits, or stands in one place of a group that owes it."""
+    """Check that each live message is waiting, or in one place of a group that owes it."""
     seen = moment.seen
     waiting = set(seen.get(keys.waiting, [])[::2])
     owed = set[bytes]()
@@ -182,27 +189,30 @@ def check_places(keys: TopicKeys, declared: set[str], moment: Moment) -> None:
         key.removeprefix(keys.body("")).encode() for key in seen if key.startswith(keys.body(""))
     }
     placed = owed | waiting
-    # What a removal has not settled yet lives on, unless another group was the last to owe it.
+    # What a removal has not settled yet stays live, unless another group was the last to owe it.
     assert placed <= live <= placed | left_in(keys, moment), f"live {live}, placed {placed}"
 
 
 def places_in(keys: TopicKeys, group: str, moment: Moment) -> set[bytes]:
-    """The messages that stand in a group's places, each in one."""
+    """The messages in a group's places, each in only one."""
     own = keys.group(group)
-    places = [id_ for key in (own.entries, own.retry, own.garbage)
-              for id_ in moment.seen.get(key, [])[::2]]  # fmt: skip
+    places = [
+        id_
+        for key in (own.entries, own.retry, own.garbage)
+        for id_ in moment.seen.get(key, [])[::2]
+    ]
     assert len(set(places)) == len(places), f"in two places: {places}"
     return set(places)
 
 
 def left_in(keys: TopicKeys, moment: Moment) -> set[bytes]:
-    """The messages that stand in places of groups whose removal has begun and not ended."""
+    """The messages left in groups whose removal has begun but not finished."""
     places = (places_in(keys, group, moment) for group in half_removed(keys, moment))
     return set[bytes]().union(*places)
 
 
 def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[str]) -> str | None:
-    """Follow one life of a message. How it ended, or None if it did not."""
+    """Follow one life of a message. Returns how it ended, or None if it is live."""
     about = [one for one in story if len(one) > 1 and one[1] in (id_, ALL)]
     begins = next(n for n, one in enumerate(about) if is_new(one) and one[2] == token)
     life = Life(after(about[:begins], set(groups)), is_far=about[begins][4] == FAR)
@@ -231,16 +241,16 @@ def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[st
 
 
 def is_new(event: Event) -> bool:
-    """Whether a message began its life, and did not merely be sent again."""
+    """Whether a message was sent as new, not merely repeated."""
     return event[0] == "sent" and event[3] in ("accepted", "replaced")
 
 
 @dataclass
 class Life:
-    """What a message may still go through."""
+    """The state of a message's life."""
 
     groups: set[str]
-    """Those that are declared."""
+    """The declared groups."""
     is_far: bool = False
     end: str | None = None
     settled: set[str] = field(default_factory=set)
@@ -259,7 +269,7 @@ class Life:
         self.is_far = due == FAR
 
     def happens(self, what: str, group: str) -> None:
-        """It was handed to a group's consumer, its ack was accepted, or it was purged there."""
+        """It was delivered to a group's consumer, acked, or purged there."""
         assert self.end is None, f"{what} after it was {self.end}"
         assert group not in self.settled, f"{what} after it was settled"
         assert what != "handed" or not self.is_far, "handed out before its new due time"
@@ -271,7 +281,7 @@ class Life:
                 self.end = self.last
 
     def is_removed(self, group: str) -> None:
-        """A group's removal was the end of it."""
+        """A group's removal ended it."""
         assert group not in self.groups, "removed from a group that was declared anew"
         self.ends("purged")
 
@@ -281,7 +291,7 @@ class Life:
 
 
 def without_pauses(flow: Flow[T]) -> Flow[T]:
-    """The same flow where nobody is at work while it waits."""
+    """The same flow without pauses: nothing else runs meanwhile."""
 
     def answer(step: Step) -> Flow[Any]:
         return None if isinstance(step, Pause) else (yield step)

@@ -1,11 +1,11 @@
-"""Everything that a server holds, read with plain commands and nothing left out."""
+"""Reads all the data on a server with plain commands."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lisa.core.connection import Connection
+    from lisa.core.redis.connection import Connection
 
 PAGE = ("COUNT", 1000)
 READS: dict[bytes, tuple[str, ...]] = {
@@ -17,19 +17,21 @@ READS: dict[bytes, tuple[str, ...]] = {
 
 
 def read(connection: Connection) -> tuple[int, dict[str, Any]]:
-    """Redis's clock (microseconds) before anything was read, and what there is.
+    """Redis's clock (microseconds) before the reads, and all keys.
 
-    Each key with its type, its value and the instant at which it ends by itself (-1: never).
+    Each key has its type, its value and its expiry time (-1: never).
 
-    A tombstone is its parts between the commas.
-    A stream is its entries and, by group, the last entry given out, what is pending (entry,
+    A tombstone is split at its commas. The records of calls are left out: `Stage` repeats calls
+    instead.
+
+    A stream has its entries and, by group, the last delivered entry, the pending entries (entry,
     holder, since when, how often) and the consumers' names.
     """
     (seconds, micros), (cursor, keys) = connection.execute_many([("TIME",), ("SCAN", 0, *PAGE)])
     while cursor != b"0":
         cursor, some = connection.execute(("SCAN", cursor, *PAGE))
         keys += some
-    keys = sorted(set(keys))
+    keys = sorted(key for key in set(keys) if b":reply:" not in key)
     asked = [(command, key) for command in ("TYPE", "PEXPIRETIME") for key in keys]
     replies = connection.execute_many(asked)
     types, ends = replies[: len(keys)], replies[len(keys) :]

@@ -1,4 +1,4 @@
-"""All roles together, as Hypothesis plays them."""
+"""All roles together, as a Hypothesis state machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Machine(Producers, Consumers, Managers, Operators):
     def three_topics(
         self, batch: list[Outgoing], lease: int | None, timeout: str, policy: str
     ) -> None:
-        self.stage.producer.get("plain", "a")  # the first to look writes the layout's version
+        self.stage.producer.get("plain", "a")  # the first read writes the layout's version
         for name, its_groups in (("plain", "g"), ("pair", "gh"), ("told", "gh")):
             self.stage.topic(name)
             journal = {"journal": "1"} if name == "told" else {}

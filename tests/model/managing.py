@@ -14,7 +14,7 @@ class Promoted(NamedTuple):
     """What a call did, and when to call again."""
 
     moved: int = 0
-    full: int = 0
+    full: tuple[str, ...] = ()
     next_due: Time | None = None
     is_paused: bool = False
     is_cut_short: bool = False
@@ -30,46 +30,57 @@ class Reclaimed(NamedTuple):
 
 
 def promote(topic: Topic, limit: int, clock: Clock) -> Promoted:
-    """Waiting, retry -> ready, what is due, in order of due; past its ttl it stays where it is."""
+    """Waiting, retry -> ready, when due, in due order; messages past their ttl are not moved."""
     if topic.is_paused or not topic.groups:
         return Promoted(is_paused=topic.is_paused)
     most = max(1, min(limit, STEPS) // len(topic.groups))
     expired: list[str] = []
     cuts = []
 
-    def due_of(zset: dict[str, Time]) -> list[tuple[str, Time]]:
+    def due_of(zset: dict[str, Time], *, cuts_short: bool = True) -> list[tuple[str, Time]]:
         due = [item for item in in_order(zset) if item[1] <= clock.now][:most]
-        cuts.append(len(due) == most)
+        cuts.append(cuts_short and len(due) == most)
         past = [id_ for id_, _ in due if id_ in topic.expiry and topic.expiry[id_] <= clock.now]
         expired.extend(id_ for id_ in past if id_ not in expired)
         return [item for item in due if item[0] not in past]
 
     waiting = due_of(topic.waiting)
-    moved = full = 0
+    moved, full, heads = 0, list[str](), list[Time | None]()
     leaving: set[str] = set()
+    several = len(topic.groups) > 1
     for group in topic.groups:
-        takes, is_full = promote_into(topic, group, waiting, due_of(group.retry), clock, most=most)
+        has_room = not several or group.room(topic) > 0
+        retry = due_of(group.retry, cuts_short=has_room)
+        takes, is_full = promote_into(topic, group, waiting, retry, clock, most=most)
         moved += len(takes)
-        full += is_full
+        full += [group.name] if is_full else []
+        head = earliest(group.retry)
+        waits_for_room = several and is_full and head is not None and head <= clock.now
+        heads.append(None if waits_for_room else head)
         leaving |= {id_ for id_, _ in waiting if id_ in takes or len(topic.groups) > 1}
     for id_ in leaving:
         del topic.waiting[id_]
     topic.count("promoted", len(leaving))
-    heads = [earliest(topic.waiting), *(earliest(group.retry) for group in topic.groups)]
+    heads.append(earliest(topic.waiting))
     next_due = min((head for head in heads if head is not None), default=None)
-    return Promoted(moved, full, next_due, False, any(cuts), tuple(expired))
+    return Promoted(moved, tuple(full), next_due, False, any(cuts), tuple(expired))
 
 
 def promote_into(
-    topic: Topic, group: Group, waiting: list[tuple[str, Time]], retry: list[tuple[str, Time]],
-    clock: Clock, *, most: int,
-) -> tuple[list[str], bool]:  # fmt: skip
-    """What one group takes, and whether it is full.
+    topic: Topic,
+    group: Group,
+    waiting: list[tuple[str, Time]],
+    retry: list[tuple[str, Time]],
+    clock: Clock,
+    *,
+    most: int,
+) -> tuple[list[str], bool]:
+    """Which messages one group takes, and whether it is full.
 
-    Where others want a message that this one has no room for, it becomes this group's retry at
-    its due time, no attempt counted: so a slow group holds up nobody.
+    If other groups take a message but this one is full, the message becomes this group's retry at
+    its due time, with no attempt counted: a slow group does not delay the others.
     """
-    # Of equal due times what waits goes first. (The sort is stable.)
+    # Of equal due times, waiting messages go first. (The sort is stable.)
     wanted = sorted(waiting + retry, key=lambda item: item[1])
     room = group.room(topic) if wanted else 0
     takes = wanted[: max(0, min(room, most))]
@@ -89,10 +100,10 @@ def promote_into(
 def reclaim(
     topic: Topic, group: Group, after: Entry | None, window: int, clock: Clock
 ) -> Reclaimed:
-    """In flight for too long -> retry or garbage: a window of what is pending, `after` an entry.
+    """In flight for too long -> retry or garbage: a window of pending entries `after` an entry.
 
-    A delivery with a lease of its own is looked at when that is over (before the first window).
-    What is pending but no message is cleared, and stops nobody.
+    A delivery with its own lease is reclaimed when that ends (before the first window). Pending
+    entries without a message are cleared and do not block the window.
     """
     overdue: list[Entry] = []
     if after is None:
@@ -122,7 +133,7 @@ def reclaim(
 
 
 def expire(topic: Topic, ids: Sequence[str], clock: Clock) -> list[str]:
-    """Waiting, ready, retry past its ttl -> settled. What is in flight finishes."""
+    """Waiting, ready, retry past its ttl -> settled. In-flight messages finish."""
     answers = []
     for id_ in ids:
         ends = topic.expiry.get(id_)
@@ -164,7 +175,7 @@ def expire_one(topic: Topic, id_: str, clock: Clock) -> str:
 
 
 def forget(topic: Topic, group: Group, consumers: Sequence[str]) -> list[str]:
-    """Take away names that nobody uses, never one that holds a message."""
+    """Delete unused consumer names, never one that holds a message."""
     holders = {entry.holder for entry in group.pending}
     gone = [name for name in consumers if name not in holders]
     for name in gone:
@@ -174,11 +185,11 @@ def forget(topic: Topic, group: Group, consumers: Sequence[str]) -> list[str]:
 
 
 def trim(topic: Topic, group: Group) -> int:
-    """Remove what is foreign: given out, not pending, no message. Never by length."""
+    """Delete foreign entries: delivered, not pending, no message. Never by length."""
     unread = group.unread
     foreign = [
         one for one in group.stream if not one.is_ours and one not in unread and not one.holder
-    ]  # fmt: skip
+    ]
     for entry in foreign:
         group.drop(entry)
     topic.count("trimmed", len(foreign), group)

@@ -10,7 +10,7 @@ from tests.model.unknowns import Clock
 
 
 def declare(topic: Topic, name: str, clock: Clock) -> bool:
-    """A group that gets what is promoted from now on; whether it is new."""
+    """Declare a group, which gets what is promoted from now on; returns whether it is new."""
     group = topic.all_groups.setdefault(name, Group(name))
     if name in topic.declared:
         return False
@@ -23,21 +23,21 @@ def declare(topic: Topic, name: str, clock: Clock) -> bool:
 
 
 def removing(name: str) -> str:
-    """The option that says that a group is being removed."""
+    """The option that marks a group as being removed."""
     return f"removing:{name}"
 
 
 def owes(group: Group) -> bool:
-    """Whether a message stands in one of its places."""
+    """Whether the group has a message in any of its places."""
     return bool(group.retry or group.garbage) or any(entry.is_ours for entry in group.stream)
 
 
 def undeclare(
     topic: Topic, name: str, ids: Sequence[str], clock: Clock, *, drop: bool, begun: bool
 ) -> tuple[int, bool]:
-    """A group is given nothing more, and owes these ids no more; whether it is gone for good.
+    """Stop promoting to a group and remove these ids from it; returns whether it is gone.
 
-    A message that nobody owes any more is purged. One that has begun may have been undone.
+    A message that no group owes any longer is purged. A removal may have been undone meanwhile.
     """
     if begun and removing(name) not in topic.options:
         return 0, True
@@ -55,9 +55,14 @@ def undeclare(
             settled += 1
         if was_owed or ends:
             topic.tell(
-                clock, id_, "purged", name, attempts, reason="group removed",
+                clock,
+                id_,
+                "purged",
+                name,
+                attempts,
+                reason="group removed",
                 end=1 if ends else None,
-            )  # fmt: skip
+            )
     topic.count("purged", settled, group)
     is_gone = drop and not owes(group)
     if is_gone:
@@ -91,7 +96,7 @@ def write(topic: Topic, name: str, value: str | None) -> None:
 
 
 def requeue(topic: Topic, group: Group, ids: Sequence[str], clock: Clock) -> list[bool]:
-    """Garbage -> that group's retry, due now, its failures forgotten, without a ttl."""
+    """Garbage -> that group's retry, due now, failures reset, without a ttl."""
     answers = []
     for id_ in ids:
         answers.append(id_ in group.garbage)
@@ -106,7 +111,7 @@ def requeue(topic: Topic, group: Group, ids: Sequence[str], clock: Clock) -> lis
 
 
 def purge(topic: Topic, group: Group, ids: Sequence[str], clock: Clock) -> list[bool]:
-    """Garbage -> settled. The body goes with the last group that owed it."""
+    """Garbage -> settled. The body is deleted with the last group that owed it."""
     answers = []
     for id_ in ids:
         answers.append(id_ in group.garbage)
@@ -126,7 +131,7 @@ def purge(topic: Topic, group: Group, ids: Sequence[str], clock: Clock) -> list[
 
 
 def look_up(topic: Topic, id_: str) -> tuple[str, Time | None, int] | None:
-    """State, due time and attempts of a message as its sender sees it; None if it is unknown."""
+    """State, due time and attempts of a message as its sender sees it; None if unknown."""
     if id_ in topic.waiting:
         return "waiting", topic.waiting[id_], 0
     found: dict[str, tuple[str, Time | None, int]] = {}

@@ -1,4 +1,4 @@
-"""What the rules of all roles share."""
+"""Shared by the rules of all roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.model.topic import Entry
 
 
 class Play(RuleBasedStateMachine):
-    """A stage, and what the roles hold in their hands."""
+    """A stage, and the receipts and calls that the roles keep."""
 
     url: ClassVar[str]
     seen: ClassVar[Counter[str]]
@@ -27,7 +27,7 @@ class Play(RuleBasedStateMachine):
         self.receipts: list[tuple[str, Receipt]] = []
 
     def _ids(self, topic: str, picks: list[int], group: str | None = None) -> list[str]:
-        """Ids to name: of a topic, mostly known ones; of a group's garbage, mostly dead ones."""
+        """Ids for a call: mostly known ones of a topic, or dead ones of a group's garbage."""
         its = self.stage.topic(topic)
         known = [*its.live, *its.tombstones]
         if group is not None and group in its.all_groups:

@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from lisa.core.stream import Entry as Read
+from lisa.core.model.stream import Entry as Read
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.release import Release
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from tests.model import delivering
 from tests.model.delivering import Receipt
 from tests.model.draws import HOUR, consumers, groups, leases, letters, picks, topics
@@ -22,11 +22,11 @@ from tests.model.unknowns import Clock
 
 
 class Consumers(Play):
-    """Rules of those who take."""
+    """Rules for consumers."""
 
     @rule(topic=topics, group=groups, consumer=consumers, most=st.integers(1, 3), lease=leases)
     def pull(self, topic: str, group: str, consumer: str, most: int, lease: int | None) -> None:
-        """Without what should follow: it died, or is slow."""
+        """Without opening the messages: the consumer died, or is slow."""
         its = self.stage.topic(topic)
         self.stage.stores[0].ask(
             "HSET", self.stage.store.keys.topic(topic).consumers, consumer, "x"
@@ -60,17 +60,20 @@ class Consumers(Play):
 
         reads = [Read(str(one.name), one.id, int(one.due), one.attempt) for one in entries]
         self.stage.call(
-            Open(topic, group, reads, lease), model,
+            Open(topic, group, reads, lease),
+            model,
             lambda opened: (
                 [one and one.decode() for one in opened.envelopes],
-                [past and data is not None for past, data in
-                 zip(opened.past_ttl, opened.envelopes, strict=True)],
+                [
+                    past and data is not None
+                    for past, data in zip(opened.past_ttl, opened.envelopes, strict=True)
+                ],
             ),
-        )  # fmt: skip
+        )
 
     @rule(topic=topics, group=groups, consumer=consumers, lease=leases)
     def take(self, topic: str, group: str, consumer: str, lease: int | None) -> None:
-        """As a consumer does that lives."""
+        """Pull and open, as a live consumer does."""
         before = len(self.taken)
         self.pull(topic, group, consumer, 3, lease)
         if len(self.taken) > before:
@@ -93,10 +96,16 @@ class Consumers(Play):
         topic, group, receipts = self._picked(picks)
         its = self.stage.topic(topic)
         settlements = [
-            Settlement(one.id, str(one.entry.name), one.fence, int(one.entry.due),
-                       one.entry.attempt, letter)
+            Settlement(
+                one.id,
+                str(one.entry.name),
+                one.fence,
+                int(one.entry.due),
+                one.entry.attempt,
+                letter,
+            )
             for one in receipts
-        ]  # fmt: skip
+        ]
         self.stage.call(
             Ack(topic, group, settlements, state),
             lambda clock: delivering.ack(
@@ -126,13 +135,16 @@ class Consumers(Play):
         its = self.stage.topic(topic)
         failures = [Failure(one.id, str(one.entry.name), "boom", delay, letter) for one in receipts]
         self.stage.call(
-            Retry(topic, group, failures),
+            Fail(topic, group, failures),
             lambda clock: delivering.retry(
-                its, self.stage.group(its, group), [(one, delay) for one in receipts],
-                clock, lateness=letter * len(receipts),
+                its,
+                self.stage.group(its, group),
+                [(one, delay) for one in receipts],
+                clock,
+                lateness=letter * len(receipts),
             ),
             lambda said: [tuple(one) for one in said],
-        )  # fmt: skip
+        )
 
     @precondition(lambda self: self.receipts)
     @rule(picks=picks)

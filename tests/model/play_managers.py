@@ -18,7 +18,7 @@ from tests.model.unknowns import Clock
 
 
 class Managers(Play):
-    """Rules of those who move; `littered` topics hold what is no message."""
+    """Rules for managers; `littered` topics contain foreign entries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Managers(Play):
 
     @rule(topic=topics, limit=st.sampled_from([1, 2, 250]))
     def promote(self, topic: str, limit: int) -> None:
-        """And what it meets past its ttl is ended."""
+        """Promote, and expire the messages found past their ttl."""
         its = self.stage.topic(topic)
         expired: list[str] = []
 
@@ -34,39 +34,43 @@ class Managers(Play):
             said = managing.promote(its, limit, clock)
             expired.extend(said.expired)
             self.seen["Promote: moved"] += said.moved
-            self.seen["Promote: full"] += said.full
+            self.seen["Promote: full"] += len(said.full)
             self.seen["Promote: expired"] += len(said.expired)
             return tuple(said)
 
         self.stage.call(
-            Promote(topic, limit), model,
-            lambda said: (said.moved, said.full, said.next_due_ms, said.paused, said.cut_short,
-                          said.expired),
-        )  # fmt: skip
+            Promote(topic, limit),
+            model,
+            lambda said: (
+                said.moved,
+                said.full,
+                said.next_due_ms,
+                said.paused,
+                said.cut_short,
+                said.expired,
+            ),
+        )
         if expired:
             self._expire(topic, expired)
 
     @rule(topic=topics)
     def promote_by_another(self, topic: str) -> None:
-        """Any number of managers may be at work."""
+        """Several managers may run concurrently."""
         self.promote(topic, 500)
 
     @rule(topic=topics, ids=ids)
     def expire(self, topic: str, ids: list[int]) -> None:
-        """As the sweeper does, who seeks what has a ttl."""
+        """Expire messages with a ttl, as the sweeper does."""
         with_ttl = list(self.stage.topic(topic).expiry)
         self._expire(topic, [with_ttl[n % len(with_ttl)] for n in ids if with_ttl] or ["none"])
 
     def _expire(self, topic: str, ids: list[str]) -> None:
         its = self.stage.topic(topic)
-        self.stage.call(
-            Expire(topic, ids), lambda clock: managing.expire(its, ids, clock),
-            lambda said: [outcome for outcome, _ in said],
-        )  # fmt: skip
+        self.stage.call(Expire(topic, ids), lambda clock: managing.expire(its, ids, clock))
 
     @rule(topic=topics, group=groups, window=st.sampled_from([1, 2, 200]))
     def reclaim(self, topic: str, group: str, window: int) -> None:
-        """Window after window, to the end."""
+        """Reclaim window after window, to the end."""
         its = self.stage.topic(topic)
         cursors: list[Entry | None] = [None]
 
@@ -81,12 +85,14 @@ class Managers(Play):
             start = f"({cursors[-1].name}" if cursors[-1] else FIRST
             calls = len(cursors)
             self.stage.call(
-                Reclaim(topic, group, start, "+", window), model,
+                Reclaim(topic, group, start, "+", window),
+                model,
                 lambda said: (
-                    [(one.id, one.due_ms, tuple(one.retried)) for one in said.moved], said.cleared,
+                    [(one.id, one.due_ms, tuple(one.retried)) for one in said.moved],
+                    said.cleared,
                     said.cursor,
                 ),
-            )  # fmt: skip
+            )
             if len(cursors) == calls or cursors[-1] is None:
                 return
 
@@ -106,13 +112,14 @@ class Managers(Play):
     def trim(self, topic: str, group: str) -> None:
         its = self.stage.topic(topic)
         self.stage.call(
-            Trim(topic, group), lambda _: managing.trim(its, self.stage.group(its, group)),
+            Trim(topic, group),
+            lambda _: managing.trim(its, self.stage.group(its, group)),
             lambda said: said.removed,
-        )  # fmt: skip
+        )
 
     @rule(group=groups, how=st.sampled_from(["unread", "held", "acknowledged"]), seen=st.booleans())
     def litter(self, group: str, how: str, *, seen: bool) -> None:
-        """A foreign hand puts what is no message into a ready stream; a manager may see it soon."""
+        """Another program adds a foreign entry to a ready stream; a manager may see it soon."""
         topic, ask = "pair", self.stage.store.ask
         its, ready = self.stage.topic(topic), self.stage.store.keys.topic(topic).group(group).ready
         if group not in its.declared or (how != "unread" and its.all_groups[group].unread):

@@ -1,4 +1,4 @@
-"""What operators do, and a foreign hand, on the server and in the model."""
+"""What operators and other programs do, on the server and in the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model.play import Play
 
 
 class Operators(Play):
-    """Rules of those who look after it."""
+    """Rules for operators."""
 
     @rule(topic=topics, group=groups)
     def declare(self, topic: str, group: str) -> None:
@@ -26,7 +26,7 @@ class Operators(Play):
 
     @rule(topic=topics, group=groups, ids=ids, drop=st.booleans(), begun=st.booleans())
     def undeclare(self, topic: str, group: str, ids: list[int], *, drop: bool, begun: bool) -> None:
-        """One page, as an operator's command or its repetition does it."""
+        """Remove one page, as an operator's command or its repetition does."""
         self._undeclare(topic, group, self._ids(topic, ids), drop=drop, begun=begun)
 
     def _undeclare(
@@ -69,6 +69,6 @@ class Operators(Play):
         )
 
     def dead(self) -> list[tuple[str, str]]:
-        """Where there is garbage."""
+        """Topics and groups with garbage."""
         topics = self.stage.topics.values()
         return [(one.name, group.name) for one in topics for group in one.groups if group.garbage]

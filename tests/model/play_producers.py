@@ -7,7 +7,7 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from lisa.core.envelope import encode_envelope
+from lisa.core.model.envelope import encode_envelope
 from lisa.core.transitions.enqueue import OnDuplicate
 from tests.model import operating, sending
 from tests.model.draws import FAR, HOUR, batches, ids, outgoing, topics
@@ -17,7 +17,7 @@ from tests.rows import Item, enqueue
 
 
 class Producers(Play):
-    """Rules of those who send."""
+    """Rules for producers."""
 
     @rule(topic=topics, batch=batches, mode=st.sampled_from(OnDuplicate))
     def send(self, topic: str, batch: list[Outgoing], mode: OnDuplicate) -> None:
@@ -39,7 +39,7 @@ class Producers(Play):
     @precondition(lambda self: self.sent)
     @rule(pick=st.integers(0, 5))
     def repeat_a_send(self, pick: int) -> None:
-        """Its reply was lost."""
+        """Repeat a send whose reply was lost."""
         topic, call = self.sent[-1 - pick % len(self.sent)]
         self._send(topic, call)
 
@@ -63,14 +63,19 @@ class Producers(Play):
     def cancel(self, topic: str, ids: list[int]) -> None:
         producer, its, named = self.stage.producer, self.stage.topic(topic), self._ids(topic, ids)
         self.stage.step(
-            "cancel", lambda: producer.cancel_many(topic, named),
-            lambda clock: sending.cancel(its, named, clock), actor=producer._store.actor,
-        )  # fmt: skip
+            "cancel",
+            lambda: producer.cancel_many(topic, named),
+            lambda clock: sending.cancel(its, named, clock),
+            actor=producer._store.actor,
+        )
 
-    @rule(topic=topics, pick=st.integers(0, 9),
-          due=st.sampled_from([int(FAR), 1000, timedelta(hours=1)]))  # fmt: skip
+    @rule(
+        topic=topics,
+        pick=st.integers(0, 9),
+        due=st.sampled_from([int(FAR), 1000, timedelta(hours=1)]),
+    )
     def reschedule(self, topic: str, pick: int, due: int | timedelta | None) -> None:
-        """None: fire it now."""
+        """`None` fires the message now."""
         producer, its = self.stage.producer, self.stage.topic(topic)
         (id_,) = self._ids(topic, [pick])
 
@@ -84,9 +89,11 @@ class Producers(Play):
         spec = "+" + HOUR if isinstance(due, timedelta) else "+0" if due is None else str(due)
         items = [(id_, spec)]
         self.stage.step(
-            "reschedule", lambda: [by_the_producer()],
-            lambda clock: sending.reschedule(its, items, clock), actor=producer._store.actor,
-        )  # fmt: skip
+            "reschedule",
+            lambda: [by_the_producer()],
+            lambda clock: sending.reschedule(its, items, clock),
+            actor=producer._store.actor,
+        )
 
     @rule(topic=topics, pick=st.integers(0, 9))
     def fire_now(self, topic: str, pick: int) -> None:

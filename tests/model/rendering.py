@@ -1,4 +1,4 @@
-"""In which keys a topic stands: every key, its type, its value, and when it ends by itself."""
+"""Renders a topic as keys: every key, its type, its value, and its expiry time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EMPTY = "0-0"
 
 
 def render(topic: Topic) -> dict[str, tuple[str, Any, Any]]:
-    """The whole key space of one topic. All its keys share a hash tag; empty ones are not there."""
+    """All keys of one topic. They share a hash tag; empty ones do not exist."""
     root = f"lisa:{{{topic.name}}}:"
     keys: dict[str, tuple[str, Any, Any]] = {}
 
@@ -49,7 +49,7 @@ def render(topic: Topic) -> dict[str, tuple[str, Any, Any]]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As a hash holds them: text, but for what only the server knows."""
+    """Values as in a hash: text, except for those that only the server knows."""
     return {k: v if isinstance(v, Instant) else str(v) for k, v in values.items()}
 
 

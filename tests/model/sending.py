@@ -22,17 +22,17 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Send:
-    """One call of a producer. Repeated with the same token it is a replay."""
+    """One call of a producer. With the same token it is a repeated call."""
 
     token: str
     mode: str
     messages: Sequence[Outgoing]
     are_ids_new: bool = False
-    """They were made for this call: whoever knows one of them knows the call."""
+    """The ids were made for this call: a known id means that the call is known."""
 
 
 class Refused(Exception):
-    """Nothing of the call was sent: `full` or `large`."""
+    """No message of the call was sent: `full` or `large`."""
 
 
 def instant(due: str, clock: Clock) -> Time:
@@ -43,13 +43,13 @@ def instant(due: str, clock: Clock) -> Time:
 
 
 def live_count(topic: Topic) -> int:
-    """What capacity bounds: dead messages do not count."""
+    """The count that capacity limits: dead messages are excluded."""
     owed = [len([e for e in g.stream if e.is_ours]) + len(g.retry) for g in topic.groups]
     return len(topic.waiting) + max(owed, default=0)
 
 
 def send(topic: Topic, call: Send, clock: Clock) -> list[str]:
-    """New -> waiting, or straight to ready. What became of each message."""
+    """New -> waiting, or straight to ready. Returns the outcome of each message."""
     ids = [one.id for one in call.messages]
     if any(len(one.text) > int(topic.option("max_body_bytes")) for one in call.messages):
         raise Refused("large")
@@ -70,7 +70,7 @@ def send(topic: Topic, call: Send, clock: Clock) -> list[str]:
 
 
 def count_new(topic: Topic, call: Send) -> int:
-    """How many ids the call would bring to life. One settled lately: only if replaced."""
+    """How many ids the call would add. A recently settled id counts only when replaced."""
     new = 0
     for id_ in {one.id for one in call.messages} - topic.live.keys():
         stone = topic.tombstones.get(id_)
@@ -79,11 +79,11 @@ def count_new(topic: Topic, call: Send) -> int:
 
 
 def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
-    """The outcome of each message, and the numbers of those that are to be placed."""
+    """The outcome of each message, and the numbers of those to be placed."""
     known: Message | Tombstone | None
     outcomes: list[str] = []
     placed: list[int] = []
-    last_of: dict[str, int] = {}  # an id may come twice: the number of its last message so far
+    last_of: dict[str, int] = {}  # an id may occur twice: the number of its last message so far
     replayed: set[str] = set()
     for number, one in enumerate(call.messages):
         known = topic.live.get(one.id)
@@ -93,14 +93,14 @@ def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
             topic.live[one.id] = Message(call.token, one.text)
             outcomes.append("accepted")
             placed.append(number)
-        elif known.token == call.token and one.id not in last_of:  # as it was told the first time
+        elif known.token == call.token and one.id not in last_of:  # same answer as the first time
             outcomes.append("replaced" if known.mark in "rR" else "accepted")
             replayed.add(one.id)
         elif call.mode != "replace":
             outcomes.append({"keep": "duplicate", "reject": "rejected"}[call.mode])
         elif one.id in replayed:
             outcomes.append("replaced")
-        else:  # a new life: nothing of the earlier one stays, in whatever place
+        else:  # a new life: nothing of the earlier one stays in any place
             mark = known.mark if known.token == call.token else "r"
             topic.tombstones.pop(one.id, None)
             for group in topic.groups:
@@ -115,7 +115,7 @@ def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
 
 
 def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, clock: Clock) -> None:
-    """Put them into waiting; what is due goes straight to ready where nothing is overtaken."""
+    """Put them into waiting; due messages skip to ready unless they would overtake others."""
     dues = {number: instant(call.messages[number].due, clock) for number in placed}
     room = room_for(topic, sum(due <= clock.now for due in dues.values()), clock)
     if room:
@@ -140,9 +140,16 @@ def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, cloc
         body = Message(call.token, one.text).envelope
         state = "replaced" if outcomes[number] == "replaced" else "sent"
         topic.tell(
-            clock, one.id, state, "", 0, due=dues[number], envelope=body,
-            expires=topic.expiry.get(one.id), policy=topic.policy.get(one.id),
-        )  # fmt: skip
+            clock,
+            one.id,
+            state,
+            "",
+            0,
+            due=dues[number],
+            envelope=body,
+            expires=topic.expiry.get(one.id),
+            policy=topic.policy.get(one.id),
+        )
     for group in topic.groups:
         for number in straight:
             topic.tell(clock, call.messages[number].id, "ready", group.name, 1, due=dues[number])
@@ -158,7 +165,7 @@ def room_for(topic: Topic, due: int, clock: Clock) -> int:
 
 
 def cancel(topic: Topic, ids: Sequence[str], clock: Clock) -> list[str]:
-    """Waiting, ready, retry, garbage -> settled, truthfully: else nothing is changed."""
+    """Waiting, ready, retry, garbage -> settled; otherwise nothing is changed."""
     answers: list[str] = []
     for id_ in ids:
         if id_ in ids[: len(answers)] and answers[ids.index(id_)] == "cancelled":

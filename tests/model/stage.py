@@ -1,4 +1,4 @@
-"""A server and the model side by side: each step runs on both, and both must agree."""
+"""The server and the model side by side: each step runs on both, and both must agree."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lisa.admin import fsck
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.errors import GroupRemoved, InvalidMessage, RemovalUnfinished, TopicFull
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import GroupRemoved, InvalidMessage, RemovalUnfinished, TopicFull
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.producer import Producer
 from tests.model.keyspace import read
 from tests.model.rendering import NEVER, render
@@ -24,18 +24,22 @@ from tests.servers import flush
 if TYPE_CHECKING:
     from lisa.core.transitions.base import Transition
 
-MANY = 100  # a number above this is no count
+MANY = 100  # larger numbers are not counts
 WORD = re.compile(r"[a-z_: ]{4,}\Z")
-REFUSALS = {TopicFull: "full", InvalidMessage: "large", GroupRemoved: "no such group",
-            RemovalUnfinished: "removal unfinished"}  # fmt: skip
+REFUSALS = {
+    TopicFull: "full",
+    InvalidMessage: "large",
+    GroupRemoved: "no such group",
+    RemovalUnfinished: "removal unfinished",
+}
 
 
 class Stage:
-    """One server, emptied; what it should hold; and how often each answer was given."""
+    """An emptied server, its expected data, and how often each answer was given."""
 
     def __init__(self, url: str, seen: Counter[str]) -> None:
         flush(url)
-        # Two that learn of groups at different times, as roles in different processes do.
+        # Two stores learn of groups at different times, as roles in different processes do.
         self.stores = [SyncStore(Connection(Address(url)), Keys()) for _ in range(2)]
         self.producer = Producer(url)
         self.topics: dict[str, Topic] = {}
@@ -55,7 +59,7 @@ class Stage:
         return self.stores[self._turn % 2]
 
     def topic(self, name: str) -> Topic:
-        """A topic, made known to managers (and to fsck) at first."""
+        """A topic, registered for managers (and fsck) on first use."""
         if name not in self.topics:
             self.stores[0].ask("ZADD", self.stores[0].keys.topics, 1, name)
             self.topics[name] = Topic(name)
@@ -67,17 +71,36 @@ class Stage:
         model: Callable[[Clock], Any],
         read_answer: Callable[[Any], Any] = lambda answer: answer,
     ) -> Any:
-        """Run a transition on both. The model's answer; AssertionError where they differ."""
+        """Run a transition on both. Returns the model's answer; AssertionError if they differ."""
         store = self.store
         name = type(transition).__name__
-        return self.step(
+        expected = self.step(
             name, lambda: read_answer(store.call(transition)), model, actor=store.actor
         )
+        if transition.script != "open":
+            self._repeat(transition, read_answer, expected)
+        return expected
+
+    def _repeat(
+        self, transition: Transition[Any], read_answer: Callable[[Any], Any], expected: Any
+    ) -> None:
+        """Repeat a recorded call, as after a lost reply: nothing changes."""
+        store = self.store
+        record = store.keys.topic(transition.topic).reply(transition.call_id)
+        if not transition.call_id or not store.ask("EXISTS", record):
+            return
+        again = _answer(lambda: read_answer(store.call(transition)))
+        _, seen = read(self.stores[0].connection)
+        wrong = differences(expected, again, "answer") + differences(self.rendered(), seen)
+        self.has_failed = bool(wrong)
+        name = type(transition).__name__
+        assert not wrong, "\n".join([f"after {name} was repeated:", *wrong])
+        self.seen[f"{name} repeated"] += 1
 
     def step(
         self, name: str, server: Callable[[], Any], model: Callable[[Clock], Any], *, actor: str
     ) -> Any:
-        """Do one thing on both, and compare the answers and then the whole key space."""
+        """Run one step on both; compare the answers, then the whole key space."""
         before = self._now_us()
         answer = _answer(server)
         after, seen = read(self.stores[0].connection)
@@ -92,7 +115,7 @@ class Stage:
         return expected
 
     def rendered(self) -> dict[str, Any]:
-        """The key space as the model has it."""
+        """The key space according to the model."""
         expected: dict[str, Any] = {
             "lisa:schema": ("string", "1", NEVER),
             "lisa:topics": ("zset", dict.fromkeys(self.topics, 1), NEVER),
@@ -102,13 +125,13 @@ class Stage:
         return expected
 
     def group(self, topic: Topic, name: str) -> Group:
-        """A declared group of the model's."""
+        """A declared group of the model."""
         if name not in topic.declared:
             raise Refused("no such group")
         return topic.all_groups[name]
 
     def check_with_fsck(self, names: list[str]) -> None:
-        """The proof that ships with Lisa finds nothing either."""
+        """Check that fsck finds nothing either."""
         report = self.stores[0].drive(fsck.check(self.stores[0], names))
         assert report.total == 0, report.findings
 
@@ -118,7 +141,7 @@ class Stage:
 
 
 def words(answer: Any) -> list[str]:
-    """What an answer says in words, for the list of what was reached."""
+    """An answer in words, for the list of answers reached."""
     if isinstance(answer, list | tuple):
         return [word for one in answer for word in words(one)]
     if isinstance(answer, str):
@@ -136,7 +159,7 @@ def _answer(do: Callable[[], Any]) -> Any:
 
 
 def check_places(topic: Topic) -> None:
-    """A live message waits, or stands in one place of each group that owes it. Nothing else is."""
+    """Check that each live message waits, or is in one place of each group that owes it."""
     for group in topic.groups:
         indexed = [entry.id for entry in group.stream if entry.is_ours]
         placed = [*indexed, *group.retry, *group.garbage]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -45,7 +45,7 @@ A_SEND = sender()
 
 @dataclass(frozen=True)
 class Case:
-    """Roles that meet; before them a message was sent, if `sent`, and went through `before`."""
+    """Roles that run together, after a message was sent if `sent` and went through `before`."""
 
     roles: tuple[Role, ...]
     ids: str = "a"
@@ -128,13 +128,22 @@ CASES = {
         (remover(), declarer(), canceller()), before=FAILED_AND_PUT_OFF
     ),
 }
+SHORT = {
+    "a cancel",
+    "a due time brought forward",
+    "a group removed and declared again",
+    "a group removed and declared again, a message cancelled",
+    "a group removed and declared again, a message replaced",
+    "a message given back",
+    "a slow handler",
+    "a ttl",
+    "another message of the same id",
+}
 LONGER = {
     "a group removed by two, and declared again": Case(
         (consumer("c1"), remover(), finisher(), declarer())
     ),
-    "a group removed and added again": Case(
-        (consumer("c1"), remover(), declarer(finishes=True))
-    ),
+    "a group removed and added again": Case((consumer("c1"), remover(), declarer(finishes=True))),
     "one of two groups removed and declared again": Case(
         (consumer("c1", "h"), remover("g"), declarer("g"), REPLACER_FOR_LATER), groups=("g", "h")
     ),
@@ -142,20 +151,28 @@ LONGER = {
         (manager(rounds=2), manager(rounds=2), consumer("c1"), consumer("c2"), canceller())
     ),
     "three consumers": Case(
-        (manager(), manager(), consumer("c1"), consumer("c2", then="retry"), consumer("c3"),
-         canceller()),
+        (
+            manager(),
+            manager(),
+            consumer("c1"),
+            consumer("c2", then="retry"),
+            consumer("c3"),
+            canceller(),
+        ),
     ),
     "two messages, two groups": Case(
         (manager("g"), consumer("c1", "g", most=2), consumer("c2", "h", most=2), canceller("ab")),
-        ids="ab", groups=("g", "h"), sent=sender("ab"),
+        ids="ab",
+        groups=("g", "h"),
+        sent=sender("ab"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *CASES,
+        *(pytest.param(one, marks=[] if one in SHORT else pytest.mark.full) for one in CASES),
         *(pytest.param(one, marks=pytest.mark.slow) for one in LONGER),
     ],
 )

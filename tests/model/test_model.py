@@ -1,8 +1,8 @@
-"""Random operations on several topics; after each, all that the server holds is as the model says.
+"""Random operations on several topics; after each, the server's data must match the model.
 
-Hypothesis draws the operations, and shrinks what fails to its shortest form. By default some
-thousands of steps are drawn, the same each time; `LISA_MODEL_STEPS=100000 pytest tests/model`
-draws so many others, anew each time.
+Hypothesis draws the operations, and shrinks a failure to its shortest form. By default it draws
+some thousands of steps, the same each time; `LISA_MODEL_STEPS=100000 pytest tests/model` draws
+that many, different each time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ def test_the_queue_is_as_the_model_says(
         type("Machine", (Machine,), {"url": valkey_server.url, "seen": seen}),
         settings=settings(
             max_examples=max(1, (wanted or STEPS) // STEPS_OF_ONE_RUN),
-            stateful_step_count=STEPS_OF_ONE_RUN, derandomize=not wanted, database=None,
-            deadline=None, suppress_health_check=list(HealthCheck), print_blob=False,
+            stateful_step_count=STEPS_OF_ONE_RUN,
+            derandomize=not wanted,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
             phases=[Phase.generate, Phase.shrink],
         ),
-    )  # fmt: skip
+    )
     note(f"{seen['steps']:,} random steps, and the server held what the model says after each")
     assert seen["steps"] >= 2_000

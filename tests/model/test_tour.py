@@ -1,4 +1,4 @@
-"""A walk through the model that meets every answer there is: random steps may miss a rare one."""
+"""A walk through the model that reaches every possible answer: random steps may miss a rare one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,42 @@ if TYPE_CHECKING:
 KEEP = OnDuplicate.KEEP
 ALL = list(range(12))
 REACHED = {
-    *("Enqueue " + one for one in (
-        "accepted", "duplicate", "replaced", "rejected", "refused: full", "refused: large")),
+    *(
+        "Enqueue " + one
+        for one in (
+            "accepted",
+            "duplicate",
+            "replaced",
+            "rejected",
+            "refused: full",
+            "refused: large",
+        )
+    ),
     *("cancel " + one for one in ("cancelled", "in_flight", "done", "unknown")),
     *("reschedule " + one for one in ("rescheduled", "in_flight", "done", "unknown")),
-    *("get " + one for one in (
-        "waiting", "ready", "in_flight", "retry", "acked", "cancelled", "purged")),
+    *(
+        "get " + one
+        for one in ("waiting", "ready", "in_flight", "retry", "acked", "cancelled", "purged")
+    ),
     *("Ack " + one for one in ("acked", "late", "stale", "repeated", "refused: no such group")),
-    *("Retry " + one for one in ("retrying", "dead", "stale")),
+    *("Fail " + one for one in ("retrying", "dead", "stale")),
     *("Promote: " + one for one in ("moved", "full", "expired")),
-    *("Reclaim " + one for one in ("retrying", "dead")), "Reclaim: cleared",
-    "Declare True", "Declare False", "Declare refused: removal unfinished",
+    *("Reclaim " + one for one in ("retrying", "dead")),
+    "Reclaim: cleared",
+    "Declare True",
+    "Declare False",
+    "Declare refused: removal unfinished",
     *("Expire " + one for one in ("expired", "in_flight", "not_due")),
-    *(f"{name} {answer}" for name in ("Release", "Extend", "Requeue", "Purge", "Trim")
-      for answer in (True, False)),
-}  # fmt: skip
+    *(
+        f"{name} {answer}"
+        for name in ("Release", "Extend", "Requeue", "Purge", "Trim")
+        for answer in (True, False)
+    ),
+    *(
+        f"{name} repeated"
+        for name in ("Fail", "Release", "Reclaim", "Requeue", "Purge", "Expire", "Pull", "Declare")
+    ),
+}
 
 
 def test_every_answer_is_met(valkey_server: EmbeddedServer) -> None:
@@ -54,7 +75,7 @@ def look_at_all(play: Machine) -> None:
 
 
 def sends(play: Machine) -> None:
-    """Ids that are known; what does not fit; a full group."""
+    """Known ids; too large a message; a full group."""
     play.configure("plain", {"max_ready": "1", "max_body_bytes": "4"}, declared=False)
     for mode in OnDuplicate:
         play.send("plain", [Outgoing("c", FAR), Outgoing("d", "1000")], mode)
@@ -71,7 +92,7 @@ def sends(play: Machine) -> None:
 
 
 def failures(play: Machine) -> None:
-    """Attempts are used up; garbage, and the way back."""
+    """Attempts are used up; garbage, and requeue."""
     play.fail_the_latest()
     play.fail_the_latest()
     look_at_all(play)
@@ -120,7 +141,7 @@ def deliveries(play: Machine) -> None:
 
 
 def ends(play: Machine) -> None:
-    """A ttl that is over: of what waits, and of what one group has in flight."""
+    """An expired ttl: of a waiting message, and of one that a group has in flight."""
     play.configure("pair", {"paused": "1"}, declared=False)
     play.send("pair", [Outgoing("h", "1000", ttl=0), Outgoing("i", "1000", ttl=int(HOUR))], KEEP)
     play.configure("pair", {"paused": "0"}, declared=False)
@@ -134,7 +155,7 @@ def ends(play: Machine) -> None:
 
 
 def groups(play: Machine) -> None:
-    """A group is removed while its consumers are at work, and declared again too soon."""
+    """A group is removed while its consumers are running, and declared again too soon."""
     play.take("told", "h", "c1", None)
     play.undeclare("told", "h", [], drop=True, begun=False)
     play.declare("told", "h")

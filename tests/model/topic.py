@@ -1,11 +1,11 @@
-"""A topic as plain Python values: what the queue remembers, and in which keys it stands.
+"""A topic as plain Python values: the queue's state, and the keys that hold it.
 
-This and its neighbours are the queue once more, written to be read:
+This module and its neighbours implement the queue a second time, for readability:
 `sending` (what producers do), `delivering` (consumers), `managing` (managers), `operating`
-(operators). They import nothing of Lisa's.
+(operators). They import nothing from Lisa.
 
-A message is *live* from its send until it is settled. A live message stands in `waiting`, or, for
-each group that still owes it, in exactly one of that group's `stream`, `retry` and `garbage`.
+A message is *live* from its send until it is settled. A live message is in `waiting`, or, for each
+group that still owes it, in exactly one of that group's `stream`, `retry` and `garbage`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULTS = {
     "max_body_bytes": "1048576",
 }
 STEPS = 250
-"""One call moves at most so many messages, times groups."""
+"""One call moves at most this many messages, times groups."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Message:
 
 @dataclass
 class Tombstone:
-    """What is left of a settled message, for a while."""
+    """What is kept of a settled message for a while."""
 
     token: str
     mark: str
@@ -69,28 +69,28 @@ class Tombstone:
 
 @dataclass(eq=False)
 class Entry:
-    """A message in a group's stream: ready, or in flight once somebody holds it."""
+    """A message in a group's stream: ready, or in flight once held."""
 
     id: str
     due: Time
     attempt: int
     number: int
-    """Where it stands in the stream."""
+    """Its position in the stream."""
     name: EntryId
     holder: str | None = None
     since: Time = 0
     is_ours: bool = True
-    """False: a foreign hand wrote it."""
+    """False: written by another program."""
 
 
 @dataclass
 class Group:
-    """The consumers that share a topic's messages, and what they still owe."""
+    """The consumers that share a topic's messages, and the messages they still owe."""
 
     name: str
     stream: list[Entry] = field(default_factory=list)
     given: Entry | None = None
-    """The last entry that was handed out, though it may be gone."""
+    """The last delivered entry, which may be deleted."""
     consumers: set[str] = field(default_factory=set)
     retry: dict[str, Time] = field(default_factory=dict)
     garbage: dict[str, Time] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Group:
 
     @property
     def ids(self) -> list[str]:
-        """All that it owes."""
+        """All ids that the group owes."""
         indexed = [entry.id for entry in self.stream if entry.is_ours]
         return sorted({*indexed, *self.retry, *self.garbage})
 
@@ -122,11 +122,11 @@ class Group:
         return [entry for entry in self.stream if entry.holder is not None]
 
     def room(self, topic: Topic) -> int:
-        """How many more entries it may take: what is in flight counts no more."""
+        """How many more entries fit: in-flight messages do not count."""
         return int(topic.option("max_ready")) - (len(self.stream) - len(self.pending))
 
     def add(self, clock: Clock, id_: str, due: Time) -> None:
-        """Ready for its next attempt."""
+        """Add a message, ready for its next attempt."""
         self.last_number += 1
         attempt = self.attempts.get(id_, 0) + 1
         self.stream.append(Entry(id_, due, attempt, self.last_number, EntryId(clock)))
@@ -141,7 +141,7 @@ class Group:
         self.leases.pop(id_, None)
 
     def take_out(self, id_: str) -> bool:
-        """Owe a message no more; whether it was owed."""
+        """Remove a message from the group; returns whether it was owed."""
         owed, entry = self.owes(id_), self.entry(id_)
         if entry:
             self.drop(entry)
@@ -153,7 +153,7 @@ class Group:
 
 @dataclass
 class Topic:
-    """All that is remembered of one topic."""
+    """The state of one topic."""
 
     name: str
     waiting: dict[str, Time] = field(default_factory=dict)
@@ -165,9 +165,11 @@ class Topic:
     stats: Counter[str] = field(default_factory=Counter)
     alive: dict[str, str] = field(default_factory=dict)
     events: list[tuple[EntryId, dict[str, Any]]] = field(default_factory=list)
+    opened: set[tuple[str, EntryId]] = field(default_factory=set)
+    """Group and first entry of each open call that the journal has recorded."""
     declared: dict[str, Time] = field(default_factory=dict)
     all_groups: dict[str, Group] = field(default_factory=dict)
-    """Those declared, and those whose removal has begun."""
+    """The declared groups, and those whose removal has begun."""
 
     @property
     def groups(self) -> list[Group]:
@@ -187,7 +189,7 @@ class Topic:
     def tell(
         self, clock: Clock, id_: str, state: str, group: str, attempt: int, **more: Any
     ) -> None:
-        """One event of the journal, where the topic keeps one."""
+        """Append an event to the journal, if the topic has one."""
         if self.options.get("journal") == "1":
             self.stats["journaled"] += 1
             given = {"id": id_, "state": state, "group": group, "attempt": attempt, **more}
@@ -199,7 +201,7 @@ class Topic:
         return any(group.owes(id_) for group in self.groups)
 
     def why_not_taken_back(self, id_: str, *, dead_counts: bool = False) -> str | None:
-        """Of a live message that does not wait: what forbids to cancel or reschedule it."""
+        """Why a live message that is not waiting cannot be cancelled or rescheduled."""
         if self.live[id_].is_partly_settled:
             return "done"
         owing = 0
@@ -213,21 +215,27 @@ class Topic:
         return None if owing else "done"
 
     def settle(
-        self, clock: Clock, id_: str, state: str, *, due: Time | None = None, attempts: int = 0,
+        self,
+        clock: Clock,
+        id_: str,
+        state: str,
+        *,
+        due: Time | None = None,
+        attempts: int = 0,
         fence: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End a live message for good; its tombstone stays for a while.
 
-        fence: token and mark as they were when it was handed out; else as they are.
+        fence: token and mark at delivery time; the current ones by default.
         """
         message = self.live.pop(id_)
         fence = fence or message.token + message.mark
         self.policy.pop(id_, None)
         self.expiry.pop(id_, None)
         lasts = int(self.option("retention"))
-        if fence.startswith("~"):  # sent by a job that may be run again long after
+        if fence.startswith("~"):  # sent by a job that may be rerun much later
             lasts = max(lasts, int(self.option("dedupe_for")))
-            self.options["lasting"] = clock.written + lasts  # so long the topic is not forgotten
+            self.options["lasting"] = clock.written + lasts  # the topic is kept for as long
         if lasts:
             self.tombstones[id_] = Tombstone(
                 fence[:8], fence[8], state, due, attempts, clock.now, clock.written + lasts

@@ -1,9 +1,9 @@
-"""What only the server can know, and how a model that lacks it is compared with the server.
+"""Values that only the server knows, and how a model without them is compared with the server.
 
-Redis's clock cannot be set, and it names stream entries itself. So the model writes a *placeholder*
-where such a value stands. A placeholder knows between which bounds its value must lie (the clock
-is read before and after each call); the first reading of the key space gives it that value, and
-from then on it is as fixed as any other. Nothing else is normalised.
+Redis's clock cannot be set, and Redis names entries itself. So the model writes a *placeholder*
+for such a value. A placeholder knows the bounds of its value (the clock is read before and after
+each call); the first reading of the key space gives it that value, which is then as fixed as any
+other. Nothing else is normalised.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from __future__ import annotations
 from functools import total_ordering
 from typing import Any
 
-__all__ = ["Clock", "EntryId", "Instant", "Unknown", "differences"]
-
 
 class Unknown:
-    """An integer that the server alone knows, within bounds, until it is seen."""
+    """An integer that only the server knows, within bounds, until it is read."""
 
     def __init__(self, low: int, high: int) -> None:
         self.low = low
         self.high = high
 
     def settle(self, seen: int) -> bool:
-        """Take the value that was seen; whether it can be this one."""
+        """Accept the value read; returns whether it is within the bounds."""
         fits = self.low <= seen <= self.high
         if fits:
             self.low = self.high = seen
@@ -31,10 +29,10 @@ class Unknown:
 
 @total_ordering
 class Instant:
-    """An unknown moved by some milliseconds. In comparisons it counts as its lowest value.
+    """An unknown plus some milliseconds. In comparisons it counts as its lowest value.
 
-    That is exact: within a call nothing is compared that lies closer than an hour but the call's
-    own instant with itself, and after the call its value is known.
+    That is exact: a call compares its own instant only with itself and with times at least an hour
+    away, and after the call the value is known.
     """
 
     def __init__(self, unknown: Unknown, offset: int = 0) -> None:
@@ -81,7 +79,7 @@ class Instant:
 class Clock:
     """One call's instants, from readings of Redis's clock (microseconds) before and after it.
 
-    actor: who makes the call, for the journal.
+    actor: the caller, for the journal.
     """
 
     def __init__(self, before_us: int, after_us: int, actor: str) -> None:
@@ -91,18 +89,18 @@ class Clock:
         self.now_up = Instant(Unknown(-(-before_us // 1000), -(-after_us // 1000)))
         """Milliseconds, rounded up: what a delay is added to, so that nothing is early."""
         self.written = self._instant()
-        """A second reading in the same call: a tombstone's end, a delivery's time."""
+        """A second reading in the same call: a tombstone's expiry, a delivery's time."""
 
     def _instant(self) -> Instant:
         return Instant(Unknown(self.before_us // 1000, self.after_us // 1000))
 
     def late_us(self, due: int | Instant) -> Instant:
-        """How late a hand-over in this call is, in microseconds."""
+        """How late a delivery in this call is, in microseconds."""
         return Instant(Unknown(self.before_us, self.after_us), -1000 * int(due))
 
 
 class EntryId:
-    """The server's name for a stream entry: the instant at which it was added, and a number."""
+    """The server's id for a stream entry: the instant at which it was added, and a number."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -125,7 +123,7 @@ class EntryId:
 
 
 def differences(expected: Any, seen: Any, where: str = "") -> list[str]:
-    """Where two values differ, in words; placeholders in `expected` learn from `seen`."""
+    """How two values differ, in words; placeholders in `expected` are set from `seen`."""
     if isinstance(expected, Instant | EntryId):
         fits = seen is not None and expected.settle(seen)
         return [] if fits else [f"{where}: expected {expected!r}, found {seen!r}"]

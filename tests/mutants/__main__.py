@@ -1,4 +1,4 @@
-"""`python -m tests.mutants [NUMBER ...]`: tries the mutants out and prints the table."""
+"""`python -m tests.mutants [NUMBER ...]`: runs the mutants and prints the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.mutants.table import MUTANTS
 
 
 def main(numbers: list[str]) -> int:
-    """How many were not caught."""
+    """Returns how many were not caught."""
     wanted = [one for one in MUTANTS if one.number in numbers] if numbers else MUTANTS
     escaped = 0
     with Runner(wanted) as runner:

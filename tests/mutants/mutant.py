@@ -1,4 +1,4 @@
-"""A defect put back on purpose, and what has to become of it."""
+"""A defect put back on purpose, and its expected result."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Mutant", "Patch", "escape", "misfits"]
-
 ASSERTIONS = ("AssertionError", "Failed")
-"""What a test raises that saw a wrong result; `Failed` is pytest's own, as by `raises`."""
+"""Exceptions that a test raises for a wrong result; `Failed` is pytest's own, as by `raises`."""
 
 
 class Patch(NamedTuple):
-    """A piece of a file's text that stands there once, and what takes its place."""
+    """Text that occurs exactly once in a file, and its replacement."""
 
     file: str
     old: str
@@ -24,10 +22,10 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect. `tests` are existing ones, of which at least one has to fail.
+    """One defect. `tests` are existing ones, of which at least one must fail.
 
-    says: the failure is no assertion but an error that this expression finds, since the defect
-    shows as one. Nothing else counts: a patch that only breaks the syntax catches nothing.
+    says: an expression that finds the expected error if the defect shows as an error, not as a
+    failed assertion. No other error counts: a patch that only breaks the syntax catches nothing.
     """
 
     number: str
@@ -38,7 +36,7 @@ class Mutant:
 
 
 def escape(mutant: Mutant, outcome: dict[str, Any]) -> str | None:
-    """How the mutant got away, in words; None if a test caught it."""
+    """Why the mutant was not caught, in words; None if a test caught it."""
     if outcome.get("broken"):
         return f"nothing was shown: {outcome['broken']}"
     if not outcome["failures"]:
@@ -54,7 +52,7 @@ def escape(mutant: Mutant, outcome: dict[str, Any]) -> str | None:
 
 
 def misfits(mutant: Mutant, root: Path) -> list[str]:
-    """The patches that find their text not exactly once, in words, as the file has become."""
+    """The patches whose text does not occur exactly once in the current file, in words."""
     texts: dict[str, str] = {}
     found = []
     for file, old, new in mutant.patches:

@@ -1,8 +1,8 @@
 """Runs tests against patched copies of Lisa: a process for each, two at a time.
 
-`python nursery.py ROOT SCRATCH` reads jobs as JSON and writes one line for each that is done. It
-knows pytest and the libraries but nothing of Lisa, and forks: to load them costs more than most
-tests take. What a job patches, only its own process ever sees.
+`python nursery.py ROOT SCRATCH` reads jobs as JSON and writes one line for each finished job. It
+loads pytest and the libraries but not Lisa, then forks: loading them costs more than most tests
+take. Only a job's own process sees its patches.
 """
 
 from __future__ import annotations
@@ -21,18 +21,30 @@ import pytest
 
 AT_A_TIME = 2
 LONGEST_S = 120
-"""A defect may make a test hang; it has shown nothing then."""
+"""A defect may make a test hang; that does not count as caught."""
 
-PLUGINS = ("xdist.plugin", "pytest_asyncio.plugin")
-LIBRARIES = ("apscheduler.schedulers.background", "fakeredis", "httpx", "hypothesis", "lupa",
-             "msgspec", "prometheus_client", "pydantic_settings", "redis.asyncio.cluster",
-             "starlette.routing", "time_machine", "yaml", *PLUGINS)  # fmt: skip
+PLUGINS = ("xdist.plugin", "pytest_asyncio.plugin", "pytest_timeout")
+LIBRARIES = (
+    "apscheduler.schedulers.background",
+    "fakeredis",
+    "httpx",
+    "hypothesis",
+    "lupa",
+    "msgspec",
+    "prometheus_client",
+    "pydantic_settings",
+    "redis.asyncio.cluster",
+    "starlette.routing",
+    "time_machine",
+    "yaml",
+    *PLUGINS,
+)
 
 Job = dict[str, Any]
 
 
 class Witness:
-    """What became of the tests, and why."""
+    """Records the tests' results, and the reasons."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -43,10 +55,14 @@ class Witness:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report = yield
         if report.failed and call.excinfo is not None:
-            self.failures.append({
-                "test": item.nodeid, "stage": call.when, "error": call.excinfo.typename,
-                "said": call.excinfo.exconly()[:600],
-            })  # fmt: skip
+            self.failures.append(
+                {
+                    "test": item.nodeid,
+                    "stage": call.when,
+                    "error": call.excinfo.typename,
+                    "said": call.excinfo.exconly()[:600],
+                }
+            )
         elif report.skipped:
             self.broken = f"{item.nodeid} is skipped"
         elif call.when == "call":
@@ -59,7 +75,7 @@ class Witness:
 
 
 def copy(root: Path, base: Path) -> None:
-    """All that the tests read of the tree."""
+    """Copy everything that the tests read from the tree."""
     without = shutil.ignore_patterns("__pycache__")
     for name in ("lisa", "lua", "tests", "configs"):
         shutil.copytree(root / name, base / name, ignore=without)
@@ -67,17 +83,17 @@ def copy(root: Path, base: Path) -> None:
 
 
 def patch(place: Path, patches: list[tuple[str, str, str]]) -> None:
-    """Put the defect in. Raises LookupError if the text is not there exactly once."""
+    """Apply the defect. Raises LookupError unless the text occurs exactly once."""
     for name, old, new in patches:
         text = (place / name).read_text(encoding="utf-8")
         if text.count(old) != 1:
             raise LookupError(f"{name} has {text.count(old)} times, not once: {old!r}")
-        (place / name).unlink()  # a link: the others' file stays
+        (place / name).unlink()  # a link: keep the shared file
         (place / name).write_text(text.replace(old, new), encoding="utf-8")
 
 
 def try_out(job: Job, base: Path) -> Job:
-    """In the process of the job: patch, test, tell."""
+    """In the job's process: patch, test, report."""
     place = base
     if job["patches"]:
         place = base.parent / job["name"]
@@ -88,10 +104,10 @@ def try_out(job: Job, base: Path) -> Job:
             return {"name": job["name"], "broken": str(error)}
     os.chdir(place)
     sys.path.insert(0, str(place))
-    os.environ["PYTHONPATH"] = str(place)  # of the processes that tests start
+    os.environ["PYTHONPATH"] = str(place)  # of processes that tests start
     sys.dont_write_bytecode = bool(job["patches"])
     witness = Witness()
-    arguments = ["-q", "--basetemp", str(place / "tmp"), "-p", "no:cacheprovider"]
+    arguments = ["-qm", "", "--basetemp", str(place / "tmp"), "-p", "no:cacheprovider"]
     arguments += ["-x"] if job["patches"] else []
     plugins = [sys.modules[name] for name in PLUGINS]
     code = pytest.main([*arguments, *job["tests"]], plugins=[witness, *plugins])
@@ -105,7 +121,7 @@ def try_out(job: Job, base: Path) -> Job:
 
 
 def child(job: Job, base: Path) -> None:
-    """Never returns."""
+    """Run a job in a forked child; never returns."""
     signal.alarm(LONGEST_S)
     told = base.parent / f"{job['name']}.json"
     said = os.open(base.parent / f"{job['name']}.txt", os.O_WRONLY | os.O_CREAT)
@@ -122,7 +138,7 @@ def child(job: Job, base: Path) -> None:
 
 
 def reap(running: dict[int, Job], base: Path) -> None:
-    """Wait for one process, and tell what it found."""
+    """Wait for one process, and report its result."""
     pid, status = os.wait()
     name = running.pop(pid)["name"]
     outcome = {"name": name, "broken": f"its process ended with {status}"}
@@ -145,7 +161,7 @@ def main(root: Path, scratch: Path) -> None:
         __import__(name)
     running: dict[int, Job] = {}
     for job in jobs:
-        # The unpatched one, first, runs alone: it compiles what the others only link to.
+        # The unpatched run goes first and alone: it compiles what the others only link to.
         while len(running) >= AT_A_TIME or any(not one["patches"] for one in running.values()):
             reap(running, base)
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""Has mutants tried out, and tells what became of them."""
+"""Starts the mutants' runs and collects their results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 
     from tests.mutants.mutant import Mutant
 
-__all__ = ["CONTROL", "Runner", "collected"]
-
 CONTROL = "unpatched"
-"""The name of the run in which all tests have to pass: else their failing shows nothing."""
+"""The name of the unpatched run: all tests must pass there, or their failures prove nothing."""
 
 
 class Runner:
-    """The process that tries mutants out, as long as the context lasts."""
+    """The process that runs mutants, for as long as the context lasts."""
 
     def __init__(self, mutants: Sequence[Mutant]) -> None:
         every = sorted({test for mutant in mutants for test in mutant.tests})
@@ -42,16 +40,20 @@ class Runner:
         self._scratch = tempfile.mkdtemp(prefix="lisa-mutants-")
         nursery = Path(__file__).with_name("nursery.py")
         self._process = subprocess.Popen(
-            [sys.executable, nursery, ROOT, self._scratch], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, env=_clean(), start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, nursery, ROOT, self._scratch],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_clean(),
+            start_new_session=True,
+        )
         assert self._process.stdin is not None
         json.dump(self._jobs, self._process.stdin)
         self._process.stdin.close()
         return self
 
     def outcome(self, name: str) -> dict[str, Any]:
-        """What became of a mutant's tests, or of all tests without any; waits for it."""
+        """The results of a mutant's tests, or of the unpatched run; waits for them."""
         assert self._process.stdout is not None
         while name not in self._found:
             line = self._process.stdout.readline()
@@ -76,7 +78,16 @@ class Runner:
 
 def collected(files: Sequence[str]) -> set[str]:
     """The ids of all tests in some files, and each without its parameters."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-qm",
+        "",
+        "-p",
+        "no:cacheprovider",
+    ]
     said = subprocess.run(
         [*command, *files], cwd=ROOT, env=_clean(), capture_output=True, text=True, check=False
     ).stdout
@@ -85,6 +96,9 @@ def collected(files: Sequence[str]) -> set[str]:
 
 
 def _clean() -> dict[str, str]:
-    """The environment without what the session that asks was told: it is not for those in there."""
-    return {name: value for name, value in os.environ.items()
-            if not name.startswith(("LISA_", "PYTEST_", "PYTHON"))}  # fmt: skip
+    """The environment without the outer session's pytest settings."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LISA_", "PYTEST_", "PYTHON"))
+    }

@@ -1,4 +1,4 @@
-"""The table, as a session of tests prints it at its end."""
+"""The table at the end of a test session."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["line", "print_table"]
-
 
 def line(number: str, what: str, caught: str) -> str:
     """One row."""
@@ -16,10 +14,11 @@ def line(number: str, what: str, caught: str) -> str:
 
 
 def print_table(reporter: pytest.TerminalReporter) -> None:
-    """Which mutant was caught by which test, if this session tried any out."""
+    """Print which test caught which mutant, if this session ran any."""
     reports: list[Any] = reporter.getreports("passed")
-    rows = [value for report in reports for name, value in report.user_properties
-            if name == "mutant"]  # fmt: skip
+    rows = [
+        value for report in reports for name, value in report.user_properties if name == "mutant"
+    ]
     if rows:
         reporter.section(f"{len(rows)} mutants, each caught by the test below it")
     for row in rows:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from tests.mutants.mutant import Mutant, Patch
 
-__all__ = ["MUTANTS", "NUMBERS"]
-
 NUMBERS = [f"L{n}" for n in range(1, 25)] + [f"C{n}" for n in range(1, 16)]
-"""The known defects of the original and of camellia's queue: each has a mutant at least."""
+"""The known defects of the original and of camellia's queue: each has at least one mutant."""
 
 
 def _read(name: str) -> list[Mutant]:

@@ -1,4 +1,4 @@
-"""One Spark session for the suite: starting one costs more than most tests."""
+"""One Spark session for the whole suite, because starting one takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -17,25 +17,50 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two cores, everything it writes below the suite's own directory."""
-    place = tmp_path_factory.mktemp("spark")
+    """A session on two cores that writes only below the suite's directory."""
+    folder = tmp_path_factory.mktemp("spark")
     session = spark_session(
         app="tests",
         master="local[2]",
         settings={
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.jars": ",".join(str(jar) for jar in JARS.values() if jar.exists()),
-            "spark.local.dir": str(place / "local"),
+            "spark.local.dir": str(folder / "local"),
             "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": str(place / "warehouse"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
         },
     )
     yield session
     session.stop()
 
 
+IN_MAKE_TEST = (
+    "test_archive_fold.py::test_fold_agrees_with_a_plain_python_fold[1]",
+    "test_archive_job.py::test_once_archives_everything_and_a_second_run_nothing",
+    "test_audit.py::TestAgainstTheServer::test_a_message_lost_without_an_end_is_missing",
+    "test_journal_stream.py::TestGaps::",
+    "test_journal_stream.py::test_a_run_continues_after_the_previous_one",
+    "test_journal_stream.py::test_every_column_of_an_event",
+    "test_report.py::test_attempts_and_reasons",
+    "test_report.py::test_counts_by_topic_and_hour",
+    "test_restore.py::TestAfterFlushAll::",
+    "test_schedule.py::test_every_type_of_body",
+    "test_schedule.py::test_ids_ttls_headers_and_policies",
+    "test_schedule.py::test_refused_rows_do_not_fail_the_job",
+    "test_schedule.py::test_repeating_a_job_adds_nothing",
+    "test_search.py::TestArchiveAndQueue::",
+    "test_search.py::TestConditions::test_by_id_topic_state_and_due",
+    "test_shards.py::test_rows_are_sent_to_all_shards_and_read_as_one_topic",
+    "test_snapshot.py::test_rows_of_every_state",
+)
+"""At least one test of each job; Spark is slow, so the others belong to `make test-all`."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is killed on one database in every run is killed on the other by `make test-slow`."""
+    """Mark most tests for `make test-all`, and kills on the second database for `test-slow`."""
     for item in items:
+        if not item.nodeid.startswith("tests/spark/"):
+            continue
         if "killed" in item.name and "mariadb" in item.name:
             item.add_marker(pytest.mark.slow)
+        if not item.nodeid.removeprefix("tests/spark/").startswith(IN_MAKE_TEST):
+            item.add_marker(pytest.mark.full)

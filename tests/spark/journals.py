@@ -1,4 +1,4 @@
-"""A journal written by hand, and queries that follow it."""
+"""A journal written by tests, and streaming queries that read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from lisa.core.keys import Keys
+from lisa.core.model.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ SLOW_US = 5_000
 
 
 class Journal:
-    """Appends events to one topic's journal as the scripts do: numbered without a hole."""
+    """Appends events to one topic's journal with consecutive numbers, as the scripts do."""
 
     def __init__(self, client: redis.Redis, topic: str = "orders", prefix: str = "lisa") -> None:
         self.client = client
@@ -29,13 +29,13 @@ class Journal:
         client.zadd(keys.topics, {topic: 1})
 
     def event(self, **fields: Any) -> bytes:
-        """One event; its entry's id."""
+        """Append one event; returns its entry id."""
         number = int(self.client.hincrby(self.keys.stats, "journaled", 1))
         entry: Any = self.client.xadd(self.keys.events, _event(number, fields))
         return bytes(entry)
 
     def write(self, count: int, **fields: Any) -> None:
-        """Many events."""
+        """Append many events."""
         last = int(self.client.hincrby(self.keys.stats, "journaled", count))
         with self.client.pipeline(transaction=False) as pipe:
             for number in range(last - count + 1, last + 1):
@@ -45,26 +45,30 @@ class Journal:
 
 def _event(number: int, fields: dict[str, Any]) -> dict[Any, Any]:
     plain = {
-        "n": number, "actor": "producer@host:7", "id": f"m{number}", "state": "ready",
-        "group": "g", "attempt": 1,
-    }  # fmt: skip
+        "n": number,
+        "actor": "producer@host:7",
+        "id": f"m{number}",
+        "state": "ready",
+        "group": "g",
+        "attempt": 1,
+    }
     return plain | fields
 
 
 class Following:
-    """Runs of one streaming query with one checkpoint; each run reads what there is, and ends."""
+    """Runs one streaming query with one checkpoint; each run reads all events, then ends."""
 
-    def __init__(self, spark: SparkSession, url: str, place: Path, **options: Any) -> None:
+    def __init__(self, spark: SparkSession, url: str, folder: Path, **options: Any) -> None:
         self._spark = spark
         self._options = {"url": url, **{name: str(value) for name, value in options.items()}}
-        self._checkpoint = str(place / "checkpoint")
+        self._checkpoint = str(folder / "checkpoint")
         self.schema: StructType | str | None = None
         self.batches: dict[int, list[Row]] = {}
         self.tasks: dict[int, int] = {}
         self.progress: list[Any] = []
 
     def change(self, **options: Any) -> None:
-        """Other options for the runs to come."""
+        """Change options of later runs."""
         self._options |= {name: str(value) for name, value in options.items()}
 
     def frame(self) -> DataFrame:
@@ -73,7 +77,7 @@ class Following:
         return (reading.schema(self.schema) if self.schema is not None else reading).load()
 
     def run(self) -> list[Row]:
-        """All that is there now; the rows of this run. Raises what the query raises."""
+        """Read all present events; returns the rows of this run. Raises the query's error."""
         seen = set(self.batches)
 
         def take(frame: DataFrame, number: int) -> None:
@@ -97,15 +101,15 @@ class Following:
 
 
 def numbers(rows: Iterable[Row]) -> list[int]:
-    """The running numbers, in order."""
+    """The event numbers, in order."""
     return sorted(row.number for row in rows)
 
 
 def slow_commands(client: redis.Redis, work: Callable[[], object]) -> list[str]:
-    """Commands that hold up the server for 5 ms each time they are given, in up to five runs.
+    """Commands that block the server for 5 ms in each of up to five runs.
 
-    A page that is too large is slow in every run; one that the busy machine held up is not held up
-    again at the very same arguments.
+    A page that is too large is slow in every run; one delayed by the busy machine is not slow
+    again with the same arguments.
     """
     client.config_set("slowlog-log-slower-than", SLOW_US)
     slow: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""Lives of messages made up for tests, and a second opinion of them: a fold in plain Python."""
+"""Generated lives of messages, and a reference fold in plain Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from lisa.core.envelope import encode_head, encode_headers, encode_tail
+from lisa.core.model.envelope import encode_head, encode_headers, encode_tail
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGIN_MS = 1_790_000_000_000
@@ -21,24 +21,30 @@ Event = dict[str, Any]
 
 
 def moment(ms: int | None) -> datetime | None:
-    """An instant as Spark takes it."""
+    """A time in Spark's form."""
     return None if ms is None else EPOCH + timedelta(milliseconds=ms)
 
 
 def envelope(token: str, body: object, headers: dict[str, str] | None = None) -> bytes:
-    """An envelope as a producer writes it."""
+    """An envelope in the producers' format."""
     return encode_head(token) + encode_tail(body, encode_headers(headers))
 
 
 def event(topic: str, at: int, seq: int, number: int, **fields: Any) -> Event:
-    """One event; what is not named is absent."""
+    """One event; fields that are not given are absent."""
     blank: Event = dict.fromkeys(
         ("group", "envelope", "due", "expires", "policy", "reason", "place", "late_us", "shard")
     )
     return blank | {
-        "topic": topic, "at": at, "seq": seq, "number": number, "attempt": 0,
-        "actor": "consumer@box.example:7", "settled": False, **fields,
-    }  # fmt: skip
+        "topic": topic,
+        "at": at,
+        "seq": seq,
+        "number": number,
+        "attempt": 0,
+        "actor": "consumer@box.example:7",
+        "settled": False,
+        **fields,
+    }
 
 
 def row(one: Event) -> dict[str, Any]:
@@ -49,9 +55,13 @@ def row(one: Event) -> dict[str, Any]:
 def entry(one: Event) -> tuple[str, dict[str, Any]]:
     """An event as an entry of the stream: id and fields."""
     fields = {
-        "n": one["number"], "actor": one["actor"], "id": one["id"], "state": one["state"],
-        "group": one["group"] or "", "attempt": one["attempt"],
-    }  # fmt: skip
+        "n": one["number"],
+        "actor": one["actor"],
+        "id": one["id"],
+        "state": one["state"],
+        "group": one["group"] or "",
+        "attempt": one["attempt"],
+    }
     names = {"late_us": "late"}
     for name in ("due", "envelope", "expires", "policy", "reason", "place", "late_us"):
         if one[name] is not None:
@@ -63,7 +73,7 @@ def entry(one: Event) -> tuple[str, dict[str, Any]]:
 
 @dataclass
 class Stories:
-    """Made-up lives of messages of one topic, mixed, numbered without a hole."""
+    """Generated, interleaved lives of messages of one topic, with consecutive event numbers."""
 
     topic: str
     seed: int = 1
@@ -78,7 +88,7 @@ class Stories:
         self._made = 0
 
     def extend(self, messages: int) -> list[Event]:
-        """The events of that many more messages, all their lives mixed."""
+        """The events of `count` more messages, with interleaved lives."""
         stories = [self._life(self._name()) for _ in range(messages)]
         made = []
         while stories:
@@ -119,7 +129,7 @@ class Stories:
 
     def _life(self, name: str) -> Iterator[Event]:
         dice = self.random.random
-        if dice() < 0.95:  # the others were sent before there was a journal
+        if dice() < 0.95:  # the others were sent before the journal was on
             yield self._begin(name, "sent")
         for _ in range(3):
             if dice() < 0.15:
@@ -133,8 +143,12 @@ class Stories:
                     return
                 yield self._begin(name, "sent")
             if dice() < 0.05:
-                yield {"id": name, "state": "mended", "reason": "leftover no-place",
-                       "due": self._ms}  # fmt: skip
+                yield {
+                    "id": name,
+                    "state": "mended",
+                    "reason": "leftover no-place",
+                    "due": self._ms,
+                }
         if dice() < 0.15:
             return
         yield from self._handled(name)
@@ -178,13 +192,13 @@ class Stories:
                     yield dead | {"state": "purged", "settled": not owing}
             elif fate < 0.93:
                 yield {"id": name, "state": "expired", "settled": True, "attempt": failed[group]}
-                if dice() < 0.3:  # a late word that changes nothing any more
+                if dice() < 0.3:  # a late event without effect
                     yield {"id": name, "group": group, "state": "extended", "attempt": 1}
                 return
 
 
 def plain_fold(events: Iterable[Event]) -> dict[tuple[str, str, str | None], dict[str, Any]]:
-    """What `fold` has to say, written without Spark: by topic, id and token."""
+    """The expected result of `fold`, computed without Spark: (topic, id, token) -> message."""
     found = {}
     in_order = sorted(events, key=lambda e: (e["topic"], e["id"], e["at"], e["seq"]))
     for (topic, name), some in groupby(in_order, key=lambda e: (e["topic"], e["id"])):
@@ -238,8 +252,11 @@ def _folded(run: list[Event], following: Event | None) -> dict[str, Any]:  # noq
         if kind == "in_flight" and one["attempt"] == 1 and state["late_us"] is None:
             state["late_us"] = one["late_us"]
         mine = groups.setdefault(group, {"reason": None})
-        mine |= {"state": "retry" if kind == "requeued" else one["place"] or kind, "at": one["at"],
-                 "due": None if kind in THROUGH else one["due"]}  # fmt: skip
+        mine |= {
+            "state": "retry" if kind == "requeued" else one["place"] or kind,
+            "at": one["at"],
+            "due": None if kind in THROUGH else one["due"],
+        }
         mine["attempts"] = one["attempt"] - (kind in ("ready", "in_flight", "acked"))
         if one["reason"] is not None:
             mine["reason"] = one["reason"]
@@ -253,9 +270,10 @@ def _folded(run: list[Event], following: Event | None) -> dict[str, Any]:  # noq
         final = state["state"] = "cancelled" if following["state"] == "replaced" else "lost"
         state["updated_at"] = state["settled_at"] = following["at"]
         state["reason"] = (
-            "replaced by a later send of the same id" if final == "cancelled"
-            else "the same id was sent anew, and no event tells how this one ended"
-        )  # fmt: skip
+            "replaced by a later send of the same id"
+            if final == "cancelled"
+            else "the same id was sent again, and no event records how this message ended"
+        )
     state["settled"] = final is not None
     state["attempts"] = max([most, *(one["attempts"] for one in groups.values())])
     state["groups"] = {name: tuple(sorted(one.items())) for name, one in groups.items()}

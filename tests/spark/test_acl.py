@@ -1,4 +1,4 @@
-"""The pipeline as a user of its own: all its jobs run, nothing is refused, no right is idle."""
+"""All jobs run with the pipeline's ACL user: no command is refused, and no right is unused."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.archive.parquet import ParquetArchive
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.audit import audit
 from lisa.pipeline.jobs.restore import restore
 from lisa.pipeline.jobs.schedule import schedule
 from lisa.pipeline.jobs.search import Query, search
-from lisa.pipeline.jobs.server import Server
-from lisa.pipeline.source.following import look, step_over
+from lisa.pipeline.server import Server
+from lisa.pipeline.source.following import find_unread, raise_last_id
 from lisa.pipeline.source.marks import Mark
-from lisa.pipeline.source.pace import Pace
+from lisa.pipeline.source.rate import SharedRate
 from tests.acl_stage import Stage
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
     for one in (cast, h):
         dead, failed, *_ = one.take(3)
         one.discard(dead)
-        one.store.call(Retry("orders", one.group, [Failure(failed.id, failed.entry, "no")]))
+        one.store.call(Fail("orders", one.group, [Failure(failed.id, failed.entry, "no")]))
     cast.send(message_id="later", delay_ms=3_600_000, policy="1000")
     for name in ("gone", "m30"):
         cast.send(message_id=name, delay_ms=3_600_000)
@@ -63,23 +63,30 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
 
     with stage.watched():
         rows = spark.range(0, 40, 1, 2).selectExpr("concat('x', id) AS body")
-        schedule(rows, topic="orders", url=stage.url, job="j", max_rate=200.0,
-                 dedupe_for=timedelta(hours=1), report=f"{tmp_path}/report.json")  # fmt: skip
+        schedule(
+            rows,
+            topic="orders",
+            url=stage.url,
+            job="j",
+            max_rate=200.0,
+            dedupe_for=timedelta(hours=1),
+            report=f"{tmp_path}/report.json",
+        )
         named = rows.selectExpr("concat('m', substr(body, 2)) AS id", "body")
         schedule(named, topic="orders", url=stage.url, on_duplicate="replace")
         archive(spark, where, url=stage.url, once=True)
         search(spark, Query(), archive=opened(), server=server).collect()
         audit(spark, opened, server)
     stage.admin.flushdb()
-    stage.admin.set(cast.keys.body("gone"), body)  # as an older copy of the server would hold it
+    stage.admin.set(cast.keys.body("gone"), body)  # as on an older copy of the server
     stage.admin.zadd(cast.keys.waiting, {"gone": 4_102_444_800_000})
     with stage.watched():
         restored = restore(spark, opened(), server, f"{tmp_path}/lists", settle_revived=True)
         archive(spark, where, url=stage.url, once=True, on_gap="record")
         with server.open() as store:
-            store.drive(step_over(store, "fresh", Mark("1-1", 0)))
-            store.drive(look(store, "orders", Mark("99999999999999-0", 1), None))
-            pace = Pace(store, "test", 100.0)
+            store.drive(raise_last_id(store, "fresh", Mark("1-1", 0)))
+            store.drive(find_unread(store, "orders", Mark("99999999999999-0", 1), None))
+            pace = SharedRate(store, "test", 100.0)
             for _ in range(5):
                 pace.wait_for(6)  # of ten in a tenth of a second: every other one waits
     assert restored.counts["restored"]

@@ -13,15 +13,16 @@ import pytest
 from pyspark.sql import functions as sf
 
 from lisa import Consumer, Manager, Producer
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.errors import ConfigError, LisaError
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.pipeline.archive import open_archive
-from lisa.pipeline.jobs.archive import Progress, archive
-from tests.servers import wait_until
+from lisa.pipeline.jobs.archive import archive
+from lisa.pipeline.jobs.archive_run import Progress
+from tests.servers import JVM_PATIENCE, wait_until
 from tests.spark.stories import Stories, entry
 from tests.spark.test_archive_parquet import check
 
@@ -34,12 +35,9 @@ if TYPE_CHECKING:
     from tests.servers import Process, Processes
     from tests.spark.stories import Event
 
-START = timedelta(seconds=120)
-"""A JVM's start and a first batch, on a machine that has other things to do."""
-
 
 def journal(client: redis.Redis, events: list[Event]) -> None:
-    """Write events as the scripts would have."""
+    """Write events as the scripts do."""
     keys = Keys()
     pipe = client.pipeline(transaction=False)
     for one in events:
@@ -56,12 +54,12 @@ def journal(client: redis.Redis, events: list[Event]) -> None:
 
 
 def recorded(client: redis.Redis, topic: str) -> dict[str, list[str]]:
-    """What the archives say of themselves: entry id and number by name."""
+    """Archive name -> recorded entry id and number."""
     found: dict[bytes, bytes] = dict(client.hgetall(Keys().topic(topic).archived))  # type: ignore[arg-type]
     return {name.decode(): value.decode().split()[:2] for name, value in found.items()}
 
 
-def test_once_and_once_more(
+def test_once_archives_everything_and_a_second_run_nothing(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     where = str(tmp_path / "archive")
@@ -83,13 +81,13 @@ def test_once_and_once_more(
     last = orders.events[-1]
     assert recorded(client, "orders") == {"mine": [entry(last)[0], str(last["number"])]}
     assert open_archive(spark, where).topics()["a:b"].groups == ("lisa",)
-    # Nothing new: nothing is written.
+    # Without new events, nothing is written.
     before = sorted((tmp_path / "archive" / "_lisa").glob("0*.json"))
     assert archive(spark, where, url=redis_url, once=True, name="mine").events == 0
     assert sorted((tmp_path / "archive" / "_lisa").glob("0*.json")) == before
 
 
-def test_one_that_lost_its_checkpoint_goes_on(
+def test_an_archive_without_its_checkpoint_continues(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     orders = Stories("orders")
@@ -99,28 +97,28 @@ def test_one_that_lost_its_checkpoint_goes_on(
     journal(client, orders.extend(10))
     archive(spark, where, url=redis_url, once=True, checkpoint=str(tmp_path / "two"))
     check(spark, where, orders.events)
-    # A new archive of the same name begins at the beginning.
+    # A new archive of the same name starts at the first event.
     name = next(iter(recorded(client, "orders")))
     anew = str(tmp_path / "new")
     archive(spark, anew, url=redis_url, once=True, name=name)
     check(spark, anew, orders.events)
 
 
-def test_an_archive_put_back_from_a_backup(
+def test_an_archive_restored_from_a_backup(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """What it lacks is not passed over for Spark's notes say that it was done."""
-    orders, place = Stories("orders"), tmp_path / "archive"
-    where, notes = str(place), str(tmp_path / "notes")
+    """Events that the archive lacks are not skipped, although Spark has committed them."""
+    orders, folder = Stories("orders"), tmp_path / "archive"
+    where, notes = str(folder), str(tmp_path / "notes")
     first = orders.extend(10)
     journal(client, first)
     archive(spark, where, url=redis_url, once=True, checkpoint=notes, name="mine")
-    shutil.copytree(place, tmp_path / "backup")
+    shutil.copytree(folder, tmp_path / "backup")
     journal(client, orders.extend(10))
     archive(spark, where, url=redis_url, once=True, checkpoint=notes, name="mine")
-    shutil.rmtree(place)
-    (tmp_path / "backup").rename(place)
-    with pytest.raises(ConfigError, match="further than the archive: topic 'orders'"):
+    shutil.rmtree(folder)
+    (tmp_path / "backup").rename(folder)
+    with pytest.raises(ConfigError, match="ahead of the archive: for topic 'orders'"):
         archive(spark, where, url=redis_url, once=True, checkpoint=notes, name="mine")
     check(spark, where, first)
     archive(spark, where, url=redis_url, once=True, checkpoint=f"{notes}-new", name="mine")
@@ -151,13 +149,13 @@ def test_a_trimmed_journal(
     assert (gap.after_number, gap.to_number) == (first[-1]["number"], rest[0]["number"])
     assert numbers in gap.reason
     log = open_archive(spark, where).log().where("state != 'gap'")
-    assert sorted(row.number for row in log.collect()) == [
-        one["number"] for one in (*first, *rest)
-    ]  # fmt: skip
+    assert sorted(row.number for row in log.collect()) == [one["number"] for one in (*first, *rest)]
 
 
-def test_what_real_roles_did(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
-    """Producer, manager and consumer at work: the archive says of each message what `get` says."""
+def test_the_archive_agrees_with_get_after_real_traffic(
+    spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    """With real producer, manager and consumer, the archive agrees with `get` for each message."""
     store = SyncStore(Connection(Address(redis_url)), Keys())
     store.call(Configure("orders", {"journal": "1"}))
     store.close()
@@ -198,8 +196,9 @@ def test_what_real_roles_did(spark: SparkSession, redis_url: str, tmp_path: Path
         found = producer.get("orders", "again")
         assert found is not None
         assert (rows["again", False].state, rows["again", False].due_ms) == (
-            found.state, found.due_ms,
-        )  # fmt: skip
+            found.state,
+            found.due_ms,
+        )
         assert rows["again", True].state == "cancelled"
         assert rows["again", True].reason.startswith("replaced")
         assert bytes(rows["again", False].body) == b"anew"
@@ -212,12 +211,10 @@ DRIVER = """
 import os, signal, sys
 url, where, point = sys.argv[1:]
 from lisa.pipeline import spark_session
-from lisa.pipeline.archive import writing
+from lisa.pipeline.archive import commits, writing
 from lisa.pipeline.jobs import archive as job
 
-spark = spark_session(master="local[2]", settings={
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+spark = spark_session(master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
 
 def die(*_, **__):
     print("dies", flush=True)
@@ -233,10 +230,10 @@ def after(owner, name):
 def before(owner, name):
     setattr(owner, name, die)
 
-{"staged": lambda: after(writing.ParquetWriter, "_stage"),
+{"staged": lambda: after(commits.Commits, "stage"),
  "moving": lambda: after(writing.Folder, "rename"),
- "moved": lambda: before(writing, "publish"),
- "committed": lambda: after(writing, "publish"),
+ "moved": lambda: before(commits, "publish"),
+ "committed": lambda: after(commits, "publish"),
  "written": lambda: after(writing.ParquetWriter, "write"),
  "folding": lambda: after(writing, "lives"),
  "none": lambda: None}[point]()
@@ -263,33 +260,43 @@ def test_kill_at_steps(  # noqa: PLR0917  its fixtures
     for point in points:
         journal(client, orders.extend(100))
         killed = processes.start("-c", DRIVER, redis_url, where, point)
-        killed.wait_for("dies", timeout=START)
-        killed.wait(timeout=START)
+        killed.wait_for("dies", timeout=JVM_PATIENCE)
+        killed.wait(timeout=JVM_PATIENCE)
     journal(client, orders.extend(20))
     last = processes.start("-c", DRIVER, redis_url, where, "none")
-    last.wait_for("done", timeout=START)
-    assert last.wait(timeout=START) == 0
+    last.wait_for("done", timeout=JVM_PATIENCE)
+    assert last.wait(timeout=JVM_PATIENCE) == 0
     check(spark, where, orders.events)
 
 
 def run(processes: Processes, url: str, where: str, *more: str) -> Process:
-    """The command itself, quick to start."""
+    """The command as a process."""
     return processes.start(
-        "-m", "lisa.cli.main", "pipeline", "archive", "--redis", url, "--to", where,
-        "--master", "local[2]", "--interval", "300ms", "--spark-conf",
-        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *more,
-    )  # fmt: skip
+        "-m",
+        "lisa.cli.main",
+        "pipeline",
+        "archive",
+        "--redis",
+        url,
+        "--to",
+        where,
+        "--master",
+        "local[2]",
+        "--interval",
+        "300ms",
+        *more,
+    )
 
 
 @pytest.mark.slow
-def test_kill_at_random_while_events_come(
+def test_kill_at_random_times_under_traffic(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
 ) -> None:
     where, orders, dice = str(tmp_path / "archive"), Stories("orders"), random.Random(time.time())
     for _ in range(3):
         running = run(processes, redis_url, where, "--max-events", "300")
         journal(client, orders.extend(50))
-        running.wait_for("batch", timeout=START)
+        running.wait_for("batch", timeout=JVM_PATIENCE)
         until = time.monotonic() + dice.uniform(0.5, 3)
         while time.monotonic() < until:
             journal(client, orders.extend(10))
@@ -300,11 +307,11 @@ def test_kill_at_random_while_events_come(
     journal(client, other)
     end = entry(other[-1])[0]
     name = next(iter(recorded(client, "orders")))
-    wait_until(lambda: recorded(client, "orders")[name][0] == end, timeout=START)
+    wait_until(lambda: recorded(client, "orders")[name][0] == end, timeout=JVM_PATIENCE)
     refused = run(processes, redis_url, where)
-    assert refused.wait(timeout=START) == 2
+    assert refused.wait(timeout=JVM_PATIENCE) == 2
     assert f"process {running.pid} on" in refused.output
-    assert running.stop(timeout=START) == 0
+    assert running.stop(timeout=JVM_PATIENCE) == 0
     final = json.loads(running.output.strip().splitlines()[-1])
     assert final["offsets"]["orders"] == [end, other[-1]["number"]]
     check(spark, where, orders.events)
@@ -314,25 +321,25 @@ def test_exit_codes(
     redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
 ) -> None:
     where = str(tmp_path / "archive")
-    nobody = run(processes, "redis://127.0.0.1:1", where, "--once")
-    assert nobody.wait(timeout=START) == 3
-    assert "127.0.0.1:1" in nobody.output.strip().splitlines()[-1]
+    unreachable = run(processes, "redis://127.0.0.1:1", where, "--once")
+    assert unreachable.wait(timeout=JVM_PATIENCE) == 3
+    assert "127.0.0.1:1" in unreachable.output.strip().splitlines()[-1]
     orders = Stories("orders")
     journal(client, orders.extend(5))
     kept = orders.extend(5)
     once = run(processes, redis_url, where, "--once")
-    assert once.wait(timeout=START) == 0
+    assert once.wait(timeout=JVM_PATIENCE) == 0
     journal(client, kept)
     client.xtrim(Keys().topic("orders").events, maxlen=1, approximate=False)
     gap = run(processes, redis_url, where, "--once")
-    assert gap.wait(timeout=START) == 1
+    assert gap.wait(timeout=JVM_PATIENCE) == 1
     assert "the journal of topic 'orders' lacks events" in gap.output.strip().splitlines()[-1]
     compacted = run(processes, redis_url, where, "--compact", "--json")
-    assert compacted.wait(timeout=START) == 0
+    assert compacted.wait(timeout=JVM_PATIENCE) == 0
     assert json.loads(compacted.output.strip().splitlines()[-1])["files"] > 0
 
 
-def test_what_cannot_work_is_refused(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="on_gap"):
         archive(spark, str(tmp_path), url=redis_url, once=True, on_gap="ignore")
     with pytest.raises(ConfigError, match="checkpoint"):

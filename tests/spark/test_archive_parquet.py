@@ -1,4 +1,4 @@
-"""The archive in Parquet: what counts, what is cleared away, what is put together."""
+"""The archive in Parquet: commits, cleaning up, compaction."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.clock import ms_datetime
-from lisa.core.errors import ConfigError
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive import default_name, open_archive
 from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.lease import PATH as LEASE
 from lisa.pipeline.archive.lease import Lease
 from lisa.pipeline.archive.manifest import Manifest, load, publish
-from lisa.pipeline.archive.records import Gap, TopicRecord
+from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.writing import ParquetWriter
 from tests.spark.stories import Stories, event
@@ -38,7 +38,7 @@ def entries(rows: Any) -> list[tuple[str, int]]:
 
 
 def check(spark: SparkSession, where: str, events: list[Event]) -> None:
-    """The archive holds exactly these events, and says of their messages what it should."""
+    """Assert that the archive has exactly these events, and the messages they fold to."""
     archive = open_archive(spark, where)
     log = archive.log()
     assert log.columns == LOG_SCHEMA.names
@@ -51,10 +51,11 @@ def check(spark: SparkSession, where: str, events: list[Event]) -> None:
     assert archive.offsets() == {
         topic: max(
             (one["number"], (f"{one['at']}-{one['seq']}", one["number"]))
-            for one in events if one["topic"] == topic
+            for one in events
+            if one["topic"] == topic
         )[1]
         for topic in {one["topic"] for one in events}
-    }  # fmt: skip
+    }
 
 
 def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> None:
@@ -65,8 +66,8 @@ def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> N
     try:
         for batch in range(5):
             some = [*orders.extend(30), *other.extend(10)]
-            assert writer.write(frame(spark, some), batch, "q").events == len(some)
-            assert writer.write(frame(spark, some), batch, "q").events == 0  # as after a crash
+            assert writer.write(frame(spark, some), batch, "q")[0] == len(some)
+            assert writer.write(frame(spark, some), batch, "q")[0] == 0  # as after a crash
             events += some
             if batch in {1, 3}:
                 writer.fold()
@@ -76,10 +77,10 @@ def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> N
         assert before.topics() == seen
         files = len(writer.manifest.files)
         writer.fold()
-        assert writer.compact(all_of_it=True) > 0
+        assert writer.compact(everything=True) > 0
         assert len(writer.manifest.files) < files
         check(spark, where, events)
-        assert writer.compact(all_of_it=True) == 0
+        assert writer.compact(everything=True) == 0
     finally:
         writer.close()
     found = (tmp_path / "archive" / "message_log").rglob("[!.]*.parquet")
@@ -87,7 +88,9 @@ def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> N
     assert on_disk == {path for path in writer.manifest.files if path.startswith("message_log")}
 
 
-def test_who_opened_it_before_a_compaction_reads_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_reader_that_opened_before_a_compaction_continues(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     where = str(tmp_path)
     events: list[Event] = []
     journal = Stories("orders")
@@ -100,15 +103,15 @@ def test_who_opened_it_before_a_compaction_reads_on(spark: SparkSession, tmp_pat
             events += some
         before = open_archive(spark, where)
         log, messages = before.log(), before.messages()
-        assert writer.compact(all_of_it=True) > 0
+        assert writer.compact(everything=True) > 0
         numbers = entries(log)
         assert len(numbers) == len(events)
         assert told(messages) == expected(events)
         check(spark, where, events)
-        # An hour later nobody reads the old files any more, and the new ones take their places.
+        # After an hour the new files replace the old ones.
         between = open_archive(spark, where)
         aged = tuple(replace(swap, since_ms=0) for swap in writer.manifest.swaps)
-        writer.manifest = replace(writer.manifest, swaps=aged)
+        writer.commits.manifest = replace(writer.manifest, swaps=aged)
         writer.settle_swaps()
         check(spark, where, events)
         assert entries(between.log()) == numbers
@@ -120,7 +123,7 @@ def test_who_opened_it_before_a_compaction_reads_on(spark: SparkSession, tmp_pat
 def test_many_files_of_few_events_are_folded(
     spark: SparkSession, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Else each version would name all of them, and they would never be put together."""
+    """Otherwise each version would list all the files, and they would never be compacted."""
     monkeypatch.setattr("lisa.pipeline.archive.writing.FOLD_FILES", 4)
     journal = Stories("orders")
     writer = ParquetWriter(spark, str(tmp_path))
@@ -137,10 +140,10 @@ def test_many_files_of_few_events_are_folded(
         writer.close()
 
 
-def test_a_lease_is_never_out_of_sight(
+def test_a_lease_stays_readable_while_it_is_renewed(
     spark: SparkSession, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Renewed while a commit asks for it: that must not look as if it were lost."""
+    """A check during a renewal must not report the lease as lost."""
     monkeypatch.setattr("lisa.pipeline.archive.lease.BEAT_S", 0.0)
     folder = Folder(spark, str(tmp_path))
     lease = Lease(folder)
@@ -157,39 +160,41 @@ def test_a_lease_is_never_out_of_sight(
     assert folder.read(LEASE) is None
 
 
-def test_a_version_that_another_committed_stays(spark: SparkSession, tmp_path: Path) -> None:
-    """A process that slept behind its lease's check, until another one had taken over."""
+def test_a_version_committed_by_another_process_is_not_replaced(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A process that was suspended after checking its lease, until another one took over."""
     folder = Folder(spark, str(tmp_path))
     theirs = Manifest().next(offsets={"orders": ("5-0", 5)})
     publish(folder, theirs, {})
-    with pytest.raises(ConfigError, match="another process writes"):
+    with pytest.raises(ConfigError, match="another process has committed"):
         publish(folder, Manifest().next(offsets={"orders": ("4-0", 4)}), {})
     assert load(folder) == theirs
 
 
 def test_a_checkpoint_that_is_ahead(spark: SparkSession, tmp_path: Path) -> None:
-    def check_(offsets: dict[str, tuple[str, int]], *gaps: Gap) -> None:
+    def check_(offsets: dict[str, tuple[str, int]], *gaps: ArchiveGap) -> None:
         check_checkpoint(spark, str(tmp_path), offsets, gaps)
 
-    check_({})  # a new one
+    check_({})  # a new archive
     for batch, entry in enumerate(("5-0", "10-0", "20-0")):
         for name in ("offsets", "commits")[: 2 if batch < 2 else 1]:
             (tmp_path / name).mkdir(exist_ok=True)
             told_ = {"orders": {"id": entry, "n": batch}}
             (tmp_path / name / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(told_)}")
     check_({"orders": ("10-0", 1), "other": ("1-0", 1)})
-    check_({"orders": ("20-0", 2)})  # killed before Spark noted it
+    check_({"orders": ("20-0", 2)})  # killed before Spark's commit
     for mine in ({"orders": ("9-5", 1)}, {"other": ("10-0", 1)}, {}):
-        with pytest.raises(ConfigError, match="topic 'orders' to 10-0"):
+        with pytest.raises(ConfigError, match="topic 'orders' it is at 10-0"):
             check_(mine)
-    gap = Gap("orders", "9-5", 1, None, None, "all of them", ms_datetime(9))
-    check_({"orders": ("9-5", 1)}, gap)  # nothing came since
-    with pytest.raises(ConfigError, match="further"):
+    gap = ArchiveGap("orders", "9-5", 1, None, None, "all of them", ms_datetime(9))
+    check_({"orders": ("9-5", 1)}, gap)  # no event since
+    with pytest.raises(ConfigError, match="ahead of"):
         check_({"orders": ("9-5", 1)}, replace(gap, after_id="9-4"))
 
 
 def test_a_half_written_archive(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:
-    """Killed after the files were moved, and before they count."""
+    """Killed after the files were moved, but before the commit."""
     where = str(tmp_path)
     journal = Stories("orders")
     first, second = journal.extend(20), journal.extend(20)
@@ -200,7 +205,7 @@ def test_a_half_written_archive(spark: SparkSession, tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("lisa.pipeline.archive.writing.publish", dies)
+        patched.setattr("lisa.pipeline.archive.commits.publish", dies)
         with pytest.raises(KeyboardInterrupt):
             writer.write(frame(spark, second), 1, "q")
     check_only_by_name = open_archive(spark, where)
@@ -216,10 +221,10 @@ def test_a_half_written_archive(spark: SparkSession, tmp_path: Path, monkeypatch
         writer.write(frame(spark, second), 1, "q")
         check(spark, where, first + second)
         writer.close()
-        # Its checkpoint was lost: the same events come again, in another batch.
+        # After the loss of its checkpoint, the same events arrive in another batch.
         writer = ParquetWriter(spark, where)
         third = journal.extend(5)
-        assert writer.write(frame(spark, second + third), 0, "another").events == len(third)
+        assert writer.write(frame(spark, second + third), 0, "another")[0] == len(third)
         check(spark, where, first + second + third)
     finally:
         writer.close()
@@ -228,18 +233,18 @@ def test_a_half_written_archive(spark: SparkSession, tmp_path: Path, monkeypatch
 def test_only_one_process_writes(spark: SparkSession, tmp_path: Path) -> None:
     where = str(tmp_path)
     writer = ParquetWriter(spark, where)
-    with pytest.raises(ConfigError, match=f"process {os.getpid()} on .* end it, or give"):
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} on .* stop that process"):
         ParquetWriter(spark, where)
     lease = tmp_path / "_lisa" / "lease.json"
     told_ = json.loads(lease.read_text())
     lease.unlink()
     (tmp_path / "_lisa" / ".lease.json.crc").unlink(missing_ok=True)
     lease.write_text(json.dumps(told_ | {"token": "mine"}))
-    with pytest.raises(ConfigError, match="another one writes"):
+    with pytest.raises(ConfigError, match="another process writes"):
         writer.write(frame(spark, Stories("orders").extend(1)), 0, "q")
-    writer.close()  # leaves the other's lease alone
+    writer.close()  # must not release the other process's lease
     lease.write_text(json.dumps(told_ | {"pid": 2**22 - 7, "token": "dead"}))
-    ParquetWriter(spark, where).close()  # killed on this machine: known at once
+    ParquetWriter(spark, where).close()  # a holder killed on this machine is detected immediately
     lease.write_text(json.dumps(told_ | {"host": "elsewhere"}))
     with pytest.raises(ConfigError, match="elsewhere"):
         ParquetWriter(spark, where)
@@ -247,13 +252,19 @@ def test_only_one_process_writes(spark: SparkSession, tmp_path: Path) -> None:
     ParquetWriter(spark, where).close()
 
 
-def test_gaps_are_named_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_gaps_are_recorded_once(spark: SparkSession, tmp_path: Path) -> None:
     where = str(tmp_path)
     events = Stories("orders").extend(10)
     gap = event(
-        "orders", events[3]["at"], events[3]["seq"] + 1, events[3]["number"] + 1,
-        id=None, state="gap", reason="events 5 to 6 are gone", actor=None,
-    )  # fmt: skip
+        "orders",
+        events[3]["at"],
+        events[3]["seq"] + 1,
+        events[3]["number"] + 1,
+        id=None,
+        state="gap",
+        reason="events 5 to 6 are gone",
+        actor=None,
+    )
     writer = ParquetWriter(spark, where)
     try:
         writer.write(frame(spark, [*events[:4], gap, *events[6:]]), 0, "q")
@@ -262,14 +273,16 @@ def test_gaps_are_named_once(spark: SparkSession, tmp_path: Path) -> None:
     finally:
         writer.close()
     assert (found.topic, found.after_id, found.after_number) == (
-        "orders", f"{events[3]['at']}-{events[3]['seq']}", 4,
-    )  # fmt: skip
+        "orders",
+        f"{events[3]['at']}-{events[3]['seq']}",
+        4,
+    )
     assert (found.to_id, found.to_number) == (f"{events[6]['at']}-{events[6]['seq']}", 7)
     assert found.reason == "events 5 to 6 are gone"
 
 
-def test_there_is_no_archive(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no archive"):
+def test_opening_a_missing_archive_raises(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no archive in"):
         open_archive(spark, str(tmp_path / "nothing"))
 
 

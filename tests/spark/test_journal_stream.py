@@ -1,4 +1,4 @@
-"""`spark.readStream.format("lisa")`: the journal, exactly once, its gaps named."""
+"""`spark.readStream.format("lisa")`: reads the journal exactly once, and reports gaps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.envelope import encode_envelope
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, GAP_STATE
 from lisa.producer import Producer
 from tests.roles import Cast, Services
@@ -47,9 +47,14 @@ def gaps(rows: list[Row]) -> list[Row]:
 def test_every_column_of_an_event(journal: Journal, following: Following) -> None:
     envelope = encode_envelope("tokentok", {"order": 42}, {"subtopic": "a"})
     entry = journal.event(
-        state="sent", group="", attempt=0, due=1_790_000_000_123, expires=1_790_000_060_456,
-        policy="0,0,120000~0.2", envelope=envelope,
-    ).decode()  # fmt: skip
+        state="sent",
+        group="",
+        attempt=0,
+        due=1_790_000_000_123,
+        expires=1_790_000_060_456,
+        policy="0,0,120000~0.2",
+        envelope=envelope,
+    ).decode()
     journal.event(state="in_flight", actor="consumer@a:b:9", late=-12, due=1_790_000_000_123)
     journal.event(state="retry", attempt=2, reason="ack timeout — ü", place="retry")
     journal.event(state="acked", attempt=3, end=1)
@@ -57,12 +62,22 @@ def test_every_column_of_an_event(journal: Journal, following: Following) -> Non
     sent, opened, retried, acked = sorted(following.run(), key=lambda row: row.number)
     milliseconds, sequence = (int(part) for part in entry.split("-"))
     assert sent.asDict() | {"headers": None} == dict.fromkeys(sent.asDict()) | {
-        "topic": "orders", "id": "m1", "state": "sent", "attempt": 0, "actor": "producer@host:7",
-        "at": local(milliseconds), "seq": sequence, "number": 1, "settled": False,
-        "due": local(1_790_000_000_123), "expires": local(1_790_000_060_456),
-        "policy": "0,0,120000~0.2", "envelope": bytearray(envelope),
-        "kind": "j", "body": bytearray(b'{"order":42}'),
-    }  # fmt: skip
+        "topic": "orders",
+        "id": "m1",
+        "state": "sent",
+        "attempt": 0,
+        "actor": "producer@host:7",
+        "at": local(milliseconds),
+        "seq": sequence,
+        "number": 1,
+        "settled": False,
+        "due": local(1_790_000_000_123),
+        "expires": local(1_790_000_060_456),
+        "policy": "0,0,120000~0.2",
+        "envelope": bytearray(envelope),
+        "kind": "j",
+        "body": bytearray(b'{"order":42}'),
+    }
     assert sent.headers == {"subtopic": "a"}
     assert (opened.group, opened.late_us, opened.actor) == ("g", -12, "consumer@a:b:9")
     assert (opened.envelope, opened.body, opened.settled) == (None, None, False)
@@ -71,13 +86,13 @@ def test_every_column_of_an_event(journal: Journal, following: Following) -> Non
 
 
 def local(milliseconds: int) -> datetime:
-    """As `collect` gives a timestamp: without a zone, in the machine's."""
+    """A timestamp as `collect` returns it: naive, in the machine's time zone."""
     seconds, rest = divmod(milliseconds, 1000)
     at = datetime.fromtimestamp(seconds, UTC).astimezone().replace(tzinfo=None)
     return at.replace(microsecond=rest * 1000)
 
 
-def test_only_the_columns_that_were_asked_for(journal: Journal, following: Following) -> None:
+def test_only_requested_columns_are_read(journal: Journal, following: Following) -> None:
     journal.write(3)
     following.schema = EVENT_SCHEMA
     rows = following.run()
@@ -87,17 +102,20 @@ def test_only_the_columns_that_were_asked_for(journal: Journal, following: Follo
     assert [row.asDict() for row in following.run()] == [{"id": "m4", "number": 4}]
 
 
-@pytest.mark.parametrize(("options", "schema", "named"), [
-    ({"topics": "a"}, None, "no option 'topics'"),
-    ({"topic": "a b"}, None, "topic 'a b' is not allowed"),
-    ({"starting": "now"}, None, "'now' is not one of earliest, latest"),
-    ({"max_events_per_batch": 0}, None, "'0' is not a"),
-    ({"archive": "a b"}, None, "archive 'a b' is not allowed"),
-    ({}, "id string, wrong int", "no column 'wrong'"),
-    ({}, "id int", "'id' as string, not as int"),
-    ({"url": "redis://127.0.0.1:1/0"}, None, "does not answer"),
-])  # fmt: skip
-def test_what_cannot_work_is_named(
+@pytest.mark.parametrize(
+    ("options", "schema", "named"),
+    [
+        ({"topics": "a"}, None, "no option 'topics'"),
+        ({"topic": "a b"}, None, "topic 'a b' is not allowed"),
+        ({"starting": "now"}, None, "'now' is not one of earliest, latest"),
+        ({"max_events_per_batch": 0}, None, "'0' is not a"),
+        ({"archive": "a b"}, None, "archive 'a b' is not allowed"),
+        ({}, "id string, wrong int", "no column 'wrong'"),
+        ({}, "id int", "'id' as string, not as int"),
+        ({"url": "redis://127.0.0.1:1/0"}, None, "does not answer"),
+    ],
+)
+def test_invalid_options_are_named(
     options: dict[str, Any], schema: str | None, named: str, following: Following
 ) -> None:
     following.change(**options)
@@ -106,7 +124,7 @@ def test_what_cannot_work_is_named(
         following.run()
 
 
-def test_runs_go_on_where_the_last_one_ended(journal: Journal, following: Following) -> None:
+def test_a_run_continues_after_the_previous_one(journal: Journal, following: Following) -> None:
     journal.write(10)
     assert numbers(following.run()) == list(range(1, 11))
     assert following.run() == []
@@ -114,7 +132,7 @@ def test_runs_go_on_where_the_last_one_ended(journal: Journal, following: Follow
     assert numbers(following.run()) == list(range(11, 16))
 
 
-def test_topics_of_a_list_or_all_and_those_that_come_later(
+def test_listed_topics_all_topics_and_new_topics(
     client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:
     first, second, third = (Journal(client, name) for name in ("a", "b", "c"))
@@ -123,8 +141,8 @@ def test_topics_of_a_list_or_all_and_those_that_come_later(
     first.write(2)
     second.write(3)
     assert {(row.topic, row.number) for row in listed.run()} == {("a", 1), ("a", 2)}
-    assert everything.run() == []  # from the latest on
-    third.write(4)  # it had no journal then: it begins at its first event
+    assert everything.run() == []  # starts at the latest event
+    third.write(4)  # a new journal starts at its first event
     second.write(1)
     found = sorted((row.topic, row.number) for row in everything.run())
     assert found == [("b", 4), ("c", 1), ("c", 2), ("c", 3), ("c", 4)]
@@ -143,7 +161,7 @@ def test_batches_keep_their_limit_over_all_topics(
     rows = following.run()
     sizes = [len(batch) for batch in following.batches.values()]
     assert max(sizes) <= 1_000
-    assert len(sizes) <= 10  # and hardly less, while there is more
+    assert len(sizes) <= 10  # nearly full batches while events are left
     assert sum(row.topic == "small" for row in following.batches[0]) == 30
     assert numbers(row for row in rows if row.topic == "large") == list(range(1, 8_001))
 
@@ -157,7 +175,7 @@ def test_a_batch_is_read_by_several_tasks(
     assert following.tasks[0] == 4
 
 
-def test_what_comes_while_it_reads_is_for_the_next_run(
+def test_events_written_during_a_run_are_read_by_the_next_one(
     journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:
     journal.write(3_000)
@@ -168,8 +186,8 @@ def test_what_comes_while_it_reads_is_for_the_next_run(
         with connect(redis_url) as client:
             other = Journal(client)
             while not stop.is_set():
-                other.write(50)
-                time.sleep(0.01)
+                other.write(5)
+                time.sleep(0.05)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -179,11 +197,11 @@ def test_what_comes_while_it_reads_is_for_the_next_run(
         stop.set()
         writer.join()
     total = int(journal.client.hget(journal.keys.stats, "journaled") or 0)
-    assert 3_000 <= len(first) < total  # it came to an end by itself
+    assert 3_000 <= len(first) < total  # the query ended
     assert numbers(first + following.run()) == list(range(1, total + 1))
 
 
-def test_an_archive_is_recorded_and_begun_at(
+def test_progress_is_recorded_under_the_archive_name_and_used_as_start(
     journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:
     journal.write(10)
@@ -191,7 +209,7 @@ def test_an_archive_is_recorded_and_begun_at(
         spark, redis_url, tmp_path / "a", archive="cold.1", max_events_per_batch=4
     )
     assert numbers(following.run()) == list(range(1, 11))
-    # Spark tells a source of a batch's end when the next one begins.
+    # Spark commits a batch to the source when the next one starts.
     following.run()
     journal.write(1)
     following.run()
@@ -204,14 +222,14 @@ def test_an_archive_is_recorded_and_begun_at(
     assert numbers(anew.run()) == list(range(int(number) + 1, 12))
 
 
-def test_what_the_roles_write_down(redis_url: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_events_written_by_real_roles(redis_url: str, spark: SparkSession, tmp_path: Path) -> None:
     cast = Cast(redis_url).declare(journal="1", retry_delays="0,0")
     with Producer(redis_url) as producer:
         producer.send("orders", {"order": 1}, id="done", headers={"a": "b"})
         producer.send("orders", "x", id="gone", delay=timedelta(hours=1), ttl=timedelta(hours=2))
         producer.cancel("orders", "gone")
     entries = cast.take()
-    cast.store.call(Retry("orders", "g", [Failure("done", entries[0].entry, "broken")]))
+    cast.store.call(Fail("orders", "g", [Failure("done", entries[0].entry, "broken")]))
     Services(cast).promoter.step(["orders"])
     cast.ack(cast.take()[0])
     following = Following(spark, redis_url, tmp_path)
@@ -219,10 +237,14 @@ def test_what_the_roles_write_down(redis_url: str, spark: SparkSession, tmp_path
     assert [row.number for row in rows] == list(range(1, len(rows) + 1))
     told = [(row.state, row.group, row.attempt, row.settled) for row in rows if row.id == "done"]
     assert told == [
-        ("sent", None, 0, False), ("ready", "g", 1, False), ("in_flight", "g", 1, False),
-        ("retry", "g", 1, False), ("ready", "g", 2, False), ("in_flight", "g", 2, False),
+        ("sent", None, 0, False),
+        ("ready", "g", 1, False),
+        ("in_flight", "g", 1, False),
+        ("retry", "g", 1, False),
+        ("ready", "g", 2, False),
+        ("in_flight", "g", 2, False),
         ("acked", "g", 2, True),
-    ]  # fmt: skip
+    ]
     assert [row.reason for row in rows if row.state == "retry"] == ["broken"]
     sent, cancelled = (row for row in rows if row.id == "gone")
     assert (sent.state, cancelled.state, cancelled.settled) == ("sent", "cancelled", True)
@@ -234,14 +256,14 @@ def test_what_the_roles_write_down(redis_url: str, spark: SparkSession, tmp_path
 
 
 class TestGaps:
-    """What is gone is told, with numbers; and the query ends, unless it was told otherwise."""
+    """Gaps are reported with event numbers, and end the query unless fail_on_gap is false."""
 
     def test_trimmed_past_the_start(self, journal: Journal, following: Following) -> None:
         journal.write(10)
         following.run()
         journal.write(20)
         journal.client.xtrim(journal.keys.events, maxlen=5, approximate=False)
-        with pytest.raises(Exception, match="topic 'orders' lacks events 11 to 25: behind") as told:
+        with pytest.raises(Exception, match="topic 'orders' lacks events 11 to 25: after") as told:
             following.run()
         assert "fail_on_gap=false" in str(told.value)
         following.change(fail_on_gap="false")
@@ -268,7 +290,7 @@ class TestGaps:
         journal.write(1)
         assert numbers(following.run()) == [14]
 
-    def test_a_foreign_hand_inside(self, journal: Journal, following: Following) -> None:
+    def test_an_event_deleted_by_hand(self, journal: Journal, following: Following) -> None:
         entries = [journal.event() for _ in range(10)]
         journal.client.xdel(journal.keys.events, *entries[3:6], entries[8])
         with pytest.raises(Exception, match="lacks events 4 to 6"):
@@ -276,15 +298,16 @@ class TestGaps:
         following.change(fail_on_gap="false")
         rows = following.run()
         assert sorted((row.number, row.state) for row in rows if row.state == "gap") == [
-            (4, "gap"), (9, "gap"),
-        ]  # fmt: skip
+            (4, "gap"),
+            (9, "gap"),
+        ]
         assert numbers(row for row in rows if row.state != "gap") == [1, 2, 3, 7, 8, 10]
 
     def test_the_server_came_back_empty(self, journal: Journal, following: Following) -> None:
         journal.write(10)
         following.run()
         journal.client.flushall()
-        with pytest.raises(Exception, match="lacks events from 11 on, how many is unknown"):
+        with pytest.raises(Exception, match="lacks an unknown number of events from 11 on"):
             following.run()
         Journal(journal.client).write(4)
         with pytest.raises(Exception, match="came back empty or older"):
@@ -292,14 +315,20 @@ class TestGaps:
         following.change(fail_on_gap="false")
         rows = following.run()
         assert sorted((row.state, row.number) for row in rows) == [
-            ("gap", 11), ("ready", 1), ("ready", 2), ("ready", 3), ("ready", 4),
-        ]  # fmt: skip
+            ("gap", 11),
+            ("ready", 1),
+            ("ready", 2),
+            ("ready", 3),
+            ("ready", 4),
+        ]
         (gap,) = gaps(rows)
         assert all(row.at >= gap.at for row in rows)
         journal.write(2)
         assert numbers(following.run()) == [5, 6]
 
-    def test_empty_and_nothing_new_yet(self, journal: Journal, following: Following) -> None:
+    def test_an_empty_server_without_new_events(
+        self, journal: Journal, following: Following
+    ) -> None:
         journal.write(10)
         following.run()
         journal.client.flushall()
@@ -309,10 +338,10 @@ class TestGaps:
         Journal(journal.client).write(2)
         assert numbers(following.run()) == [1, 2]
 
-    def test_a_replica_that_was_behind_is_stepped_over(
+    def test_reading_continues_after_failover_to_an_older_replica(
         self, journal: Journal, following: Following
     ) -> None:
-        # The stream's ids lie in the future of the server that took over.
+        # The stream's ids are ahead of the new server's clock.
         for number in range(1, 11):
             journal.client.xadd(
                 journal.keys.events,
@@ -324,7 +353,7 @@ class TestGaps:
         journal.client.delete(journal.keys.events)
         journal.client.hset(journal.keys.stats, "journaled", 0)
         journal.write(7)
-        with pytest.raises(Exception, match="lacks events from 11 on"):
+        with pytest.raises(Exception, match="lacks an unknown number of events from 11 on"):
             following.run()
         following.change(fail_on_gap="false")
         assert [(row.state, row.number) for row in following.run()] == [("gap", 11)]
@@ -334,7 +363,7 @@ class TestGaps:
         assert numbers(following.run()) == [8, 9, 10]
 
 
-def test_no_page_holds_up_the_server(
+def test_each_page_is_read_in_bounded_time(
     journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:
     envelope = encode_envelope("tokentok", b"x" * (1 << 20))
@@ -356,35 +385,34 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 from lisa.pipeline import spark_session
-url, place = sys.argv[1], Path(sys.argv[2])
-spark = spark_session(master="local[1]", settings={
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+url, folder = sys.argv[1], Path(sys.argv[2])
+spark = spark_session(master="local[1]")
 def take(frame, number):
     rows = [[row.topic, row.number] for row in frame.select("topic", "number").collect()]
-    fresh = place / f"{number}.fresh"
+    fresh = folder / f"{number}.fresh"
     fresh.write_text(json.dumps(rows))
-    fresh.rename(place / f"{number}.json")
+    fresh.rename(folder / f"{number}.json")
     print("wrote", number, flush=True)
-    if (place / "die").exists():
+    if (folder / "die").exists():
         import time
         print("waiting to die", flush=True)
         time.sleep(600)
 query = (spark.readStream.format("lisa").option("url", url).option("max_events_per_batch", 700)
     .option("archive", "a").load().writeStream.foreachBatch(take)
-    .option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start())
+    .option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start())
 query.awaitTermination()
 print("done", flush=True)
 """
 
 
 def kill_whole(driver: Process) -> None:
-    """kill -9 of the driver and its JVM at once."""
+    """kill -9 of the driver together with its JVM."""
     os.killpg(driver.pid, signal.SIGKILL)
     wait_until(lambda: not driver.alive)
 
 
 @pytest.mark.slow
-def test_kill_between_offsets_and_commits_twice(
+def test_two_kills_between_planning_and_commit(
     journal: Journal, redis_url: str, tmp_path: Path, processes: Processes
 ) -> None:
     journal.write(2_000)
@@ -398,7 +426,7 @@ def test_kill_between_offsets_and_commits_twice(
         checkpoint = tmp_path / "checkpoint"
         planned = {one.name for one in (checkpoint / "offsets").iterdir() if one.name.isdigit()}
         done = {one.name for one in (checkpoint / "commits").iterdir() if one.name.isdigit()}
-        assert planned - done  # between the two
+        assert planned - done  # between planning and commit
         kill_whole(driver)
         journal.write(200)
         (tmp_path / "die").unlink()

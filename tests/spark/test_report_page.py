@@ -1,4 +1,4 @@
-"""The report's page as people see it: in a browser, on a phone, on paper."""
+"""The report's page in a browser, on a phone and on paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.pipeline.traffic import Tables, write
-from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report import report
 
 if TYPE_CHECKING:
@@ -25,8 +25,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 KEPT = ROOT / "build" / "reports"
 GAPS = 40
-SECTIONS = ("summary", "gaps", "throughput", "lateness", "outcome", "slowest", "forecast", "topics",
-            "hours", "terms")  # fmt: skip
+SECTIONS = (
+    "summary",
+    "gaps",
+    "throughput",
+    "lateness",
+    "outcome",
+    "slowest",
+    "forecast",
+    "topics",
+    "hours",
+    "terms",
+)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 needs_poppler = pytest.mark.skipif(
@@ -36,7 +46,7 @@ needs_poppler = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class WithGaps:
-    """An archive with gaps whose reasons take several lines, each word to be found again."""
+    """An archive with gaps whose long reasons consist of unique words."""
 
     tables: Tables
 
@@ -46,10 +56,11 @@ class WithGaps:
     def messages(self) -> DataFrame:
         return self.tables.messages()
 
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[ArchiveGap]:
         at = datetime(2026, 11, 17, tzinfo=UTC)
         return [
-            Gap("orders", "1-0", 1, "2-0", 9, " ".join(words(number)), at) for number in range(GAPS)
+            ArchiveGap("orders", "1-0", 1, "2-0", 9, " ".join(words(number)), at)
+            for number in range(GAPS)
         ]
 
 
@@ -59,7 +70,7 @@ def words(number: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def page(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of three days of six topics, kept to be looked at."""
+    """A report of three days of six topics, kept in build/reports."""
     where = tmp_path_factory.mktemp("traffic")
     made = write(spark, where, 6_000, end_s=1_795_000_000, hours=72)
     found = report(WithGaps(made), where / "out", where="/data/archive", zone="Europe/Berlin")
@@ -68,7 +79,7 @@ def page(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Plain(HTMLParser):
-    """Sections, drawings with their texts, and everything that a browser would go and get."""
+    """Collects sections, drawings with their texts, and all external references."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,10 +93,11 @@ class Plain(HTMLParser):
         given = dict(attrs)
         self.ids += [value for name, value in attrs if name == "id" and value]
         self.fetched += [
-            f"{name}={value}" for name, value in attrs
+            f"{name}={value}"
+            for name, value in attrs
             if name in {"src", "href", "xlink:href", "data", "action", "srcset", "poster"}
             and not (value or "").startswith("#")
-        ]  # fmt: skip
+        ]
         self.styles += "style" in given
         if tag in {"script", "link", "iframe", "object", "embed"}:
             self.fetched.append(tag)
@@ -105,12 +117,12 @@ def parsed(page: Path) -> Plain:
     return parser
 
 
-def test_every_section_is_there(parsed: Plain) -> None:
+def test_the_page_has_every_section(parsed: Plain) -> None:
     assert [name for name in parsed.ids if name in SECTIONS] == list(SECTIONS)
     assert len(parsed.ids) == len(set(parsed.ids))
 
 
-def test_it_needs_nothing_but_itself(page: Path, parsed: Plain) -> None:
+def test_the_page_is_self_contained(page: Path, parsed: Plain) -> None:
     text = page.read_text("utf-8")
     assert parsed.fetched == []
     assert not re.findall(r"https?:|url\((?!#)|@import", text)
@@ -127,25 +139,28 @@ TITLES = {
     "Sent and handled": ("messages each hour", "handled", "sent"),
     "Retried and ended otherwise": ("messages each hour", "retried", "garbage"),
     "Lateness, by hour": ("lateness", "half (p50)", "p99", "maximum"),
-    "How late the messages were": ("messages", "first hand-overs"),
+    "How late the messages were": ("messages", "first deliveries"),
     "Attempts until success": ("attempt that succeeded", "messages", "handled"),
     "Garbage by reason": ("messages",),
     "Latest topics": ("p99 of lateness",),
-    "Slowest handling": ("p99 from hand-over to ack",),
+    "Slowest handling": ("p99 from delivery to ack",),
     "Due each minute": ("messages a minute", "due each minute"),
     "Due each hour": ("messages an hour", "due each hour"),
     "Due each day": ("messages a day", "due each day"),
-    "reminders: due, left over, capacity": ("messages", "left over at its end"),
+    "reminders: due, backlog, capacity": ("messages", "backlog at its end"),
     "orders": ("messages each hour", "handled", "sent"),
 }
 
 
 @pytest.mark.parametrize("title", TITLES)
 @pytest.mark.parametrize("kind", ["wide", "narrow"])
-def test_a_plot_has_title_units_legend_and_words(parsed: Plain, title: str, kind: str) -> None:
-    found = [(given, said) for given, said in parsed.drawings
-             if title in said and given["class"] == kind]  # fmt: skip
-    # A name may stand at an axis too: the plot is the one that has all its texts.
+def test_a_plot_has_title_units_legend_and_alternative_text(
+    parsed: Plain, title: str, kind: str
+) -> None:
+    found = [
+        (given, said) for given, said in parsed.drawings if title in said and given["class"] == kind
+    ]
+    # A title may also be an axis label: select the plot with all texts.
     found = [(given, said) for given, said in found if set(TITLES[title]) <= set(said)]
     assert found, title
     given, said = found[0]
@@ -156,16 +171,30 @@ def test_a_plot_has_title_units_legend_and_words(parsed: Plain, title: str, kind
     assert any(character.isdigit() for character in given["aria-label"] or "")
 
 
-def browse(place: Path, *options: str) -> str:
-    """Run a browser of one's own, without a network, on a profile that goes with it."""
+def browse(folder: Path, *options: str) -> str:
+    """Run a browser without network access, with a temporary profile."""
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--hide-scrollbars", "--no-pdf-header-footer", "--virtual-time-budget=3000",
-         f"--user-data-dir={place / 'profile'}", *options],
-        check=True, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+            "--no-pdf-header-footer",
+            "--virtual-time-budget=3000",
+            f"--user-data-dir={folder / 'profile'}",
+            *options,
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return done.stdout
 
 
@@ -181,8 +210,8 @@ def test_a_screenshot_is_kept(page: Path, tmp_path: Path, scheme: str) -> None:
 
 
 @needs_chromium
-def test_it_fits_a_phone(page: Path, tmp_path: Path) -> None:
-    """In a frame of 390 pixels, for no window of a browser is as narrow."""
+def test_the_page_fits_a_phone(page: Path, tmp_path: Path) -> None:
+    """In a frame of 390 pixels, because browser windows cannot be that narrow."""
     text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text("utf-8"))
     tell = """<script>
     const wide = [...document.querySelectorAll("body *")].filter(
@@ -213,20 +242,29 @@ def test_it_fits_a_phone(page: Path, tmp_path: Path) -> None:
 def test_no_row_is_split_on_paper(page: Path, tmp_path: Path) -> None:
     pdf = KEPT / "report.pdf"
     browse(tmp_path, f"--print-to-pdf={pdf}", page.as_uri())
-    text = subprocess.run(["pdftotext", "-layout", str(pdf), "-"], check=True, capture_output=True,
-                          text=True, timeout=60).stdout  # fmt: skip
+    text = subprocess.run(
+        ["pdftotext", "-layout", str(pdf), "-"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
     pages = text.split("\f")
-    places = []
+    row_pages = []
     for number in range(GAPS):
-        on = {index for index, one in enumerate(pages)
-              for word in words(number) if re.search(rf"\b{word}\b", one)}  # fmt: skip
+        on = {
+            index
+            for index, one in enumerate(pages)
+            for word in words(number)
+            if re.search(rf"\b{word}\b", one)
+        }
         assert len(on) == 1, f"the row of gap {number} stands on pages {sorted(on)}"
         found = sum(bool(re.search(rf"\b{word}\b", pages[min(on)])) for word in words(number))
         assert found == len(words(number))
-        places.append(min(on))
-    assert len(set(places)) > 1, "the table fits one page: this proves nothing"
-    for index in set(places):
-        assert re.search("Topic +Met at", pages[index]), "a page without the table's head"
+        row_pages.append(min(on))
+    assert len(set(row_pages)) > 1, "the table fits one page: this proves nothing"
+    for index in set(row_pages):
+        assert re.search("Topic +Found at", pages[index]), "a page without the table's head"
     hours = [
         index
         for index, one in enumerate(pages)

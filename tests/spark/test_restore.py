@@ -1,4 +1,4 @@
-"""Restore: a server that came back empty or older has everything again that was not settled."""
+"""Restore: a server that came back empty or older gets all unsettled messages back."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ import pytest
 
 from lisa import Consumer, Manager, Message, Producer
 from lisa.admin.topics import set_options
-from lisa.core.envelope import decode_envelope
-from lisa.core.errors import ConfigError, LisaError
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.transitions.configure import Configure
-from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs import putting_back, remaining
-from lisa.pipeline.jobs.archive import _Keeper
+from lisa.pipeline.jobs import journal_tail, restore_tasks
 from lisa.pipeline.jobs.archive import archive as run_archive
-from lisa.pipeline.jobs.putting_back import PLAN_SCHEMA, restoring
-from lisa.pipeline.jobs.restore import Restoration, _rebuild, restore
-from lisa.pipeline.jobs.server import Server, now_ms
+from lisa.pipeline.jobs.journal_record import JournalRecord
+from lisa.pipeline.jobs.restore import Restoration, restore
+from lisa.pipeline.jobs.restore_tasks import PLAN_SCHEMA, restoring
+from lisa.pipeline.jobs.restore_topics import rebuild
+from lisa.pipeline.server import Server, now_ms
 from lisa.pipeline.source.read_columns import arrow_schema
-from tests.servers import Process, Processes, connect, flush, wait_until
+from tests.servers import JVM_PATIENCE, Process, Processes, connect, flush, wait_until
 from tests.spark.worlds import World, frozen, wait_past
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HANDLED_WITHIN = timedelta(seconds=90)
-COMMAND_WITHIN = timedelta(seconds=300)  # a JVM of its own, on a machine with other work
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def server(redis_url: str) -> Server:
 
 @pytest.fixture
 def world(server: Server) -> Iterator[Callable[..., World]]:
-    """Makes topics: world("orders", "lisa")."""
+    """Creates topics: world("orders", "lisa")."""
     made: list[World] = []
     with server.open() as store:
 
@@ -65,7 +65,7 @@ def names(letter: str, start: int, stop: int) -> list[str]:
 
 
 def listed(result: Restoration) -> dict[str, dict[str, str]]:
-    """What the stored lists say: outcome -> id -> reason, read as a user would."""
+    """The stored lists: outcome -> id -> reason."""
     import pyarrow.parquet as pq
 
     found: dict[str, dict[str, str]] = {}
@@ -81,7 +81,7 @@ def numbers(result: Restoration) -> dict[str, int]:
 class TestAfterFlushAll:
     """Ten thousand messages in every state, two topics, three groups."""
 
-    def test_every_unsettled_one_is_handled_once_and_no_other(
+    def test_exactly_the_unsettled_messages_are_handled_once(
         self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
     ) -> None:
         later = int(time.time() * 1000) + 30_000
@@ -108,21 +108,34 @@ class TestAfterFlushAll:
             assert client.hget("lisa:{orders}:policy", "o00007") == b"5000,5000"
             assert client.hlen("lisa:{orders}:policy") == 1
         assert [(one.topic, one.after_ms is not None) for one in result.possibly_lost] == [
-            ("invoices", True), ("orders", True),
-        ]  # fmt: skip
-        handled = handle_all(server.url, {
-            ("orders", "lisa"): 1, ("invoices", "left"): 1, ("invoices", "right"): 1,
-        }, len(owed) + len(owed_too))  # fmt: skip
+            ("invoices", True),
+            ("orders", True),
+        ]
+        handled = handle_all(
+            server.url,
+            {
+                ("orders", "lisa"): 1,
+                ("invoices", "left"): 1,
+                ("invoices", "right"): 1,
+            },
+            len(owed) + len(owed_too),
+        )
         assert set(handled) == owed | owed_too
         assert set(handled.values()) == {1}
 
     @staticmethod
     def orders(world: World, later: int) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
-        """One group. What is to be restored, and (group, id) of what is to be handled."""
+        """One group. Returns the ids to restore, and (group, id) of the messages to handle."""
         world.send(names("o", 0, 2000), at_ms=later, headers={"shop": "ä"}, ttl=timedelta(hours=1))
         world.producer.cancel(world.topic, "o00007")
-        world.producer.send(world.topic, {"order": "o00007"}, id="o00007", at_ms=later,
-                            retry="5s,5s", on_duplicate="replace")  # fmt: skip
+        world.producer.send(
+            world.topic,
+            {"order": "o00007"},
+            id="o00007",
+            at_ms=later,
+            retry="5s,5s",
+            on_duplicate="replace",
+        )
         world.send(names("o", 2000, 5000))
         world.promote()
         entries = {one.id: one for one in world.take("lisa", 3000)}
@@ -143,7 +156,7 @@ class TestAfterFlushAll:
 
     @staticmethod
     def invoices(world: World, later: int) -> tuple[tuple[World, set[str]], set[tuple[str, str]]]:
-        """Two groups that go their own ways."""
+        """Two groups with different states."""
         world.send(names("i", 0, 800), at_ms=later)
         world.send(names("i", 800, 3500))
         world.promote()
@@ -189,10 +202,10 @@ DEAD, ACKED = names("m", 10, 20), names("m", 20, 30)
 UNSETTLED = set(WAITING + IN_FLIGHT + DEAD)
 
 
-class TestAgain:
-    """What the server knows is left alone."""
+class TestRepeatedRestore:
+    """Messages that the server knows are not changed."""
 
-    def test_a_dry_run_changes_nothing_and_a_second_run_finds_all_there(
+    def test_a_dry_run_changes_nothing_and_a_second_run_restores_nothing(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
@@ -217,10 +230,14 @@ class TestAgain:
         ]
         assert not Path(again.where, "work").exists()
 
-    def test_one_id_or_one_topic(
-        self, spark: SparkSession, server: Server, small: World, world: Callable[..., World],
+    def test_restoring_one_id_or_one_topic(
+        self,
+        spark: SparkSession,
+        server: Server,
+        small: World,
+        world: Callable[..., World],
         tmp_path: Path,
-    ) -> None:  # fmt: skip
+    ) -> None:
         other = world("other", "lisa")
         other.send(["x"], delay=timedelta(hours=1))
         archive = frozen(spark, server, ["orders", "other"], f"{tmp_path}/log")
@@ -229,18 +246,18 @@ class TestAgain:
         assert listed(one) == {"restored": {"w00003": None}}
         topic = restore(spark, archive, server, f"{tmp_path}/topic", topics=["other"])
         assert listed(topic) == {"restored": {"x": None}}
-        with pytest.raises(ConfigError, match="knows no topic nothing; it holds orders, other"):
+        with pytest.raises(ConfigError, match="has no topic nothing; its topics are orders, other"):
             restore(spark, archive, server, f"{tmp_path}/no", topics=["nothing"])
         with pytest.raises(ConfigError, match="is not empty"):
             restore(spark, archive, server, f"{tmp_path}/topic")
 
-    def test_options_groups_and_a_pause(
+    def test_options_and_groups_are_restored_and_a_pause_is_not(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
         small.store.drive(set_options(small.store, "orders", {"paused": True, "capacity": 7}))
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
         flush(server.url)
-        # A manager was quicker: what it declared stays.
+        # Groups declared by a manager meanwhile are kept.
         small.store.drive(set_options(small.store, "orders", {"ack_timeout": "5s"}))
         restore(spark, archive, server, f"{tmp_path}/out")
         options = small.store.drive(small.store.options("orders"))
@@ -251,15 +268,15 @@ class TestAgain:
 
 
 class TestOlderServer:
-    """The server came back from an old dump: some is there, some is gone, some is back."""
+    """The server came back from an old dump: messages are live, lost or revived."""
 
-    def test_what_is_there_stays_what_is_gone_returns_what_is_back_is_told(
+    def test_live_messages_stay_lost_ones_return_revived_ones_are_listed(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
         with connect(server.url) as client:
             dump = {key: client.dump(key) for key in client.keys("*") if b"events" not in key}
-            small.send(["late"], delay=timedelta(hours=1))  # behind the dump
-            small.ack("lisa", small.entries(IN_FLIGHT[:3]))  # settled behind it
+            small.send(["late"], delay=timedelta(hours=1))  # after the dump
+            small.ack("lisa", small.entries(IN_FLIGHT[:3]))  # settled after it
             small.cancel(WAITING[:2])
             archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
             client.flushall()
@@ -283,10 +300,10 @@ class TestOlderServer:
         with connect(server.url) as client:
             assert client.zscore("lisa:{orders}:waiting", WAITING[0]) is None
 
-    def test_what_was_settled_behind_the_archive_is_not_sent_again(
+    def test_messages_settled_after_the_archive_are_not_restored(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
-        """The server is whole, only some messages were deleted by a foreign hand."""
+        """The server is intact, but some messages were deleted by hand."""
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
         small.cancel(WAITING[:2])
         small.ack("lisa", small.entries(IN_FLIGHT[:3]))
@@ -303,16 +320,16 @@ class TestOlderServer:
             **dict.fromkeys(IN_FLIGHT[:3], "journal: acked"),
         }
         assert result.possibly_lost == []
-        # A tombstone says so too, where the journal does not.
+        # A tombstone shows it if the journal does not.
         small.store.ask("DEL", "lisa:{orders}:events")
         second = listed(restore(spark, archive, server, f"{tmp_path}/two"))
         assert second["settled"] == dict.fromkeys(IN_FLIGHT[:3], "tombstone: acked")
         assert set(second["restored"]) == set(WAITING[:2])
 
-    def test_what_ended_and_was_forgotten_while_it_ran_is_not_sent_again(
+    def test_messages_that_end_during_the_restore_are_not_restored(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
-        """Tombstones last a minute, judging may take longer; and an archive job goes on beside."""
+        """Planning may outlast tombstones, while an archive job runs concurrently."""
         archive = newer = frozen(spark, server, ["orders"], f"{tmp_path}/log")
 
         def end(*ids: str) -> None:
@@ -321,7 +338,7 @@ class TestOlderServer:
 
         def meanwhile(stage: str) -> None:
             nonlocal newer
-            if stage.startswith("judging"):
+            if stage.startswith("comparing"):
                 small.store.ask("DEL", f"lisa:{{orders}}:body:{WAITING[5]}")
                 end(WAITING[0])
                 newer = frozen(spark, server, ["orders"], f"{tmp_path}/newer")
@@ -336,46 +353,52 @@ class TestOlderServer:
         assert listed(result)["settled"] == dict.fromkeys(WAITING[:2], "settled while the job ran")
         assert numbers(result) == {"restored": 1, "settled": 2, "live": 27}
 
-    def test_a_journal_that_is_trimmed_under_the_reader_is_no_shorter_journal(
+    def test_trimming_during_the_read_raises(
         self, spark: SparkSession, server: Server, small: World
     ) -> None:
         key = "lisa:{orders}:events"
         entries = [entry for entry, _ in small.store.ask("XRANGE", key, "-", "+")]
         small.store.ask("XDEL", key, entries[20])
-        ahead = [small.store.drive(remaining.look(small.store, "orders", None))]
-        found = remaining.read(spark, server, ahead)
+        ahead = [small.store.drive(journal_tail.find_remainder(small.store, "orders", None))]
+        found = journal_tail.read(spark, server, ahead)
         assert found is not None
-        assert found.count() == len(entries) - 1  # what was not there before is no news
+        assert found.count() == len(entries) - 1  # the earlier hole is no new gap
         small.store.ask("XTRIM", key, "MINID", entries[40])
         with pytest.raises(LisaError, match="trimmed while it was read"), unwrapped():
             found.count()
 
-    def test_a_topic_that_stopped_its_journal_is_refused(
+    def test_a_topic_whose_journal_is_off_is_refused(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
         small.store.drive(set_options(small.store, "orders", {"journal": False}))
-        with pytest.raises(ConfigError, match="keeps no journal any more"):
+        with pytest.raises(ConfigError, match="but its journal is off"):
             restore(spark, archive, server, f"{tmp_path}/out")
 
 
 class TestRepeatedTask:
-    """Spark repeats a task that failed, perhaps long after it had put something back."""
+    """Spark may repeat a failed task long after the first attempt restored messages."""
 
     @pytest.mark.parametrize("late_ms", [0, 61_000])
-    def test_nothing_is_put_back_that_may_have_been_forgotten(
+    def test_a_task_repeated_after_tombstones_expired_raises(
         self, server: Server, small: World, monkeypatch: pytest.MonkeyPatch, late_ms: int
     ) -> None:
         small.store.drive(set_options(small.store, "orders", {"retention": timedelta(minutes=1)}))
         row = {
-            "topic": "orders", "id": "x", "token": "abcdefgh", "outcome": "missing",
-            "due_ms": 1, "attempts": 0, "envelope": b"1abcdefgh-s0000hello", "places": [],
-        }  # fmt: skip
+            "topic": "orders",
+            "id": "x",
+            "token": "abcdefgh",
+            "outcome": "missing",
+            "due_ms": 1,
+            "attempts": 0,
+            "envelope": b"1abcdefgh-s0000hello",
+            "group_states": [],
+        }
         batch = pa.RecordBatch.from_pylist([row], schema=arrow_schema(PLAN_SCHEMA))
         begun = small.store.drive(now_ms(small.store)) - late_ms
         (first,) = restoring(server, begun)(iter([batch]))
         assert first["outcome"].to_pylist() == ["restored"]
-        monkeypatch.setattr(putting_back, "_attempt", lambda: 1)
+        monkeypatch.setattr(restore_tasks, "_attempt", lambda: 1)
         again = restoring(server, begun)(iter([batch]))
         if late_ms:
             with pytest.raises(LisaError, match="run restore again"):
@@ -385,9 +408,9 @@ class TestRepeatedTask:
 
 
 class TestHardCases:
-    """Ttl, gaps, and what cannot be rebuilt."""
+    """Ttls, gaps, and messages that cannot be restored."""
 
-    def test_past_its_ttl_only_if_asked_and_then_without_it(
+    def test_messages_past_their_ttl_are_restored_only_with_expire(
         self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
     ) -> None:
         one = world("orders", "lisa")
@@ -399,15 +422,15 @@ class TestHardCases:
         wait_past(int(time.time() * 1000) + 100)
         flush(server.url)
         first = restore(spark, archive, server, f"{tmp_path}/one")
-        # In garbage there is no ttl any more: somebody is to look at it.
+        # The ttl does not apply to garbage.
         assert listed(first) == {"expired": {"short": "past its ttl"}, "restored": {"dead": None}}
         second = restore(spark, archive, server, f"{tmp_path}/two", expire=True)
         assert set(listed(second)["restored"]) == {"short"}
         (seen,) = one.look(["short"])
         assert seen.expires_ms is None
-        assert [place.state for place in seen.places] == ["retry"]
+        assert [one.state for one in seen.group_states] == ["retry"]
 
-    def test_gaps_and_envelopes_that_no_archive_saw(
+    def test_gaps_and_missing_envelopes(
         self, spark: SparkSession, server: Server, small: World, tmp_path: Path
     ) -> None:
         archive = frozen(spark, server, ["orders"], f"{tmp_path}/log")
@@ -419,7 +442,7 @@ class TestHardCases:
         archive.events = archive.events.unionByName(rescheduled)
         archive.committed = late.committed
         archive.named_gaps.append(
-            Gap(
+            ArchiveGap(
                 "orders",
                 "1700000000000-0",
                 7,
@@ -438,10 +461,10 @@ class TestHardCases:
         assert (1700000000000, 1700000005000, "trimmed: 4 events") in windows
         assert len(windows) == 2
 
-    def test_traffic_while_it_runs(
+    def test_restore_under_traffic(
         self, spark: SparkSession, server: Server, world: Callable[..., World], tmp_path: Path
     ) -> None:
-        """Manager and consumer work, and a producer sends, from before the restore on."""
+        """Manager, consumer and producer run before and during the restore."""
         one = world("orders", "lisa")
         one.send(names("t", 0, 2000))
         one.promote()
@@ -462,7 +485,7 @@ class TestHardCases:
         ):
             for number in range(300):
                 producer.send("orders", {"new": number}, id=f"n{number}")
-            # Sent anew by somebody who saw that it was gone: that one counts.
+            # Sent again by a producer that noticed the loss: the new message wins.
             producer.send("orders", {"order": "again"}, id="t01999", delay=timedelta(hours=1))
             result = restore(spark, archive, server, f"{tmp_path}/out")
             for number in range(300, 600):
@@ -478,21 +501,34 @@ class TestHardCases:
 class TestCommand:
     """`lisa pipeline restore`, from an archive that the archive job wrote."""
 
-    def test_first_dry_then_for_good_then_again(
-        self, spark: SparkSession, server: Server, small: World, processes: Processes,
+    def test_dry_run_then_restore_then_restore_again(
+        self,
+        spark: SparkSession,
+        server: Server,
+        small: World,
+        processes: Processes,
         tmp_path: Path,
-    ) -> None:  # fmt: skip
+    ) -> None:
         run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
         flush(server.url)
 
         def run(*more: str) -> Process:
             return processes.start(
-                "-m", "lisa.cli.main", "pipeline", "restore", "--archive", f"{tmp_path}/archive",
-                "--redis", server.url, "--master", "local[2]", *more,
-            )  # fmt: skip
+                "-m",
+                "lisa.cli.main",
+                "pipeline",
+                "restore",
+                "--archive",
+                f"{tmp_path}/archive",
+                "--redis",
+                server.url,
+                "--master",
+                "local[2]",
+                *more,
+            )
 
         dry = run("--dry-run", "--json", "--report", f"{tmp_path}/dry")
-        assert dry.wait(timeout=COMMAND_WITHIN) == 0, dry.output
+        assert dry.wait(timeout=JVM_PATIENCE) == 0, dry.output
         (line,) = [one for one in dry.output.splitlines() if one.startswith("{")]
         document = json.loads(line)
         assert document["dry_run"] is True
@@ -504,7 +540,7 @@ class TestCommand:
             assert client.dbsize() == 0
 
         real = run()
-        assert real.wait(timeout=COMMAND_WITHIN) == 0, real.output
+        assert real.wait(timeout=JVM_PATIENCE) == 0, real.output
         assert re.search(r"restored +30 ", real.output), real.output
         assert "possibly lost" in real.output
         assert "lists: " in real.output
@@ -514,35 +550,37 @@ class TestCommand:
 
     def test_no_server_and_no_archive(self, processes: Processes, tmp_path: Path) -> None:
         command = ("-m", "lisa.cli.main", "pipeline", "restore", "--master", "local[2]")
-        nobody = processes.start(*command, "--archive", f"{tmp_path}/none")
-        assert nobody.wait(timeout=COMMAND_WITHIN) == 2
-        assert "Traceback" not in nobody.output
+        without_archive = processes.start(*command, "--archive", f"{tmp_path}/none")
+        assert without_archive.wait(timeout=JVM_PATIENCE) == 2
+        assert "Traceback" not in without_archive.output
         usage = processes.start(*command)
-        assert usage.wait(timeout=COMMAND_WITHIN) == 2
+        assert usage.wait(timeout=JVM_PATIENCE) == 2
         assert "--archive" in usage.output
 
 
 def told(seen: Any) -> dict[str, Any]:
-    """What an inspection says, in comparable form."""
+    """An inspection in comparable form."""
     envelope = decode_envelope(seen.envelope)
-    places = {
-        place.group: (place.state, place.due_ms, place.failed_attempts, place.reason)
-        for place in seen.places
+    states = {
+        one.group: (one.state, one.due_ms, one.failed_attempts, one.reason)
+        for one in seen.group_states
     }
     return {
-        "envelope": envelope, "waiting": seen.waiting_due_ms, "expires": seen.expires_ms,
-        "places": places,
-    }  # fmt: skip
+        "envelope": envelope,
+        "waiting": seen.waiting_due_ms,
+        "expires": seen.expires_ms,
+        "group_states": states,
+    }
 
 
 def expected(was: Any) -> dict[str, Any]:
-    """What a restored message should look like, given how it stood before."""
+    """The expected state of a restored message, given its state before."""
     found = told(was)
     mark = "+" if found["envelope"].mark in "+R" else "-"
     found["envelope"] = found["envelope"]._replace(mark=mark)
-    found["places"] = {
+    found["group_states"] = {
         name: ("retry" if state in ("ready", "in_flight") else state, due, attempts, reason)
-        for name, (state, due, attempts, reason) in found["places"].items()
+        for name, (state, due, attempts, reason) in found["group_states"].items()
     }
     return found
 
@@ -550,7 +588,7 @@ def expected(was: Any) -> dict[str, Any]:
 def handle_all(
     url: str, groups: dict[tuple[str, str], int], count: int
 ) -> Counter[tuple[str, str]]:
-    """A real manager and real consumers; who handled what, when nothing more comes."""
+    """Run a manager and consumers; returns (group, id) -> number of deliveries."""
     handled: Counter[tuple[str, str]] = Counter()
     lock = threading.Lock()
     consumers = []
@@ -567,19 +605,19 @@ def handle_all(
             consumers.append(consumer)
         try:
             wait_until(lambda: len(handled) >= count, timeout=HANDLED_WITHIN)
-            time.sleep(2)  # whatever comes too often or unasked would come now
+            time.sleep(2)  # wait for unexpected deliveries
         finally:
             for consumer in consumers:
                 consumer.stop()
     return handled
 
 
-def test_a_removal_under_way_is_neither_archived_nor_restored(server: Server) -> None:
+def test_the_marker_of_a_group_removal_is_neither_archived_nor_restored(server: Server) -> None:
     options = {"ack_timeout": "30000", "removing:lisa": "1700000000000"}
-    keeper = _Keeper(server, "one")
+    keeper = JournalRecord(server, "one")
     with server.open() as store:
         store.call(Configure("orders", options))
         assert keeper.topics(["orders"])["orders"].options == {"ack_timeout": "30000"}
-        store.drive(_rebuild(store, "other", ["lisa"], options))  # from an earlier archive
+        store.drive(rebuild(store, "other", ["lisa"], options))  # from an earlier archive
         assert store.ask("HKEYS", store.keys.topic("other").options) == [b"ack_timeout"]
     keeper.close()

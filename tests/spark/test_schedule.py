@@ -1,4 +1,4 @@
-"""Rows become messages: every column and option, on a real server through real tasks."""
+"""Sending rows as messages: every column and option, with a real server and real tasks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from lisa import Producer
-from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
-from lisa.core.keys import Keys
-from lisa.core.retry_policy import RetryPolicy
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.keys import Keys
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.schedule import schedule
 
@@ -97,7 +97,7 @@ def test_text_that_is_json_is_sent_as_json(
     found = producer.get(TOPIC, "a")
     assert found is not None
     assert found.body == json.loads(text)
-    assert "no JSON" in done.reasons[0]
+    assert "not valid JSON" in done.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_due_is_a_timestamp_or_epoch_milliseconds(
         ("90000", 90_000),
     ],
 )
-def test_a_delay_counts_from_the_servers_now(
+def test_a_delay_counts_from_the_servers_clock(
     spark: SparkSession, redis_url: str, client: redis.Redis, delay: str, expected_ms: int
 ) -> None:
     df = spark.range(1).selectExpr("'a' AS id", "'x' AS body", f"{delay} AS delay")
@@ -134,7 +134,7 @@ def test_a_delay_counts_from_the_servers_now(
     assert before <= waiting(client)["a"] - expected_ms <= int(time.time() * 1000) + 1
 
 
-def test_a_past_due_time_and_none_at_all_are_due_now(
+def test_past_and_missing_due_times_are_due_now(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     rows = spark.range(1)
@@ -150,11 +150,13 @@ def test_ids_ttls_headers_and_policies(
     spark: SparkSession, redis_url: str, client: redis.Redis, producer: Producer
 ) -> None:
     df = spark.range(3).selectExpr(
-        "id", "'x' AS body", f"{LATER} AS due",
+        "id",
+        "'x' AS body",
+        f"{LATER} AS due",
         "CASE id WHEN 0 THEN interval 1 hour WHEN 1 THEN interval '0.0001' second END AS ttl",
         "CASE id WHEN 0 THEN map('b', '2', 'a', '1') END AS headers",
         "CASE id WHEN 0 THEN '0,0,2m' WHEN 1 THEN '' END AS retry",
-    )  # fmt: skip
+    )
     assert schedule(df, url=redis_url, topic=TOPIC).accepted == 3
     first = producer.get(TOPIC, "0")
     assert first is not None
@@ -181,8 +183,9 @@ def test_ids_ttls_headers_and_policies(
 def test_a_policy_may_be_an_array(
     spark: SparkSession, redis_url: str, client: redis.Redis, retry: str, expected: tuple[int, ...]
 ) -> None:
-    df = spark.range(1).selectExpr("'a' AS id", "'x' AS body", "60000 AS delay",
-                                   f"{retry} AS retry")  # fmt: skip
+    df = spark.range(1).selectExpr(
+        "'a' AS id", "'x' AS body", "60000 AS delay", f"{retry} AS retry"
+    )
     schedule(df, url=redis_url, topic=TOPIC)
     assert stored(client, KEYS.policy) == {b"a": RetryPolicy(expected)}
 
@@ -191,10 +194,12 @@ def test_a_column_may_name_the_topic(
     spark: SparkSession, redis_url: str, producer: Producer
 ) -> None:
     df = spark.range(0, 1000, 1, 2).selectExpr(
-        "cast(id AS string) AS id", "'x' AS body", "60000 AS delay",
+        "cast(id AS string) AS id",
+        "'x' AS body",
+        "60000 AS delay",
         "CASE WHEN id = 999 THEN 'no topic!' WHEN id = 998 THEN null"
         " ELSE concat('t', id % 2) END AS topic",
-    )  # fmt: skip
+    )
     done = schedule(df, url=redis_url)
     assert {name: one.accepted for name, one in done.topics.items() if one.accepted} == {
         "t0": 499,
@@ -208,21 +213,21 @@ def test_a_column_may_name_the_topic(
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (["'x' AS body", "'soon' AS due"], "column 'due' is of type string; it takes timestamp"),
-        (["'x' AS body", "1.5D AS due"], "column 'due' is of type double"),
-        (["'x' AS body", "timestamp_ntz'2100-01-01' AS due"], "is of type timestamp_ntz"),
-        (["'x' AS body", "'30m' AS delay"], "column 'delay' is of type string; it takes day-time"),
-        (["'x' AS body", "interval 2 months AS delay"], "column 'delay' is of type interval"),
-        (["1 AS body"], "column 'body' is of type int; it takes string, binary"),
-        (["map(named_struct('a', 1), 1) AS body"], "column 'body' is of type map<struct"),
-        (["'x' AS body", "1.5D AS id"], "column 'id' is of type double; it takes string"),
-        (["'x' AS body", "'1h' AS ttl"], "column 'ttl' is of type string"),
-        (["'x' AS body", "map('a', 1) AS headers"], "column 'headers' is of type map<string,int>"),
-        (["'x' AS body", "5 AS retry"], "column 'retry' is of type int; it takes string"),
-        (["'x' AS body", "5 AS prio"], "no column 'prio' in a message"),
-        (["'x' AS text"], "no column 'text' in a message"),
+        (["'x' AS body", "'soon' AS due"], "column 'due' has type string; it must be timestamp"),
+        (["'x' AS body", "1.5D AS due"], "column 'due' has type double"),
+        (["'x' AS body", "timestamp_ntz'2100-01-01' AS due"], "has type timestamp_ntz"),
+        (["'x' AS body", "'30m' AS delay"], "column 'delay' has type string; it must be day-time"),
+        (["'x' AS body", "interval 2 months AS delay"], "column 'delay' has type interval"),
+        (["1 AS body"], "column 'body' has type int; it must be string, binary"),
+        (["map(named_struct('a', 1), 1) AS body"], "column 'body' has type map<struct"),
+        (["'x' AS body", "1.5D AS id"], "column 'id' has type double; it must be string"),
+        (["'x' AS body", "'1h' AS ttl"], "column 'ttl' has type string"),
+        (["'x' AS body", "map('a', 1) AS headers"], "column 'headers' has type map<string,int>"),
+        (["'x' AS body", "5 AS retry"], "column 'retry' has type int; it must be string"),
+        (["'x' AS body", "5 AS prio"], "a message has no column 'prio'"),
+        (["'x' AS text"], "a message has no column 'text'"),
         (["1 AS delay"], "column 'body' is missing"),
-        (["'x' AS body", "1 AS due", "1 AS delay"], "'due' and 'delay'"),
+        (["'x' AS body", "1 AS due", "1 AS delay"], "'due' or column 'delay'"),
         (["'x' AS body", "'t' AS topic"], "not both"),
     ],
 )
@@ -239,17 +244,17 @@ def test_wrong_columns_are_named_before_a_row_is_sent(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"topci": "x"}, "no option 'topci' to write: did you mean 'topic'?"),
+        ({"topci": "x"}, "no option 'topci' for write: did you mean 'topic'?"),
         ({"batch": "0"}, "option 'batch': '0' is not a whole number above 0"),
         ({"batch": "1.5"}, "option 'batch'"),
         ({"max_rate": "quick"}, "option 'max_rate': 'quick' is not a number above 0"),
         ({"on_duplicate": "drop"}, "option 'on_duplicate': 'drop' is not one of keep"),
-        ({"dedupe_for": "1"}, "option 'dedupe_for': '1' is not a duration with its unit"),
+        ({"dedupe_for": "1"}, "option 'dedupe_for': '1' is not a duration with a unit"),
         ({"patience": "x"}, "option 'patience'"),
         ({"body_format": "yaml"}, "option 'body_format'"),
         ({"refused": "nfs://x/y"}, "option 'refused': 'nfs://x/y' cannot be used"),
         ({"prefix": "a b"}, "prefix 'a b' is not allowed"),
-        ({"url": "http://x"}, "'http://x' is no address"),
+        ({"url": "http://x"}, "'http://x' is not a server address"),
         ({"topic": "a b"}, "topic 'a b' is not allowed"),
     ],
 )
@@ -261,7 +266,7 @@ def test_wrong_options_are_named(
     assert words in str(caught.value)
 
 
-def test_without_ids_a_job_is_needed_and_with_made_ones_only_keep(
+def test_rows_without_ids_need_a_job_and_on_duplicate_keep(
     spark: SparkSession, redis_url: str
 ) -> None:
     df = later(spark, 1).drop("id")
@@ -278,7 +283,7 @@ def test_overwriting_is_refused(spark: SparkSession, redis_url: str) -> None:
         ).save()
 
 
-def test_the_same_again_adds_nothing(
+def test_repeating_a_job_adds_nothing(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     first = schedule(later(spark, 3000), url=redis_url, topic=TOPIC)
@@ -288,13 +293,15 @@ def test_the_same_again_adds_nothing(
     assert len(waiting(client)) == 3000
 
 
-def test_an_id_that_comes_twice_in_one_job_is_one_message(
+def test_a_repeated_id_in_one_job_is_one_message(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
-    """Near each other, in calls apart, and in tasks apart."""
-    twice = later(spark, 2000).union(later(spark, 2000, partitions=1)).union(
-        later(spark, 10).union(later(spark, 10)).coalesce(1)
-    )  # fmt: skip
+    """In one call, in different calls, and in different tasks."""
+    twice = (
+        later(spark, 2000)
+        .union(later(spark, 2000, partitions=1))
+        .union(later(spark, 10).union(later(spark, 10)).coalesce(1))
+    )
     done = schedule(twice, url=redis_url, topic=TOPIC)
     assert (done.accepted, done.duplicate) == (2000, 2020)
     assert len(waiting(client)) == 2000
@@ -308,7 +315,7 @@ def test_on_duplicate(
     refused = tmp_path / "refused"
     done = schedule(other, url=redis_url, topic=TOPIC, on_duplicate="reject", refused=str(refused))
     assert (done.accepted, done.refused) == (2, 10)
-    assert "known already" in done.reasons[0]
+    assert "already exists" in done.reasons[0]
     done = schedule(other, url=redis_url, topic=TOPIC, on_duplicate="replace")
     assert (done.accepted, done.replaced) == (0, 12)
     found = producer.get(TOPIC, "3")
@@ -324,10 +331,10 @@ def equal_rows(spark: SparkSession, partitions: int) -> DataFrame:
     return df.selectExpr("named_struct('b', body, 'n', n) AS body", f"{LATER} AS due")
 
 
-def test_ten_equal_rows_are_ten_messages_however_they_lie(
+def test_ten_equal_rows_are_ten_messages_in_any_partitioning(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """The ids are the same whether Spark's own save or `schedule` sends, over 1 or 5 tasks."""
+    """Ids are the same with Spark's save and with `schedule`, with 1 or 5 tasks."""
     report = tmp_path / "report.json"
 
     def counts() -> tuple[int, int]:
@@ -355,10 +362,10 @@ def test_equal_rows_of_two_jobs_are_different_messages(
     assert len(waiting(client)) == 28
 
 
-def test_a_job_that_was_broken_off_is_completed(
+def test_repeating_an_aborted_job_completes_it(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
-    """Some of the messages of the first run are gone again, as if they had never been sent."""
+    """Some messages of the first run are deleted, as if they had never been sent."""
     schedule(equal_rows(spark, 3), url=redis_url, topic=TOPIC, job="j")
     before = set(waiting(client))
     for message_id in sorted(before)[::2]:
@@ -373,7 +380,7 @@ def test_too_many_equal_rows_in_several_tasks_are_refused_and_schedule_completes
 ) -> None:
     big = "x" * 900_000
     rows = [(big + str(n % 12), 4102444800000) for n in range(24)]
-    halves = spark.sparkContext.parallelize(rows, 2)  # of each two equal rows one in each
+    halves = spark.sparkContext.parallelize(rows, 2)  # one of each two equal rows in each partition
     df = spark.createDataFrame(halves, "body string, due long")
     with pytest.raises(LisaError, match=r"lisa\.pipeline\.schedule with the same job"):
         save(df, redis_url, job="j")
@@ -404,10 +411,12 @@ def test_refused_rows_do_not_fail_the_job(
     done = schedule(df, url=redis_url, topic=TOPIC, refused=str(tmp_path / "refused"))
     assert (done.accepted, done.refused) == (2, 11)
     assert set(waiting(client)) == {"ok", "ok2"}
-    texts = [Path(place).read_text("utf-8") for place in done.refused_files]
+    texts = [Path(file).read_text("utf-8") for file in done.refused_files]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    told = {line["row"]["body"] if line["row"]["id"] in (None, "") else line["id"]: line["reason"]
-            for line in lines}  # fmt: skip
+    told = {
+        line["row"]["body"] if line["row"]["id"] in (None, "") else line["id"]: line["reason"]
+        for line in lines
+    }
     assert len(lines) == 11
     assert "1 to 256 bytes" in told["empty id"]
     assert "null" in told["no id"]
@@ -422,15 +431,18 @@ def test_refused_rows_do_not_fail_the_job(
     assert next(line for line in lines if line["id"] == "large")["row"]["body"] == "x" * 101
 
 
-def test_the_limit_that_shrinks_meanwhile_refuses_only_what_is_too_large(
+def test_a_lowered_body_limit_refuses_only_large_bodies(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
-    """The script refuses whole calls: the good rows among them are found."""
-    client.hset(KEYS.options, "max_body_bytes", "5000000000")  # what a task reads is another's
+    """The script rejects whole calls; the valid rows in them are still sent."""
+    client.hset(
+        KEYS.options, "max_body_bytes", "5000000000"
+    )  # so that only the script's limit applies
     df = spark.range(700).selectExpr(
-        "cast(id AS string) AS id", f"{LATER} AS due",
+        "cast(id AS string) AS id",
+        f"{LATER} AS due",
         "repeat('x', if(id IN (3, 400, 699), 1048577, 10)) AS body",
-    )  # fmt: skip
+    )
     client.hset(KEYS.options, "max_body_bytes", str(1 << 20))
     done = schedule(df.coalesce(1), url=redis_url, topic=TOPIC)
     assert (done.accepted, done.refused) == (697, 3)
@@ -442,41 +454,48 @@ def test_a_full_topic_is_waited_for_and_then_refuses(
     client.hset(KEYS.options, "capacity", "700")
     began = time.monotonic()
     done = schedule(
-        later(spark, 2000, partitions=1), url=redis_url, topic=TOPIC,
-        patience=timedelta(seconds=1), refused=str(tmp_path / "refused"),
-    )  # fmt: skip
+        later(spark, 2000, partitions=1),
+        url=redis_url,
+        topic=TOPIC,
+        patience=timedelta(seconds=1),
+        refused=str(tmp_path / "refused"),
+    )
     assert time.monotonic() - began >= 1
     assert (done.accepted, done.refused) == (700, 1300)
-    assert "takes at most 700" in done.reasons[0]
+    assert "capacity" in done.reasons[0]
     client.hset(KEYS.options, "capacity", "5000")
     done = schedule(later(spark, 2000), url=redis_url, topic=TOPIC)
     assert (done.accepted, done.duplicate, done.refused) == (1300, 700, 0)
 
 
-def test_a_server_that_is_not_there_is_one_line(spark: SparkSession) -> None:
+def test_an_unreachable_server_is_a_one_line_error(spark: SparkSession) -> None:
     began = time.monotonic()
     with pytest.raises(ServerUnavailable) as caught:
-        schedule(later(spark, 10), url="redis://127.0.0.1:1/0", topic=TOPIC,
-                 patience=timedelta(milliseconds=200))  # fmt: skip
+        schedule(
+            later(spark, 10),
+            url="redis://127.0.0.1:1/0",
+            topic=TOPIC,
+            patience=timedelta(milliseconds=200),
+        )
     assert str(caught.value).startswith("redis://127.0.0.1:1/0 does not answer")
     assert "\n" not in str(caught.value)
     assert time.monotonic() - began < 60
 
 
-def test_all_tasks_together_keep_the_rate(
+def test_the_rate_limit_holds_over_all_tasks(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
-    schedule(later(spark, 10), url=redis_url, topic=TOPIC)  # Python workers are started
+    schedule(later(spark, 10), url=redis_url, topic=TOPIC)  # start Python workers
     began = time.monotonic()
     done = schedule(later(spark, 900, partitions=3), url=redis_url, topic=TOPIC, max_rate=300)
     assert done.accepted == 890
-    # The window it begins in may be used in full: a tenth of a second's worth is 30 rows.
+    # The first window may be used in full: 30 rows in a tenth of a second.
     assert time.monotonic() - began >= (900 - 2 * 30) / 300
     assert time.monotonic() - began < 30
     assert not [key for key in client.scan_iter("lisa:pace:*") if client.pttl(key) < 0]
 
 
-def test_a_job_may_lengthen_how_long_its_ids_are_remembered_and_not_shorten_it(
+def test_a_job_may_raise_dedupe_for_but_not_lower_it(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     schedule(later(spark, 1), url=redis_url, topic=TOPIC, dedupe_for=timedelta(days=3))
@@ -497,20 +516,20 @@ def test_settled_messages_are_not_sent_again_within_dedupe_for(
     assert (done.accepted, again.accepted, again.duplicate) == (14, 0, 14)
 
 
-def test_batch_bounds_a_script_call(
+def test_batch_limits_the_size_of_a_call(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     def calls() -> int:
         stats = client.info("commandstats")
         return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
 
-    schedule(later(spark, 1), url=redis_url, topic=TOPIC)  # the script is loaded
+    schedule(later(spark, 1), url=redis_url, topic=TOPIC)  # load the script
     before = calls()
     schedule(later(spark, 100, partitions=1), url=redis_url, topic=TOPIC, batch=10)
     assert calls() - before == 10
 
 
-def test_another_prefix_and_the_environments_server(
+def test_prefix_and_server_from_the_environment(
     spark: SparkSession, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule(later(spark, 3), url=redis_url, topic=TOPIC, prefix="shop")
@@ -522,22 +541,23 @@ def test_another_prefix_and_the_environments_server(
     assert client.zcard(Keys("other").topic(TOPIC).waiting) == 3
 
 
-def test_the_report_and_the_answer_say_the_same(
-    spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_the_report_equals_the_result(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
     report = tmp_path / "deep" / "report.json"
     seen: list[tuple[int, int]] = []
     done = schedule(
-        later(spark, 50), url=redis_url, topic=TOPIC, report=str(report),
+        later(spark, 50),
+        url=redis_url,
+        topic=TOPIC,
+        report=str(report),
         progress=lambda tasks, total: seen.append((tasks, total)),
-    )  # fmt: skip
+    )
     told: dict[str, Any] = json.loads(report.read_text("utf-8"))
     assert told["accepted"] == done.accepted == 50
     assert told["topics"][TOPIC]["accepted"] == done.topics[TOPIC].accepted == 50
     assert all(tasks <= total for tasks, total in seen)
 
 
-def test_a_time_of_one_zone_stays_that_instant(
+def test_due_times_are_independent_of_the_session_time_zone(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     moment = datetime(2100, 6, 1, 12, 0, 0, 1, tzinfo=UTC)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from click.testing import CliRunner
 from lisa import Producer
 from lisa.cli.main import main
 from lisa.cli.pipeline import JOBS
-from lisa.core.keys import Keys
+from lisa.core.model.keys import Keys
+from tests.servers import JVM_PATIENCE
 
 if TYPE_CHECKING:
     import redis
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 TOPIC = "orders"
 KEYS = Keys().topic(TOPIC)
-SPARK_TIME = timedelta(seconds=180)  # a session takes 5 s on an idle machine
 QUICK = (
-    "--master", "local[2]",
-    "--spark-conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "--spark-conf", "spark.log.level=OFF",
-)  # fmt: skip
+    "--master",
+    "local[2]",
+    "--spark-conf",
+    "spark.log.level=OFF",
+)
 
 
 def start(processes: Processes, url: str, *arguments: str) -> Process:
@@ -43,7 +43,7 @@ def last_line(run: Process) -> str:
     return run.output.strip().splitlines()[-1]
 
 
-def test_a_parquet_file_is_sent_and_again_adds_nothing(
+def test_sending_a_parquet_file_twice_adds_nothing(
     processes: Processes, spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     source, report = tmp_path / "rows", tmp_path / "report.json"
@@ -52,16 +52,16 @@ def test_a_parquet_file_is_sent_and_again_adds_nothing(
     )
     arguments = (str(source), "--topic", TOPIC, "--delay", "30m", "--report", str(report), "--json")
     run = start(processes, redis_url, *arguments)
-    assert run.wait(timeout=SPARK_TIME) == 0, run.output
+    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
     assert json.loads(last_line(run))["accepted"] == 3000
     run = start(processes, redis_url, *arguments)
-    assert run.wait(timeout=SPARK_TIME) == 0, run.output
+    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
     told = json.loads(report.read_text("utf-8"))
     assert (told["accepted"], told["duplicate"]) == (0, 3000)
     assert client.zcard(KEYS.waiting) == 3000
 
 
-def test_csv_columns_are_mapped_and_bad_rows_are_told_of_and_end_with_1(
+def test_csv_columns_are_mapped_and_refused_rows_mean_exit_code_1(
     processes: Processes, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     source, refused = tmp_path / "campaign.csv", tmp_path / "refused"
@@ -73,25 +73,38 @@ def test_csv_columns_are_mapped_and_bad_rows_are_told_of_and_end_with_1(
     with source.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("number", "when", "name"), *rows])
     run = start(
-        processes, redis_url, str(source), "--topic", TOPIC, "--id", "number", "--due", "when",
-        "--ttl", "1h", "--retry", "0,2m", "--refused", str(refused),
-    )  # fmt: skip
-    assert run.wait(timeout=SPARK_TIME) == 1, run.output
-    assert "refused orders 009: due: it is null" in run.output
+        processes,
+        redis_url,
+        str(source),
+        "--topic",
+        TOPIC,
+        "--id",
+        "number",
+        "--due",
+        "when",
+        "--ttl",
+        "1h",
+        "--retry",
+        "0,2m",
+        "--refused",
+        str(refused),
+    )
+    assert run.wait(timeout=JVM_PATIENCE) == 1, run.output
+    assert "refused orders 009: due: value is null" in run.output
     found_dues: Any = client.zrange(KEYS.waiting, 0, -1, withscores=True)
     assert dict(found_dues) == {b"007": 4102444800001, b"008": 4102444800123}
     with Producer(redis_url) as producer:
         found = producer.get(TOPIC, "007")
         assert found is not None
         assert found.body == {"number": "007", "when": rows[0][1], "name": "Ann"}
-    (lines,) = [place.read_text("utf-8") for place in refused.iterdir()]
+    (lines,) = [file.read_text("utf-8") for file in refused.iterdir()]
     assert json.loads(lines)["id"] == "009"
 
 
 def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
     processes: Processes, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """As a file of its own: what spark-submit does with it."""
+    """Run the module as a program with spark-submit."""
     import lisa.cli.pipeline.schedule as job
 
     source = tmp_path / "rows.jsonl"
@@ -99,13 +112,31 @@ def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
     submit = Path(sys.executable).with_name("spark-submit")
     program = f"import os, sys; os.execv({str(submit)!r}, [{str(submit)!r}, *sys.argv[1:]])"
     run = processes.start(
-        "-c", program, "--master", "local[2]", "--driver-memory", "1g",
-        "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false",
-        "--conf", "spark.driver.bindAddress=127.0.0.1",
-        str(job.__file__), str(source), "--topic", TOPIC, "--delay", "1h", "--job", "friday",
-        "--redis", redis_url, env={"PYSPARK_PYTHON": sys.executable},
-    )  # fmt: skip
-    assert run.wait(timeout=SPARK_TIME) == 1, run.output  # for the broken line
+        "-c",
+        program,
+        "--master",
+        "local[2]",
+        "--driver-memory",
+        "1g",
+        "--conf",
+        "spark.driver.host=127.0.0.1",
+        "--conf",
+        "spark.ui.enabled=false",
+        "--conf",
+        "spark.driver.bindAddress=127.0.0.1",
+        str(job.__file__),
+        str(source),
+        "--topic",
+        TOPIC,
+        "--delay",
+        "1h",
+        "--job",
+        "friday",
+        "--redis",
+        redis_url,
+        env={"PYSPARK_PYTHON": sys.executable},
+    )
+    assert run.wait(timeout=JVM_PATIENCE) == 1, run.output  # for the broken line
     assert client.zcard(KEYS.waiting) == 5
     with Producer(redis_url) as producer:
         ids: Any = client.zrange(KEYS.waiting, 0, -1)
@@ -114,19 +145,20 @@ def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
         assert found.body == {"a": 1}
 
 
-def test_no_server_is_3_and_one_line(processes: Processes, tmp_path: Path) -> None:
+def test_no_server_means_exit_code_3_and_one_line(processes: Processes, tmp_path: Path) -> None:
     source = tmp_path / "rows.json"
     source.write_text('{"id": "a", "body": "x"}\n', "utf-8")
-    run = start(processes, "redis://127.0.0.1:1/0", str(source), "--topic", TOPIC,
-                "--patience", "100ms")  # fmt: skip
-    assert run.wait(timeout=SPARK_TIME) == 3, run.output
+    run = start(
+        processes, "redis://127.0.0.1:1/0", str(source), "--topic", TOPIC, "--patience", "100ms"
+    )
+    assert run.wait(timeout=JVM_PATIENCE) == 3, run.output
     assert last_line(run).startswith("lisa: redis://127.0.0.1:1/0 does not answer")
     assert "Traceback" not in run.output
 
 
 @pytest.fixture
 def in_the_suites_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that is run in this process finds the suite's session, and leaves it running."""
+    """A command in this process uses the suite's session, and must not stop it."""
     monkeypatch.setattr("pyspark.sql.SparkSession.stop", lambda _: None)
 
 
@@ -135,20 +167,22 @@ def in_the_suites_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
     ("content", "arguments", "words"),
     [
         (None, (), "Path does not exist"),
-        ('{"id": "a", "body": "x"}', ("--due", "when"), "--due: there is no column 'when'"),
+        ('{"id": "a", "body": "x"}', ("--due", "when"), "--due: no column 'when'"),
         ('{"id": "a", "body": "x"}', ("--delay", "soon"), "--delay: 'soon' is neither a column"),
         ('{"body": "x"}', (), "give option 'job'"),
-        ('{"id": "a", "body": 5}', ("--body", "body"), "column 'body' is of type bigint"),
+        ('{"id": "a", "body": 5}', ("--body", "body"), "column 'body' has type bigint"),
     ],
 )
-def test_what_cannot_work_is_2_and_one_line(
+def test_invalid_options_mean_exit_code_2_and_one_line(
     redis_url: str, tmp_path: Path, content: str | None, arguments: tuple[str, ...], words: str
 ) -> None:
     source = tmp_path / "rows.json"
     if content is not None:
         source.write_text(content + "\n", "utf-8")
-    result = CliRunner().invoke(main, ["pipeline", "schedule", str(source), "--topic", TOPIC,
-                                       *arguments, "--redis", redis_url])  # fmt: skip
+    result = CliRunner().invoke(
+        main,
+        ["pipeline", "schedule", str(source), "--topic", TOPIC, *arguments, "--redis", redis_url],
+    )
     assert result.exit_code == 2, result.output
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
@@ -160,12 +194,29 @@ def test_a_table_is_sent_and_its_columns_may_name_topics(
 ) -> None:
     spark.range(4).selectExpr(
         "id AS n", "concat('t', id % 2) AS queue", "id AS wait", "map('a', 'b') AS headers"
-    ).createOrReplaceTempView("to_send")  # fmt: skip
-    result = CliRunner().invoke(main, [
-        "pipeline", "schedule", "to_send", "--format", "table", "--topic-column", "queue",
-        "--id", "n", "--delay", "wait", "--on-duplicate", "reject", "--dedupe-for", "2d",
-        "--redis", redis_url,
-    ])  # fmt: skip
+    ).createOrReplaceTempView("to_send")
+    result = CliRunner().invoke(
+        main,
+        [
+            "pipeline",
+            "schedule",
+            "to_send",
+            "--format",
+            "table",
+            "--topic-column",
+            "queue",
+            "--id",
+            "n",
+            "--delay",
+            "wait",
+            "--on-duplicate",
+            "reject",
+            "--dedupe-for",
+            "2d",
+            "--redis",
+            redis_url,
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.strip().splitlines()][-2:] == [
         ["t0", "2", "0", "0", "0"],
@@ -174,13 +225,13 @@ def test_a_table_is_sent_and_its_columns_may_name_topics(
     assert client.hget(Keys().topic("t1").options, "dedupe_for") == b"172800000"
 
 
-def test_a_file_that_is_no_parquet_is_1_and_one_line(
+def test_an_invalid_parquet_file_means_exit_code_1_and_one_line(
     processes: Processes, redis_url: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.parquet"
     source.write_bytes(b"PAR1 this is no parquet PAR1")
     run = start(processes, redis_url, str(source), "--topic", TOPIC)
-    assert run.wait(timeout=SPARK_TIME) == 1, run.output
+    assert run.wait(timeout=JVM_PATIENCE) == 1, run.output
     assert last_line(run).startswith("lisa: Spark failed: ")
 
 
@@ -197,7 +248,7 @@ def test_usage_is_checked_before_spark_starts() -> None:
         assert result.stderr.count("\n") == 1
 
 
-def test_the_groups_help_names_every_job() -> None:
+def test_the_help_lists_every_job() -> None:
     said = CliRunner().invoke(main, ["pipeline", "--help"]).stdout
     assert all(f"  {name} " in said for name in JOBS)
     assert CliRunner().invoke(main, ["pipeline", "nonsense"]).exit_code == 2

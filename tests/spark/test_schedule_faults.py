@@ -1,20 +1,20 @@
-"""Tasks that fail, batches that are repeated, drivers that are killed: nothing is sent twice."""
+"""Failing tasks, repeated batches and killed drivers: no row is sent twice."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from lisa.core.errors import ConfigError
-from lisa.core.keys import Keys
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import Keys
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.source import register
+from tests.servers import JVM_PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.servers import Process, Processes
 
 TOPIC = "orders"
-SPARK_TIME = timedelta(seconds=180)  # a session takes 5 s on an idle machine
 KEYS = Keys().topic(TOPIC)
 
 FAILING_TASKS = """
@@ -37,7 +36,7 @@ from lisa.pipeline.jobs.schedule import schedule
 url, with_ids = sys.argv[1], sys.argv[2] == "ids"
 
 def broken(rows):
-    # Both tasks fail after some rows are sent; a second attempt reads them in another order.
+    # Both tasks fail after sending some rows; the second attempt reads them in another order.
     attempt = TaskContext.get().attemptNumber()
     rows = list(rows)
     for number, row in enumerate(reversed(rows) if attempt else rows):
@@ -47,7 +46,6 @@ def broken(rows):
 
 spark = spark_session(app="faults", master="local[2,4]", settings={
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.log.level": "OFF",
     "spark.sql.shuffle.partitions": "2",
 })
@@ -70,9 +68,9 @@ def test_a_task_that_fails_midway_is_repeated_and_adds_nothing(
     program, report = tmp_path / "program.py", tmp_path / "report.json"
     program.write_text(FAILING_TASKS, "utf-8")
     run = processes.start(str(program), redis_url, ids, str(report))
-    assert run.wait(timeout=SPARK_TIME) == 0, run.output
+    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
     told = json.loads(report.read_text("utf-8"))
-    # Each row is answered as the first attempt's was, though that one never reported.
+    # Each row gets the answer of the first attempt, although that attempt never reported.
     assert (told["accepted"], told["duplicate"]) == (8000, 0)
     assert client.zcard(KEYS.waiting) == 8000
     sent = client.hget(KEYS.stats, "sent")
@@ -82,12 +80,12 @@ def test_a_task_that_fails_midway_is_repeated_and_adds_nothing(
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Three files of 500 rows, each a batch of the stream."""
-    place = tmp_path / "in"
-    place.mkdir()
+    folder = tmp_path / "in"
+    folder.mkdir()
     for part in range(3):
         lines = [json.dumps({"n": part * 500 + n, "text": f"row {n % 100}"}) for n in range(500)]
-        (place / f"{part}.json").write_text("\n".join(lines), "utf-8")
-    return place
+        (folder / f"{part}.json").write_text("\n".join(lines), "utf-8")
+    return folder
 
 
 def stream(spark: SparkSession, source: Path, *, ids: bool) -> DataFrame:
@@ -123,24 +121,24 @@ def test_a_streams_batch_that_is_repeated_adds_nothing(
     checkpoint, report = source / "../checkpoint", source / "../report"
     options = {"report": str(report)} | ({} if ids else {"job": "j"})
     follow(stream(spark, source, ids=ids), redis_url, checkpoint, **options)
-    assert client.zcard(KEYS.waiting) == 1500  # without ids too: equal rows are messages
+    assert client.zcard(KEYS.waiting) == 1500  # without ids, equal rows are separate messages
 
     def told(batch: int) -> tuple[int, int]:
         found = json.loads((report / f"batch-{batch}.json").read_text("utf-8"))
         return found["accepted"], found["duplicate"]
 
     assert [told(batch) for batch in range(3)] == [(500, 0)] * 3
-    # As if the driver had been killed before it noted that the last batch is through.
+    # As if the driver had been killed before committing the last batch.
     shutil.rmtree(report)
     for name in ("2", ".2.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
     follow(stream(spark, source, ids=ids), redis_url, checkpoint, **options)
-    assert told(2) == (500, 0)  # answered as the first time
+    assert told(2) == (500, 0)  # same answers as the first time
     assert client.zcard(KEYS.waiting) == 1500
     assert client.hget(KEYS.stats, "sent") == b"1500"
 
 
-def test_equal_rows_of_later_batches_are_further_messages(
+def test_equal_rows_of_later_batches_are_new_messages(
     spark: SparkSession, redis_url: str, client: redis.Redis, source: Path, tmp_path: Path
 ) -> None:
     df = stream(spark, source, ids=False).withColumn("body", F.lit("the same"))
@@ -148,11 +146,11 @@ def test_equal_rows_of_later_batches_are_further_messages(
     assert client.zcard(KEYS.waiting) == 1500
 
 
-def test_a_stream_of_wrong_columns_ends_with_their_names(
+def test_a_stream_with_invalid_columns_fails_with_their_names(
     spark: SparkSession, redis_url: str, source: Path, tmp_path: Path
 ) -> None:
     df = stream(spark, source, ids=True).withColumn("due", F.lit("tomorrow"))
-    with pytest.raises(ConfigError, match="column 'due' is of type string"):
+    with pytest.raises(ConfigError, match="column 'due' has type string"):
         follow(df, redis_url, tmp_path / "checkpoint")
 
 
@@ -161,9 +159,7 @@ import sys
 from lisa.pipeline import spark_session
 
 url, source, checkpoint, rate = sys.argv[1:]
-spark = spark_session(app="stream", master="local[2]", settings={
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-})
+spark = spark_session(app="stream", master="local[2]")
 rows = spark.readStream.schema("n long, text string").option("maxFilesPerTrigger", 1).json(source)
 df = rows.selectExpr("text AS body", "4102444800000 AS due")
 query = (df.writeStream.format("lisa").option("url", url).option("topic", "orders")
@@ -174,7 +170,7 @@ print("done", flush=True)
 """
 
 
-def test_a_driver_killed_in_the_middle_of_a_batch_sends_every_row_once(
+def test_a_driver_killed_during_a_batch_sends_every_row_once(
     processes: Processes, redis_url: str, client: redis.Redis, source: Path, tmp_path: Path
 ) -> None:
     program = tmp_path / "stream.py"
@@ -193,6 +189,6 @@ def test_a_driver_killed_in_the_middle_of_a_batch_sends_every_row_once(
         run.end()  # its JVM, too
         assert client.zcard(KEYS.waiting) < 1500
     run = start("100000")
-    assert run.wait(timeout=SPARK_TIME) == 0, run.output
+    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
     assert client.zcard(KEYS.waiting) == 1500
     assert client.hget(KEYS.stats, "sent") == b"1500"

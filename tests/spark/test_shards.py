@@ -1,4 +1,4 @@
-"""Topics that are split: rows are sent, and read as those of one topic."""
+"""Sharded topics: rows are sent to all shards and read as one topic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.model.sharding import Topic
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs.standing import known
+from lisa.pipeline.jobs.lookup import known
 from tests.shards import Split
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def test_rows_are_sent_to_all_shards_and_read_as_one_topic(
         )
         with unwrapped():
             rows.write.format("lisa").options(**given).mode("append").save()
-        for place in split.layout.current("orders"):
-            assert split.store.drive(split.store.options(place)).dedupe_for.days == 2
+        for shard_name in split.layout.current(Topic("orders")):
+            assert split.store.drive(split.store.options(shard_name)).dedupe_for.days == 2
     assert split.copies() == sorted(map(str, range(120)))
     assert len(split.waiting()) == 7, "each shard of both layouts has some"
     found = spark.read.format("lisa").option("url", split.url).load()

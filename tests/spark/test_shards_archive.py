@@ -1,4 +1,4 @@
-"""A topic whose number of shards changes: archived, audited, searched, lost and put back."""
+"""A topic whose shard count changes: archive, audit, search, loss and restore."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from lisa.core.model.sharding import Topic
 from lisa.core.transitions.base import text
 from lisa.pipeline.archive import open_archive
-from lisa.pipeline.archive.database import Connection, Database
-from lisa.pipeline.jobs.archive import Archived, Progress, archive
+from lisa.pipeline.archive.database import Database, JdbcConnection
+from lisa.pipeline.jobs.archive import ArchiveResult, archive
+from lisa.pipeline.jobs.archive_run import Progress
 from lisa.pipeline.jobs.audit import audit
+from lisa.pipeline.jobs.lookup import inspected
 from lisa.pipeline.jobs.restore import restore
 from lisa.pipeline.jobs.search import Query, search
-from lisa.pipeline.jobs.server import Server
-from lisa.pipeline.jobs.standing import inspected
+from lisa.pipeline.server import Server
 from tests import databases
 from tests.servers import flush
 from tests.shards import Split
@@ -41,7 +43,7 @@ WITHIN_S = 240
 
 @dataclass
 class Target:
-    """Where an archive is written, and what goes with it."""
+    """The target of an archive, with its checkpoint and properties."""
 
     spark: SparkSession
     url: str
@@ -49,12 +51,17 @@ class Target:
     checkpoint: str
     properties: dict[str, str] = field(default_factory=dict)
 
-    def follow(self, **more: Any) -> Archived:
+    def follow(self, **more: Any) -> ArchiveResult:
         given = {"once": True} | more
         return archive(
-            self.spark, self.where, url=self.url, name="cold", checkpoint=self.checkpoint,
-            properties=self.properties, **given,
-        )  # fmt: skip
+            self.spark,
+            self.where,
+            url=self.url,
+            name="cold",
+            checkpoint=self.checkpoint,
+            properties=self.properties,
+            **given,
+        )
 
     def open(self) -> Archive:
         return open_archive(self.spark, self.where, self.properties)
@@ -101,28 +108,28 @@ def names(letter: str, count: int) -> list[str]:
 
 
 def written(split: Split) -> list[tuple[str, str, int]]:
-    """Every event that any place has counted."""
+    """The number of all events, over all journals."""
     found = []
-    for place in split.layout.counted("orders"):
-        last = int(split.store.ask("HGET", split.keys(place).stats, "journaled") or 0)
-        found += [("orders", place.partition("~")[2], number + 1) for number in range(last)]
+    for shard_name in split.layout.counted(Topic("orders")):
+        last = int(split.store.ask("HGET", split.keys(shard_name).stats, "journaled") or 0)
+        found += [("orders", shard_name.partition("~")[2], number + 1) for number in range(last)]
     return sorted(found)
 
 
 def handle(split: Split, world: World, do: Callable[[World, dict[str, Any]], None]) -> None:
-    """Hand out all that is due in the present shards, shard by shard."""
-    for place in split.layout.current("orders"):
-        one = world.at(place)
+    """Deliver all due messages of the present shards, shard by shard."""
+    for shard_name in split.layout.current(Topic("orders")):
+        one = world.at(shard_name)
         one.promote()
-        ready = split.store.ask("XLEN", split.keys(place).group("lisa").ready)
+        ready = split.store.ask("XLEN", split.keys(shard_name).group("lisa").ready)
         do(one, {entry.id: entry for entry in one.take("lisa", ready)})
 
 
 def copies(split: Split) -> Counter[str]:
-    """How often each id stands anywhere, in all places of all numbers."""
+    """Id -> number of occurrences, over all shards of all shard counts."""
     found: Counter[str] = Counter()
-    for place in split.layout.counted("orders"):
-        keys = split.keys(place)
+    for shard_name in split.layout.counted(Topic("orders")):
+        keys = split.keys(shard_name)
         own = keys.group("lisa")
         for one in (keys.waiting, own.retry, own.garbage):
             found.update(map(text, split.store.ask("ZRANGE", one, 0, -1)))
@@ -135,7 +142,7 @@ def seen(split: Split, ids: list[str]) -> dict[str, Inspection]:
 
 
 def settle_some(one: World, taken: dict[str, Any]) -> None:
-    """Six are acked, three failed, one in garbage; the rest stay where they are."""
+    """Six are acked, three failed, one is in garbage; the others keep their state."""
     one.ack("lisa", [taken[name] for name in names("a", 6) if name in taken])
     one.fail("lisa", [taken[name] for name in ("a6", "a7", "a8") if name in taken], 3_600_000)
     one.fail("lisa", [taken[name] for name in ("a9",) if name in taken], "discard")
@@ -143,7 +150,7 @@ def settle_some(one: World, taken: dict[str, Any]) -> None:
 
 
 def change_meanwhile(split: Split, world: World, target: Target) -> None:
-    """The archive runs; the number changes; it goes on until it has everything."""
+    """Run the archive, change the shard count, and continue until everything is archived."""
     stop, archived = threading.Event(), len(target.log())
     limit = threading.Timer(WITHIN_S, stop.set)
     changed: list[int] = []
@@ -152,7 +159,7 @@ def change_meanwhile(split: Split, world: World, target: Target) -> None:
         if not changed:
             changed.append(split.into(3).shards)
             world.send(names("b", 10), delay=LATER)
-            for known in ("a0", "u0"):  # one has settled, one is live in the topic's own place
+            for known in ("a0", "u0"):  # one is settled, one is live under the topic's own keys
                 world.producer.send(
                     "orders", {"anew": known}, id=known, on_duplicate="replace", delay=LATER
                 )
@@ -164,7 +171,7 @@ def change_meanwhile(split: Split, world: World, target: Target) -> None:
     limit.cancel()
 
 
-def test_through_changes_and_a_loss(
+def test_archive_audit_search_and_restore_across_shard_changes(
     spark: SparkSession, target: Target, split: Split, world: World, tmp_path: Path
 ) -> None:
     server = Server(split.url)
@@ -176,15 +183,17 @@ def test_through_changes_and_a_loss(
     handle(split, world, settle_some)
     change_meanwhile(split, world, target)
 
-    assert target.log() == written(split), "each event once, of all places"
+    assert target.log() == written(split), "each event of all shards once"
     assert {shard for _, shard, _ in target.log()} > {"", "0of4", "0of3"}
     live = [*names("u", 5), "a0", *names("a", 16)[6:], *names("b", 10)]
     messages = target.open().messages().where("not settled").select("id").collect()
     assert sorted(row.id for row in messages) == sorted(live)
     checked = audit(spark, target.open, server)
     assert {one: n for one, n in checked.counts.items() if n} == {
-        "live": len(live), "acked": 6, "cancelled": 2,
-    }  # fmt: skip
+        "live": len(live),
+        "acked": 6,
+        "cancelled": 2,
+    }
     assert checked.proven, checked.gaps
     for name, states in (("a7", ["retry"]), ("a0", ["acked", "waiting"]), ("b3", ["waiting"])):
         rows = search(spark, Query(ids=[name]), archive=target.open(), server=server).collect()
@@ -203,8 +212,8 @@ def test_through_changes_and_a_loss(
         was, now = before[name], after[name]
         assert now.envelope[:9] == was.envelope[:9], name
         assert now.waiting_due_ms == was.waiting_due_ms, name
-        assert [(one.group, one.failed_attempts) for one in now.places] == [
-            (one.group, one.failed_attempts) for one in was.places
+        assert [(one.group, one.failed_attempts) for one in now.group_states] == [
+            (one.group, one.failed_attempts) for one in was.group_states
         ], name
     again = restore(spark, target.open(), server, f"{tmp_path}/again")
     assert {one: n for one, n in again.counts.items() if n} == {"live": len(live)}
@@ -229,10 +238,10 @@ def test_through_changes_and_a_loss(
     assert len(last.gaps) == 8, "those that came back are told once, and so are the others"
 
 
-def test_an_archive_from_before_there_were_shards_goes_on(
+def test_an_archive_without_shard_column_continues(
     spark: SparkSession, target: Target, split: Split, world: World, tmp_path: Path
 ) -> None:
-    """It lacks the column: that is the topic's own place."""
+    """The archive lacks the column `shard`, so its events are those of the topic's own journal."""
     world.send(names("u", 5), delay=LATER)
     world.cancel(["u4"])
     target.follow()
@@ -256,7 +265,7 @@ def test_an_archive_from_before_there_were_shards_goes_on(
 
 
 def make_old(target: Target) -> None:
-    """The archive as an earlier version of this program left it."""
+    """The archive as an earlier version wrote it."""
     if not target.properties:
         for file in Path(target.where).rglob("*.parquet"):
             table = pq.ParquetFile(file).read()
@@ -269,7 +278,7 @@ def make_old(target: Target) -> None:
         return
     key = {"postgresql": "DROP CONSTRAINT {}_pkey", "mariadb": "DROP PRIMARY KEY"}
     database = Database.of(target.where, target.properties)
-    connection = Connection(target.spark, database)
+    connection = JdbcConnection(target.spark, database)
     statement = connection._connection.createStatement()
     for table, columns in (
         ("message_log", 'topic, "at", seq, number'),
@@ -283,18 +292,18 @@ def make_old(target: Target) -> None:
     connection.close()
 
 
-def test_what_only_the_journals_of_shards_know(
+def test_ends_known_only_to_journals_of_shards(
     spark: SparkSession, split: Split, world: World, tmp_path: Path
 ) -> None:
-    """It ended behind the archive, its tombstone is gone: it is neither missing nor put back."""
+    """A message that ended after the archive, without tombstone: not missing, not restored."""
     target = Target(spark, split.url, str(tmp_path / "archive"), str(tmp_path / "checkpoint"))
     split.into(3)
     world.send(names("a", 9), delay=LATER)
     target.follow()
     for name in ("a0", "a1"):
         assert world.producer.cancel("orders", name) == "cancelled"
-        place = split.layout.place("orders", name)
-        assert split.store.ask("DEL", split.keys(place).done(name)) == 1
+        shard_name = split.layout.shard_for(Topic("orders"), name)
+        assert split.store.ask("DEL", split.keys(shard_name).done(name)) == 1
     world.send(["new"], delay=LATER)
     server = Server(split.url)
     checked = audit(spark, target.open, server)

@@ -1,4 +1,4 @@
-"""Archives follow a topic, not its places: what waits for them, and where they begin."""
+"""Archives of sharded topics: trimming of journals, and start positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lisa.admin.journal import forget
-from lisa.core.errors import ConfigError, LisaError
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.sharding import Shard, Topic
 from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
 from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import open_archive
@@ -19,7 +20,8 @@ from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.source.following import record_archived
-from lisa.pipeline.source.journal import JournalReader, Stretch
+from lisa.pipeline.source.journal import JournalReader
+from lisa.pipeline.source.journal_offsets import JournalRange
 from lisa.pipeline.source.marks import Mark
 from tests.shards import Split
 from tests.spark.journals import Journal
@@ -31,16 +33,16 @@ if TYPE_CHECKING:
     import redis
     from pyspark.sql import SparkSession
 
-    from lisa.pipeline.jobs.archive import Progress
+    from lisa.pipeline.jobs.archive_run import Progress
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PLACES = [f"orders~{number}of8" for number in range(8)]
+SHARD_NAMES = [f"orders~{number}of8" for number in range(8)]
 
 
 @pytest.fixture
 def split(redis_url: str, client: redis.Redis) -> Iterator[Split]:
-    """A topic whose journals are trimmed to the event."""
+    """A topic whose journals are trimmed exactly."""
     made = Split(redis_url)
     client.config_set("stream-node-max-entries", 1)
     yield made
@@ -59,15 +61,15 @@ def report(split: Split, name: str, journal: Journal, number: int) -> None:
 
 
 def prune(split: Split, *journals: Journal) -> list[int]:
-    """One round of the manager; how many events are left."""
+    """Run one round of the manager; returns the number of events left."""
     pruner = Pruner(split.store)
-    for place in pruner.pick([journal.topic for journal in journals]):
-        pruner.step(place)
+    for shard_name in pruner.pick([Shard(journal.topic) for journal in journals]):
+        pruner.step(shard_name)
     return [journal.client.xlen(journal.keys.events) for journal in journals]
 
 
-class TestWhatWaits:
-    """The journal of a place to which an archive has not come yet."""
+class TestTrimming:
+    """The journal of a shard for which an archive has not reported progress yet."""
 
     @pytest.fixture
     def whole(self, split: Split, client: redis.Redis) -> Journal:
@@ -78,13 +80,16 @@ class TestWhatWaits:
 
     @pytest.fixture
     def shards(self, whole: Journal, split: Split) -> list[Journal]:
-        made = [Journal(whole.client, place) for place in split.layout.current("orders")]
+        made = [
+            Journal(whole.client, shard_name)
+            for shard_name in split.layout.current(Topic("orders"))
+        ]
         for journal in made:
             journal.write(20)
             whole.client.hset(journal.keys.options, "journal_max", 5)
         return made
 
-    def test_for_one_that_is_behind_another(
+    def test_journals_wait_for_the_slower_of_two_archives(
         self, split: Split, whole: Journal, shards: list[Journal]
     ) -> None:
         for name in ("continuous", "nightly"):
@@ -94,13 +99,15 @@ class TestWhatWaits:
         report(split, "nightly", shards[0], 15)
         assert prune(split, *shards) == [6, 20]
 
-    def test_for_the_only_one(self, split: Split, whole: Journal, shards: list[Journal]) -> None:
+    def test_journals_wait_for_the_only_archive(
+        self, split: Split, whole: Journal, shards: list[Journal]
+    ) -> None:
         report(split, "nightly", whole, 10)
         assert prune(split, *shards) == [20, 20]
         assert split.store.drive(forget(split.store, "orders", "nightly"))
         assert prune(split, *shards) == [5, 5]
 
-    def test_for_none_that_reports_no_more(
+    def test_journals_do_not_wait_for_silent_archives(
         self, split: Split, whole: Journal, shards: list[Journal]
     ) -> None:
         now_ms = split.store.drive(split.store.server_time_us()) // 1000
@@ -112,14 +119,14 @@ class TestWhatWaits:
         assert prune(split, *shards) == [1, 20]
 
 
-class TestWhereOneBegins:
-    """`JournalReader`, asked as Spark asks it."""
+class TestStartPositions:
+    """`JournalReader`, called as Spark calls it."""
 
     @pytest.fixture
     def trimmed(self, client: redis.Redis, split: Split) -> list[Journal]:
-        """Eight shards that hold the events 11 to 30, and nothing else."""
+        """Eight shards with events 11 to 30 only."""
         split.into(8)
-        made = [Journal(client, place) for place in PLACES]
+        made = [Journal(client, shard_name) for shard_name in SHARD_NAMES]
         for journal in made:
             journal.write(30)
             client.xtrim(journal.keys.events, maxlen=20, approximate=False)
@@ -131,7 +138,7 @@ class TestWhereOneBegins:
         yield reader
         reader.stop()
 
-    def test_one_that_had_no_share_of_the_first_batch(
+    def test_a_journal_without_events_in_the_first_batch(
         self, trimmed: list[Journal], reader: JournalReader
     ) -> None:
         offset: dict[str, Any] = {}
@@ -140,20 +147,22 @@ class TestWhereOneBegins:
             end = reader.latestOffset(offset, ReadMaxRows(5))
             if end == offset:
                 break
-            pieces = [one for one in reader.partitions(offset, end) if isinstance(one, Stretch)]
+            pieces = [
+                one for one in reader.partitions(offset, end) if isinstance(one, JournalRange)
+            ]
             assert 1 <= sum(one.end.number - one.begin.number for one in pieces) <= 5
             for one in pieces:
-                assert (one.gap, one.begin.number) == (None, read[one.place])
-                read[one.place] = one.end.number
+                assert (one.gap, one.begin.number) == (None, read[one.journal])
+                read[one.journal] = one.end.number
             offset = end
             reader.commit(offset)
         assert set(read.values()) == {30}
 
-    def test_a_new_checkpoint_of_an_archive_that_has_others(
+    def test_a_new_checkpoint_of_an_archive_with_other_journals(
         self, split: Split, trimmed: list[Journal], reader: JournalReader
     ) -> None:
         report(split, "cold", trimmed[0], 20)
-        told = "shard 1of8, lacks events 1 to 10: behind 0-0"
+        told = "shard 1of8, lacks events 1 to 10: after 0-0"
         with pytest.raises(LisaError, match=told):
             reader.latestOffset({}, ReadMaxRows(1000))
         latest = JournalReader(
@@ -162,10 +171,10 @@ class TestWhereOneBegins:
         assert [one["n"] for one in latest.initialOffset().values()] == [20, *[0] * 7]
         latest.stop()
 
-    def test_an_archive_that_stopped_before_each_had_its_share(
+    def test_an_archive_that_stopped_before_every_journal_had_a_batch(
         self, split: Split, trimmed: list[Journal], spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Its checkpoint names journals that it has nothing of: they belong together."""
+        """The checkpoint has journals without archived events, and still matches the archive."""
         where, stop = str(tmp_path / "archive"), threading.Event()
 
         def second(done: Progress) -> None:
@@ -186,7 +195,7 @@ class TestWhereOneBegins:
 @pytest.mark.parametrize(
     "more", [{"gap": ["", "0-0", 1, 2, None]}, {"from": {"id": "4-0", "n": 4}}]
 )
-def test_a_checkpoint_that_took_something_is_ahead(
+def test_a_checkpoint_with_events_that_the_archive_lacks_is_ahead(
     spark: SparkSession, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     begun = {"id": "5-0", "n": 5, "from": {"id": "5-0", "n": 5}}
@@ -194,8 +203,8 @@ def test_a_checkpoint_that_took_something_is_ahead(
     folder.write("commits/0", "v1\n{}")
     folder.write("offsets/0", f"v1\n{{}}\n{json.dumps({'orders': begun})}")
     check_checkpoint(spark, str(tmp_path), {}, ())
-    with pytest.raises(ConfigError, match="further than the archive"):
+    with pytest.raises(ConfigError, match="ahead of the archive"):
         check_checkpoint(spark, str(tmp_path), {"orders": ("4-0", 4)}, ())
     folder.write("offsets/0", f"v1\n{{}}\n{json.dumps({'orders': begun | more})}")
-    with pytest.raises(ConfigError, match="further than the archive"):
+    with pytest.raises(ConfigError, match="ahead of the archive"):
         check_checkpoint(spark, str(tmp_path), {}, ())

@@ -1,4 +1,4 @@
-"""The journals of a topic that is split: each followed by itself, told as those of one topic."""
+"""The journals of a sharded topic: each is followed separately, and read as one topic."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from lisa import Producer
 from lisa.admin import topics
+from lisa.core.model.sharding import Topic
 from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.fold import fold
@@ -45,11 +46,11 @@ def named(rows: Iterable[Row]) -> list[Name]:
 
 
 def written(split: Split) -> list[Name]:
-    """Every event that any place has counted."""
+    """The number of all events, over all journals."""
     found: list[Name] = []
-    for place in split.layout.counted("orders"):
-        last = int(split.store.ask("HGET", split.keys(place).stats, "journaled") or 0)
-        shard = place.partition("~")[2] or None
+    for shard_name in split.layout.counted(Topic("orders")):
+        last = int(split.store.ask("HGET", split.keys(shard_name).stats, "journaled") or 0)
+        shard = shard_name.partition("~")[2] or None
         found += [("orders", shard, number) for number in range(1, last + 1)]
     return found
 
@@ -58,11 +59,11 @@ def key(name: Name) -> tuple[str, str, int]:
     return name[0], name[1] or "", name[2]
 
 
-class TestTheStream:
+class TestStream:
     """`spark.readStream.format("lisa")`."""
 
     @pytest.mark.parametrize("named_topic", ["orders", None])
-    def test_it_goes_on_through_changes_of_the_number(
+    def test_the_stream_continues_across_changes_of_the_shard_count(
         self, split: Split, spark: SparkSession, tmp_path: Path, named_topic: str | None
     ) -> None:
         split.store.drive(topics.set_options(split.store, "orders", {"journal": True}))
@@ -85,13 +86,13 @@ class TestTheStream:
             map(key, written(split))
         )
         assert {row.shard for row in rows} > {None, "0of4", "2of3"}
-        # Spark tells a source of a batch's end when the next one begins.
-        for place in set(split.layout.counted("orders")) - {"orders"}:
-            last: Any = split.store.ask("HGET", split.keys(place).stats, "journaled")
-            told = split.store.ask("HGET", split.keys(place).archived, "cold")
-            assert told.split()[1] == last, place
+        # Spark commits a batch to the source when the next one starts.
+        for shard_name in set(split.layout.counted(Topic("orders"))) - {"orders"}:
+            last: Any = split.store.ask("HGET", split.keys(shard_name).stats, "journaled")
+            told = split.store.ask("HGET", split.keys(shard_name).archived, "cold")
+            assert told.split()[1] == last, shard_name
 
-    def test_a_checkpoint_of_an_undivided_topic_goes_on(
+    def test_a_checkpoint_from_before_sharding_continues(
         self, client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
     ) -> None:
         whole, shard = Journal(client), Journal(client, "orders~1of2")
@@ -106,10 +107,11 @@ class TestTheStream:
         whole.write(1)
         rows = following.run()
         assert {(row.topic, row.shard, row.number) for row in rows} == {
-            ("orders", None, 6), *(("orders", "1of2", number) for number in range(1, 5)),
-        }  # fmt: skip
+            ("orders", None, 6),
+            *(("orders", "1of2", number) for number in range(1, 5)),
+        }
 
-    def test_gaps_are_told_for_each_journal(
+    def test_gaps_are_reported_per_journal(
         self, client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
     ) -> None:
         first, second = (Journal(client, f"orders~{n}of2") for n in range(2))
@@ -119,7 +121,7 @@ class TestTheStream:
         first.write(5)
         second.write(6)
         client.xtrim(second.keys.events, maxlen=2, approximate=False)
-        told = "topic 'orders', shard 1of2, lacks events 1 to 4: behind 0-0"
+        told = "topic 'orders', shard 1of2, lacks events 1 to 4: after 0-0"
         with pytest.raises(Exception, match=told):
             following.run()
         following.change(fail_on_gap="false")
@@ -129,36 +131,44 @@ class TestTheStream:
         assert named(events) == [
             *(("orders", "0of2", n) for n in range(11, 16)),
             *(("orders", "1of2", n) for n in (5, 6)),
-        ]  # fmt: skip
+        ]
         client.flushall()
         for journal in (first, second):
             Journal(client, journal.topic).write(1)
         rows = following.run()
         assert sorted((row.shard, row.state, row.number) for row in rows) == [
-            ("0of2", "gap", 16), ("0of2", "ready", 1), ("1of2", "gap", 7), ("1of2", "ready", 1),
-        ]  # fmt: skip
+            ("0of2", "gap", 16),
+            ("0of2", "ready", 1),
+            ("1of2", "gap", 7),
+            ("1of2", "ready", 1),
+        ]
 
-    def test_each_journal_is_trimmed_behind_its_own_mark(
+    def test_each_journal_is_trimmed_to_its_own_recorded_event(
         self, split: Split, client: redis.Redis
     ) -> None:
         client.config_set("stream-node-max-entries", 1)
         try:
             split.into(2)
-            places = split.layout.current("orders")
-            for place in places:
-                journal = Journal(client, place)
+            shard_names = split.layout.current(Topic("orders"))
+            for shard_name in shard_names:
+                journal = Journal(client, shard_name)
                 journal.write(20)
-            entries: Any = [client.xrange(split.keys(place).events) for place in places]
+            entries: Any = [
+                client.xrange(split.keys(shard_name).events) for shard_name in shard_names
+            ]
             now = split.store.drive(split.store.server_time_us()) // 1000
             mark = Mark(entries[0][14][0].decode(), 15)
-            client.hset(split.keys(places[0]).archived, "cold", f"{mark.entry} 15 {now}")
+            client.hset(split.keys(shard_names[0]).archived, "cold", f"{mark.entry} 15 {now}")
             client.hset(
-                split.keys(places[1]).archived, "cold", f"{entries[1][3][0].decode()} 4 {now}"
+                split.keys(shard_names[1]).archived, "cold", f"{entries[1][3][0].decode()} 4 {now}"
             )
             pruner = Pruner(split.store)
-            for place in pruner.pick(places):
-                pruner.step(place)
-            assert [client.xlen(split.keys(place).events) for place in places] == [6, 17]
+            for shard_name in pruner.pick(shard_names):
+                pruner.step(shard_name)
+            assert [client.xlen(split.keys(shard_name).events) for shard_name in shard_names] == [
+                6,
+                17,
+            ]
         finally:
             client.config_set("stream-node-max-entries", 100)
 
@@ -176,11 +186,11 @@ def stood(rows: DataFrame) -> dict[str | None, tuple[str, bool]]:
     return {row.token: (row.state, row.settled) for row in rows.collect()}
 
 
-class TestTheFold:
-    """An id that lived in one place, and lives in another."""
+class TestFoldAcrossShards:
+    """An id that lived in one shard, and now lives in another."""
 
-    def test_clocks_that_differ_change_no_life(self, spark: SparkSession) -> None:
-        """By their clocks the second life began before the first one ended."""
+    def test_clock_skew_between_shards_does_not_mix_lives(self, spark: SparkSession) -> None:
+        """By the servers' clocks, the second life began before the first one ended."""
         events = [
             at(1000, 1, **FIRST),
             at(1050, 1, **SECOND),
@@ -189,13 +199,14 @@ class TestTheFold:
         found = fold(frame(spark, events))
         assert stood(found) == {"firstfir": ("acked", True), "secondse": ("waiting", False)}
 
-    def test_a_life_whose_end_no_journal_tells(self, spark: SparkSession) -> None:
+    def test_a_life_without_recorded_end(self, spark: SparkSession) -> None:
         events = [at(1000, 1, **FIRST), at(5000, 1, **SECOND)]
         assert stood(fold(frame(spark, events))) == {
-            "firstfir": ("lost", True), "secondse": ("waiting", False),
-        }  # fmt: skip
+            "firstfir": ("lost", True),
+            "secondse": ("waiting", False),
+        }
 
-    def test_a_life_that_was_put_back_elsewhere(self, spark: SparkSession) -> None:
+    def test_a_life_restored_into_another_shard(self, spark: SparkSession) -> None:
         back = FIRST | {"shard": "1of3", "state": "restored", "due": 8000}
         events = [
             at(1000, 1, **FIRST),
@@ -207,10 +218,8 @@ class TestTheFold:
         ended = at(9900, 2, id="m", shard="1of3", state="acked", group="g", settled=True)
         assert stood(fold(frame(spark, [*events, ended]))) == {"firstfir": ("acked", True)}
 
-    def test_an_end_that_is_archived_later_than_the_next_life(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """Journals are read side by side: one may be behind another."""
+    def test_an_end_archived_after_the_next_life(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Journals are read independently: one may be archived less far than another."""
         writer = ParquetWriter(spark, str(tmp_path))
         ends = [
             at(6000, 2, id="m", shard="1of3", state="cancelled", settled=True),
@@ -227,8 +236,9 @@ class TestTheFold:
             writer.fold()
             archive = open_archive(spark, str(tmp_path))
             assert stood(archive.messages()) == {
-                "firstfir": ("acked", True), "secondse": ("cancelled", True),
-            }  # fmt: skip
+                "firstfir": ("acked", True),
+                "secondse": ("cancelled", True),
+            }
             assert writer.manifest.live_events == 0
             assert archive.offsets() == {"orders~0of2": ("1100-0", 2), "orders~1of3": ("6000-0", 2)}
         finally:

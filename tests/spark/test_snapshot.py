@@ -1,4 +1,4 @@
-"""`spark.read.format("lisa")`: what is live, where it stands."""
+"""`spark.read.format("lisa")`: live messages and their states."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import functions as f
 
 from lisa.admin.reading import Position, sorted_page
-from lisa.core.connection import Connection
-from lisa.core.envelope import encode_envelope
-from lisa.core.flow import Command, drive
-from lisa.core.stream import Entry
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.stream import Entry
+from lisa.core.redis.connection import Connection
+from lisa.core.redis.flow import Command, drive
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.source.read_columns import LIVE_SCHEMA
 from lisa.producer import Producer
 from tests.roles import Cast, Services
@@ -43,7 +43,7 @@ def at(milliseconds: int) -> Any:
 
 
 def fill(client: redis.Redis, cast: Cast, count: int, body: object = "x") -> None:
-    """Many waiting messages, a thousand of each due time."""
+    """Many waiting messages, a thousand per due time."""
     envelope = encode_envelope("tokentok", body)
     for start in range(0, count, 10_000):
         names = range(start, min(start + 10_000, count))
@@ -52,7 +52,7 @@ def fill(client: redis.Redis, cast: Cast, count: int, body: object = "x") -> Non
     cast.store.drive(cast.store.register([cast.topic]))
 
 
-def test_a_row_in_every_state(cast: Cast, spark: SparkSession, redis_url: str) -> None:
+def test_rows_of_every_state(cast: Cast, spark: SparkSession, redis_url: str) -> None:
     with Producer(redis_url) as producer:
         for name in ("w", "r", "f", "t", "g"):
             later = 600_000 if name == "w" else 0
@@ -65,13 +65,18 @@ def test_a_row_in_every_state(cast: Cast, spark: SparkSession, redis_url: str) -
         Failure("t", entries["t"].entry, "broken — ü", 600_000),
         Failure("g", entries["g"].entry, "no", "discard"),
     ]
-    cast.store.call(Retry("orders", "g", failures))
+    cast.store.call(Fail("orders", "g", failures))
     ready = cast.send(b"\x00\xff", message_id="last")
     rows = {row.id: row for row in live(spark, redis_url).collect()}
     assert {name: row.state for name, row in rows.items()} == {
-        "w": "waiting", "r": "in_flight", "f": "in_flight", "t": "retry", "g": "garbage",
-        text: "in_flight", ready: "ready",
-    }  # fmt: skip
+        "w": "waiting",
+        "r": "in_flight",
+        "f": "in_flight",
+        "t": "retry",
+        "g": "garbage",
+        text: "in_flight",
+        ready: "ready",
+    }
     assert rows["w"].group is None
     assert {row.group for name, row in rows.items() if name != "w"} == {"g"}
     assert bytes(rows["w"].body) == b'{"is":"w"}'
@@ -89,7 +94,7 @@ def test_a_row_in_every_state(cast: Cast, spark: SparkSession, redis_url: str) -
     }
     assert epoch_ms["f"] == due["f"]
     assert epoch_ms["w"] == cast.look("w").waiting_due_ms
-    assert epoch_ms["t"] == cast.look("t").places[0].due_ms
+    assert epoch_ms["t"] == cast.look("t").group_states[0].due_ms
 
 
 def test_each_group_has_its_own_row(cast: Cast, spark: SparkSession, redis_url: str) -> None:
@@ -100,9 +105,7 @@ def test_each_group_has_its_own_row(cast: Cast, spark: SparkSession, redis_url: 
     assert {(row.group, row.state) for row in rows} == {("g", "ready"), ("h", "in_flight")}
 
 
-def test_topics_and_states_that_were_chosen(
-    cast: Cast, spark: SparkSession, redis_url: str
-) -> None:
+def test_selected_topics_and_states(cast: Cast, spark: SparkSession, redis_url: str) -> None:
     other = cast.on("other").declare()
     for one in (cast, other):
         one.send(message_id="now")
@@ -113,21 +116,24 @@ def test_topics_and_states_that_were_chosen(
     assert live(spark, redis_url, topic="none").count() == 0
 
 
-@pytest.mark.parametrize(("options", "named"), [
-    ({"state": "lost"}, "'lost' is none of waiting, ready"),
-    ({"topic": "a b"}, "topic 'a b' is not allowed"),
-    ({"stat": "ready"}, "no option 'stat' to read: did you mean 'state'"),
-    ({"partitions": "-1"}, "'-1' is not a"),
-    ({"url": "redis://127.0.0.1:1/0"}, "does not answer"),
-])  # fmt: skip
-def test_what_cannot_work_is_named(
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"state": "lost"}, "'lost' is not one of waiting, ready"),
+        ({"topic": "a b"}, "topic 'a b' is not allowed"),
+        ({"stat": "ready"}, "no option 'stat' for read: did you mean 'state'"),
+        ({"partitions": "-1"}, "'-1' is not a"),
+        ({"url": "redis://127.0.0.1:1/0"}, "does not answer"),
+    ],
+)
+def test_invalid_options_are_named(
     options: dict[str, str], named: str, spark: SparkSession, redis_url: str
 ) -> None:
     with pytest.raises(Exception, match=named):
         live(spark, options.pop("url", redis_url), **options).collect()
 
 
-def test_an_unknown_envelope_is_shown_whole(
+def test_an_unknown_envelope_is_returned_as_body(
     cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
 ) -> None:
     cast.send(message_id="m", delay_ms=600_000)
@@ -147,7 +153,7 @@ def test_bodies_are_not_fetched_for_a_count(
 
 
 class TestFilters:
-    """What Spark hands down is answered by the server, and the result is the same."""
+    """Pushed-down filters are evaluated by the server, with the same result."""
 
     @pytest.fixture(autouse=True)
     def _filled(self, cast: Cast, client: redis.Redis) -> None:
@@ -156,7 +162,7 @@ class TestFilters:
             cast.send(message_id=name)
 
     def asked(self, client: redis.Redis, frame: DataFrame) -> tuple[set[str], int]:
-        """Ids of the result, and how many members and bodies the server had to give."""
+        """The ids of the result, and the numbers of members and bodies read from the server."""
         client.config_resetstat()
         ids = {row.id for row in frame.collect()}
         stats = client.info("commandstats")
@@ -183,7 +189,7 @@ class TestFilters:
         inside = frame.where((due >= at(FAR_MS + 3)) & (due < at(FAR_MS + 5)))
         ids, pages = self.asked(client, inside)
         assert ids == {f"m{n:07d}" for n in range(3_000, 5_000)}
-        assert pages < 40  # of 150 for all
+        assert pages < 40  # of 150 pages in total
         exact = frame.where((due > at(FAR_MS + 28)) & (due <= at(FAR_MS + 29)))
         assert len(self.asked(client, exact)[0]) == 1_000
         assert len(self.asked(client, frame.where(due == at(FAR_MS + 7)))[0]) == 1_000
@@ -202,7 +208,7 @@ class TestFilters:
         assert len(self.asked(client, frame.where("state <> 'waiting'"))[0]) == 2
 
 
-def test_what_stands_still_is_read_once_while_others_move(
+def test_unmoved_messages_are_read_once_while_others_move(
     cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
 ) -> None:
     fill(client, cast, 40_000)
@@ -210,7 +216,7 @@ def test_what_stands_still_is_read_once_while_others_move(
     moved = {f"m{n:07d}" for n in range(0, 40_000, 3)}
 
     def move() -> None:
-        """Take messages out before and after what is being read, and put others in."""
+        """Remove messages before and after those being read, and add others."""
         mover = Cast(redis_url)
         names = iter(sorted(moved))
         for number, name in enumerate(names):
@@ -232,15 +238,13 @@ def test_what_stands_still_is_read_once_while_others_move(
     assert sorted(still) == sorted({f"m{n:07d}" for n in range(40_000)} - moved)
 
 
-def test_a_page_is_whole_though_members_leave_and_come_before_it(
-    cast: Cast, client: redis.Redis
-) -> None:
-    """Between the question for a place and the one for the page behind it."""
+def test_pages_are_complete_while_earlier_members_change(cast: Cast, client: redis.Redis) -> None:
+    """Changes between the query for a position and the query for the following page."""
     fill(client, cast, 2_000)
     rest = [f"m{n:07d}".encode() for n in range(1_000, 2_000)]
 
     class Meddling(Connection):
-        """Moves the head of the set to and fro before a page is read."""
+        """Removes and adds the head of the set before a page is read."""
 
         turn = 0
 
@@ -268,8 +272,8 @@ def test_a_page_is_whole_though_members_leave_and_come_before_it(
     assert len(found) == len(set(found))
 
 
-def test_promoted_while_it_is_read(cast: Cast, spark: SparkSession, redis_url: str) -> None:
-    """The head of the set leaves all the time; nobody behind it may be left out."""
+def test_messages_promoted_during_the_read(cast: Cast, spark: SparkSession, redis_url: str) -> None:
+    """The head of the set leaves continuously; messages after it must not be missed."""
     for number in range(3_000):
         cast.send(delay_ms=600_000 + number, message_id=f"later{number}")
     services = Services(cast)
@@ -294,7 +298,7 @@ def test_promoted_while_it_is_read(cast: Cast, spark: SparkSession, redis_url: s
     )
 
 
-def test_no_command_holds_up_the_server(
+def test_every_command_runs_in_bounded_time(
     cast: Cast, client: redis.Redis, spark: SparkSession, redis_url: str
 ) -> None:
     fill(client, cast, WAITING)
@@ -305,7 +309,7 @@ def test_no_command_holds_up_the_server(
     cast.take(500)
     reading = live(spark, redis_url).select(
         f.count("id"), f.count_distinct("id"), f.sum(f.length("body"))
-    )  # fmt: skip
+    )
 
     def read() -> None:
         (row,) = reading.collect()

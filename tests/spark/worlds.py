@@ -1,4 +1,4 @@
-"""A topic with messages in every state, its journal, and an archive made of that journal."""
+"""A topic with messages in every state, its journal, and an archive of that journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from lisa import Outgoing, Producer
 from lisa.admin.topics import set_options
-from lisa.core.envelope import decode_envelope
+from lisa.core.model.envelope import decode_envelope
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
@@ -22,32 +22,32 @@ from lisa.core.transitions.open import Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.release import Release
-from lisa.core.transitions.retry import Failure, Retry
+from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.archive.fold import fold, host_of
-from lisa.pipeline.archive.records import Gap, TopicRecord
+from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
-from lisa.pipeline.jobs import remaining
-from lisa.pipeline.jobs.server import Server
+from lisa.pipeline.jobs import journal_tail
+from lisa.pipeline.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from lisa.core.store import SyncStore
-    from lisa.core.stream import Entry
+    from lisa.core.model.stream import Entry
+    from lisa.core.store.store import SyncStore
 
 ACK_TIMEOUT_MS = 30_000
 
 
 @dataclass
-class Frozen:
-    """An archive as it was at one moment: the journal up to then, folded. Has Archive's face."""
+class ArchiveSnapshot:
+    """A snapshot of an archive: the journal at one moment, folded. Implements Archive."""
 
     events: DataFrame
     committed: dict[str, tuple[str, int]]
     records: dict[str, TopicRecord]
-    named_gaps: list[Gap] = field(default_factory=list)
+    named_gaps: list[ArchiveGap] = field(default_factory=list)
 
     def log(self) -> DataFrame:
         return self.events.withColumn("host", host_of()).withColumn("day", sf.to_date("at"))
@@ -61,16 +61,16 @@ class Frozen:
     def topics(self) -> dict[str, TopicRecord]:
         return self.records
 
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[ArchiveGap]:
         return self.named_gaps
 
 
 def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: str) -> Any:
-    """Archive the journals of topics as they stand."""
+    """Archive the present journals of topics."""
     ahead, records, committed = [], {}, {}
     with server.open() as store:
         for topic in topics:
-            one = store.drive(remaining.look(store, topic, None))
+            one = store.drive(journal_tail.find_remainder(store, topic, None))
             assert one.last is not None
             assert one.last_number is not None
             ahead.append(one)
@@ -81,14 +81,14 @@ def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: st
                 {name.decode(): value.decode() for name, value in options.items()},
                 store.drive(store.groups(topic)),
             )
-    events = remaining.read(spark, server, ahead)
+    events = journal_tail.read(spark, server, ahead)
     assert events is not None
     events.write.parquet(where)
-    return Frozen(spark.read.schema(EVENT_SCHEMA).parquet(where), committed, records)
+    return ArchiveSnapshot(spark.read.schema(EVENT_SCHEMA).parquet(where), committed, records)
 
 
 class World:
-    """Makes messages of one topic and moves them about, by the transitions that roles use."""
+    """Creates messages of one topic and changes their states with the roles' transitions."""
 
     def __init__(self, store: SyncStore, url: str, topic: str, groups: Sequence[str]) -> None:
         self.store = store
@@ -96,10 +96,19 @@ class World:
         self.groups = groups
         self.producer = Producer(url)
         self._taken: dict[str, Entry] = {}
-        store.drive(set_options(store, topic, {
-            "journal": True, "ack_timeout": timedelta(milliseconds=ACK_TIMEOUT_MS),
-            "retry_delays": "1h,1h,1h", "max_ready": 1_000_000,
-        }))  # fmt: skip
+        store.drive(
+            set_options(
+                store,
+                topic,
+                {
+                    "journal": True,
+                    "ack_timeout": timedelta(milliseconds=ACK_TIMEOUT_MS),
+                    "retry_delays": "1h,1h,1h",
+                    "max_ready": 1_000_000,
+                    "retention": timedelta(minutes=30),  # longer than a test on a busy machine
+                },
+            )
+        )
         for group in groups:
             store.call(Declare(topic, group))
         store.drive(store.groups(topic))
@@ -107,11 +116,11 @@ class World:
     def close(self) -> None:
         self.producer.close()
 
-    def at(self, place: str) -> World:
-        """The same at one place of the topic, where it is split."""
+    def at(self, shard_name: str) -> World:
+        """A World for one shard of the topic."""
         other = copy(self)
-        other.topic = place
-        self.store.drive(self.store.groups(place))
+        other.topic = shard_name
+        self.store.drive(self.store.groups(shard_name))
         return other
 
     def send(self, ids: Sequence[str], *, delay: timedelta = timedelta(0), **more: Any) -> None:
@@ -124,7 +133,7 @@ class World:
             pass
 
     def take(self, group: str, count: int) -> list[Entry]:
-        """So many messages of a group, handed over."""
+        """Deliver `count` messages to a group."""
         found: list[Entry] = []
         while len(found) < count:
             most = min(100, count - len(found))
@@ -138,19 +147,31 @@ class World:
     def ack(self, group: str, entries: Sequence[Entry]) -> None:
         for some in pieces(entries):
             seen = self.look([one.id for one in some])
-            self.store.call(Ack(self.topic, group, [
-                Settlement(one.id, one.entry, decode_envelope(at.envelope).fence, one.due_ms, 1)
-                for one, at in zip(some, seen, strict=True)
-            ]))  # fmt: skip
+            self.store.call(
+                Ack(
+                    self.topic,
+                    group,
+                    [
+                        Settlement(
+                            one.id, one.entry, decode_envelope(at.envelope).fence, one.due_ms, 1
+                        )
+                        for one, at in zip(some, seen, strict=True)
+                    ],
+                )
+            )
 
     def fail(self, group: str, entries: Sequence[Entry], delay: Any = None) -> None:
         for some in pieces(entries):
-            self.store.call(Retry(self.topic, group, [
-                Failure(one.id, one.entry, f"no luck with {one.id}", delay) for one in some
-            ]))  # fmt: skip
+            self.store.call(
+                Fail(
+                    self.topic,
+                    group,
+                    [Failure(one.id, one.entry, f"no luck with {one.id}", delay) for one in some],
+                )
+            )
 
     def release(self, group: str, entries: Sequence[Entry]) -> None:
-        """Give back what was handed over: ready again."""
+        """Release delivered messages: they become ready again."""
         for some in pieces(entries):
             self.store.call(Release(self.topic, group, [(one.id, one.entry) for one in some]))
 
@@ -164,11 +185,11 @@ class World:
             self.store.call(Expire(self.topic, some))
 
     def entries(self, ids: Sequence[str]) -> list[Entry]:
-        """What is in flight, by its ids, as it was handed over."""
+        """The delivered entries of messages in flight, by id."""
         return [self._taken[one] for one in ids]
 
     def look(self, ids: Sequence[str]) -> list[Any]:
-        """Inspections, bodies and all."""
+        """Inspections with bodies."""
         return [seen for some in pieces(ids) for seen in self.store.call(Inspect(self.topic, some))]
 
 

@@ -1,4 +1,4 @@
-"""Run Lisa under faults, and judge it by ledgers outside Redis: `python -m tests.torture --help`.
+"""Runs Lisa under faults, and judges it by ledgers outside Redis: `python -m tests.torture --help`.
 
 Exit code 0 only if the verdict is clean.
 """
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.torture.options import Options
     from tests.torture.verdicts import Verdicts
 
-__all__ = ["judge", "main", "torture"]
-
 
 def torture(options: Options, tell: Callable[[str], None]) -> Verdicts:
     """Run, judge and report."""
@@ -32,7 +30,7 @@ def torture(options: Options, tell: Callable[[str], None]) -> Verdicts:
 
 
 def judge(options: Options, tell: Callable[[str], None]) -> Verdicts:
-    """Judge what a run left in its directory, and report."""
+    """Judge the files in a run's directory, and report."""
     found = load(options.out)
     verdicts = check(found)
     tell(write(figures(found, verdicts), options.out))
@@ -49,8 +47,10 @@ def main() -> int:
     options = parse()
     if options.check:
         return 0 if judge(options, _tell).is_clean else 1
-    _tell(f"seed {options.seed}: the same faults again with --seed {options.seed} and the same "
-          f"options; ledgers in {options.out}")  # fmt: skip
+    _tell(
+        f"seed {options.seed}: the same faults again with --seed {options.seed} and the same "
+        f"options; ledgers in {options.out}"
+    )
     return 0 if torture(options, _tell).is_clean else 1
 
 

@@ -1,6 +1,6 @@
-"""A sender's ledger, and what it is told to do.
+"""A sender's ledger, and its orders.
 
-It holds one line for each call before it is made, and one for what came of it; the module
+It holds one line for each call before it is made, and one for its result; the module
 `tests.torture.reading` reads them:
 
     S call low topic first count doing,... due,... ttl   a send of `count` new messages
@@ -9,11 +9,11 @@ It holds one line for each call before it is made, and one for what came of it; 
     X call low number                                    a cancel
     R call low number due                                a new due time
     C call high letters                                  what Redis confirmed, letter by letter
-    E call high settled error                            an error, after so many were confirmed;
-                                                         by HTTP with the status that was answered
+    E call high settled error                            an error, after `settled` confirmations;
+                                                         for HTTP with the status code
 
-`low` and `high` are Redis's clock, microseconds: not later than the call began, not earlier than it
-ended. A due is `+ms` for a delay or epoch milliseconds.
+`low` and `high` are Redis's clock in microseconds: bounds for the begin and the end of the call. A
+due is `+ms` for a delay or epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from tests.torture.world import Do, number_of, topic_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Book", "Orders", "Pace", "delay_ms", "leaving"]
-
 
 class Orders(NamedTuple):
-    """What a process of the run is told by its environment."""
+    """What a process of the run gets from its environment."""
 
     number: int
     seed: int
@@ -50,14 +48,18 @@ class Orders(NamedTuple):
     def read(cls) -> Orders:
         env = os.environ
         return cls(
-            int(env["TORTURE_PROCESS"]), int(env["TORTURE_SEED"]), float(env["TORTURE_RATE"]),
-            env["TORTURE_REDIS"], int(env["TORTURE_CLOCK_PORT"]), Path(env["TORTURE_LEDGER"]),
+            int(env["TORTURE_PROCESS"]),
+            int(env["TORTURE_SEED"]),
+            float(env["TORTURE_RATE"]),
+            env["TORTURE_REDIS"],
+            int(env["TORTURE_CLOCK_PORT"]),
+            Path(env["TORTURE_LEDGER"]),
             float(env["TORTURE_LONGEST_S"]),
-        )  # fmt: skip
+        )
 
 
 class Book:
-    """A sender's ledger: calls and messages, each with a number of its own."""
+    """A sender's ledger: calls and messages, each with its own number."""
 
     def __init__(self, orders: Orders) -> None:
         self.clock = RedisClock(orders.clock_port)
@@ -73,24 +75,33 @@ class Book:
         return [number_of(self._sender, first + k) for k in range(n)]
 
     def attempt(self, kind: str, *fields: object) -> int:
-        """Note a call that is about to be made; its number. To be followed by `commit`."""
+        """Note a call about to be made; returns its number. To be followed by `commit`."""
         call = next(self._calls)
         low = self.clock.now().low
         self._lines.append("\t".join(map(str, (kind, call, low, *fields))))
         return call
 
     def send(
-        self, topic: str, numbers: Sequence[int], does: Sequence[Do], dues: Sequence[str],
+        self,
+        topic: str,
+        numbers: Sequence[int],
+        does: Sequence[Do],
+        dues: Sequence[str],
         ttl_ms: int = 0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Note a send of new messages."""
         return self.attempt(
-            "S", topic_number(topic), numbers[0], len(numbers), _alike([int(do) for do in does]),
-            _alike(dues), ttl_ms,
-        )  # fmt: skip
+            "S",
+            topic_number(topic),
+            numbers[0],
+            len(numbers),
+            _alike([int(do) for do in does]),
+            _alike(dues),
+            ttl_ms,
+        )
 
     def commit(self) -> None:
-        """Return once everything noted is on disk; calls may be made now."""
+        """Return once all notes are on disk; calls may be made now."""
         self._ledger.write(self._lines)
         self._lines.clear()
         self._ledger.commit()
@@ -100,7 +111,7 @@ class Book:
         self._ledger.write([f"C\t{call}\t{self.clock.now().high}\t{letters}"])
 
     def fail(self, call: int, error: Exception) -> None:
-        """Note an error: the call may have arrived, or not."""
+        """Note an error: the call may or may not have arrived."""
         settled = getattr(error, "sent", None) or 0
         name = f"{type(error).__name__} {getattr(error, 'status', '') or ''}".rstrip()
         self._ledger.write([f"E\t{call}\t{self.clock.now().high}\t{settled}\t{name}"])
@@ -113,7 +124,7 @@ def _alike(values: Sequence[object]) -> str:
 
 
 class Pace:
-    """So many a second, without making up for long pauses."""
+    """Limits a rate, without making up for long pauses."""
 
     def __init__(self, rate: float, most: int) -> None:
         self._rate = rate
@@ -122,7 +133,7 @@ class Pace:
         self._last = time.monotonic()
 
     def take(self) -> int:
-        """How many it is time for."""
+        """How many are due now."""
         now = time.monotonic()
         self._credit = min(self._credit + (now - self._last) * self._rate, self._most)
         self._last = now
@@ -132,14 +143,14 @@ class Pace:
 
 
 def leaving() -> list[bool]:
-    """A list that is not empty once the process was told to end."""
+    """A list that is not empty once SIGTERM has arrived."""
     told: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(True))
     return told
 
 
 def delay_ms(chance: random.Random, longest_s: float) -> int:
-    """Some are due at once, most soon, a few late."""
+    """Some messages are due immediately, most soon, a few late."""
     draw = chance.random()
     if draw < 0.1:
         return 0

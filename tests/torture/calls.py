@@ -1,25 +1,23 @@
-"""Judges of calls: those that failed, and those whose answer was not the truth."""
+"""Judges of calls: failed ones, and ones with a false answer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lisa.core import errors
+from lisa.core.model import errors
 from tests.torture.causes import SLACK_US
 from tests.torture.world import ANSWERS_OF_TROUBLE, Verdict
 
 if TYPE_CHECKING:
     from tests.torture.case import Case
 
-__all__ = ["after_cancel", "after_replace", "answers", "failures"]
-
 HELD_US = SLACK_US
-"""What a consumer holds when its message is replaced it may still begin: one that cannot start
-within a second is given back, and the group has it no more."""
+"""A consumer may still begin a message that it held when the message was replaced: one that cannot
+start within a second is released, and the group no longer has it."""
 
 
 def failures(case: Case) -> None:
-    """A call fails only where no server answers, and that only because of a fault."""
+    """A call may fail only if no server answers, and only because of a fault."""
     for one in case.run.messages.failures:
         if not _is_of_trouble(one.name):
             what = f"a call failed: {one.name}"
@@ -40,7 +38,7 @@ def _is_of_trouble(name: str) -> bool:
 
 
 def after_cancel(case: Case) -> None:
-    """Handled, though Redis had confirmed that it never would be; or the other way round."""
+    """Handled after a confirmed cancel, or cancelled after it was handled."""
     for message, change, here in case.changes("X", "c"):
         for row in here:
             if case.least[row] > change.ended:
@@ -62,7 +60,7 @@ def _begun_after_cancel(case: Case, row: int, at: int) -> None:
 
 
 def _handled_before_cancel(case: Case, row: int, message: int, tried: int) -> None:
-    """In flight until it is acked, done after: it cannot be cancelled unless its lease was lost."""
+    """Handled before a confirmed cancel: only possible if its lease was lost or its ack failed."""
     hold = case.hold(row)
     if hold.verdict != Verdict.OK or hold.end >= tried:
         return
@@ -75,7 +73,7 @@ def _handled_before_cancel(case: Case, row: int, message: int, tried: int) -> No
 
 
 def after_replace(case: Case) -> None:
-    """Handled, though another message had its place: a consumer may only go on with what it had."""
+    """Handled after its replacement: a consumer may only finish what it already had."""
     for _, change, here in case.changes("P", "r"):
         for row in here:
             begin, process = int(case.handled["begin"][row]), int(case.handled["process"][row])
@@ -93,7 +91,7 @@ def after_replace(case: Case) -> None:
 
 
 def answers(case: Case) -> None:
-    """An id of one's own is accepted once, and known from then on."""
+    """An explicit id is accepted once, and known from then on."""
     for row, letter in case.run.messages.odd.items():
         what = f"sent for the first time, and answered {letter!r}"
         case.verdicts.accuse("unexplained", case.run.messages.number(row), what)

@@ -1,4 +1,4 @@
-"""What is known of a run, and what was said of it so far: all who judge share it."""
+"""A run's data and its verdicts so far, shared by all judges."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ if TYPE_CHECKING:
     from tests.torture.reading import Run
     from tests.torture.sent import Change
 
-__all__ = ["CLOCKS_US", "UNSURE_US", "Case"]
-
 CLOCKS_US = 2_000
-"""So far two processes' ideas of one instant of Redis's may be apart, beyond what each notes."""
+"""How far two processes' readings of Redis's clock may differ, beyond the bounds they note."""
 
 UNSURE_US = 500_000
-"""So far may be off what a process says of an instant when it could not ask Redis."""
+"""How far off a process's estimate of Redis's clock may be when it could not ask Redis."""
 
 
 class Case:
-    """A run before the judges.
+    """A run's data.
 
     `messages` and `handled` are its two tables, the second in order of message, place and begin;
-    `is_first` tells which of its rows begin a message's story in a group; `least` is the earliest
-    instant at which each handling can have begun, `latest` (ms) the latest due time that the answer
-    to its sender allows for.
+    `is_first` marks the first handling of a message in a group; `least` is the earliest instant at
+    which each handling can have begun, `latest` (ms) the latest due time that the answer to its
+    sender allows for.
     """
 
     def __init__(self, run: Run) -> None:
@@ -42,7 +40,7 @@ class Case:
         self.causes = Causes.of(run.events, run.stalls)
         self.verdicts = Verdicts()
         rows = self.handled
-        self._message = np.ascontiguousarray(rows["message"])  # looked up once for each change
+        self._message = np.ascontiguousarray(rows["message"])  # cached: used for each change
         self.is_first = np.ones(len(rows), bool)
         self.is_first[1:] = (rows["message"][1:] != rows["message"][:-1]) | (
             rows["place"][1:] != rows["place"][:-1]
@@ -58,25 +56,30 @@ class Case:
     def hold(self, row: int) -> Hold:
         """One handling."""
         one = self.handled[row]
-        return Hold(int(one["process"]), int(one["begin"]), int(one["end"]), int(one["verdict"]),
-                    int(one["attempt"]))  # fmt: skip
+        return Hold(
+            int(one["process"]),
+            int(one["begin"]),
+            int(one["end"]),
+            int(one["verdict"]),
+            int(one["attempt"]),
+        )
 
     def changes(self, kind: str, answer: str) -> Iterator[tuple[int, Change, range]]:
-        """Second calls of a kind that were answered so: message, call, its handlings."""
+        """Second calls of a kind with that answer: message, call, its handlings."""
         for message, change in self.run.messages.changes.items():
             if change.kind == kind and change.answer == answer:
                 here = self.handlings(message)
                 yield message, change, range(here.start, here.stop)
 
     def handlings(self, message: int) -> slice:
-        """Where a message's handlings stand."""
+        """The rows of a message's handlings."""
         here = np.searchsorted(self._message, np.array([message, message + 1], "i4"))
         return slice(int(here[0]), int(here[1]))
 
     def owes_its_first(self, message: int, change: Change) -> bool:
-        """Whether Redis had confirmed a message before a second call began, and lost it to nobody.
+        """Whether Redis had confirmed a message before a second call began, and still had it.
 
-        What a foreign hand deleted, or the server lost, is as good as never sent.
+        A message that another program deleted, or the server lost, counts as never sent.
         """
         confirmed = int(self.messages["confirmed"][message])
         return bool(

@@ -1,4 +1,4 @@
-"""Why a message may have been handled again: what befell those who had it in their hands."""
+"""Why a message may have been handled again: the faults that affected its handlers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ACK_US", "SETTLES_US", "SLACK_US", "Causes", "Hold", "Window", "meet", "merged"]
-
 ACK_US = int(ACK_S * 1e6)
-SLACK_US = 2_000_000  # a settlement that met no trouble is confirmed long before
+SLACK_US = 2_000_000  # without a fault a settlement is confirmed much sooner
 SETTLES_US = ACK_US + SLACK_US
-"""A fault is counted as over one ack timeout and two seconds after it ended."""
+"""A fault counts as over one ack timeout and two seconds after its end."""
 
 MARGIN_US = 50_000
-"""So far the stage's clock and a handler's idea of it may be apart."""
+"""How far the stage's clock and a handler's estimate of it may differ."""
 
 EVERYBODY = {"server-kill", "server-stop", "out-of-memory"}
 DOORS = {"cut", "delay", "refuse", "hang", "lose-replies"}
 
 
 class Window(NamedTuple):
-    """From when until when (us) something was wrong, and what."""
+    """A fault and its time span (us)."""
 
     since: int
     until: int
     what: str
 
     def meets(self, since: int, until: int) -> bool:
-        """Whether they have an instant in common."""
+        """Whether the spans overlap."""
         return self.since <= until and since <= self.until
 
 
 class Hold(NamedTuple):
-    """One handling, as far as it matters here. `end` is 0 if it never ended."""
+    """The relevant parts of one handling. `end` is 0 if it never ended."""
 
     process: int
     begin: int
@@ -51,13 +49,13 @@ class Hold(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last instant that is known of it."""
+        """The last known instant of the handling."""
         return self.end or self.begin
 
 
 @dataclass
 class Causes:
-    """What happened in a run, by whom it concerned."""
+    """The faults of a run, by what they affected."""
 
     kills: dict[int, int] = field(default_factory=dict)
     of_process: dict[int, list[Window]] = field(default_factory=dict)
@@ -73,7 +71,7 @@ class Causes:
 
     @classmethod
     def of(cls, events: list[dict[str, Any]], stalls: dict[int, list[tuple[int, int]]]) -> Causes:
-        """Read them out of what the stage and the processes wrote down."""
+        """Collect them from the events of the stage and the processes."""
         found = cls()
         for event in events:
             if event["event"] == "start":
@@ -113,21 +111,21 @@ class Causes:
                 self.of_place.setdefault(place, []).append(window)
 
     def loss_of(self, at: int) -> Window | None:
-        """The loss that what was confirmed at an instant may have fallen to."""
+        """The loss that may have affected a confirmation at an instant."""
         return next((one for one in self.losses if one.since <= at <= one.until), None)
 
     def stopped(self, process: int, since: int, until: int) -> str | None:
-        """What kept a process from noticing in time that a message was no longer its own."""
+        """What kept a process from noticing in time that it had lost a message."""
         return _first(self._on(process), since, until) or _first(
             self.stalls.get(process, ()), since, until
         )
 
     def held_up(self, process: int, since: int, until: int) -> str | None:
-        """The same, or what kept the server from telling it."""
+        """The same, or what kept the server from reporting it."""
         return self.stopped(process, since, until) or _first(self.of_all, since, until)
 
     def of_again(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
-        """Why a handling came after another that had not failed; None: nothing explains it."""
+        """Why a handling followed another that had not failed; None if nothing explains it."""
         return self.of_unsettled(number, place, do, before, again.begin) or self.stopped(
             again.process, again.begin - 3 * ACK_US, again.begin
         )
@@ -135,7 +133,7 @@ class Causes:
     def of_unsettled(self, number: int, place: int, do: int, hold: Hold, by: int) -> str | None:
         """Why a handling that had not failed may not have been settled by an instant.
 
-        What came after that instant explains nothing.
+        Later faults explain nothing.
         """
         by += MARGIN_US
         if self._killed(hold, by):
@@ -156,26 +154,34 @@ class Causes:
         )
 
     def around(self, since: int, until: int) -> str | None:
-        """Any fault, or any process that stood still, from an instant to another."""
+        """Any fault, or any stalled process, within a time span."""
         return (
             _first(self.every, since, until)
             or _first(self.losses, since, until)
-            or next((what for process in self.stalls
-                     if (what := _first(self.stalls[process], since, until))), None)
-        )  # fmt: skip
+            or next(
+                (
+                    what
+                    for process in self.stalls
+                    if (what := _first(self.stalls[process], since, until))
+                ),
+                None,
+            )
+        )
 
     def of_failure(self, process: int, since: int, until: int) -> str | None:
-        """Why a sender's call was not answered: what befell it, the server, or the way there."""
+        """Why a sender's call was not answered: a fault of sender, server or network."""
         begin = since - SETTLES_US
         return (
             _first(self._on(process), begin, until)
             or _first(self.of_all, begin, until)
-            or next((what for one in self.stalls
-                     if (what := _first(self.stalls[one], begin, until))), None)
-        )  # fmt: skip
+            or next(
+                (what for one in self.stalls if (what := _first(self.stalls[one], begin, until))),
+                None,
+            )
+        )
 
     def accountable(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which handlings no window would excuse, were their messages handled again."""
+        """The handlings that no fault would excuse if their messages were handled again."""
         last = np.where(rows["end"] > 0, rows["end"], rows["begin"])
         since, until = rows["begin"] - ACK_US, last + SETTLES_US
         excused = meet(self.losses, last, last + SLACK_US)
@@ -204,12 +210,12 @@ class Causes:
 
 
 def _kind_of(role: str) -> str:
-    """Roles that the same trouble is trouble for. Those who speak HTTP depend on the gateway."""
+    """The kind of roles that share the same faults. HTTP clients depend on the gateway."""
     return "http" if role == "producer-http" else role.partition("-")[0]
 
 
 def merged(windows: Iterable[Window]) -> list[tuple[int, int]]:
-    """From when until when anything was wrong, in order and apart."""
+    """The spans with any fault, sorted and without overlaps."""
     found: list[tuple[int, int]] = []
     for since, until, _ in sorted(windows):
         if found and since <= found[-1][1]:
@@ -222,7 +228,7 @@ def merged(windows: Iterable[Window]) -> list[tuple[int, int]]:
 def meet(
     windows: Iterable[Window], since: NDArray[np.int64], until: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which spans have an instant in common with any window."""
+    """Which spans overlap with any window."""
     apart = merged(windows)
     if not apart:
         return np.zeros(len(since), bool)
@@ -232,7 +238,7 @@ def meet(
 
 
 def _concerned(kind: str, target: str) -> Sequence[str]:
-    """The kinds of processes that trouble at a door, or with a gateway, is trouble for."""
+    """The kinds of processes that a fault at a door, or of a gateway, affects."""
     if target.startswith("gateway-"):
         return ["puller", "http"]
     if kind not in DOORS:
@@ -242,7 +248,7 @@ def _concerned(kind: str, target: str) -> Sequence[str]:
 
 
 def _until(hold: Hold) -> int:
-    """Until when trouble may have kept a settlement from being confirmed."""
+    """Until when a fault may have delayed a settlement's confirmation."""
     return hold.last + ACK_US + SLACK_US
 
 

@@ -1,7 +1,7 @@
-"""Who was lost, early, late, handled after a cancel, stuck, or handled again without a reason.
+"""Finds messages lost, early, late, stuck, or handled after a cancel or again without a reason.
 
-It reads what a run left in files: the ledgers, what the stage did, and the final state. It never
-asks Redis. The judges that look at one thing alone are in modules of their own.
+It reads a run's files: the ledgers, the stage's events, and the final state. It never asks Redis.
+Judges of a single rule are in modules of their own.
 """
 
 from __future__ import annotations
@@ -33,29 +33,44 @@ if TYPE_CHECKING:
 
     from tests.torture.reading import Run
 
-__all__ = ["check"]
-
 STARTS_WITHIN_S = 10
-"""A process that is told to end before it listens to signals ends by the signal."""
+"""A process told to end before it handles signals is ended by the signal."""
 
 NEAR_MS, FEW = 1_000, 10
-"""So many messages that were due within so long of another one tell whether all was well then."""
+"""This many messages due this close to another one show whether all was well then."""
 
 ENDS_IN_GARBAGE = (Do.DISCARD, Do.POISON)
 NEEDS = {Do.DISCARD: (Verdict.DISCARDED, 1), Do.POISON: (Verdict.FAILED, 1 + POISON_RETRIES)}
-"""What is in garbage must have ended so, in so many attempts."""
+"""The verdict, and the number of attempts, required of messages in garbage."""
 
 
 def check(run: Run) -> Verdicts:
     """Judge a run."""
     case = Case(run)
     judge = _Judge(case)
-    for step in (judge.count, judge.lost, judge.expired, judge.again, judge.astray, judge.left,
-                 judge.processes, judge.logs):  # fmt: skip
+    for step in (
+        judge.count,
+        judge.lost,
+        judge.expired,
+        judge.again,
+        judge.astray,
+        judge.left,
+        judge.processes,
+        judge.logs,
+    ):
         step()
-    for alone in (timing.early, timing.late, timing.late_by_its_due_time, timing.past_ttl,
-                  calls.failures, calls.after_cancel, calls.after_replace, calls.answers,
-                  repairs, growth):  # fmt: skip
+    for alone in (
+        timing.early,
+        timing.late,
+        timing.late_by_its_due_time,
+        timing.past_ttl,
+        calls.failures,
+        calls.after_cancel,
+        calls.after_replace,
+        calls.answers,
+        repairs,
+        growth,
+    ):
         alone(case)
     return case.verdicts
 
@@ -70,12 +85,13 @@ class _Judge:
         self.verdicts = case.verdicts
         self._garbage = {
             (row["number"], place_number(row["topic"], row["group"]))
-            for row in self._run.final["live"] if row["state"] == "garbage"
-        }  # fmt: skip
+            for row in self._run.final["live"]
+            if row["state"] == "garbage"
+        }
         self._done = self._settled()
 
     def _settled(self) -> NDArray[np.bool_]:
-        """By message and group: handled with success, or in garbage."""
+        """By message and group: handled successfully, or in garbage."""
         done = np.zeros((len(self._messages), MOST_GROUPS), bool)
         well = self._handled[self._handled["verdict"] == Verdict.OK]
         done[well["message"], well["place"] % MOST_GROUPS] = True
@@ -86,7 +102,7 @@ class _Judge:
         return done
 
     def count(self) -> None:
-        """How much there was of everything."""
+        """Count everything."""
         rows, counts = self._messages, self.verdicts.counts
         counts["attempted"] = len(rows)
         counts["confirmed"] = int((rows["confirmed"] > 0).sum())
@@ -102,7 +118,7 @@ class _Judge:
         counts["garbage"] = len(self._garbage)
 
     def _owed(self) -> NDArray[np.bool_]:
-        """By message and group: confirmed, and neither done with nor taken back."""
+        """By message and group: confirmed, and neither settled nor taken back."""
         rows = self._messages
         owed = (rows["confirmed"] > 0) & (rows["taken_back"] == 0)
         groups = np.array([len(topic.groups) for topic in TOPICS])[rows["topic"]]
@@ -110,7 +126,7 @@ class _Judge:
         return np.asarray(every & ~self._done)
 
     def lost(self) -> None:
-        """Confirmed, yet handled by nobody, and not in garbage."""
+        """Confirmed, but never handled, and not in garbage."""
         live = {(row["number"], row["group"]) for row in self._run.final["live"]}
         for row, group in zip(*np.nonzero(self._owed()), strict=True):
             message = self._messages[row]
@@ -119,7 +135,7 @@ class _Judge:
                 self._let_expire(int(row))
                 continue
             if (number, topic.groups[group]) in live or (number, None) in live:
-                continue  # stuck, and told so there
+                continue  # stuck, and reported there
             what = f"{topic.name}/{topic.groups[group]}, {Do(message['do']).name}"
             loss = self._causes.loss_of(int(message["confirmed"]))
             if number in self._causes.deleted:
@@ -135,7 +151,7 @@ class _Judge:
                 self.verdicts.accuse("lost", number, what)
 
     def _let_expire(self, row: int) -> None:
-        """A ttl is no excuse where nothing was wrong and others, due with it, came in time."""
+        """A ttl is no excuse without a fault if others with that due time were handled in time."""
         self.verdicts.counts["expired"] += 1
         due, ttl = int(self._messages["due"][row]), int(self._messages["ttl"][row])
         around = (due - NEAR_MS) * 1000, (due + ttl + NEAR_MS) * 1000
@@ -143,16 +159,17 @@ class _Judge:
             return
         topic = self._messages["topic"][self._handled["message"]]
         beside = self._handled[
-            (topic == self._messages["topic"][row]) & (self._handled["attempt"] == 1)
+            (topic == self._messages["topic"][row])
+            & (self._handled["attempt"] == 1)
             & (abs(self._handled["due"] - due) < NEAR_MS)
-        ]  # fmt: skip
+        ]
         late = beside["begin"] // 1000 - beside["due"]
         if len(late) >= FEW and late.max() < ttl / 10:
             what = f"let expire, though {len(late)} due with it were handled in {late.max()} ms"
             self.verdicts.accuse("lost", self._run.messages.number(row), what)
 
     def expired(self) -> None:
-        """Messages with a short ttl that nobody handled: so many at least must have expired."""
+        """The server must have expired at least as many messages as were never handled."""
         stats = self._run.final["stats"].values()
         told = sum(one.get("expired", 0) for one in stats)
         unhandled = self.verdicts.counts["expired"]
@@ -160,7 +177,7 @@ class _Judge:
             self.verdicts.accuse("lost", 0, f"{unhandled} with a ttl unhandled, {told} expired")
 
     def again(self) -> None:
-        """Every handling after the first has a cause."""
+        """Every handling after the first must have a cause."""
         for row in np.nonzero(~self._case.is_first)[0]:
             before, again = self._case.hold(int(row) - 1), self._case.hold(int(row))
             message, place = int(self._handled["message"][row]), int(self._handled["place"][row])
@@ -171,16 +188,17 @@ class _Judge:
                 cause = self._causes.of_again(number, place, do, before, again)
             if cause is None:
                 self.verdicts.accuse(
-                    "unexplained", number,
+                    "unexplained",
+                    number,
                     f"handled by process {again.process} (attempt {again.attempt}), "
                     f"{(again.begin - before.last) / 1e6:.3f} s after process {before.process} "
                     f"(attempt {before.attempt}, {Verdict(before.verdict).name})",
-                )  # fmt: skip
+                )
             else:
                 self.verdicts.again[cause] += 1
 
     def _of_retry(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
-        """The next attempt comes after the pause; else something was in the way."""
+        """The next attempt must follow the pause, unless there was a fault."""
         due = before.end + pause_ms(do) * 1000 - MARGIN_US
         if again.attempt == before.attempt + 1 and again.begin >= due:
             return "the attempt before failed"
@@ -198,7 +216,7 @@ class _Judge:
             self.verdicts.accuse("unexplained", self._case.number(int(row)), what)
 
     def left(self) -> None:
-        """What is live at the end must be in garbage, and belong there."""
+        """Live messages at the end must be in garbage, for a reason."""
         for row in self._run.final["live"]:
             where = f"{row['topic']}/{row['group']}"
             if row["state"] != "garbage":
@@ -224,31 +242,31 @@ class _Judge:
             self.verdicts.accuse("unexplained", 0, "fsck: {kind} {topic} {id} {what}".format(**one))
 
     def _deserves_garbage(self, number: int, message: int, where: str) -> None:
-        """Its handler must have given it up, or a fault have used up its attempts."""
+        """Its handler must have given up, or a fault must have used up its attempts."""
         do = Do(self._messages["do"][message])
         rows = self._handled[self._case.handlings(message)]
         verdict, least = NEEDS[do]
         found = len(np.unique(rows["attempt"][rows["verdict"] == verdict]))
         since = int(self._messages["due"][message]) * 1000
         until = int(rows["begin"].max() if len(rows) else since) + SETTLES_US
-        # A handler writes down that it gives up before anyone else can know of it.
+        # A handler notes that it gives up before any other process can know of it.
         is_excused = do is Do.POISON and self._causes.around(since - ACK_US, until)
         if found < least and not is_excused:
             what = f"{do.name} in garbage of {where} after {found} of {least} attempts"
             self.verdicts.accuse("unexplained", number, what)
 
     def logs(self) -> None:
-        """What went wrong in a role, and it only logged."""
+        """Errors that a role only logged."""
         for trace in self._run.traces:
             self.verdicts.accuse("unexplained", 0, trace)
 
     def processes(self) -> None:
-        """No role ends unless it is told to, and then with exit code 0."""
+        """No role may end before SIGTERM, and then only with exit code 0."""
         for event in self._run.events:
             if event["event"] != "end" or event["how"] == "killed":
                 continue
             if event["role"].startswith("archive"):
-                continue  # it ends with a server, and tells of gaps by its exit code
+                continue  # it ends with a server, and reports gaps by its exit code
             was_asleep = event["code"] == -signal.SIGTERM and event["age_s"] < STARTS_WITHIN_S
             if event["how"] == "by itself" or (event["code"] and not was_asleep):
                 what = f"{event['role']} ended {event['how']} with code {event['code']}"

@@ -1,4 +1,4 @@
-"""What the tests of the judges share."""
+"""Shared by the tests of the judges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How each kind of fault is made: a generator that yields how long to wait until its next step.
+"""Makes each kind of fault: a generator that yields the pause until its next step.
 
-What a fault touched is noted when it begins and when it is over: `numbers` are processes, `places`
-groups of topics, `messages` those that it concerned by name.
+What a fault affected is noted when it begins and ends: `numbers` are processes, `places` groups of
+topics, `messages` individual messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from lisa.core.errors import LisaError, ServerUnavailable
+from lisa.core.model.errors import LisaError, ServerUnavailable
 from tests.torture import foreign
 from tests.torture.proxy import Trouble
 from tests.torture.stage import now_us
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tests.torture.plan import Fault
     from tests.torture.stage import Stage
 
-__all__ = ["begin"]
-
 CUT_AGAIN_S = 0.2
 ROLL_PAUSE_S = 0.5
 STARTS, START_AGAIN_S = 10, 0.5
@@ -34,14 +32,20 @@ FINDS_TRIES, FINDS_AGAIN_S = 20, 0.05
 
 
 def begin(stage: Stage, fault: Fault) -> Iterator[float]:
-    """The steps of a fault, noted from beginning to end; what cannot be done now is skipped."""
+    """The steps of a fault, noted from begin to end; an impossible fault is skipped."""
     makers: dict[str, Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]] = {
-        "server-kill": _kill_server, "server-stop": _stop_server, "script-flush": _flush,
-        "out-of-memory": _fill, "cut": _cut, "clock": _clock, "roll": _roll,
-        "trim": _foreign(foreign.trim), "delete-bodies": _foreign(foreign.delete_bodies),
+        "server-kill": _kill_server,
+        "server-stop": _stop_server,
+        "script-flush": _flush,
+        "out-of-memory": _fill,
+        "cut": _cut,
+        "clock": _clock,
+        "roll": _roll,
+        "trim": _foreign(foreign.trim),
+        "delete-bodies": _foreign(foreign.delete_bodies),
         "delete-consumer": _foreign(foreign.delete_consumer),
         "destroy-group": _foreign(foreign.destroy_group),
-    }  # fmt: skip
+    }
     verb = fault.kind.partition("-")[0]
     by_verb = {"kill": _kill, "stop": _stop, "freeze": _stop}
     make = makers.get(fault.kind) or by_verb.get(verb) or _trouble
@@ -50,7 +54,7 @@ def begin(stage: Stage, fault: Fault) -> Iterator[float]:
     try:
         for pause in make(stage, fault, touched):
             yield pause
-            how = "failed"  # half of it was done
+            how = "failed"  # half done
     except (redis.RedisError, LisaError, OSError) as error:
         touched[how] = f"{type(error).__name__}: {error}"
     touched["until"] = now_us()
@@ -73,7 +77,7 @@ def _kill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float
     if not role.is_alive:
         stage.start(role)
     while role.kind == "gateway" and role.is_alive and not stage.is_gateway_open:
-        yield GATEWAY_AGAIN_S  # until then nobody can reach it
+        yield GATEWAY_AGAIN_S  # until then it cannot be reached
 
 
 def _stop(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
@@ -88,7 +92,7 @@ def _stop(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float
 
 
 def _clock(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-    """A process with a clock that is an hour off takes the place of one whose clock is right."""
+    """Replace a process by one whose clock is an hour off."""
     role = stage.roles[fault.target]
     role.shift_s = fault.amount
     if not (yield from _replace(stage, fault.target)):
@@ -102,7 +106,7 @@ def _clock(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[floa
 
 
 def _replace(stage: Stage, name: str) -> Generator[float, None, bool]:
-    """A new process for a role; whether one was there to leave."""
+    """Replace a role's process; returns whether there was one to end."""
     role = stage.roles[name]
     one = role.now
     if one is None or one.poll() is not None or not role.is_wanted:
@@ -119,7 +123,7 @@ def _replace(stage: Stage, name: str) -> Generator[float, None, bool]:
 
 
 def _roll(stage: Stage, _fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-    """Restart every role, which ran an earlier build so far, on this one."""
+    """Restart every role, so far on an earlier build, on this one."""
     touched["rolled"] = []
     for name, role in stage.roles.items():
         role.build = role.build._replace(path=None)
@@ -136,7 +140,7 @@ def _kill_server(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterato
         try:
             stage.restart_server()
             return
-        except ServerUnavailable:  # a machine that is too busy for it
+        except ServerUnavailable:  # the machine is too busy
             if attempt == STARTS:
                 raise
         yield START_AGAIN_S
@@ -154,7 +158,7 @@ def _flush(stage: Stage, _fault: Fault, _touched: dict[str, Any]) -> Iterator[fl
 
 
 def _fill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-    """Less memory than is used already."""
+    """Set maxmemory below the memory already used."""
     used = int(stage.client.info("memory")["used_memory"])
     stage.client.config_set("maxmemory", used // 2)
     touched["maxmemory"] = used // 2
@@ -163,7 +167,7 @@ def _fill(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float
 
 
 def _cut(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
-    """Once, or again and again."""
+    """Cut once or repeatedly."""
     left_s = fault.seconds
     touched["cuts"] = 0
     while True:
@@ -185,9 +189,9 @@ def _trouble(stage: Stage, fault: Fault, _touched: dict[str, Any]) -> Iterator[f
 def _foreign(
     work: Callable[[Stage, Fault], dict[str, Any] | None],
 ) -> Callable[[Stage, Fault, dict[str, Any]], Iterator[float]]:
-    """Something that a foreign hand does; some time later an operator has fsck repair it.
+    """A fault made by another program; some time later an operator has fsck repair it.
 
-    It waits for something to be there; if nothing comes it goes where there is most.
+    It waits for messages to damage; if none arrive, it moves to the topic or group with the most.
     """
 
     def make(stage: Stage, fault: Fault, touched: dict[str, Any]) -> Iterator[float]:
@@ -207,7 +211,7 @@ def _foreign(
         touched |= done
         yield fault.seconds
         topic = fault.target.partition("/")[0]
-        for _ in range(REPAIR_TRIES):  # another fault may be at work: the server away, or full
+        for _ in range(REPAIR_TRIES):  # another fault may be active: the server is down, or full
             found = yield from foreign.repair(stage, [topic])
             if found is not None:
                 touched["repairing"], touched["repaired"] = found.began, found.kinds[topic]
@@ -220,7 +224,7 @@ def _foreign(
 def _tried(
     work: Callable[[Stage, Fault], dict[str, Any] | None], stage: Stage, fault: Fault
 ) -> dict[str, Any] | None:
-    """None while nothing can be done."""
+    """None if nothing can be done now."""
     if stage.is_up:
         with suppress(redis.RedisError, LisaError):
             return work(stage, fault)

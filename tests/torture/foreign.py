@@ -1,4 +1,4 @@
-"""What a foreign hand does to Redis behind Lisa's back, and how an operator repairs it."""
+"""Damage that another program does to Redis, and how an operator repairs it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lisa.core.envelope import decode_content
-from lisa.core.errors import InvalidMessage
+from lisa.core.model.envelope import decode_content
+from lisa.core.model.errors import InvalidMessage
 from tests.torture.stage import now_us
 from tests.torture.world import TOPICS, place_number
 
@@ -18,17 +18,12 @@ if TYPE_CHECKING:
     from tests.torture.plan import Fault
     from tests.torture.stage import Stage
 
-__all__ = [
-    "Repaired", "delete_bodies", "delete_consumer", "destroy_group", "longest", "numbers_in",
-    "repair", "trim",
-]  # fmt: skip
-
 TOLD = 20
 LOOK_S = 0.1
 
 
 class Repaired(NamedTuple):
-    """Since when topics were put right; what was found of each, by kind, and some in words."""
+    """The repaired topics: since when, and the findings by kind, some in words."""
 
     began: int
     kinds: dict[str, dict[str, int]]
@@ -36,9 +31,9 @@ class Repaired(NamedTuple):
 
 
 def trim(stage: Stage, fault: Fault) -> dict[str, Any] | None:
-    """Entries of a ready stream, unread and in flight alike: by XTRIM, or one by one by XDEL.
+    """Delete entries of a ready stream, unread or in flight: by XTRIM, or one by one by XDEL.
 
-    None, here and below: there is nothing to be done, now.
+    None, here and below: there is nothing to do now.
     """
     topic, group, stream = _place(stage, fault.target)
     rows = _command(stage, "XRANGE", stream, "-", "+", "COUNT", fault.amount)
@@ -55,14 +50,14 @@ def trim(stage: Stage, fault: Fault) -> dict[str, Any] | None:
 
 
 def delete_bodies(stage: Stage, fault: Fault) -> dict[str, Any] | None:
-    """Bodies of messages that wait."""
+    """Delete the bodies of waiting messages."""
     topic = fault.target
     keys = stage.store.keys.topic(topic)
     ids: list[bytes] = _command(stage, "ZRANDMEMBER", keys.waiting, fault.amount)
     if not ids:
         return None
     bodies = [keys.body(one.decode()) for one in ids]
-    # Together: another message may take the place of one of them at any moment.
+    # Together: another message may replace one of them at any moment.
     both = stage.client.pipeline(transaction=True)
     both.mget(bodies)
     both.unlink(*bodies)
@@ -71,7 +66,7 @@ def delete_bodies(stage: Stage, fault: Fault) -> dict[str, Any] | None:
 
 
 def delete_consumer(stage: Stage, fault: Fault) -> dict[str, Any] | None:
-    """A consumer's name, with what it had in flight: XGROUP DELCONSUMER forgets all of that."""
+    """Delete a consumer with its in-flight messages: XGROUP DELCONSUMER forgets them."""
     topic, group, stream = _place(stage, fault.target)
     found: list[dict[str, Any]] = []
     for row in _command(stage, "XINFO", "CONSUMERS", stream, group):
@@ -86,12 +81,12 @@ def delete_consumer(stage: Stage, fault: Fault) -> dict[str, Any] | None:
     entries = [_command(stage, "XRANGE", stream, one, one) for one in held]
     ids = [one[0][1][1] for one in entries if one]
     numbers = _numbers_of(stage, topic, ids)
-    # Else it held what had been handled, and nobody misses it.
+    # Otherwise its messages had been handled, and none is missing.
     return {"messages": numbers, "places": [place_number(topic, group)]} if numbers else None
 
 
 def destroy_group(stage: Stage, fault: Fault) -> dict[str, Any] | None:
-    """The stream's group, its pending list with it. All that is in flight is delivered again."""
+    """Destroy the stream's group; all its in-flight messages are delivered again."""
     topic, group, stream = _place(stage, fault.target)
     if not stage.client.xgroup_destroy(stream, group):
         return None
@@ -99,7 +94,7 @@ def destroy_group(stage: Stage, fault: Fault) -> dict[str, Any] | None:
 
 
 def longest(stage: Stage, kind: str) -> str:
-    """Where there is most to be done of a kind of fault: a topic, or a topic's group."""
+    """The topic, or the topic's group, that a kind of fault can damage most."""
     pipe, places = stage.client.pipeline(transaction=False), []
     for topic in TOPICS:
         keys = stage.store.keys.topic(topic.name)
@@ -114,7 +109,7 @@ def longest(stage: Stage, kind: str) -> str:
             else:
                 pipe.xlen(stream)
             places.append(f"{topic.name}/{group}")
-    # One without its group, for the moment, has nothing pending.
+    # Without its group, nothing is pending.
     return max(zip(map(_amount, pipe.execute(raise_on_error=False)), places, strict=True))[1]
 
 
@@ -124,18 +119,18 @@ def _amount(said: object) -> int:
 
 
 def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Repaired | None]:
-    """`lisa fsck --repair` in a process of its own: here it would hold up the proxy.
+    """Run `lisa fsck --repair` in a separate process: in this one it would block the proxy.
 
-    Yields how long to wait before it is looked at again. None: it did not come through.
+    Yields the pause until the next check. None: it failed.
     """
     began = now_us()
-    out = stage.out / "logs" / f"fsck-{began}.json"  # two may be at work
+    out = stage.out / "logs" / f"fsck-{began}.json"  # two may be running
     command = ["fsck", *topics, "--repair", "--json", "--redis", stage.server.url]
     with out.open("wb") as said, (stage.out / "logs" / "fsck.log").open("ab") as log:
         one = stage.help([sys.executable, "-m", "lisa.cli.main", *command], said, log)
     while one.poll() is None:
         yield LOOK_S
-    if one.returncode not in (0, 1):  # 1: something is not for it to mend, and among the findings
+    if one.returncode not in (0, 1):  # 1: some finding cannot be repaired
         return None
     kinds: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
     words: dict[str, list[str]] = {topic: [] for topic in topics}
@@ -143,9 +138,10 @@ def repair(stage: Stage, topics: Sequence[str]) -> Generator[float, None, Repair
         kinds[found["topic"]][found["kind"]] += 1
         words[found["topic"]].append(" ".join(str(one) for one in found.values() if one))
     return Repaired(
-        began, {topic: dict(some) for topic, some in kinds.items()},
+        began,
+        {topic: dict(some) for topic, some in kinds.items()},
         {topic: some[:TOLD] for topic, some in words.items()},
-    )  # fmt: skip
+    )
 
 
 def _numbers_of(stage: Stage, topic: str, ids: Iterable[bytes]) -> list[int]:
@@ -155,7 +151,7 @@ def _numbers_of(stage: Stage, topic: str, ids: Iterable[bytes]) -> list[int]:
 
 
 def numbers_in(envelopes: Sequence[bytes | None]) -> list[int]:
-    """The same of envelopes; those that are gone have none."""
+    """The same for envelopes; missing ones have none."""
     numbers = []
     for data in envelopes:
         if data is None:
@@ -174,5 +170,5 @@ def _place(stage: Stage, target: str) -> tuple[str, str, str]:
 
 
 def _command(stage: Stage, *words: Any) -> Any:
-    """A reply as it came over the wire."""
+    """A command's raw reply."""
     return stage.store.ask(*words)

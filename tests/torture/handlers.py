@@ -1,11 +1,11 @@
-"""The handlers of a torture run, which write down what they were given and do what it says.
+"""The handlers of a torture run, which record their messages and do what these say.
 
     lisa-consumer tests.torture.handlers:swift      fast handlers, one at a time
     lisa-consumer tests.torture.handlers:sturdy     all others
 
 A ledger's line is nine integers: message, place, attempt, due (ms), begin and end by Redis's clock
-(us; 0 while it runs), verdict, whether the clock was asked, and how far the process's own clock
-stood from Redis's (ms). A handling that takes time is written down when it begins, too.
+(us; 0 while running), verdict, whether the clock was asked, and the offset of the process's own
+clock from Redis's (ms). A slow handling is also recorded when it begins.
 """
 
 from __future__ import annotations
@@ -37,25 +37,23 @@ if TYPE_CHECKING:
 
     from lisa import Batch, Message
 
-__all__ = ["Diary", "Handling", "handling", "sturdy", "swift"]
-
 T = TypeVar("T")
 
 COMMIT_EVERY_S = 0.5
 STALL_S = 0.5
 TICK_S = 0.1
 SLOW_S, SLOW_OF = 0.05, 10
-"""So slow the way to the server is on a machine that is too busy, so many times on end."""
+"""On a busy machine, this many requests in a row take this long on average."""
 
 RETRY_AFTER = timedelta(milliseconds=RETRY_AFTER_MS)
 
 
 class Trouble(Exception):
-    """What a handler raises."""
+    """The exception that handlers raise."""
 
 
 class Handling(NamedTuple):
-    """One message in a handler's hands."""
+    """One message being handled."""
 
     number: int
     do: Do
@@ -67,12 +65,12 @@ class Handling(NamedTuple):
 
     @property
     def began(self) -> int:
-        """The earliest instant; the latest where Redis could not be asked."""
+        """The earliest possible begin; the latest if Redis could not be asked."""
         return self.begin.low if self.begin.was_asked else self.begin.high
 
 
 class Diary:
-    """One process's ledger of handlings, and of the moments when the process stood still."""
+    """One process's ledger of handlings and of its stalls."""
 
     def __init__(self, ledger: Path, clock_port: int, door_port: int) -> None:
         self._ledger = Ledger(ledger)
@@ -84,19 +82,19 @@ class Diary:
             threading.Thread(target=watch, name="watch", daemon=True).start()
 
     def begin(self, message: Message) -> Handling:
-        """A handler was given a message."""
-        number, do = message.body
+        """Record that a handler got a message."""
+        number, do, *_ = message.body
         place = place_number(message.topic, message.group)
         return self.take(number, do, place, message.attempt, message.due_ms)
 
     def take(self, number: int, do: int, place: int, attempt: int, due_ms: int) -> Handling:
-        """The same for one that came by another way."""
+        """The same for a message that was pulled."""
         span = self._clock.at_least(due_ms)
         own_ms = (time.time_ns() // 1000 - span.low) // 1000
         return Handling(number, Do(do), place, attempt, due_ms, span, own_ms)
 
     def note(self, *handlings: Handling, verdict: Verdict) -> None:
-        """Write down that they begin, or how they ended; before Lisa hears of it."""
+        """Note that handlings begin or how they ended, before Lisa learns of it."""
         end = 0 if verdict is Verdict.BEGUN else self._clock.now().high
         self._ledger.write(
             f"{one.number}\t{one.place}\t{one.attempt}\t{one.due_ms}\t{one.began}\t{end}\t"
@@ -105,7 +103,7 @@ class Diary:
         )
 
     def _watch(self) -> None:
-        """Note when the process got no time to run, or the server none to answer it."""
+        """Note when the process was not scheduled, or the server did not answer."""
         before = self._clock.ask()
         while True:
             time.sleep(TICK_S)
@@ -115,9 +113,9 @@ class Diary:
             before = now
 
     def _watch_way(self) -> None:
-        """Note when all answers came slowly for some time.
+        """Note when all answers were slow for some time.
 
-        A heartbeat that asks one thing after the other may be too late then, by nobody's fault.
+        A heartbeat that makes one request after the other may then be late without a defect.
         """
         while True:
             began, took_s = self._clock.now(), 0.0
@@ -131,7 +129,7 @@ class Diary:
 
 
 def handling(diary: Diary, one: Handling) -> Generator[float, None, bool | None]:
-    """What becomes of a message: yields the pauses, returns or raises what the handler is to."""
+    """Handle a message as its body says: yields pauses, then returns or raises."""
     if one.do is Do.SLOW or one.do is Do.SLOWER or (one.do is Do.HANG and one.attempt == 1):
         diary.note(one, verdict=Verdict.BEGUN)
         yield {Do.SLOW: 0.3, Do.SLOWER: 1.5 * ACK_S}.get(one.do, 3 * HANG_TIMEOUT_S)
@@ -156,9 +154,10 @@ def _verdict(one: Handling) -> Verdict:
 
 
 diary = Diary(
-    Path(os.environ["TORTURE_LEDGER"]), int(os.environ["TORTURE_CLOCK_PORT"]),
+    Path(os.environ["TORTURE_LEDGER"]),
+    int(os.environ["TORTURE_CLOCK_PORT"]),
     int(os.environ["TORTURE_DOOR_PORT"]),
-)  # fmt: skip
+)
 swift = Consumer()
 sturdy = Consumer(concurrency=16)
 
@@ -169,7 +168,7 @@ sturdy = Consumer(concurrency=16)
 @sturdy.on("fickle")
 @sturdy.on("hang", timeout=timedelta(seconds=HANG_TIMEOUT_S))
 def handle(message: Message) -> bool | None:
-    """On a thread, or where the reader runs."""
+    """On a thread, or on the reader's thread."""
     steps = handling(diary, diary.begin(message))
     while True:
         try:
@@ -194,7 +193,7 @@ async def handle_async(message: Message) -> bool | None:
 
 @sturdy.on("batch", batch=50, within=timedelta(milliseconds=50))
 def handle_batch(batch: Batch) -> None:
-    """Many in one call; some are set aside."""
+    """Many in one call; some are set aside as failed."""
     every = [diary.begin(message) for message in batch]
     failed = [_verdict(one) is Verdict.FAILED for one in every]
     diary.note(*_where(every, failed), verdict=Verdict.FAILED)

@@ -1,8 +1,8 @@
-"""What each process of a torture run writes down, outside of Redis, and by which clock.
+"""The record that each process of a torture run keeps outside of Redis, and its clock.
 
-A ledger is an append-only file of tab-separated lines. What is attempted is on disk (fsync) before
-it is attempted; what came of it is written as soon as it is known, in one write that kill -9
-cannot undo, and is on disk with the next commit.
+A ledger is an append-only file of tab-separated lines. An attempt is on disk (fsync) before it is
+made; its result is written as soon as it is known, in one write that kill -9 cannot undo, and is on
+disk with the next commit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["Ledger", "RedisClock", "Span", "shift_clock"]
-
 ASK = b"*1\r\n$4\r\nTIME\r\n"
 PATIENCE_S = 0.5
 ASK_AGAIN_S = 0.2
@@ -32,9 +30,9 @@ _datetime = dt.datetime
 
 
 def shift_clock() -> None:
-    """Set this process's clock off by what the environment says, for all that ask Python.
+    """Set this process's clock off by the environment's offset, for all Python code.
 
-    To be called before anything else looks at a clock, or imports `datetime.datetime`.
+    To be called before anything else reads a clock, or imports `datetime.datetime`.
     """
     shift_s = int(os.environ.get(SHIFT, "0"))
     if shift_s:
@@ -44,7 +42,7 @@ def shift_clock() -> None:
 
 
 def _shifted(shift: dt.timedelta) -> type[dt.datetime]:
-    """`datetime` as it is where the clock is off. `today` needs no help: it asks `time`."""
+    """A `datetime` whose clock is off. `today` is unchanged: it calls `time`."""
 
     class Meta(type):
         def __instancecheck__(cls, one: object) -> bool:
@@ -69,18 +67,18 @@ class Ledger:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, lines: Iterable[str]) -> None:
-        """Append lines with one write: whatever befalls the process now, they stay."""
+        """Append lines with one write: they remain even if the process is killed."""
         data = "".join(f"{line}\n" for line in lines).encode()
         if data:
             written = os.write(self._file, data)
             assert written == len(data), f"only {written} of {len(data)} bytes fit on the disk"
 
     def commit(self) -> None:
-        """Return once all that was written is on disk."""
+        """Return once all lines are on disk."""
         os.fdatasync(self._file)
 
     def commit_forever(self, every_s: float) -> None:
-        """Commit again and again, on a thread of its own."""
+        """Commit repeatedly, on a separate thread."""
 
         def work() -> None:
             while True:
@@ -91,20 +89,20 @@ class Ledger:
 
 
 class Span(NamedTuple):
-    """An instant by Redis's clock, in microseconds: it lies between these two."""
+    """Lower and upper bounds of an instant by Redis's clock, in microseconds."""
 
     low: int
     high: int
     was_asked: bool
-    """False: the server could not be asked; this goes by what it said last."""
+    """False: the server could not be asked; the bounds follow from its last answers."""
 
 
 class RedisClock:
-    """Redis's clock, asked on a connection straight to the server; threads may share one.
+    """Redis's clock, asked on a direct connection to the server; threads may share one.
 
-    Each answer says how far this process's monotonic clock is from Redis's: at least as much as if
-    the server had spoken when the answer came, at most as much as if when it was asked. While the
-    server is away, what it said last stands in for it.
+    Each answer bounds the offset between this process's monotonic clock and Redis's: the server
+    read its clock after the request was sent and before the answer arrived. While the server is
+    down, the last bounds are used.
     """
 
     def __init__(self, port: int) -> None:
@@ -129,15 +127,15 @@ class RedisClock:
         return self.now(was_asked=False)
 
     def at_least(self, due_ms: int, fresh_s: float = 1.0) -> Span:
-        """The present instant: asked for anew unless a fresh answer proves that due has come."""
+        """The current time: asks again unless a recent answer proves that `due_ms` has passed."""
         if self._newest_us < due_ms * 1000 or time.monotonic() - self._answered > fresh_s:
             return self.ask()
         return self.now(was_asked=True)
 
     def now(self, *, was_asked: bool = False) -> Span:
-        """The present instant by the answers that came before."""
+        """The current time according to previous answers."""
         now_us = time.monotonic() * 1e6
-        if self._low == -math.inf:  # it was never reached: same machine, same clock
+        if self._low == -math.inf:  # the server was never reached: same machine, same clock
             us = _time_ns() // 1000
             return Span(us, us, was_asked=False)
         low = max(int(now_us + self._low), self._newest_us)
@@ -161,7 +159,7 @@ class RedisClock:
     def _learn(self, us: int, sent: float, received: float) -> None:
         low, high = us - received * 1e6, us - sent * 1e6
         with self._lock:
-            if received - self._since > FORGET_S:  # clocks of one machine may be set, too
+            if received - self._since > FORGET_S:  # the clocks of one machine may be set, too
                 self._low, self._high, self._since = low, high, received
             self._low, self._high = max(self._low, low), min(self._high, high)
             self._newest_us = max(self._newest_us, us)

@@ -1,4 +1,4 @@
-"""What a run may be asked for."""
+"""The options of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from tests.torture.plan import Cast, choose
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Options", "parse"]
-
 LONGEST_S, LONGEST_ARCHIVED_S = 8.0, 60.0
 PERSISTENCE = ("always", "everysec", "snapshot")
 
 
 class Options(NamedTuple):
-    """One run. With the same seed and the same options it has the same faults."""
+    """The options of one run. The same seed and options give the same faults."""
 
     minutes: float = 3.0
     seed: int = 0
@@ -40,22 +38,24 @@ class Options(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long messages are sent."""
+        """For how long messages are sent."""
         return self.minutes * 60
 
     @property
     def longest_s(self) -> float:
-        """The longest delay: what an archive is to bring back must not have been due before."""
+        """The longest delay: a message to be restored must not have been due before."""
         return LONGEST_ARCHIVED_S if self.restore else LONGEST_S
 
     @property
     def cast(self) -> Cast:
-        """The names of all roles. Consumers and producers are of two kinds, by turns."""
+        """The names of all roles. Consumers and producers alternate between two kinds."""
         return Cast(
-            _names("manager", self.managers), _names("consumer", self.consumers),
+            _names("manager", self.managers),
+            _names("consumer", self.consumers),
             [*_names("producer", self.producers), *["producer-http"] * self.gateway],
-            ["gateway-1"] * self.gateway, ["puller-1"] * self.gateway,
-        )  # fmt: skip
+            ["gateway-1"] * self.gateway,
+            ["puller-1"] * self.gateway,
+        )
 
 
 def _names(kind: str, n: int) -> list[str]:
@@ -63,12 +63,12 @@ def _names(kind: str, n: int) -> list[str]:
 
 
 def _every_s(seconds: float, kinds: int) -> float:
-    """Short runs have every kind once, long ones have calm between the faults."""
+    """Short runs have every kind once, long ones have quiet periods between the faults."""
     return min(20.0, max(1.3, (seconds - 12) / (2 * max(kinds, 1))))
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; ends the process with code 2 if it makes no sense."""
+    """Read the command line; exits with code 2 if it is invalid."""
     parser = argparse.ArgumentParser("python -m tests.torture", description=__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=3.0, help="how long messages are sent (3)")
@@ -102,9 +102,18 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     except ValueError as error:
         parser.error(str(error))
     return Options(
-        given.minutes, seed, given.persistence, kinds,
-        given.every or _every_s(given.minutes * 60, len(kinds)), given.rate,
-        given.managers or random.Random(seed).randint(2, 4), given.consumers, given.producers,
-        given.gateway, given.restore, given.earlier, given.program,
+        given.minutes,
+        seed,
+        given.persistence,
+        kinds,
+        given.every or _every_s(given.minutes * 60, len(kinds)),
+        given.rate,
+        given.managers or random.Random(seed).randint(2, 4),
+        given.consumers,
+        given.producers,
+        given.gateway,
+        given.restore,
+        given.earlier,
+        given.program,
         out,
-    )  # fmt: skip
+    )

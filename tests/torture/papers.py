@@ -1,4 +1,4 @@
-"""Ledgers written by hand, for tests of those who read them."""
+"""Handwritten ledgers, for the tests of their readers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tests.torture.verdicts import Verdicts
 
-__all__ = ["Papers", "accused", "us"]
-
 BEGAN_US = 1_700_000_000_000_000
 SENDER = 1
 HANDLER = 2
@@ -28,7 +26,7 @@ def us(seconds: float) -> int:
 
 
 class Papers:
-    """What a run would leave behind. Instants are seconds from its beginning."""
+    """The files that a run would leave. Instants are in seconds from its beginning."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -57,8 +55,9 @@ class Papers:
         self.events.append({"event": event, "at": us(at_s), **fields})
 
     def fault(self, kind: str, target: str, since_s: float, until_s: float, **more: Any) -> None:
-        self._event("fault", until_s, kind=kind, target=target, since=us(since_s),
-                    until=us(until_s), **more)  # fmt: skip
+        self._event(
+            "fault", until_s, kind=kind, target=target, since=us(since_s), until=us(until_s), **more
+        )
 
     def kill(self, process: int, at_s: float, role: str = "consumer-1") -> None:
         self.fault("kill-consumer", role, at_s, at_s + 1, numbers=[process], killed=us(at_s))
@@ -72,9 +71,15 @@ class Papers:
     # What a sender writes
 
     def send(
-        self, topic: str = "fickle", *, at_s: float = 0.0, due: str = "+1000", do: Do = Do.OK,
-        ttl_ms: int = 0, confirmed: bool = True,
-    ) -> int:  # fmt: skip
+        self,
+        topic: str = "fickle",
+        *,
+        at_s: float = 0.0,
+        due: str = "+1000",
+        do: Do = Do.OK,
+        ttl_ms: int = 0,
+        confirmed: bool = True,
+    ) -> int:
         number = number_of(SENDER, self._count)
         self._count += 1
         self._dues[number] = _seconds(due, at_s)
@@ -122,26 +127,64 @@ class Papers:
     # What a handler writes
 
     def handle(
-        self, number: int, at_s: float, *, took_s: float | None = 0.001, topic: str = "fickle",
-        group: str = "lisa", verdict: Verdict = Verdict.OK, attempt: int = 1,
-        due_s: float | None = None, asked: bool = True, process: int = HANDLER,
-    ) -> None:  # fmt: skip
-        if due_s is None:  # by what was asked for, unless that is what is wrong
+        self,
+        number: int,
+        at_s: float,
+        *,
+        took_s: float | None = 0.001,
+        topic: str = "fickle",
+        group: str = "lisa",
+        verdict: Verdict = Verdict.OK,
+        attempt: int = 1,
+        due_s: float | None = None,
+        asked: bool = True,
+        process: int = HANDLER,
+    ) -> None:
+        if due_s is None:  # the due time asked for, unless the test sets a wrong one
             due_s = min(at_s, self._dues.get(number, at_s)) if attempt == 1 else at_s
         due_ms = us(due_s) // 1000
         end = 0 if took_s is None else us(at_s + took_s)
-        self.handled.setdefault(process, []).append("\t".join(map(str, (
-            number, place_number(topic, group), attempt, due_ms, us(at_s), end,
-            int(Verdict.BEGUN if took_s is None else verdict), int(asked), 0,
-        ))))  # fmt: skip
+        self.handled.setdefault(process, []).append(
+            "\t".join(
+                map(
+                    str,
+                    (
+                        number,
+                        place_number(topic, group),
+                        attempt,
+                        due_ms,
+                        us(at_s),
+                        end,
+                        int(Verdict.BEGUN if took_s is None else verdict),
+                        int(asked),
+                        0,
+                    ),
+                )
+            )
+        )
 
-    def stay(self, number: int, state: str, topic: str = "fickle", group: str | None = "lisa",
-             reason: str = "") -> None:  # fmt: skip
-        self.live.append({"number": number, "topic": topic, "group": group, "state": state,
-                          "id": "x", "attempts": 1, "reason": reason})  # fmt: skip
+    def stay(
+        self,
+        number: int,
+        state: str,
+        topic: str = "fickle",
+        group: str | None = "lisa",
+        reason: str = "",
+    ) -> None:
+        self.live.append(
+            {
+                "number": number,
+                "topic": topic,
+                "group": group,
+                "state": state,
+                "id": "x",
+                "attempts": 1,
+                "reason": reason,
+            }
+        )
 
     def run(self) -> Run:
-        """Write all of it, and read it as a checker does."""
+        """Write all files, and read them as a checker does."""
         self.write()
         return load(self.out)
 
@@ -155,8 +198,12 @@ class Papers:
             _write(ledgers / f"handled-{process}.stalls", lines)
         _write(self.out / "stage.jsonl", [json.dumps(event) for event in self.events])
         bodies = len({row["number"] for row in self.live}) if self.bodies is None else self.bodies
-        final = {"live": self.live, "bodies": bodies, "stats": self.stats,
-                 "findings": self.findings}  # fmt: skip
+        final = {
+            "live": self.live,
+            "bodies": bodies,
+            "stats": self.stats,
+            "findings": self.findings,
+        }
         (self.out / "logs").mkdir()
         for name, text in self.logs.items():
             (self.out / "logs" / name).write_text(text, encoding="utf-8")
@@ -168,12 +215,12 @@ class Papers:
         return check(self.run())
 
     def verdicts_again(self) -> Verdicts:
-        """Of what was written already."""
+        """Judge the files already written."""
         return check(load(self.out))
 
 
 def accused(papers: Papers) -> dict[str, int]:
-    """How many are accused of what."""
+    """The number of accusations by kind."""
     guilty = papers.verdicts().guilty
     return {fault: len(found) for fault, found in guilty.items() if found}
 

@@ -11,17 +11,15 @@ from tests.torture.world import ACK_S, TOPICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["FOREIGN", "KINDS", "Cast", "Fault", "choose", "draw"]
-
 FOREIGN = ("trim", "delete-bodies", "delete-consumer", "destroy-group")
-"""What a foreign hand does, and an operator repairs with fsck."""
+"""Damage by other programs that an operator repairs with fsck."""
 
 FIRST_S = 4.0
 LAST_S = 3.0
 
 
 class Cast(NamedTuple):
-    """The names of the roles that run."""
+    """The names of the running roles."""
 
     managers: Sequence[str]
     consumers: Sequence[str]
@@ -31,12 +29,12 @@ class Cast(NamedTuple):
 
     @property
     def doors(self) -> Sequence[str]:
-        """The proxy's doors that are in use, and all of them."""
+        """The proxy's doors in use, and `*` for all doors."""
         return ("manager", "consumer", "producer", *["gateway"] * bool(self.gateways), "*")
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong, `at_s` after the load began, for `seconds`."""
+    """One fault, `at_s` after the load began, for `seconds`."""
 
     at_s: float
     kind: str
@@ -46,7 +44,7 @@ class Fault(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How one kind of fault is drawn. `alone`: the next one waits until it is over."""
+    """How one kind of fault is drawn. `alone`: the next fault waits for its end."""
 
     targets: Callable[[Cast], Sequence[str]]
     shortest_s: float = 0.0
@@ -101,11 +99,12 @@ KINDS: dict[str, Kind] = {
 
 
 def choose(said: str, *, earlier: bool, gateway: bool) -> list[str]:
-    """The kinds that `all`, `none`, or a list such as `kill-*,cut` means. ValueError for others."""
+    """The kinds that `all`, `none`, or a list such as `kill-*,cut` selects. Raises ValueError."""
     possible = [
-        kind for kind in KINDS
+        kind
+        for kind in KINDS
         if (earlier or kind != "roll") and (gateway or not kind.endswith("-gateway"))
-    ]  # fmt: skip
+    ]
     if said in ("all", "none"):
         return possible if said == "all" else []
     chosen = []
@@ -120,7 +119,7 @@ def choose(said: str, *, earlier: bool, gateway: bool) -> list[str]:
 def draw(
     seed: int, seconds: float, every_s: float, cast: Cast, kinds: Sequence[str]
 ) -> list[Fault]:
-    """Faults in order of time, some `every_s` on average; each kind once before any comes again."""
+    """Faults in order of time, `every_s` apart on average; each kind once before any recurs."""
     chance = random.Random(seed)
     faults: list[Fault] = []
     at_s = FIRST_S
@@ -136,9 +135,14 @@ def draw(
         rolled = rolled or name == "roll"
         kind = KINDS[name]
         lasts_s = round(chance.uniform(kind.shortest_s, kind.longest_s), 2)
-        faults.append(Fault(
-            round(at_s, 2), name, chance.choice(kind.targets(cast)), lasts_s,
-            chance.choice(kind.amounts),
-        ))  # fmt: skip
+        faults.append(
+            Fault(
+                round(at_s, 2),
+                name,
+                chance.choice(kind.targets(cast)),
+                lasts_s,
+                chance.choice(kind.amounts),
+            )
+        )
         at_s += every_s * chance.uniform(0.5, 1.5) + (lasts_s if kind.alone else 0)
     return faults

@@ -1,6 +1,6 @@
 """A TCP proxy that cuts, delays, refuses and hangs connections, and loses replies.
 
-Each kind of role has a door of its own, so that trouble can be made for one of them or for all.
+Each kind of role has its own door, so that faults can affect one of them or all.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,10 +21,9 @@ from lisa.embedded.server import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Proxy", "Trouble"]
-
+RECORD = re.compile(rb":reply:[^\r]+")
 LOSES = 0.3
-"""Of the replies that could be lost, so many are: what is repeated comes through in the end."""
+"""The share of losable replies that are lost: repeated calls eventually get one."""
 
 
 class Trouble(Enum):
@@ -31,9 +31,9 @@ class Trouble(Enum):
 
     NONE = "none"
     DELAY = "delay"  # everything passes, later
-    HANG = "hang"  # nothing passes, until it is over: then all of it
-    LOSE = "lose"  # requests pass; replies are swallowed, and the connection is cut
-    REFUSE = "refuse"  # no new connection, and none of the old ones
+    HANG = "hang"  # nothing passes until the fault is over: then all of it
+    LOSE = "lose"  # requests pass; replies are dropped, and the connection is cut
+    REFUSE = "refuse"  # no new connections, and the old ones are cut
 
 
 class _Pipe(asyncio.Protocol):
@@ -48,27 +48,30 @@ class _Pipe(asyncio.Protocol):
         self._has_left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is of no class of asyncio's.
+        # uvloop's transports have no base class in asyncio.
         self.transport = cast("asyncio.Transport", transport)
         if self._is_client:
             self._link.opened()
 
     def data_received(self, data: bytes) -> None:
         trouble = self._door.trouble
-        if trouble is Trouble.LOSE and not self._is_client and self._door.loses():
+        if self._is_client and self._door.chooses(data):
+            self._link.loses_reply = True
+        is_lost = self._link.loses_reply or (trouble is Trouble.LOSE and self._door.loses())
+        if is_lost and not self._is_client:
             self._door.lost += 1
             self._link.cut()
         elif trouble is Trouble.HANG:
             self._held.append(data)
         elif trouble is Trouble.DELAY or self._held:
-            # Each timer passes on the oldest that is held: whatever the delays, order is kept.
+            # Each timer passes on the oldest held data: order is kept whatever the delays.
             self._held.append(data)
             asyncio.get_running_loop().call_later(self._door.delay_s, self._pass_on_oldest)
         else:
             self._link.write(data, to_server=self._is_client)
 
     def release(self) -> None:
-        """Pass on all that is held."""
+        """Pass on all held data."""
         while self._held:
             self._pass_on_oldest()
 
@@ -80,20 +83,21 @@ class _Pipe(asyncio.Protocol):
             self._link.finish()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        # What a client sent before it gave up still arrives, late: the worst that a network does.
+        # Data sent before the client gave up still arrives, late: the worst case on a network.
         self._has_left = True
         if not (self._is_client and self._held):
             self._link.cut()
 
 
 class _Link:
-    """A client's connection and the one to the server that belongs to it."""
+    """A client's connection and its connection to the server."""
 
     def __init__(self, door: _Door, server_port: int) -> None:
         self._door = door
         self._server_port = server_port
         self._early: list[bytes] = []
         self._is_cut = False
+        self.loses_reply = False
         self.client = _Pipe(door, self, is_client=True)
         self.server = _Pipe(door, self, is_client=False)
 
@@ -122,7 +126,7 @@ class _Link:
             transport.write(data)
 
     def finish(self) -> None:
-        """The client has left: end as soon as the server was given everything."""
+        """The client has left: end as soon as all its data was forwarded."""
         self._door.links.discard(self)
         if self.server.transport is not None:
             self.server.transport.close()
@@ -136,7 +140,7 @@ class _Link:
 
 
 class _Door:
-    """Where one kind of role connects."""
+    """The port for one kind of role."""
 
     def __init__(self, server_port: int) -> None:
         self.port = 0
@@ -147,6 +151,22 @@ class _Door:
         self._server_port = server_port
         self._listener: asyncio.Server | None = None
         self._chance = random.Random()
+        self._words: tuple[bytes, ...] = ()
+        self._times = 0
+        self._chosen: Counter[bytes] = Counter()
+
+    async def choose(self, words: tuple[bytes, ...], times: int) -> None:
+        self._words, self._times = words, times
+
+    def chooses(self, request: bytes) -> bool:
+        """Whether to lose the reply to this request."""
+        if not any(word in request for word in self._words):
+            return False
+        # A repeated call may contain other times; its record identifies it.
+        record = RECORD.search(request)
+        call = record[0] if record else request
+        self._chosen[call] += 1
+        return self._chosen[call] <= self._times
 
     def loses(self) -> bool:
         return self._chance.random() < LOSES
@@ -156,7 +176,7 @@ class _Door:
             self._listener = await (self._listen(self.port) if self.port else self._listen_first())
 
     async def _listen_first(self) -> asyncio.Server:
-        """On a port that nobody else has: only listening on it tells."""
+        """Listen on a free port: only listening shows that it is free."""
         while True:
             port = free_port()
             try:
@@ -177,9 +197,9 @@ class _Door:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
-        self.cut()
+        await self.cut_all()
 
-    def cut(self) -> None:
+    async def cut_all(self) -> None:
         for link in list(self.links):
             link.cut()
 
@@ -207,30 +227,38 @@ class Proxy:
             self._run(door.open)
 
     def url(self, door: str) -> str:
-        """Where a role connects."""
+        """The URL for a role."""
         return f"redis://127.0.0.1:{self._doors[door].port}/0"
 
     def port(self, door: str) -> int:
-        """The same, as a port of this machine."""
+        """The local port for a role."""
         return self._doors[door].port
 
     def make(self, trouble: Trouble, door: str = "*", *, delay_s: float = 0.0) -> None:
-        """Begin (or, with Trouble.NONE, end) trouble at one door, or at all."""
+        """Start (or, with Trouble.NONE, end) a fault at one door or at all of its doors."""
         for one in self._named(door):
             self._run(one.make, trouble, delay_s)
+
+    def lose_replies_to(self, *words: bytes, times: int = 1, door: str = "*") -> None:
+        """Lose the first `times` replies to each call with one of these words.
+
+        Applies to every request sent after this call returns.
+        """
+        for one in self._named(door):
+            self._run(one.choose, words, times)
 
     def cut(self, door: str = "*") -> None:
         """Cut all connections."""
         for one in self._named(door):
-            self._loop.call_soon_threadsafe(one.cut)
+            self._run(one.cut_all)
 
     @property
     def lost(self) -> int:
-        """Replies that were swallowed."""
+        """The number of lost replies."""
         return sum(door.lost for door in self._doors.values())
 
     def close(self) -> None:
-        """End it."""
+        """Close all connections and stop the thread."""
         for door in self._doors.values():
             self._run(door.close)
         self._loop.call_soon_threadsafe(self._loop.stop)

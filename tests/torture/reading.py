@@ -1,4 +1,4 @@
-"""All that a run left behind; its ledgers as columns, of which millions of lines are to fit."""
+"""Reads a run's files; ledgers become columns, to fit millions of lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["HANDLED", "Handled", "Run", "load"]
-
 CHUNK_BYTES = 1 << 24
 COLUMNS = 9
 
-HANDLED = np.dtype([
-    ("message", "i4"), ("place", "u1"), ("attempt", "u2"), ("due", "i8"), ("begin", "i8"),
-    ("end", "i8"), ("verdict", "u1"), ("asked", "u1"), ("process", "u2"),
-])  # fmt: skip
+HANDLED = np.dtype(
+    [
+        ("message", "i4"),
+        ("place", "u1"),
+        ("attempt", "u2"),
+        ("due", "i8"),
+        ("begin", "i8"),
+        ("end", "i8"),
+        ("verdict", "u1"),
+        ("asked", "u1"),
+        ("process", "u2"),
+    ]
+)
 """One handling: `message` is the row in `Messages`, `due` in ms, `begin` and `end` in us."""
 
 
@@ -38,7 +45,7 @@ class Handled(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All that a run left behind."""
+    """All the data of a run."""
 
     messages: Messages
     handled: Handled
@@ -46,14 +53,14 @@ class Run(NamedTuple):
     stalls: dict[int, list[tuple[int, int]]]
     final: dict[str, Any]
     archived: frozenset[int] = frozenset()
-    """Messages that an archive has: what the server loses of them is to be restored."""
+    """Archived messages: if the server loses them, they must be restored."""
     samples: Sequence[dict[str, Any]] = ()
     traces: Sequence[str] = ()
     """Tracebacks in the roles' logs: where, and their last line."""
 
 
 def load(out: Path) -> Run:
-    """Read what a run left in its directory."""
+    """Read a run's files from its directory."""
     messages = read_sent(out / "ledgers")
     events = [json.loads(line) for line in lines_of(out / "stage.jsonl")]
     stalls = {
@@ -68,7 +75,7 @@ def load(out: Path) -> Run:
     return Run(messages, handled, events, stalls, final, archived, samples, traces)
 
 
-# What was handled
+# Handlings
 
 
 def _handled(folder: Path, messages: Messages) -> Handled:
@@ -110,7 +117,7 @@ def _rows(
 
 
 def _without_beginnings(rows: NDArray[Any]) -> NDArray[Any]:
-    """A handling whose end is known stands there once: its line of the beginning goes."""
+    """Drop the begin line of each handling whose end is known."""
     if not len(rows):
         return rows
     this, after = rows[:-1], rows[1:]

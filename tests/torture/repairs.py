@@ -1,4 +1,4 @@
-"""What `fsck --repair` found in the middle of a run: it must be what a foreign hand had done."""
+"""Findings of `fsck --repair` during a run: each must be damage done by another program."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ if TYPE_CHECKING:
 
     from tests.torture.case import Case
 
-__all__ = ["repairs"]
-
 LEAVES = {
     "trim": {"entry-lost", "pending-lost"},
     "delete-bodies": {"no-body", "leftover"},
     "delete-consumer": {"entry-lost"},
     "destroy-group": {"entry-lost", "no-stream"},
 }
-"""By what a foreign hand did: the kinds of findings that it may leave."""
+"""By kind of damage: the kinds of findings that it may cause."""
 
 assert set(LEAVES) == set(FOREIGN)
 
 
 class Repair(NamedTuple):
-    """One topic, put right: what was found, by kind, and some of it in words."""
+    """One repaired topic: its findings by kind, and some of them in words."""
 
     topic: str
     began: int
@@ -35,12 +33,13 @@ class Repair(NamedTuple):
 
 
 def repairs(case: Case) -> None:
-    """Whatever else is found is damage that Lisa did to itself."""
+    """Any other finding is damage that Lisa did itself."""
     events = [one for one in case.run.events if "skipped" not in one]
     damages = [one for one in events if one["event"] == "fault" and one["kind"] in FOREIGN]
     for repair in _repairs(events):
-        allowed = set().union(*[LEAVES[one["kind"]] for one in damages
-                                if _may_stand(case, one, repair)])  # fmt: skip
+        allowed = set().union(
+            *[LEAVES[one["kind"]] for one in damages if _may_stand(case, one, repair)]
+        )
         for kind, n in repair.kinds.items():
             if kind not in allowed:
                 some = "; ".join(one for one in repair.found if one.startswith(kind))
@@ -61,7 +60,7 @@ def _repairs(events: list[dict[str, Any]]) -> Iterator[Repair]:
 
 
 def _may_stand(case: Case, damage: dict[str, Any], repair: Repair) -> bool:
-    """Whether a damage was done by then, and not put right before (or that was lost again)."""
+    """Whether a damage existed then: done, and not repaired (or its repair was lost)."""
     if damage["target"].partition("/")[0] != repair.topic or damage["since"] > repair.ended:
         return False
     was_repaired = "repaired" in damage and damage["until"] < repair.began

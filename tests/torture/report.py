@@ -1,4 +1,4 @@
-"""What a run shows, for people and for programs."""
+"""The report of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from tests.torture.reading import Run
     from tests.torture.verdicts import Finding, Verdicts
 
-__all__ = ["figures", "write"]
-
 PERCENTILES = (50, 90, 99, 99.9, 100)
 SHOWN = 20
 WRITTEN = 10_000
 
 
 def figures(run: Run, verdicts: Verdicts) -> dict[str, Any]:
-    """All that is measured, as plain values."""
+    """All measurements, as plain values."""
     faults = [event for event in run.events if event["event"] == "fault"]
     begun = next(one for one in run.events if one["event"] == "begin")
     over = run.events[-1]
@@ -49,10 +47,8 @@ def figures(run: Run, verdicts: Verdicts) -> dict[str, Any]:
         "handled_again": dict(verdicts.again.most_common()),
         "lateness_ms": lateness(run, done),
         "redelivery": redelivery(run),
-        "second_half": {
-            name: one._asdict() for name, one in flatness(under_load(run)).items()
-        },
-    }  # fmt: skip
+        "second_half": {name: one._asdict() for name, one in flatness(under_load(run)).items()},
+    }
 
 
 def _plain(found: list[Finding]) -> dict[str, Any]:
@@ -61,7 +57,7 @@ def _plain(found: list[Finding]) -> dict[str, Any]:
 
 
 def lateness(run: Run, faults: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """First handlings after due, in ms: those that met a fault on their way, and the others."""
+    """Time from due to first handling, in ms: handlings affected by a fault, and the others."""
     rows = run.handled.rows
     rows = rows[rows["attempt"] == 1]
     due, begin = rows["due"] * 1000, rows["begin"]
@@ -80,9 +76,9 @@ def _spread(values: NDArray[Any]) -> dict[str, float]:
 
 
 def redelivery(run: Run) -> dict[str, dict[str, float]]:
-    """From a handler's kill -9 to the next handling of what it had begun, in ack timeouts.
+    """From a handler's kill -9 to the next handling of its messages, in ack timeouts.
 
-    `alone`: nothing else went wrong from the kill until then.
+    `alone`: there was no other fault meanwhile.
     """
     causes = Causes.of(run.events, run.stalls)
     done = [one for one in run.events if one["event"] == "fault" and "skipped" not in one]
@@ -104,7 +100,7 @@ def redelivery(run: Run) -> dict[str, dict[str, float]]:
 
 
 def write(found: dict[str, Any], out: Path) -> str:
-    """Write `report.json` and `report.txt`; the text."""
+    """Write `report.json` and `report.txt`; returns the text."""
     (out / "report.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     text = "\n".join(_text(found)) + "\n"
     (out / "report.txt").write_text(text, encoding="utf-8")
@@ -114,17 +110,23 @@ def write(found: dict[str, Any], out: Path) -> str:
 def _text(found: dict[str, Any]) -> list[str]:
     options = found["options"]
     lines = [
-        (f"torture run: {found['seconds']:.0f} s, persistence {options['persistence']}, "
-         f"seed {options['seed']}, {options['managers']} managers, {options['program']}"),
-        "", "messages",
+        (
+            f"torture run: {found['seconds']:.0f} s, persistence {options['persistence']}, "
+            f"seed {options['seed']}, {options['managers']} managers, {options['program']}"
+        ),
+        "",
+        "messages",
         *_table(found["counts"]),
         *_table({f"error {name}": n for name, n in found["errors"].items()}),
-        "", f"faults: {sum(found['faults'].values())}, replies lost: {found['lost_replies']}",
+        "",
+        f"faults: {sum(found['faults'].values())}, replies lost: {found['lost_replies']}",
         *_table(found["faults"]),
         *_table({f"{name}, half done": n for name, n in found["half_done"].items()}),
         *_table({f"{name}, not done": n for name, n in found["skipped"].items()}),
-        "", "handled again, and why", *_table(found["handled_again"]),
-    ]  # fmt: skip
+        "",
+        "handled again, and why",
+        *_table(found["handled_again"]),
+    ]
     for title, unit in (("lateness_ms", "ms"), ("redelivery", "ack timeouts")):
         lines += ["", f"{title.partition('_')[0]}, {unit}"]
         for name, spread in found[title].items():
@@ -132,8 +134,10 @@ def _text(found: dict[str, Any]) -> list[str]:
             lines.append(f"  {name}: {said}")
     lines += ["", "second half: least, mean, most; growth from beginning to end"]
     for name, one in found["second_half"].items():
-        lines.append(f"  {name:24} {one['least']:12,.1f} {one['mean']:12,.1f} {one['most']:12,.1f}"
-                     f" {one['growth']:+8.1%}")  # fmt: skip
+        lines.append(
+            f"  {name:24} {one['least']:12,.1f} {one['mean']:12,.1f} {one['most']:12,.1f}"
+            f" {one['growth']:+8.1%}"
+        )
     lines += ["", *_named(found["excused"], "explained by a fault"), *_named(found["verdicts"], "")]
     return [*lines, "", "CLEAN" if found["clean"] else "NOT CLEAN"]
 

@@ -1,4 +1,4 @@
-"""The processes of a run: each can be started, killed, stopped, set off in time, and watched."""
+"""The processes of a run: each can be started, killed, stopped, watched, or get a shifted clock."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Build", "Incarnation", "Role", "leash", "plain_environment"]
-
 LEAVES_WITHIN_S = 30.0
 
 
 def leash() -> list[str]:
-    """What makes a process end with this one, also when this one is killed, where there is such."""
+    """A command prefix that ends a process with this one, even if killed; empty without setpriv."""
     found = shutil.which("setpriv")
     return [found, "--pdeathsig", "KILL"] if found else []
 
 
 def plain_environment(*path: str) -> dict[str, str]:
-    """This process's environment without Lisa's settings; what is imported, from `path` first."""
+    """This process's environment without Lisa's settings; imports search `path` first."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
     return env | {
-        "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]), "PYTHONUNBUFFERED": "1",
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 class Incarnation:
-    """One life of a role: a process with a number that no other of the run has."""
+    """One process of a role, with a number unique in the run."""
 
     def __init__(self, role: Role, number: int, popen: subprocess.Popen[bytes]) -> None:
         self.role = role
@@ -55,7 +54,7 @@ class Incarnation:
         return self._popen.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; one that has ended does not hear it."""
+        """Send a signal, unless the process has ended."""
         self._popen.send_signal(number)
 
     def kill(self) -> None:
@@ -64,12 +63,12 @@ class Incarnation:
         self._popen.wait()
 
     def tell_to_leave(self) -> None:
-        """SIGTERM, also to one that is stopped."""
+        """Send SIGTERM, also to a stopped process."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
 
     def wait(self) -> int:
-        """Wait until it has left; SIGKILL for one that does not. Its exit code."""
+        """Wait for its end, with SIGKILL after a timeout. Returns the exit code."""
         with suppress(subprocess.TimeoutExpired):
             return self._popen.wait(LEAVES_WITHIN_S)
         self.kill()
@@ -77,16 +76,16 @@ class Incarnation:
 
 
 class Build(NamedTuple):
-    """Where a build of Lisa is imported from; None: this checkout."""
+    """The directory of a Lisa build; None: this checkout."""
 
     path: Path | None = None
 
 
 class Role:
-    """A named place in the run, taken by one process after the other.
+    """A named role in the run, filled by one process at a time.
 
-    command: what follows `python`.
-    env: more of the environment, given the number of the incarnation.
+    command: the arguments of `python`.
+    env: additional environment, given the number of the incarnation.
     """
 
     def __init__(
@@ -110,27 +109,33 @@ class Role:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process runs for it."""
+        """Whether the role has a running process."""
         return self.now is not None and self.now.poll() is None
 
     def start(self) -> Incarnation:
-        """A new process; what it writes goes to the role's log."""
+        """Start a new process; its output is appended to the role's log."""
         number = self._numbers()
         path = [str(self.build.path)] if self.build.path else []
         env = plain_environment(*path) | {
-            "TORTURE_PROCESS": str(number), "TORTURE_CLOCK_SHIFT_S": str(self.shift_s),
+            "TORTURE_PROCESS": str(number),
+            "TORTURE_CLOCK_SHIFT_S": str(self.shift_s),
             **self._env(number),
-        }  # fmt: skip
+        }
         with (self._directory / f"{self.name}.log").open("ab") as log:
             popen = subprocess.Popen(
-                [*leash(), sys.executable, *self._command], stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, env=env, cwd=self._directory, start_new_session=True,
-            )  # fmt: skip
+                [*leash(), sys.executable, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                cwd=self._directory,
+                start_new_session=True,
+            )
         self.now = Incarnation(self, number, popen)
         return self.now
 
     def end(self) -> None:
-        """Whatever happened: leave no process behind."""
+        """Kill the process if it still runs."""
         self.is_wanted = False
         if self.now is not None and self.now.poll() is None:
             self.now.signal(signal.SIGCONT)

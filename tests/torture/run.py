@@ -1,4 +1,4 @@
-"""One run from beginning to end: load, faults, drain, and what is left."""
+"""One run from beginning to end: load, faults, drain, and the final state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from lisa.admin.fsck import check
-from lisa.admin.messages import State, list_messages
-from lisa.core.errors import LisaError
-from lisa.core.store import chunks
+from lisa.admin.messages import LiveState, list_messages
+from lisa.core.model.errors import LisaError
+from lisa.core.store.store import chunks
 from tests.torture.faults import begin
 from tests.torture.foreign import numbers_in, repair
 from tests.torture.plan import FOREIGN, draw
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from tests.torture.options import Options
     from tests.torture.plan import Fault
 
-__all__ = ["run"]
-
 TICK_S = 0.05
 TELL_EVERY_S = 10.0
-STARTS_WITHIN_S = 120.0  # all roles, on a machine with other work
+STARTS_WITHIN_S = 120.0  # all roles, on a busy machine
 STUCK_AFTER_S = 10 * ACK_S
-"""After the longest delay, without a fault in the way or a tenth less: what stays is stuck."""
+"""Messages are stuck after the longest delay plus this long without 10 % progress or a fault."""
 
 LESS = 0.9
 
@@ -55,7 +53,7 @@ class Schedule:
         heapq.heappush(self._steps, (at, self._count, work))
 
     def step(self) -> bool:
-        """Do what is due; whether anything is left."""
+        """Run what is due; returns whether anything is left."""
         while self._steps and self._steps[0][0] <= time.monotonic():
             _, number, work = heapq.heappop(self._steps)
             for pause in work:
@@ -65,10 +63,16 @@ class Schedule:
 
 
 def run(options: Options, tell: Callable[[str], None]) -> None:
-    """Run, and leave the ledgers, `stage.jsonl`, `samples.jsonl` and `final.json` in `out`."""
+    """Run, and write the ledgers, `stage.jsonl`, `samples.jsonl` and `final.json` to `out`."""
     with Stage(options) as stage:
-        stage.note("begin", options={**options._asdict(), "out": str(options.out),
-                                     "earlier": str(options.earlier or "")})  # fmt: skip
+        stage.note(
+            "begin",
+            options={
+                **options._asdict(),
+                "out": str(options.out),
+                "earlier": str(options.earlier or ""),
+            },
+        )
         _Run(stage, tell).whole()
 
 
@@ -93,8 +97,9 @@ class _Run:
         self._began = time.monotonic()
         stage.note("load")
         schedule = Schedule()
-        for fault in draw(options.seed, options.seconds, options.every_s, options.cast,
-                          options.kinds):  # fmt: skip
+        for fault in draw(
+            options.seed, options.seconds, options.every_s, options.cast, options.kinds
+        ):
             schedule.add(self._began + fault.at_s, self._fault(fault))
         self._until(self._began + options.seconds, schedule)
         stage.end_roles("producer")
@@ -104,7 +109,7 @@ class _Run:
             stage.end_roles("archive")
             restore(stage)
         if options.persistence != "always" and set(FOREIGN) & set(options.kinds):
-            # A server that forgets may forget a repair and keep what was to be repaired.
+            # A server that loses data may lose a repair but keep the damage.
             self._repair()
         self._drain()
         for kind in ("puller", "gateway", "consumer", "manager"):
@@ -113,7 +118,7 @@ class _Run:
         stage.note("over", lost_replies=stage.proxy.lost)
 
     def _await_groups(self) -> None:
-        """A group that is declared later owes nothing of what was promoted before."""
+        """A group declared later does not owe messages promoted earlier."""
         store, ends = self._stage.store, time.monotonic() + STARTS_WITHIN_S
         for topic in TOPICS:
             while set(store.drive(store.groups(topic.name))) != set(topic.groups):
@@ -123,7 +128,7 @@ class _Run:
         self._stage.tail.begin()
 
     def _await_gateway(self) -> None:
-        """A call that it cannot take yet fails for no fault of anyone's."""
+        """Calls before the gateway listens fail without a fault."""
         ends = time.monotonic() + STARTS_WITHIN_S
         while not self._stage.is_gateway_open:
             assert time.monotonic() < ends, "the gateway did not begin"
@@ -147,7 +152,7 @@ class _Run:
         yield from begin(self._stage, fault)
 
     def _until(self, ends: float, schedule: Schedule) -> None:
-        """Until that instant, and until the last fault is over."""
+        """Run until that instant, and until the last fault has ended."""
         left = True
         while left or time.monotonic() < ends:
             left = schedule.step()
@@ -194,7 +199,7 @@ class _Run:
         self._stage.note("repair", repairing=found.began, found=found.kinds, details=found.words)
 
     def _drain(self) -> None:
-        """Until nothing is left but garbage, or nothing has moved for as long as anything may."""
+        """Until only garbage is left, or nothing has moved for longer than anything may take."""
         best, since = None, time.monotonic()
         self._doing = "draining"
         patience_s = self._stage.options.longest_s + STUCK_AFTER_S
@@ -209,23 +214,31 @@ class _Run:
             time.sleep(4 * TICK_S)
 
     def _final(self) -> dict[str, Any]:
-        """Everything that is still live, what fsck says, and the counters."""
+        """All live messages, the findings of fsck, and the counters."""
         store = self._stage.store
         report = store.drive(check(store))
         rows = [row for topic in TOPICS for row in self._live(topic.name)]
         stats = {one.name: store.drive(store.stats(one.name)) for one in TOPICS}
         return {
-            "live": rows, "bodies": report.bodies, "stats": stats,
+            "live": rows,
+            "bodies": report.bodies,
+            "stats": stats,
             "findings": [
-                {"kind": one.kind, "topic": one.topic, "group": one.group, "id": one.id,
-                 "what": one.what} for one in report.findings
+                {
+                    "kind": one.kind,
+                    "topic": one.topic,
+                    "group": one.group,
+                    "id": one.id,
+                    "what": one.what,
+                }
+                for one in report.findings
             ],
-        }  # fmt: skip
+        }
 
     def _live(self, topic: str) -> Iterator[dict[str, Any]]:
         store = self._stage.store
         keys = store.keys.topic(topic)
-        for state in State:
+        for state in LiveState:
             cursor: str | None = None
             while True:
                 page = store.drive(list_messages(store, topic, state, cursor=cursor, limit=PAGE))
@@ -233,9 +246,15 @@ class _Run:
                     bodies = store.ask("MGET", *[keys.body(row.id) for row in some])
                     for row, body in zip(some, bodies, strict=True):
                         [number] = numbers_in([body]) or [0]  # 0: a record without a message
-                        yield {"number": number, "topic": topic, "group": row.group,
-                               "state": str(state), "id": row.id, "attempts": row.attempts,
-                               "reason": row.reason}  # fmt: skip
+                        yield {
+                            "number": number,
+                            "topic": topic,
+                            "group": row.group,
+                            "state": str(state),
+                            "id": row.id,
+                            "attempts": row.attempts,
+                            "reason": row.reason,
+                        }
                 cursor = page.cursor
                 if cursor is None:
                     break

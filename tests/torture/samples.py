@@ -1,4 +1,4 @@
-"""Memory of the server and of each role, and lengths, every few seconds; and how flat they stay."""
+"""Samples the memory of server and roles, and lengths, every few seconds; judges growth."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from tests.torture.reading import Run
     from tests.torture.stage import Stage
 
-__all__ = ["Flatness", "Sampler", "flatness", "growth", "read_samples", "under_load"]
-
 KB = 1024
 EVERY_S = 5.0
 
 JUDGED_FROM_S = 600.0
-"""In a shorter run the second half is not yet like any other time."""
+"""In a shorter run the second half is not yet steady."""
 
 GROWS_BY = 0.2
 GROWS_MB, GROWS_KEYS = 16.0, 5_000.0
-"""By so much, and by this share of its mean, may a series rise in the second half of a run."""
+"""How much, and by what share of its mean, a series may rise in the second half of a run."""
 
 
 class Sampler:
@@ -39,7 +37,7 @@ class Sampler:
         self._ledger = Ledger(stage.out / "samples.jsonl")
 
     def step(self) -> None:
-        """One look. Raises redis.RedisError."""
+        """Take one sample. Raises redis.RedisError."""
         stage = self._stage
         memory = stage.client.info("memory")
         found: dict[str, float] = {
@@ -61,10 +59,12 @@ class Sampler:
             names.append(place)
         streams = sum(int(n) for n in pipe.execute())
         return {
-            "ready streams": streams, "waiting": standing["waiting"],
-            "retry": standing["retry"], "garbage": standing["garbage"],
+            "ready streams": streams,
+            "waiting": standing["waiting"],
+            "retry": standing["retry"],
+            "garbage": standing["garbage"],
             "keys": int(stage.client.dbsize()),
-        }  # fmt: skip
+        }
 
 
 def _places(stage: Stage) -> Iterable[str]:
@@ -80,13 +80,14 @@ def _rss_kb(pid: int) -> float:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
         return 0.0
-    return next((float(line.split()[1]) for line in status.splitlines()
-                 if line.startswith("VmRSS:")), 0.0)  # fmt: skip
+    return next(
+        (float(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")), 0.0
+    )
 
 
 class Flatness(NamedTuple):
-    """One series over the second half of a run. `growth` is by which share of its mean the line
-    through it rises from beginning to end."""
+    """One series over the second half of a run. `growth` is the rise of a fitted line, as a
+    share of its mean."""
 
     least: float
     mean: float
@@ -95,7 +96,7 @@ class Flatness(NamedTuple):
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """All looks, in order."""
+    """All samples, in order."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -109,7 +110,7 @@ def under_load(run: Run) -> list[dict[str, Any]]:
 
 
 def growth(case: Case) -> None:
-    """In a long run the server's memory and keys, and each role's memory, must stay as they are."""
+    """In a long run the server's memory and keys, and each role's memory, must not grow."""
     samples = under_load(case.run)
     if not samples or samples[-1]["at"] - samples[0]["at"] < JUDGED_FROM_S * 1e6:
         return

@@ -2,7 +2,7 @@
 
     python -m tests.torture.sender
 
-What it is to do is in its environment (`book.Orders`), what it did in its ledger (`book.Book`).
+Its orders are in its environment (`book.Orders`), its actions in its ledger (`book.Book`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.torture.world import (  # noqa: E402
     POISON_RETRIES,
     RETRY_AFTER_MS,
     Do,
+    body_of,
     own_id,
     topic_number,
 )
@@ -35,21 +36,19 @@ from tests.torture.world import (  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping, Sequence
 
-__all__: list[str] = []
-
 T = TypeVar("T")
 
 BULK_TICK_S = 0.15
 FICKLE_TICK_S = 0.1
 MOST_SINGLY = 20
-TRIES_FOR = timedelta(seconds=4)  # a call; then it is an error, and the process goes on
+TRIES_FOR = timedelta(seconds=4)  # for a call; after that it is an error, and the process continues
 
 
 Way = Callable[[str, list[int], list[Do]], None]
 
 
 class Bulk:
-    """Sends many at once, in every way that the blocking producer has."""
+    """Sends many messages per call, in every way that the blocking producer has."""
 
     def __init__(self, orders: Orders) -> None:
         self._book = Book(orders)
@@ -89,15 +88,15 @@ class Bulk:
         way(topic, self._book.numbers(n), does)
 
     def _alike(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """One due time for all, ids left to Lisa: the quick way."""
+        """One due time for all, ids left to Lisa: the fast way."""
         delay = self._delay_ms()
         call = self._book.send(topic, numbers, does, [f"+{delay}"])
         self._book.commit()
-        bodies = [[number, do] for number, do in zip(numbers, does, strict=True)]
+        bodies = [body_of(number, do) for number, do in zip(numbers, does, strict=True)]
         self._many(call, topic, bodies, delay=timedelta(milliseconds=delay))
 
     def _each(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """Ids of our own, and each its own due time."""
+        """Explicit ids, each with its own due time."""
         dues = [f"+{self._delay_ms()}" for _ in numbers]
         if self._chance.random() < 0.3:
             now_ms = self._book.clock.now().high // 1000
@@ -115,14 +114,14 @@ class Bulk:
             self._book.confirm(call, _alike_letters([one.outcome[0] for one in report]))
 
     def _stream(self, topic: str, numbers: list[int], does: list[Do]) -> None:
-        """A stream of sends; what was answered before an error is confirmed."""
+        """A stream of sends; outcomes before an error are confirmed."""
         dues = [f"+{self._delay_ms()}" for _ in numbers]
         call = self._book.send(topic, numbers, does, dues)
         self._book.commit()
         letters: list[str] = []
         try:
             for outcome in self._producer.send_stream(topic, _outgoing(numbers, does, dues)):
-                letters.append(outcome.outcome[0])  # noqa: PERF401 - what came before an error counts
+                letters.append(outcome.outcome[0])  # noqa: PERF401  keeps those before an error
         except LisaError as error:
             error.sent = len(letters)
             self._book.fail(call, error)
@@ -138,7 +137,7 @@ class Bulk:
         self._book.commit()
         for call, number, do, delay in calls:
             try:
-                self._producer.send(topic, [number, do], delay=timedelta(milliseconds=delay))
+                self._producer.send(topic, body_of(number, do), delay=timedelta(milliseconds=delay))
             except LisaError as error:
                 self._book.fail(call, error)
             else:
@@ -149,7 +148,7 @@ def _outgoing(
     numbers: Sequence[int], does: Sequence[Do], dues: Sequence[str]
 ) -> Iterator[Outgoing]:
     for number, do, due in zip(numbers, does, dues, strict=True):
-        body = [number, do]
+        body = body_of(number, do)
         if due.startswith("+"):
             yield Outgoing(body, id=own_id(number), delay=timedelta(milliseconds=int(due)))
         else:
@@ -161,17 +160,29 @@ def _alike_letters(letters: Sequence[str]) -> str:
 
 
 class Fickle:
-    """Sends one by one on an event loop, and changes its mind: stories of one or two calls."""
+    """Sends one by one on an event loop and changes its mind, in stories of one or two calls."""
 
     TOPICS: ClassVar = {"async": 25, "hard": 20, "hang": 3, "fickle": 52}
     STORIES: ClassVar = {
-        "plain": 20, "again": 15, "reject": 8, "replace": 15, "cancel": 22, "move": 12, "fire": 5,
+        "plain": 20,
+        "again": 15,
+        "reject": 8,
+        "replace": 15,
+        "cancel": 22,
+        "move": 12,
+        "fire": 5,
         "ttl": 3,
-    }  # fmt: skip
+    }
     HARD: ClassVar = {
-        Do.OK: 600, Do.RAISE: 100, Do.RETRY: 100, Do.FALSE: 50, Do.SLOW: 100, Do.SLOWER: 50,
-        Do.DISCARD: 6, Do.POISON: 2,
-    }  # fmt: skip
+        Do.OK: 600,
+        Do.RAISE: 100,
+        Do.RETRY: 100,
+        Do.FALSE: 50,
+        Do.SLOW: 100,
+        Do.SLOWER: 50,
+        Do.DISCARD: 6,
+        Do.POISON: 2,
+    }
 
     def __init__(self, orders: Orders) -> None:
         self._book = Book(orders)
@@ -222,20 +233,30 @@ class Fickle:
         ttl_ms = self._chance.randint(500, 3_000) if story == "ttl" else 0
         self._send("fickle", number, Do.OK, delay, ttl_ms=ttl_ms)
         if story not in ("plain", "ttl"):
-            # Around its due time, too: what is ready or in flight is the harder case.
+            # Around its due time, too: ready or in flight is the harder case.
             at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
             heapq.heappush(self._later, (at, number, story, number, "fickle"))
 
     def _send(
-        self, topic: str, number: int, do: Do, delay: int, *, ttl_ms: int = 0,
+        self,
+        topic: str,
+        number: int,
+        do: Do,
+        delay: int,
+        *,
+        ttl_ms: int = 0,
         retry: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl_ms)
         ttl = timedelta(milliseconds=ttl_ms) if ttl_ms else None
         send = self._producer.send(
-            topic, [number, do], id=own_id(number), delay=timedelta(milliseconds=delay), ttl=ttl,
+            topic,
+            body_of(number, do),
+            id=own_id(number),
+            delay=timedelta(milliseconds=delay),
+            ttl=ttl,
             retry=retry,
-        )  # fmt: skip
+        )
         self._calls.append(self._note(call, send, "a"))
 
     def _go_on(self, story: str, number: int, topic: str) -> None:
@@ -268,7 +289,7 @@ class Fickle:
             self._calls.append(self._note(call, send, "a"))
 
     async def _outcome(self, topic: str, outgoing: Outgoing, mode: str) -> str:
-        """What became of one message: only a call for many tells."""
+        """The outcome of one message: only a bulk call reports it."""
         [one] = await self._producer.send_many(topic, [outgoing], on_duplicate=mode)
         return one.outcome
 

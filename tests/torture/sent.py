@@ -1,4 +1,4 @@
-"""The senders' ledgers as columns: six million messages are to fit into a checker's memory."""
+"""The senders' ledgers as columns: six million messages must fit into a checker's memory."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "Call", "Change", "Failure", "Messages", "TakenBack", "lines_of", "number_in", "read_sent",
-]  # fmt: skip
-
-MESSAGES = np.dtype([
-    ("topic", "u1"), ("do", "u1"), ("taken_back", "u1"), ("ttl", "i4"),
-    ("due", "i8"), ("tried", "i8"), ("confirmed", "i8"),
-])  # fmt: skip
-"""What a sender knows of one message; instants in us, 0 for never. `due` (ms) is the earliest
+MESSAGES = np.dtype(
+    [
+        ("topic", "u1"),
+        ("do", "u1"),
+        ("taken_back", "u1"),
+        ("ttl", "i4"),
+        ("due", "i8"),
+        ("tried", "i8"),
+        ("confirmed", "i8"),
+    ]
+)
+"""A sender's record of one message; instants in us, 0 for never. `due` (ms) is the earliest
 instant at which it may be handled, by what was first sent under its id; `ttl`: ms, 0 for none."""
 
 
 class TakenBack(IntEnum):
-    """Whether a message may have been taken back, so that nobody need handle it."""
+    """Whether a message may have been taken back, so that it need not be handled."""
 
     NO = 0
-    MAYBE = 1  # a cancel or a replacement whose answer is not known
+    MAYBE = 1  # a cancel or a replacement with unknown answer
     CANCELLED = 2
-    REPLACED = 3  # another message was put in its place
+    REPLACED = 3  # another message took its place
 
 
 class Change(NamedTuple):
     """A second call for a message: X cancel, R new due time, D the same id again, P another one in
-    its place. `ended` is 0 and `answer` empty where no answer is known."""
+    its place. `ended` is 0 and `answer` empty if no answer is known."""
 
     kind: str
     due: int
@@ -50,7 +53,7 @@ class Change(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A call that ended in an error: whose, of which message (the first of many), when, and how."""
+    """A call that ended in an error: sender, message (the first of many), time and error."""
 
     process: int
     number: int
@@ -61,10 +64,9 @@ class Failure(NamedTuple):
 
 @dataclass
 class Messages:
-    """All that was ever attempted, in one table; senders one after the other.
+    """All attempted messages in one table, sender by sender.
 
-    `changes` are by row. `odd` are rows of messages with an id of their own that were answered
-    otherwise than `accepted`.
+    `changes` are by row. `odd` are rows of messages with an explicit id that were not `accepted`.
     """
 
     rows: NDArray[Any]
@@ -88,18 +90,18 @@ class Messages:
         return self.firsts[sender] + place
 
     def number(self, row: int) -> int:
-        """The other way round."""
+        """The number of a row."""
         sender = max((first, one) for one, first in self.firsts.items() if first <= row)[1]
         return (sender << 32) + row - self.firsts[sender]
 
 
 def number_in(path: Path) -> int:
-    """The process whose ledger this is."""
+    """The number of the process that wrote this ledger."""
     return int(path.stem.partition("-")[2])
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """All lines but one that a kill tore: that never counted."""
+    """All complete lines: a line torn by a kill does not count."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
@@ -107,7 +109,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 class Call(NamedTuple):
-    """A call under way: its kind, and the rows that it concerns (`old`: the one replaced)."""
+    """A running call: its kind, and its rows (`old`: the one replaced)."""
 
     kind: str
     first: int
@@ -138,7 +140,7 @@ def read_sent(folder: Path) -> Messages:
 
 
 class _Sender:
-    """One sender's ledger, read line by line."""
+    """Reads one sender's ledger, line by line."""
 
     def __init__(self, number: int) -> None:
         self.rows = np.zeros(1024, MESSAGES)
@@ -219,5 +221,5 @@ def _place(number: str) -> int:
 
 
 def _due(said: str, low_us: int) -> int:
-    """The earliest instant, in ms: a delay counts from when Redis had the call."""
+    """The earliest instant, in ms: a delay counts from when Redis got the call."""
     return int(said) if said[0] != "+" else low_us // 1000 + int(said)

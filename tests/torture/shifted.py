@@ -1,4 +1,4 @@
-"""Runs a module as `python -m` does, on a clock that may be off: its name, then its arguments."""
+"""Runs a module as `python -m` does, with a clock that may be off: its name, then its arguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import runpy
 import sys
 
 from tests.torture.ledger import shift_clock
-
-__all__: list[str] = []
 
 if __name__ == "__main__":
     shift_clock()

@@ -1,4 +1,4 @@
-"""The stage of a run: the server, the proxy before it, and every role as a process of its own."""
+"""The stage of a run: the server, the proxy before it, and a process for every role."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from functools import partial
 from itertools import chain, count
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.servers import connect, redis_server
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from tests.torture.options import Options
     from tests.torture.roles import Incarnation
 
-__all__ = ["Stage", "now_us"]
-
 SWIFT = ("bulk", "two")
 STURDY = ("batch", "async", "hard", "hang", "fickle")
 FICKLE_SHARE = 0.1
-HTTP_PER_S = 15.0  # each costs a hundred times what one of a batch does
+HTTP_PER_S = 15.0  # each costs a hundred times as much as one in a batch
 
 
 def now_us() -> int:
@@ -49,9 +47,9 @@ def now_us() -> int:
 
 
 class Stage:
-    """Everything that runs. What happens to it is written to `stage.jsonl`.
+    """All processes of a run. Events are written to `stage.jsonl`.
 
-    `is_up`: the server can be asked, it is neither killed nor stopped.
+    `is_up`: the server can be asked; it is neither killed nor stopped.
     """
 
     def __init__(self, options: Options) -> None:
@@ -63,9 +61,11 @@ class Stage:
         extra = {"always": ("--appendfsync", "always"), "everysec": ("--appendfsync", "everysec")}
         binary = redis_server() if options.program == "redis" else None
         self.server = EmbeddedServer(
-            directory=self.out / "server", appendonly=options.persistence in extra,
-            extra=extra.get(options.persistence, ()), binary=binary,
-        )  # fmt: skip
+            directory=self.out / "server",
+            appendonly=options.persistence in extra,
+            extra=extra.get(options.persistence, ()),
+            binary=binary,
+        )
         self.roles: dict[str, Role] = {}
         self.is_up = False
         self.earlier = Build(_unpacked(options.earlier, self.out)) if options.earlier else None
@@ -95,7 +95,7 @@ class Stage:
         self._cast()
 
     def close(self) -> None:
-        """End all of it."""
+        """Stop all processes."""
         for role in self.roles.values():
             with suppress(ProcessLookupError):
                 role.end()
@@ -111,7 +111,7 @@ class Stage:
         self.server.stop()
 
     def note(self, event: str, **fields: Any) -> None:
-        """Write down what happened, and when by the machine's clock."""
+        """Record an event, with its time by the machine's clock."""
         self._events.write([json.dumps({"at": now_us(), "event": event, **fields})])
         self._events.commit()
 
@@ -126,13 +126,21 @@ class Stage:
         self._gateway_port = free_port()
         archives = ["archive-1"] * self.options.restore
         every = (
-            cast.managers, cast.consumers, cast.gateways, cast.pullers, cast.producers, archives,
-        )  # fmt: skip
+            cast.managers,
+            cast.consumers,
+            cast.gateways,
+            cast.pullers,
+            cast.producers,
+            archives,
+        )
         for name in chain(*every):
             self.roles[name] = Role(
-                name, self._command_of(name), partial(self._env, name),
-                lambda: next(self._numbers), logs,
-            )  # fmt: skip
+                name,
+                self._command_of(name),
+                partial(self._env, name),
+                lambda: next(self._numbers),
+                logs,
+            )
             if self.earlier is not None:
                 self.roles[name].build = self.earlier
 
@@ -140,20 +148,38 @@ class Stage:
         kind, _, number = name.partition("-")
         url = self.proxy.url(kind) if kind in ("manager", "consumer", "gateway") else ""
         commands = {
-            "manager": ["-m", "tests.torture.shifted", "lisa.cli.manager",
-                        "--config", "manager.yml", "--redis", url],
-            "gateway": ["-m", "lisa.cli.gateway", "--redis", url,
-                        "--port", str(self._gateway_port)],
+            "manager": [
+                "-m",
+                "tests.torture.shifted",
+                "lisa.cli.manager",
+                "--config",
+                "manager.yml",
+                "--redis",
+                url,
+            ],
+            "gateway": [
+                "-m",
+                "lisa.cli.gateway",
+                "--redis",
+                url,
+                "--port",
+                str(self._gateway_port),
+            ],
             "archive": restoring.archive_command(self.server.url, self.out),
             "puller": ["-m", "tests.torture.web"],
             "producer": ["-m", "tests.torture.web" if number == "http" else "tests.torture.sender"],
-        }  # fmt: skip
+        }
         if kind == "consumer":
             which = "swift" if int(number) % 2 else "sturdy"
             commands["consumer"] = [
-                "-m", "lisa.cli.consumer", "--config", f"{which}.yml", "--redis", url,
+                "-m",
+                "lisa.cli.consumer",
+                "--config",
+                f"{which}.yml",
+                "--redis",
+                url,
                 f"tests.torture.handlers:{which}",
-            ]  # fmt: skip
+            ]
         return commands[kind]
 
     def _env(self, name: str, number: int) -> dict[str, str]:
@@ -192,24 +218,36 @@ class Stage:
     def start(self, role: Role) -> Incarnation:
         """Start a process for a role."""
         one = role.start()
-        self.note("start", role=role.name, number=one.number, pid=one.pid, shift=role.shift_s,
-                  earlier=role.build.path is not None)  # fmt: skip
+        self.note(
+            "start",
+            role=role.name,
+            number=one.number,
+            pid=one.pid,
+            shift=role.shift_s,
+            earlier=role.build.path is not None,
+        )
         return one
 
     def ended(self, one: Incarnation, how: str) -> None:
-        """Note the end of a process."""
-        self.note("end", role=one.role.name, number=one.number, how=how, code=one.poll(),
-                  age_s=time.monotonic() - one.began)  # fmt: skip
+        """Record the end of a process."""
+        self.note(
+            "end",
+            role=one.role.name,
+            number=one.number,
+            how=how,
+            code=one.poll(),
+            age_s=time.monotonic() - one.began,
+        )
 
     def restart_those_that_died(self) -> None:
-        """A role that ends without being told to is a fault of the product; the run goes on."""
+        """Restart roles that ended early: that is a defect, but the run continues."""
         for role in self.roles.values():
             if role.is_wanted and role.now is not None and not role.is_alive:
                 self.ended(role.now, "by itself")
                 self.start(role)
 
     def end_roles(self, kind: str) -> None:
-        """Have roles of a kind leave in order."""
+        """Have roles of a kind end in order."""
         leaving = []
         for role in self.roles.values():
             if role.kind == kind and role.now is not None:
@@ -226,15 +264,19 @@ class Stage:
     ) -> subprocess.Popen[bytes]:
         """Start an operator's command; it ends with the stage at the latest."""
         one = subprocess.Popen(
-            [*leash(), *command], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            env=plain_environment(), cwd=self.out / "logs",
-        )  # fmt: skip
+            [*leash(), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=plain_environment(),
+            cwd=self.out / "logs",
+        )
         self._helpers = [*[other for other in self._helpers if other.poll() is None], one]
         return one
 
     @property
     def is_gateway_open(self) -> bool:
-        """Whether the gateway takes connections, if there is one: its process needs time for it."""
+        """Whether the gateway, if any, accepts connections: its process starts slowly."""
         if not self.options.gateway:
             return True
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._gateway_port), 1):
@@ -244,7 +286,7 @@ class Stage:
     # The server
 
     def kill_server(self) -> None:
-        """kill -9, and what was not on disk by its setting is gone."""
+        """Send SIGKILL; data that was not on disk, by the server's setting, is lost."""
         since = self.tail.before_kill()
         self.is_up = False
         self.server.kill()
@@ -254,17 +296,17 @@ class Stage:
             self.note("loss", since=since, until=until)
 
     def restart_server(self) -> None:
-        """Start it again on the same data."""
+        """Restart the server with the same data."""
         self.server.restart()
         self.is_up = True
 
     def stop_server(self, *, resume: bool) -> None:
-        """SIGSTOP or SIGCONT."""
+        """Send SIGSTOP or SIGCONT."""
         self.is_up = resume
         signal_server(self.server, signal.SIGCONT if resume else signal.SIGSTOP)
 
     def standing(self) -> dict[str, int]:
-        """How many messages stand where, all topics together. Raises redis.RedisError."""
+        """The number of messages by state, over all topics. Raises redis.RedisError."""
         found = dict.fromkeys(("waiting", "ready", "retry", "garbage"), 0)
         pipe = self.client.pipeline(transaction=False)
         names = []

@@ -1,8 +1,8 @@
-"""What a killed server forgets, by its persistence setting, and since when at the latest.
+"""The data that a killed server loses, by its persistence setting, and since when at the latest.
 
-A kill alone loses little: what was written to a file survives its process. So under `everysec` a
-kill is made a power cut: of the append-only file, what the last second had added is cut off, which
-is what the setting allows to be lost.
+A kill alone loses little: written data survives its process. So under `everysec` a kill simulates a
+power cut: the last second's additions are cut off the append-only file, which is what the setting
+allows to be lost.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ if TYPE_CHECKING:
 
     from lisa.embedded import EmbeddedServer
 
-__all__ = ["Tail", "tail_for"]
-
 FSYNC_S = 1.0
-PUT_OFF_S = 2.0  # by so much the server may put off a write while an fsync is under way
+PUT_OFF_S = 2.0  # how long the server may postpone a write during an fsync
 LOOK_S = 0.1
 SAVE_EVERY_S = 5.0
 
 
 class Tail:
-    """Under `always`: nothing that was confirmed is ever lost."""
+    """Under `always`: no confirmed write is ever lost."""
 
     def begin(self) -> None:
-        """All topics are declared: that is to last."""
+        """All topics are declared: that must not be lost."""
 
     def step(self) -> None:
-        """To be called several times a second while the server runs. Raises redis.RedisError."""
+        """Call several times a second while the server runs. Raises redis.RedisError."""
 
     def before_kill(self) -> int | None:
-        """Since when (us) confirmations may be lost by a kill right now; None: none at all."""
+        """Since when (us) a kill right now may lose confirmed writes; None: no loss."""
         return None
 
     def after_kill(self) -> None:
-        """Make the loss as great as it may be."""
+        """Make the loss as large as the setting allows."""
 
 
 class PowerCut(Tail):
@@ -55,7 +53,7 @@ class PowerCut(Tail):
 
     def step(self) -> None:
         now = time.monotonic()
-        with suppress(FileNotFoundError):  # it is rewritten just now
+        with suppress(FileNotFoundError):  # the file is being rewritten
             if newest := self._newest():
                 self._sizes.append((now, newest, newest.stat().st_size))
         while len(self._sizes) > 1 and self._sizes[1][0] < now - self._loses_s:
@@ -64,7 +62,7 @@ class PowerCut(Tail):
     def before_kill(self) -> int | None:
         most_s = self._loses_s + PUT_OFF_S
         while self._sizes and self._sizes[0][0] < time.monotonic() - most_s:
-            self._sizes.popleft()  # nobody had the time to look since: that would be too much
+            self._sizes.popleft()  # not checked since for lack of time: that would be too much
         return int((time.time() - most_s) * 1e6)
 
     def after_kill(self) -> None:
@@ -82,7 +80,7 @@ class PowerCut(Tail):
 
 
 class Snapshots(Tail):
-    """With snapshots only: one is begun every few seconds."""
+    """With snapshots only: one is started every few seconds."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -119,7 +117,7 @@ class Snapshots(Tail):
 def tail_for(
     persistence: str, server: EmbeddedServer, client: redis.Redis, *, loses_s: float = FSYNC_S
 ) -> Tail:
-    """What is to be expected of a persistence setting; `everysec` may be made to lose more."""
+    """The expected loss for a persistence setting; `everysec` may be made to lose more."""
     if persistence == "everysec":
         return PowerCut(server.directory, loses_s)
     if persistence == "snapshot":

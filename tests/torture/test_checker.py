@@ -1,4 +1,4 @@
-"""Each verdict of the checker can be provoked, and each innocent look-alike goes free."""
+"""Each verdict of the checker can be provoked, and similar but innocent cases are acquitted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_plain_story_is_clean(papers: Papers) -> None:
 # Lost
 
 
-def test_lost_is_what_was_confirmed_and_never_handled(papers: Papers) -> None:
+def test_confirmed_but_never_handled_is_lost(papers: Papers) -> None:
     papers.handle(papers.send(), 1.1)
     lost = papers.send()
     found = papers.verdicts().guilty
@@ -88,12 +88,12 @@ def test_not_lost(papers: Papers, story: Callable[[Papers], None]) -> None:
     assert accused(papers) == {}
 
 
-def test_the_one_that_took_its_place_can_be_lost(papers: Papers) -> None:
+def test_a_replacement_can_be_lost(papers: Papers) -> None:
     papers.replace(papers.send(), 0.5, "+1000")
     assert accused(papers) == {"lost": 1}
 
 
-def test_a_cancel_that_came_too_late_takes_nothing_back(papers: Papers) -> None:
+def test_a_late_cancel_takes_nothing_back(papers: Papers) -> None:
     papers.cancel(papers.send(), 0.5, answer="i")
     assert accused(papers) == {"lost": 1}
 
@@ -117,13 +117,13 @@ def test_a_ttl_is_no_excuse_where_others_were_in_time(
     assert accused(papers) == ({"lost": 1} if late_s < 0.05 and not is_troubled else {})
 
 
-def test_what_must_end_in_garbage_is_lost_elsewhere(papers: Papers) -> None:
+def test_a_discarded_message_missing_from_garbage_is_lost(papers: Papers) -> None:
     papers.handle(papers.send("hard", do=Do.DISCARD), 1.1, topic="hard", verdict=Verdict.DISCARDED)
     assert accused(papers) == {"lost": 1}
 
 
 @pytest.mark.parametrize("ttl_ms", [0, 500])
-def test_a_body_that_a_foreign_hand_deleted_is_excused_by_name(papers: Papers, ttl_ms: int) -> None:
+def test_a_body_deleted_by_another_program_is_excused_by_name(papers: Papers, ttl_ms: int) -> None:
     deleted, lost = papers.send(ttl_ms=ttl_ms), papers.send()
     papers.fault("delete-bodies", "fickle", 0.5, 0.6, messages=[deleted], deleted=True)
     verdicts = papers.verdicts()
@@ -131,7 +131,7 @@ def test_a_body_that_a_foreign_hand_deleted_is_excused_by_name(papers: Papers, t
     assert [one.number for one in verdicts.guilty["lost"]] == [lost]
 
 
-def test_what_the_server_lost_is_excused_by_name_and_nothing_before_it(papers: Papers) -> None:
+def test_losses_by_the_server_are_excused_by_name_but_nothing_before_them(papers: Papers) -> None:
     before, lost = papers.send(at_s=1.0), papers.send(at_s=2.5)
     papers.loss(2.0, 3.0)
     verdicts = papers.verdicts()
@@ -139,7 +139,7 @@ def test_what_the_server_lost_is_excused_by_name_and_nothing_before_it(papers: P
     assert [one.number for one in verdicts.guilty["lost"]] == [before]
 
 
-def test_what_was_archived_must_have_been_restored(papers: Papers) -> None:
+def test_archived_messages_must_have_been_restored(papers: Papers) -> None:
     archived, lost = papers.send("bulk"), papers.send("bulk")
     papers.archived = [archived]
     papers.loss(0.0, 1.0)
@@ -189,7 +189,7 @@ def test_brought_forward_is_not_early(papers: Papers, answer: str | None) -> Non
 
 
 @pytest.mark.parametrize("answer", ["i", None])
-def test_perhaps_put_off_is_not_early(papers: Papers, answer: str | None) -> None:
+def test_possibly_put_off_is_not_early(papers: Papers, answer: str | None) -> None:
     number = papers.send()
     papers.move(number, 0.5, "+3000", answer)
     papers.handle(number, 1.1)
@@ -204,7 +204,7 @@ def test_put_off_but_the_server_lost_it_is_not_early(papers: Papers) -> None:
     assert accused(papers) == {}
 
 
-def test_sent_twice_may_come_by_the_earlier_of_both(papers: Papers) -> None:
+def test_a_repeat_of_an_unconfirmed_send_may_set_an_earlier_due_time(papers: Papers) -> None:
     number = papers.send(due="+3000", confirmed=False)
     papers.again(number, 0.1, "+1000")
     papers.handle(number, 1.2)
@@ -250,7 +250,7 @@ def test_only_a_handler_that_was_frozen_itself_is_excused(
     assert accused(papers) == guilty
 
 
-def test_without_an_answer_from_redis_an_instant_is_not_held_against_anyone(
+def test_an_instant_without_an_answer_from_redis_proves_nothing(
     papers: Papers,
 ) -> None:
     number = papers.send()
@@ -263,7 +263,7 @@ def test_without_an_answer_from_redis_an_instant_is_not_held_against_anyone(
 
 
 def twice(papers: Papers, *, first_s: float = 1.1, second_s: float = 5.0, by: int = 3) -> int:
-    """One message handled with success by two processes, 2 and another."""
+    """One message handled successfully by two processes, 2 and another."""
     papers.begin(3, "consumer-2")
     number = papers.send()
     papers.handle(number, first_s)
@@ -355,11 +355,25 @@ def by_another_group(papers: Papers) -> None:
     papers.handle(number, 1.1, topic="two", group="west")
 
 
-@pytest.mark.parametrize("story", [
-    killed, killed_in_the_middle, frozen, cut_off, server_killed, trimmed, group_destroyed,
-    ack_lost_by_the_server, stood_still, woke_late, hung, hung_until_it_was_killed,
-    failed, by_another_group,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "story",
+    [
+        killed,
+        killed_in_the_middle,
+        frozen,
+        cut_off,
+        server_killed,
+        trimmed,
+        group_destroyed,
+        ack_lost_by_the_server,
+        stood_still,
+        woke_late,
+        hung,
+        hung_until_it_was_killed,
+        failed,
+        by_another_group,
+    ],
+)
 def test_handled_again_with_a_cause(papers: Papers, story: Callable[[Papers], None]) -> None:
     story(papers)
     assert accused(papers) == {}
@@ -400,10 +414,17 @@ def that_does_no_such_thing(papers: Papers) -> None:
     papers.fault("kill-manager", "manager-1", 1.0, 1.2, numbers=[7], killed=us(1.0))
 
 
-@pytest.mark.parametrize("story", [
-    of_another_process, at_another_door, long_before, long_after, of_another_message,
-    that_does_no_such_thing,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "story",
+    [
+        of_another_process,
+        at_another_door,
+        long_before,
+        long_after,
+        of_another_message,
+        that_does_no_such_thing,
+    ],
+)
 def test_a_fault_is_no_cause(papers: Papers, story: Callable[[Papers], None]) -> None:
     story(papers)
     assert accused(papers) == {"unexplained": 1}
@@ -442,16 +463,23 @@ def a_role_that_left_badly(papers: Papers) -> None:
     papers.end("consumer-1", "told to", -15)
 
 
-@pytest.mark.parametrize("story", [
-    dead_for_no_reason, handled_but_unknown, found_by_fsck, a_body_too_many, a_role_that_died,
-    a_role_that_left_badly,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "story",
+    [
+        dead_for_no_reason,
+        handled_but_unknown,
+        found_by_fsck,
+        a_body_too_many,
+        a_role_that_died,
+        a_role_that_left_badly,
+    ],
+)
 def test_unexplained(papers: Papers, story: Callable[[Papers], None]) -> None:
     story(papers)
     assert accused(papers) == {"unexplained": 1}
 
 
-def test_ends_that_are_in_order(papers: Papers) -> None:
+def test_expected_ends_of_processes(papers: Papers) -> None:
     papers.end("manager-1", "told to", 0)
     papers.end("consumer-1", "killed", -9)
     papers.end("producer-1", "told to", -15, age_s=0.5)
@@ -461,7 +489,7 @@ def test_ends_that_are_in_order(papers: Papers) -> None:
 # Reading and measuring
 
 
-def test_a_line_that_a_kill_tore_was_never_written(papers: Papers) -> None:
+def test_a_line_torn_by_a_kill_is_ignored(papers: Papers) -> None:
     number = papers.send()
     papers.handle(number, 1.1)
     papers.sent.append("S\t7\t17000")
@@ -484,8 +512,9 @@ def test_a_handling_with_its_beginning_counts_once(papers: Papers) -> None:
 
 def test_a_batch_of_sends_is_one_line(papers: Papers) -> None:
     papers.sent += [
-        f"S\t1\t{us(0)}\t0\t{1 << 32}\t3\t0\t+1000,+2000,+3000\t0", f"C\t1\t{us(0.1)}\ta",
-    ]  # fmt: skip
+        f"S\t1\t{us(0)}\t0\t{1 << 32}\t3\t0\t+1000,+2000,+3000\t0",
+        f"C\t1\t{us(0.1)}\ta",
+    ]
     for place, at_s in enumerate((1.1, 2.1, 2.9)):
         papers.handle((1 << 32) + place, at_s, topic="bulk")
     found = papers.verdicts()
@@ -493,10 +522,11 @@ def test_a_batch_of_sends_is_one_line(papers: Papers) -> None:
     assert [one.number for one in found.guilty["early"]] == [(1 << 32) + 2]
 
 
-def test_what_was_settled_before_an_error_is_confirmed(papers: Papers) -> None:
+def test_messages_settled_before_an_error_are_confirmed(papers: Papers) -> None:
     papers.sent += [
-        f"S\t1\t{us(0)}\t0\t{1 << 32}\t3\t0\t+1000\t0", f"E\t1\t{us(4)}\t2\tServerUnavailable",
-    ]  # fmt: skip
+        f"S\t1\t{us(0)}\t0\t{1 << 32}\t3\t0\t+1000\t0",
+        f"E\t1\t{us(4)}\t2\tServerUnavailable",
+    ]
     papers.fault("refuse", "producer", 0.5, 2.5)
     assert accused(papers) == {"lost": 2}
 

@@ -1,4 +1,4 @@
-"""What a fault notes of itself: what was done, and what could not be."""
+"""What a fault records: what was done, and what could not be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """Stands in for a stage on which nothing runs."""
+    """A fake stage on which nothing runs."""
 
     is_up = True
 
@@ -38,20 +38,20 @@ class Notes:
 
 
 def done(kind: str, target: str = "consumer-1") -> dict[str, Any]:
-    """What a fault noted, without its pauses."""
+    """What a fault recorded, without its pauses."""
     stage = Notes()
     list(begin(cast("Stage", stage), Fault(0.0, kind, target, 0.1, 3600)))
     return stage.noted
 
 
 @pytest.mark.parametrize("kind", ["kill-consumer", "stop-consumer", "freeze-consumer", "clock"])
-def test_what_does_not_run_is_skipped(kind: str) -> None:
+def test_faults_of_stopped_processes_are_skipped(kind: str) -> None:
     assert done(kind)["skipped"] == "it does not run"
 
 
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | Exception | None]:
-    """What a foreign hand finds, one time after the other; nothing when that is used up."""
+    """What another program finds, one result after the other; then nothing."""
     finds: list[dict[str, Any] | Exception | None] = []
 
     def trim(_stage: Stage, fault: Fault) -> dict[str, Any] | None:
@@ -71,7 +71,7 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | Exception | N
     return finds
 
 
-def test_a_foreign_hand_waits_for_something_to_take(
+def test_foreign_damage_waits_for_messages(
     hand: list[dict[str, Any] | Exception | None],
 ) -> None:
     hand += [None, redis.ConnectionError("away"), {"messages": [7]}]
@@ -82,7 +82,7 @@ def test_a_foreign_hand_waits_for_something_to_take(
     assert "skipped" not in noted
 
 
-def test_a_foreign_hand_takes_what_there_is_elsewhere(
+def test_foreign_damage_moves_to_a_place_with_messages(
     hand: list[dict[str, Any] | Exception | None],
 ) -> None:
     hand += [*[None] * (FINDS_TRIES - 1), {"messages": [7]}]
@@ -91,11 +91,11 @@ def test_a_foreign_hand_takes_what_there_is_elsewhere(
 
 
 @pytest.mark.usefixtures("hand")
-def test_a_foreign_hand_that_finds_nothing_has_done_nothing() -> None:
+def test_foreign_damage_is_skipped_without_messages() -> None:
     assert done("trim", "two/west")["skipped"] == "there was nothing to take"
 
 
-def test_a_full_disk_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "ledger")
     monkeypatch.setattr(os, "write", lambda _file, data: len(data) - 1)
     with pytest.raises(AssertionError, match="only 2 of 3 bytes"):
@@ -120,7 +120,11 @@ print([round((one - right.timestamp()) / 60) for one in said])
 def test_every_clock_of_a_process_is_off(shift_s: int) -> None:
     env = {**os.environ, SHIFT: str(shift_s)}
     said = subprocess.run(
-        [sys.executable, "-c", CLOCKS], cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE,
+        [sys.executable, "-c", CLOCKS],
+        cwd=ROOT,
+        env=env,
+        check=True,
+        stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     assert said.stdout.strip() == str([shift_s // 60] * 6)

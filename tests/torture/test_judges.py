@@ -1,4 +1,4 @@
-"""The judges that look at one thing alone: each can be provoked, innocent look-alikes go free."""
+"""The judges of a single rule: each can be provoked, similar but innocent cases are acquitted."""
 
 from __future__ import annotations
 
@@ -19,30 +19,35 @@ def unconfirmed(papers: Papers, error: str = "ServerUnavailable", role: str = "p
     """A send that ends in an error."""
     papers.events[0]["role"] = role
     papers.send(at_s=20.0, confirmed=False)
-    papers.events.pop()  # what would excuse it
+    papers.events.pop()  # the fault that would excuse it
     papers.sent[-1] = papers.sent[-1].replace("ServerUnavailable", error)
 
 
-# Calls that failed
+# Failed calls
 
 
-def test_a_call_that_fails_with_nothing_in_the_way(papers: Papers) -> None:
+def test_a_call_that_fails_without_a_fault(papers: Papers) -> None:
     unconfirmed(papers)
     assert accused(papers) == {"unexplained": 1}
 
 
 @pytest.mark.parametrize("error", ["TopicFull", "InvalidMessage", "LisaError", "KeyError", "error"])
-def test_an_error_that_no_fault_explains(papers: Papers, error: str) -> None:
+def test_an_error_without_a_fault(papers: Papers, error: str) -> None:
     unconfirmed(papers, error)
     papers.fault("server-kill", "server", 19.0, 24.0)
     assert accused(papers) == {"unexplained": 1}
 
 
-@pytest.mark.parametrize(("error", "guilty"), [
-    ("Unanswered", {}), ("Unanswered 503", {}), ("Unanswered 400", {"unexplained": 1}),
-    ("Unanswered 500", {"unexplained": 1}),
-])  # fmt: skip
-def test_an_answer_by_http_tells_whose_fault_it_is(
+@pytest.mark.parametrize(
+    ("error", "guilty"),
+    [
+        ("Unanswered", {}),
+        ("Unanswered 503", {}),
+        ("Unanswered 400", {"unexplained": 1}),
+        ("Unanswered 500", {"unexplained": 1}),
+    ],
+)
+def test_the_http_status_decides_whose_fault_it_is(
     papers: Papers, error: str, guilty: dict[str, int]
 ) -> None:
     unconfirmed(papers, error, "producer-http")
@@ -50,9 +55,13 @@ def test_an_answer_by_http_tells_whose_fault_it_is(
     assert accused(papers) == guilty
 
 
-@pytest.mark.parametrize(("rolled", "guilty"), [
-    (["manager-1", "gateway-1"], {}), (["manager-1"], {"unexplained": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rolled", "guilty"),
+    [
+        (["manager-1", "gateway-1"], {}),
+        (["manager-1"], {"unexplained": 1}),
+    ],
+)
 def test_a_gateway_that_is_rolled_to_another_build_is_away_for_a_while(
     papers: Papers, rolled: list[str], guilty: dict[str, int]
 ) -> None:
@@ -117,16 +126,14 @@ def test_a_call_may_not_fail(papers: Papers, story: Callable[[Papers], None]) ->
 # Late
 
 
-def test_late_with_nothing_in_the_way(papers: Papers) -> None:
+def test_late_without_a_fault(papers: Papers) -> None:
     papers.handle(papers.send(), 4.1)
     papers.handle(papers.send(), 3.9)
     assert accused(papers) == {"late": 1}
 
 
 @pytest.mark.parametrize("story", [server_away, at_another_door, stood_still])
-def test_late_because_something_was_in_the_way(
-    papers: Papers, story: Callable[[Papers], None]
-) -> None:
+def test_late_because_of_a_fault(papers: Papers, story: Callable[[Papers], None]) -> None:
     papers.handle(papers.send(due="+20000"), 29.0)
     story(papers)
     assert accused(papers) == {}
@@ -161,14 +168,14 @@ def test_brought_forward_and_still_handled_when_it_was_due_before(papers: Papers
 
 
 @pytest.mark.parametrize("answer", ["i", None])
-def test_perhaps_brought_forward_is_not_late(papers: Papers, answer: str | None) -> None:
+def test_possibly_brought_forward_is_not_late(papers: Papers, answer: str | None) -> None:
     number = papers.send(due="+9000")
     papers.move(number, 0.5, "+0", answer)
     papers.handle(number, 9.1)
     assert accused(papers) == {}
 
 
-def test_what_was_put_right_after_a_foreign_hand_is_due_then(papers: Papers) -> None:
+def test_a_repaired_message_may_be_due_at_its_repair(papers: Papers) -> None:
     number = papers.send()
     papers.fault("trim", "fickle/lisa", 1.0, 3.0, messages=[number], repaired={"entry-lost": 1})
     papers.handle(number, 3.1, due_s=3.0)
@@ -176,9 +183,7 @@ def test_what_was_put_right_after_a_foreign_hand_is_due_then(papers: Papers) -> 
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_what_the_server_forgot_comes_late_from_an_archive(
-    papers: Papers, *, confirmed: bool
-) -> None:
+def test_messages_restored_from_an_archive_may_be_late(papers: Papers, *, confirmed: bool) -> None:
     number = papers.send("bulk", at_s=5.0, due="+20000", confirmed=confirmed)
     papers.loss(4.0, 8.0)
     papers.handle(number, 40.0, topic="bulk")
@@ -191,7 +196,7 @@ def test_past_its_ttl(papers: Papers) -> None:
     assert accused(papers) == {"late": 1}
 
 
-def test_past_its_ttl_as_its_handler_was_frozen(papers: Papers) -> None:
+def test_past_its_ttl_after_its_handler_was_frozen(papers: Papers) -> None:
     papers.handle(papers.send(ttl_ms=500), 2.6)
     papers.fault("freeze-consumer", "consumer-1", 1.1, 2.5, numbers=[2])
     assert accused(papers) == {}
@@ -207,7 +212,7 @@ def test_handled_after_it_was_replaced(papers: Papers) -> None:
     assert accused(papers) == {"after replace": 1}
 
 
-def test_begun_with_what_a_consumer_held_when_it_was_replaced(papers: Papers) -> None:
+def test_begun_although_replaced_while_a_consumer_held_it(papers: Papers) -> None:
     old = papers.send()
     papers.handle(papers.replace(old, 1.05, "+1000"), 2.1)
     papers.handle(old, 1.2)
@@ -224,7 +229,7 @@ def test_a_replacement_that_the_server_lost_is_excused(papers: Papers) -> None:
 
 
 @pytest.mark.parametrize("is_handled", [False, True])
-def test_a_replacement_that_failed_leaves_a_perhaps(papers: Papers, *, is_handled: bool) -> None:
+def test_a_failed_replacement_proves_nothing(papers: Papers, *, is_handled: bool) -> None:
     old = papers.send()
     papers.replace(old, 0.5, "+1000", answer=None)
     if is_handled:
@@ -232,10 +237,10 @@ def test_a_replacement_that_failed_leaves_a_perhaps(papers: Papers, *, is_handle
     assert accused(papers) == {}
 
 
-# What answers say
+# Answers
 
 
-def test_a_cancel_of_what_had_been_handled(papers: Papers) -> None:
+def test_a_confirmed_cancel_after_handling(papers: Papers) -> None:
     number = papers.send()
     papers.handle(number, 1.1)
     papers.cancel(number, 1.2)
@@ -243,14 +248,14 @@ def test_a_cancel_of_what_had_been_handled(papers: Papers) -> None:
 
 
 @pytest.mark.parametrize("answer", ["d", "i"])
-def test_a_cancel_that_came_too_late_may_say_so(papers: Papers, answer: str) -> None:
+def test_a_late_cancel_may_report_so(papers: Papers, answer: str) -> None:
     number = papers.send()
     papers.handle(number, 1.1)
     papers.cancel(number, 1.2, answer)
     assert accused(papers) == {}
 
 
-def test_a_cancel_of_what_was_handled_by_one_whose_lease_had_gone(papers: Papers) -> None:
+def test_a_cancel_after_handling_with_a_lost_lease(papers: Papers) -> None:
     number = papers.send()
     papers.handle(number, 1.1, took_s=6.0)
     papers.fault("freeze-consumer", "consumer-1", 1.2, 6.5, numbers=[2])
@@ -258,7 +263,7 @@ def test_a_cancel_of_what_was_handled_by_one_whose_lease_had_gone(papers: Papers
     assert accused(papers) == {}
 
 
-def test_a_duplicate_does_not_say_when(papers: Papers) -> None:
+def test_a_duplicate_does_not_change_the_due_time(papers: Papers) -> None:
     number = papers.send(due="+3000")
     papers.again(number, 0.1, "+1000")
     papers.handle(number, 1.2)
@@ -273,7 +278,7 @@ def test_accepted_twice(papers: Papers) -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_accepted_again_as_the_first_was_lost(papers: Papers, *, is_lost: bool) -> None:
+def test_accepted_again_after_a_loss(papers: Papers, *, is_lost: bool) -> None:
     number = papers.send(due="+3000")
     if is_lost:
         papers.loss(0.0, 0.5)
@@ -305,18 +310,23 @@ def failed_before(papers: Papers, attempt: int, at_s: float) -> None:
     papers.handle(number, at_s, topic="hard", attempt=attempt, due_s=1.0)
 
 
-@pytest.mark.parametrize(("attempt", "at_s", "guilty"), [
-    (2, 1.4, {}), (2, 1.2, {"unexplained": 1}), (1, 1.4, {"unexplained": 1}),
-    (3, 1.4, {"unexplained": 1}),
-])  # fmt: skip
-def test_the_next_attempt_comes_after_the_pause(
+@pytest.mark.parametrize(
+    ("attempt", "at_s", "guilty"),
+    [
+        (2, 1.4, {}),
+        (2, 1.2, {"unexplained": 1}),
+        (1, 1.4, {"unexplained": 1}),
+        (3, 1.4, {"unexplained": 1}),
+    ],
+)
+def test_the_next_attempt_follows_the_pause(
     papers: Papers, attempt: int, at_s: float, guilty: dict[str, int]
 ) -> None:
     failed_before(papers, attempt, at_s)
     assert accused(papers) == guilty
 
 
-def test_something_was_in_the_way_of_the_next_attempt(papers: Papers) -> None:
+def test_a_fault_affected_the_next_attempt(papers: Papers) -> None:
     failed_before(papers, 1, 1.15)
     papers.fault("destroy-group", "hard/lisa", 1.101, 1.102, places=[16], redelivers=True)
     assert accused(papers) == {}
@@ -328,9 +338,14 @@ def test_handled_in_another_topic(papers: Papers) -> None:
     assert accused(papers) == {"unexplained": 1}
 
 
-@pytest.mark.parametrize(("do", "times", "guilty"), [
-    (Do.POISON, 3, {}), (Do.POISON, 2, {"unexplained": 1}), (Do.DISCARD, 0, {"unexplained": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("do", "times", "guilty"),
+    [
+        (Do.POISON, 3, {}),
+        (Do.POISON, 2, {"unexplained": 1}),
+        (Do.DISCARD, 0, {"unexplained": 1}),
+    ],
+)
 def test_garbage_is_deserved(papers: Papers, do: Do, times: int, guilty: dict[str, int]) -> None:
     number = papers.send("hard", do=do)
     for n in range(times):
@@ -347,38 +362,50 @@ def test_attempts_that_a_fault_used_up(papers: Papers) -> None:
     assert accused(papers) == {}
 
 
-# What an operator found in the middle
+# Repairs during the run
 
 
 def foreign(papers: Papers, kind: str, repaired: dict[str, int], at_s: float = 5.0) -> None:
     papers.fault(kind, "fickle/lisa", at_s, at_s + 1, repaired=repaired)
 
 
-@pytest.mark.parametrize(("kind", "left"), [
-    ("trim", "entry-lost"), ("trim", "pending-lost"), ("delete-bodies", "no-body"),
-    ("delete-consumer", "entry-lost"), ("destroy-group", "no-stream"),
-])  # fmt: skip
-def test_an_operator_finds_what_a_foreign_hand_left(papers: Papers, kind: str, left: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("trim", "entry-lost"),
+        ("trim", "pending-lost"),
+        ("delete-bodies", "no-body"),
+        ("delete-consumer", "entry-lost"),
+        ("destroy-group", "no-stream"),
+    ],
+)
+def test_an_operator_finds_foreign_damage(papers: Papers, kind: str, left: str) -> None:
     foreign(papers, kind, {left: 3})
     assert accused(papers) == {}
 
 
-@pytest.mark.parametrize(("kind", "left"), [
-    ("trim", "no-body"), ("trim", "second-place"), ("delete-bodies", "entry-lost"),
-    ("delete-consumer", "pending-lost"), ("destroy-group", "no-place"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("trim", "no-body"),
+        ("trim", "second-place"),
+        ("delete-bodies", "entry-lost"),
+        ("delete-consumer", "pending-lost"),
+        ("destroy-group", "no-place"),
+    ],
+)
 def test_an_operator_finds_lisas_own_damage(papers: Papers, kind: str, left: str) -> None:
     foreign(papers, kind, {left: 3})
     assert accused(papers) == {"unexplained": 1}
 
 
-def test_what_was_repaired_before_is_no_excuse(papers: Papers) -> None:
+def test_damage_repaired_before_is_no_excuse(papers: Papers) -> None:
     foreign(papers, "delete-bodies", {"no-body": 1})
     foreign(papers, "trim", {"no-body": 1}, 10.0)
     assert accused(papers) == {"unexplained": 1}
 
 
-def test_what_was_not_repaired_yet_is_one(papers: Papers) -> None:
+def test_damage_not_repaired_yet_is_an_excuse(papers: Papers) -> None:
     papers.fault("delete-bodies", "fickle", 5.0, 5.5)
     foreign(papers, "trim", {"no-body": 1}, 10.0)
     assert accused(papers) == {}
@@ -412,7 +439,7 @@ def test_errors_that_were_only_logged(papers: Papers) -> None:
     assert found.what == "consumer-1.log:8: ValueError: no"
 
 
-def test_a_traceback_that_a_kill_tore_is_none(papers: Papers) -> None:
+def test_a_traceback_torn_by_a_kill_is_ignored(papers: Papers) -> None:
     papers.logs["consumer-1.log"] = f"{TRACE}{TRACE}ValueErr"
     papers.logs["archive-1.log"] = f"{TRACE}ValueError: no\n"
     assert accused(papers) == {}
@@ -436,9 +463,14 @@ def long_run(papers: Papers, name: str, first: float, last: float, seconds: int 
     ]
 
 
-@pytest.mark.parametrize(("name", "last"), [
-    ("server used MB", 200.0), ("consumer-1 rss MB", 200.0), ("keys", 200_000.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("server used MB", 200.0),
+        ("consumer-1 rss MB", 200.0),
+        ("keys", 200_000.0),
+    ],
+)
 def test_what_grows_in_a_long_run(papers: Papers, name: str, last: float) -> None:
     long_run(papers, name, last / 4, last)
     assert accused(papers) == {"unexplained": 1}
@@ -455,7 +487,7 @@ def test_a_short_run_may_grow(papers: Papers) -> None:
     assert accused(papers) == {}
 
 
-# How much is judged at all
+# How many handlings are judged at all
 
 
 def test_handlings_that_no_window_would_excuse_are_counted(papers: Papers) -> None:
@@ -470,7 +502,7 @@ def test_handlings_that_no_window_would_excuse_are_counted(papers: Papers) -> No
 
 
 @pytest.mark.parametrize(("since_s", "more"), [(2.0, {"skipped": "not done"}), (5.5, {})])
-def test_what_was_not_done_or_came_too_late_is_no_cause(
+def test_a_skipped_or_later_fault_is_no_cause(
     papers: Papers, since_s: float, more: dict[str, str]
 ) -> None:
     papers.begin(3, "consumer-2")

@@ -1,4 +1,4 @@
-"""A seed is a plan."""
+"""The same seed gives the same plan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,22 @@ if TYPE_CHECKING:
 
 CAST = Options(gateway=True).cast
 OPTIONS = [
-    "--minutes", "--seed", "--persistence", "--faults", "--every", "--rate", "--managers",
-    "--consumers", "--producers", "--gateway", "--restore", "--earlier", "--program", "--out",
+    "--minutes",
+    "--seed",
+    "--persistence",
+    "--faults",
+    "--every",
+    "--rate",
+    "--managers",
+    "--consumers",
+    "--producers",
+    "--gateway",
+    "--restore",
+    "--earlier",
+    "--program",
+    "--out",
     "--check",
-]  # fmt: skip
+]
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
@@ -29,7 +41,7 @@ def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
     assert draw(1, 600, 2, CAST, kinds) != draw(2, 600, 2, CAST, kinds)
 
 
-def test_every_kind_comes_before_any_comes_again() -> None:
+def test_every_kind_occurs_before_any_recurs() -> None:
     kinds = [kind for kind in KINDS if kind != "roll"]
     drawn = [fault.kind for fault in draw(3, 6_000, 2, CAST, kinds)]
     assert len(drawn) > 2 * len(kinds)
@@ -62,8 +74,11 @@ def test_targets_are_roles_that_run() -> None:
 def test_kinds_are_chosen_by_pattern() -> None:
     assert choose("none", earlier=True, gateway=True) == []
     assert choose("cut,kill-*", earlier=False, gateway=False) == [
-        "cut", "kill-manager", "kill-consumer", "kill-producer",
-    ]  # fmt: skip
+        "cut",
+        "kill-manager",
+        "kill-consumer",
+        "kill-producer",
+    ]
     with pytest.raises(ValueError, match="no fault is called 'earthquake'"):
         choose("earthquake", earlier=False, gateway=False)
 
@@ -75,25 +90,30 @@ def test_a_short_run_has_every_kind_once() -> None:
     assert 2 <= options.managers <= 4
 
 
-def test_nobodys_files_are_deleted(tmp_path: Path) -> None:
+def test_only_files_of_a_run_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     with pytest.raises(SystemExit, match="2"):
         parse(["--out", str(tmp_path)])
-    (tmp_path / "stage.jsonl").touch()  # that of a run: it is replaced
+    (tmp_path / "stage.jsonl").touch()  # from a run: it is replaced
     assert parse(["--out", str(tmp_path)]).out == tmp_path
 
 
-def test_an_earlier_run_is_judged_anew(tmp_path: Path) -> None:
+def test_an_earlier_run_is_judged_again(tmp_path: Path) -> None:
     (tmp_path / "final.json").touch()
     options = parse(["--check", str(tmp_path)])
     assert options.check
     assert options.out == tmp_path
 
 
-@pytest.mark.parametrize("wrong", [
-    ["--faults", "earthquake"], ["--consumers", "1"], ["--check", "/nowhere"],
-])  # fmt: skip
-def test_what_makes_no_sense_is_refused(
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--faults", "earthquake"],
+        ["--consumers", "1"],
+        ["--check", "/nowhere"],
+    ],
+)
+def test_invalid_command_lines_are_refused(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

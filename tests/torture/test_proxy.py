@@ -1,4 +1,4 @@
-"""The proxy makes the trouble that it is told to, and none besides."""
+"""The proxy makes the requested faults and no others."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ def proxy(valkey_server: EmbeddedServer, redis_url: str) -> Iterator[Proxy]:
 
 @pytest.fixture
 def through(proxy: Proxy) -> Iterator[Callable[[str], redis.Redis]]:
-    """A client at a door; it repeats nothing."""
+    """A client at a door, without retries."""
     made = []
 
     def at(door: str) -> redis.Redis:
-        made.append(redis.Redis.from_url(
-            proxy.url(door), socket_timeout=PATIENCE_S, retry=Retry(NoBackoff(), 0),
-        ))  # fmt: skip
+        made.append(
+            redis.Redis.from_url(
+                proxy.url(door),
+                socket_timeout=PATIENCE_S,
+                retry=Retry(NoBackoff(), 0),
+            )
+        )
         return made[-1]
 
     yield at
@@ -53,7 +57,7 @@ def one(through: Callable[[str], redis.Redis]) -> redis.Redis:
     return client
 
 
-def test_without_trouble_all_passes(one: redis.Redis) -> None:
+def test_without_a_fault_everything_passes(one: redis.Redis) -> None:
     big = b"x" * 3_000_000
     assert one.set("big", big)
     assert one.get("big") == big
@@ -67,7 +71,7 @@ def test_a_cut_ends_connections_and_new_ones_pass(one: redis.Redis, proxy: Proxy
     assert one.ping()
 
 
-def test_trouble_at_one_door_is_none_at_the_other(
+def test_a_fault_at_one_door_does_not_affect_the_other(
     through: Callable[[str], redis.Redis], proxy: Proxy
 ) -> None:
     proxy.make(Trouble.REFUSE, "one")
@@ -78,11 +82,11 @@ def test_trouble_at_one_door_is_none_at_the_other(
     assert through("one").ping()
 
 
-def test_what_is_delayed_keeps_its_order(one: redis.Redis, proxy: Proxy) -> None:
+def test_delayed_data_keeps_its_order(one: redis.Redis, proxy: Proxy) -> None:
     proxy.make(Trouble.DELAY, delay_s=0.1)
     began = time.monotonic()
     one.ping()
-    assert time.monotonic() - began >= 0.2  # there and back
+    assert time.monotonic() - began >= 0.2  # both directions
     connection = one.connection_pool.get_connection()
     connection.send_command("RPUSH", "list", "1")
     proxy.make(Trouble.NONE)
@@ -92,7 +96,7 @@ def test_what_is_delayed_keeps_its_order(one: redis.Redis, proxy: Proxy) -> None
     assert one.lrange("list", 0, -1) == [b"1", b"2", b"3"]
 
 
-def test_what_hangs_arrives_when_it_is_over_though_its_client_has_left(
+def test_hung_requests_arrive_later_even_if_their_client_left(
     one: redis.Redis, proxy: Proxy, client: redis.Redis
 ) -> None:
     proxy.make(Trouble.HANG)
@@ -110,7 +114,7 @@ def test_a_lost_reply_is_that_of_a_request_that_arrived(
     heard, rounds = 0, 50
     for _ in range(rounds):
         proxy.make(Trouble.NONE)
-        one.ping()  # connecting asks the server, too
+        one.ping()  # connecting sends a request, too
         proxy.make(Trouble.LOSE)
         with suppress(redis.ConnectionError):
             one.incr("n")

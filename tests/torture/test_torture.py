@@ -1,4 +1,4 @@
-"""The torture run itself, short; `make torture` runs it for as long as one likes."""
+"""The torture run itself, short; `make torture` runs it for any length."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def run(out: Path, *options: str) -> Verdicts:
     return verdicts
 
 
+@pytest.mark.full
 def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
     verdicts = run(tmp_path, "--minutes", "0.75", "--rate", "300", "--seed", "1", "--gateway")
     assert verdicts.counts["confirmed"] > 0.25 * 45 * 300
@@ -33,9 +34,24 @@ def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("persistence", "seed"), [
-    ("always", "2"), ("everysec", "3"), ("snapshot", "4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("persistence", "seed"),
+    [
+        ("always", "2"),
+        ("everysec", "3"),
+        ("snapshot", "4"),
+    ],
+)
 def test_three_minutes(tmp_path: Path, persistence: str, seed: str) -> None:
-    run(tmp_path, "--minutes", "3", "--rate", "500", "--seed", seed, "--gateway",
-        "--persistence", persistence)  # fmt: skip
+    run(
+        tmp_path,
+        "--minutes",
+        "3",
+        "--rate",
+        "500",
+        "--seed",
+        seed,
+        "--gateway",
+        "--persistence",
+        persistence,
+    )

@@ -1,4 +1,4 @@
-"""Judges of time: handled before it was due, late though nothing was wrong, or past its ttl."""
+"""Judges of time: handled before it was due, late without a fault, or past its ttl."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ if TYPE_CHECKING:
 
     from tests.torture.case import Case
 
-__all__ = ["early", "late", "late_by_its_due_time", "past_ttl"]
-
 LATE_US = ACK_US
-"""With nothing in the way no message is handled for the first time later than that."""
+"""Without a fault, the latest time after due for the first handling of a message."""
 
 TRIES_US = 5_000_000
-"""By then a call has ended, one way or the other."""
+"""By then a call has ended, with success or failure."""
 
 EXPIRES_WITHIN_US = 1_000_000
-"""What was opened within its ttl may wait for a handler: so long at most, then it is given back."""
+"""How long a message opened within its ttl may wait for a handler before it is released."""
 
 
 def early(case: Case) -> None:
-    """Handed over before it was due, by the message's own word or by its sender's."""
+    """Handled before it was due, by the message's due time or by its sender's."""
     rows = case.handled
     for row in np.nonzero(rows["begin"] < rows["due"] * 1000)[0]:
         by = (rows["due"][row] * 1000 - rows["begin"][row]) / 1000
@@ -40,10 +38,10 @@ def early(case: Case) -> None:
 
 
 def _earliest(case: Case) -> NDArray[np.int64]:
-    """By message, in ms: the earliest due time that was asked for."""
+    """By message, in ms: the earliest due time requested."""
     due: NDArray[np.int64] = case.messages["due"].copy()
     for message, change in case.run.messages.changes.items():
-        # A repeat adds nothing, unless the first one never arrived: then it says when.
+        # A repeat has no effect, unless the first send never arrived.
         says_when = change.kind == "D" and not case.owes_its_first(message, change)
         if says_when or change.kind == "R":
             due[message] = min(due[message], change.due)
@@ -56,7 +54,7 @@ def _early_after_move(case: Case, least: NDArray[np.int64]) -> None:
         if change.due <= least[message] or case.causes.loss_of(change.ended):
             continue
         for row in here:
-            # Else it stays a perhaps: a try whose reply was lost may have moved it before.
+            # Otherwise it is uncertain: an attempt whose reply was lost may have moved it before.
             is_after = rows["attempt"][row] == 1 and rows["begin"][row] > change.ended
             if is_after and rows["due"][row] < change.due:
                 by = change.due - rows["due"][row]
@@ -69,7 +67,7 @@ def _accuse_early(case: Case, row: int, what: str) -> None:
 
 
 def late(case: Case) -> None:
-    """Handled for the first time long after it was due, though nothing was in the way."""
+    """First handled long after it was due, without a fault."""
     rows, causes = case.handled, case.causes
     due = np.maximum(rows["due"] * 1000, case.messages["tried"][rows["message"]])
     begin = case.least
@@ -80,16 +78,16 @@ def late(case: Case) -> None:
         message = case.messages[rows["message"][row]]
         tried, confirmed = int(message["tried"]), int(message["confirmed"])
         if any(one.meets(tried, confirmed or tried + TRIES_US) for one in causes.losses):
-            continue  # the server forgot it, and an archive brought it back
+            continue  # the server lost it, and an archive restored it
         by = (begin[row] - due[row]) / 1e6
         case.verdicts.accuse("late", case.number(int(row)), f"{by:.3f} s, with nothing in the way")
 
 
 def late_by_its_due_time(case: Case) -> None:
-    """Due later than its sender can have meant.
+    """Due later than its sender requested.
 
-    Unless it was put right after a foreign hand or a loss: then it is due at once. A repeated send
-    may have been the first to arrive.
+    Not after a repair or a loss, when a message is due immediately. A repeated send may have been
+    the first to arrive.
     """
     rows, causes, changes = case.handled, case.causes, case.run.messages.changes
     latest = case.latest_due()
@@ -111,7 +109,7 @@ def late_by_its_due_time(case: Case) -> None:
 
 
 def past_ttl(case: Case) -> None:
-    """Handled when it was no longer worth it, though nothing held its handler up."""
+    """Handled long past its ttl, though nothing delayed its handler."""
     rows, causes = case.handled, case.causes
     ends = (case.latest + case.messages["ttl"])[rows["message"]] * 1000
     has_one = (case.messages["ttl"] > 0) & (case.messages["confirmed"] > 0)

@@ -1,4 +1,4 @@
-"""Errors that a role logged and went on: tracebacks in the logs."""
+"""Errors that a role logged and survived: tracebacks in the logs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["read_traces"]
-
 BEGINS = "Traceback (most recent call last):"
 EXPECTED = "tests.torture.handlers.Trouble:"
-"""What the handlers of a run raise when they are told to."""
+"""Exceptions that the handlers of a run raise on purpose."""
 
-NOT_JUDGED = ("archive", "restore")  # a JVM tells of every server that was killed in its own way
+NOT_JUDGED = ("archive", "restore")  # a JVM reports each killed server in its own way
 
 
 def read_traces(folder: Path) -> Iterator[str]:
-    """Tracebacks of anything but what the handlers are to raise: file, line, and their last line.
+    """Tracebacks of unexpected exceptions: file, line, and their last line.
 
-    One that a kill tore has no last line: what follows is the next process's, or nothing.
+    One torn by a kill has no last line: the next process's output follows, or nothing.
     """
     for path in sorted(folder.glob("*.log")):
         if not path.name.startswith(NOT_JUDGED):
@@ -33,10 +31,10 @@ def _of_one(path: Path) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             if line.startswith(BEGINS):
                 began = number
-            elif BEGINS in line:  # a group's, indented and framed
+            elif BEGINS in line:  # an exception group's, indented and framed
                 yield f"{path.name}:{number}: {line.strip()}"
             elif began and line.strip() and not line.startswith(" "):
-                is_torn = line[:4].isdigit() or not line.endswith("\n")  # a time begins a log line
+                is_torn = line[:4].isdigit() or not line.endswith("\n")  # begins with a time
                 if not is_torn and not line.startswith(EXPECTED):
                     yield f"{path.name}:{began}: {line.strip()}"
                 began = 0

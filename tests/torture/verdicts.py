@@ -1,4 +1,4 @@
-"""What a judge says."""
+"""The findings of the judges."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["FAULTS", "Finding", "Verdicts"]
-
 FAULTS = ("lost", "early", "late", "after cancel", "after replace", "stuck", "unexplained")
 
 
 class Finding(NamedTuple):
-    """One message (0: none in particular), and what is the matter with it."""
+    """A message (0: none in particular), and what is wrong with it."""
 
     number: int
     what: str
@@ -20,7 +18,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Verdicts:
-    """`guilty` is empty after a clean run; `excused` has what a fault explains, each by name."""
+    """`guilty` is empty after a clean run; `excused` has what a fault explains, by kind."""
 
     guilty: dict[str, list[Finding]] = field(default_factory=lambda: {one: [] for one in FAULTS})
     excused: dict[str, list[Finding]] = field(default_factory=dict)
@@ -29,7 +27,7 @@ class Verdicts:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no accusations."""
         return not any(self.guilty.values())
 
     def accuse(self, fault: str, number: int, what: str) -> None:

@@ -1,8 +1,8 @@
-"""A producer and a consumer that know nothing but the gateway's HTTP.
+"""A producer and a consumer that use only the gateway's HTTP API.
 
     python -m tests.torture.web
 
-TORTURE_KIND says which of the two; the ledgers are those of `book` and `handlers`.
+TORTURE_KIND selects one of the two; the ledgers are those of `book` and `handlers`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import httpx
 
 from tests.torture.book import Book, Orders, Pace, delay_ms, leaving
 from tests.torture.ledger import shift_clock
-from tests.torture.world import ANSWERS_OF_TROUBLE, Do, Verdict, own_id, place_number
-
-__all__: list[str] = []
+from tests.torture.world import ANSWERS_OF_TROUBLE, Do, Verdict, body_of, own_id, place_number
 
 TICK_S = 0.1
 PULL = {"max": 20, "wait_ms": 1_000, "group": "lisa"}
@@ -28,9 +26,9 @@ STALE = 409
 
 
 class Unanswered(Exception):
-    """The gateway gave no answer that counts; in the ledger it is one error like others.
+    """The gateway gave no valid answer; in the ledger it is an error like any other.
 
-    `status`: what it gave; 0 for nothing at all.
+    `status`: its status code; 0 for no response.
     """
 
     def __init__(self, status: int = 0, said: str = "") -> None:
@@ -39,7 +37,7 @@ class Unanswered(Exception):
 
     @property
     def is_of_trouble(self) -> bool:
-        """Whether it tells of a server or a client in trouble: whatever else is the gateway's."""
+        """Whether it reports a failing server or client: other errors are the gateway's own."""
         return self.status in ANSWERS_OF_TROUBLE
 
 
@@ -58,7 +56,7 @@ async def _send(client: httpx.AsyncClient, orders: Orders) -> None:
     told, pace = leaving(), Pace(orders.rate, max(1, int(orders.rate)))
 
     async def one(call: int, number: int, delay: int) -> None:
-        body = {"body": [number, Do.OK], "id": own_id(number), "delay_ms": delay}
+        body = {"body": body_of(number, Do.OK), "id": own_id(number), "delay_ms": delay}
         try:
             await _post(client, "messages", body)
         except Unanswered as error:
@@ -107,9 +105,10 @@ async def _pull(client: httpx.AsyncClient) -> None:
             continue
         acks = []
         for one in deliveries:
-            number, do = one["body"]
-            diary.note(diary.take(number, do, place, one["attempt"], one["due_ms"]),
-                       verdict=Verdict.OK)  # fmt: skip
+            number, do, *_ = one["body"]
+            diary.note(
+                diary.take(number, do, place, one["attempt"], one["due_ms"]), verdict=Verdict.OK
+            )
             acks.append(settle(one["id"], one["receipt"]))
         await asyncio.gather(*acks)
 

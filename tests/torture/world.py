@@ -1,4 +1,4 @@
-"""The little world of a torture run: its topics, what messages are to do, how numbers read."""
+"""The world of a torture run: its topics, message behaviour, and number formats."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = [
-    "ACK_S", "ANSWERS_OF_TROUBLE", "HANG_TIMEOUT_S", "POISON_RETRIES", "RETENTION_S",
-    "RETRY_AFTER_MS", "TOPICS", "Do", "Topic", "Verdict", "manager_yaml", "number_of", "own_id",
-    "pause_ms", "place_number", "topic_number",
-]  # fmt: skip
-
 ACK_S = 3.0
-"""The ack timeout of every topic; all bounds of a run are said in terms of it."""
+"""The ack timeout of every topic; all bounds of a run are multiples of it."""
 
 HANG_TIMEOUT_S = 2.0
 RETENTION_S = 60.0
 RETRY_DELAY_MS = 200
-RETRIES = 200  # the faults alone must never use up a message's attempts
+RETRIES = 200  # faults alone must never use up a message's attempts
 RETRY_AFTER_MS = 100
 POISON_RETRIES = 2
 ANSWERS_OF_TROUBLE = (0, 408, 502, 503, 504)
-"""By HTTP: what may be answered where a server or a client is in trouble. 0: nothing at all."""
+"""HTTP status codes allowed while a server or a client fails. 0: no response."""
 
 MOST_GROUPS = 4
 
@@ -35,14 +29,20 @@ class Topic(NamedTuple):
 
 
 TOPICS = (
-    Topic("bulk"), Topic("two", ("east", "west")), Topic("batch"), Topic("async"), Topic("hard"),
-    Topic("hang"), Topic("fickle"), Topic("http"),
-)  # fmt: skip
-"""In the ledgers a topic is its number here."""
+    Topic("bulk"),
+    Topic("two", ("east", "west")),
+    Topic("batch"),
+    Topic("async"),
+    Topic("hard"),
+    Topic("hang"),
+    Topic("fickle"),
+    Topic("http"),
+)
+"""Ledgers identify a topic by its number here."""
 
 
 class Do(IntEnum):
-    """What a handler is to do with a message; its body says so."""
+    """How a handler must treat a message; the message's body says so."""
 
     OK = 0
     RAISE = 1  # on the first two attempts
@@ -51,12 +51,12 @@ class Do(IntEnum):
     DISCARD = 4
     POISON = 5  # raises until its two retries are used up
     SLOW = 6
-    SLOWER = 7  # than the ack timeout
-    HANG = 8  # for longer than the handler's timeout, on the first attempt
+    SLOWER = 7  # longer than the ack timeout
+    HANG = 8  # longer than the handler's timeout, on the first attempt
 
 
 class Verdict(IntEnum):
-    """How a handling ended. BEGUN: it is not known to have ended."""
+    """How a handling ended. BEGUN: its end is unknown."""
 
     BEGUN = 0
     OK = 1
@@ -65,7 +65,7 @@ class Verdict(IntEnum):
 
 
 def pause_ms(do: int) -> int:
-    """How long a message that failed waits for its next attempt, at the least."""
+    """The minimum pause of a failed message before its next attempt."""
     return RETRY_AFTER_MS if do in (Do.RETRY, Do.POISON) else RETRY_DELAY_MS
 
 
@@ -81,17 +81,28 @@ def place_number(topic: str, group: str) -> int:
 
 
 def number_of(sender: int, count: int) -> int:
-    """A message's number: who sent it, and the how-manieth it is."""
+    """A message's number: its sender and its count."""
     return (sender << 32) + count
 
 
 def own_id(number: int) -> str:
-    """The id of a message that does not leave its id to Lisa."""
+    """The explicit id of a message."""
     return f"{number >> 32}-{number & 0xFFFFFFFF}"
 
 
+LARGE = (5_000, 20_000, 100_000, 300_000)
+LARGE_EVERY, LARGE_TOGETHER = 1_000, 4
+
+
+def body_of(number: int, do: int) -> list[int | str]:
+    """The body of a message. Some are large, a few in a row: calls stop at their byte budget."""
+    if number % LARGE_EVERY >= LARGE_TOGETHER:
+        return [number, do]
+    return [number, do, "x" * LARGE[number // LARGE_EVERY % len(LARGE)]]
+
+
 def manager_yaml(*journaled: str) -> str:
-    """The configuration of all managers: it declares the topics. Some may keep a journal."""
+    """The configuration of all managers: it declares the topics. Some may have a journal."""
     ack = timedelta(seconds=ACK_S) // timedelta(milliseconds=1)
     lines = [
         "lisa-delay-queue:",
@@ -102,8 +113,11 @@ def manager_yaml(*journaled: str) -> str:
     ]
     for topic in TOPICS:
         for group in topic.groups:
-            lines += [f"    - topic: {topic.name}", f"      group: {group}",
-                      f"      retention: {RETENTION_S:g}s"]  # fmt: skip
+            lines += [
+                f"    - topic: {topic.name}",
+                f"      group: {group}",
+                f"      retention: {RETENTION_S:g}s",
+            ]
             if topic.name in journaled:
                 lines.append("      journal: true")
     return "\n".join(lines) + "\n"

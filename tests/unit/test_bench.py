@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import struct
 import subprocess
 import sys
@@ -11,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from lisa.cli.bench import targets
+from benchmarks.comparison import targets as comparison
+from lisa.cli.bench import measures, targets
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.ledger import RECORD, Ledger, Writer
 from lisa.cli.bench.machine import describe
 from lisa.cli.bench.measures import backlog
-from lisa.cli.bench.measures.all import MODULES
 from lisa.cli.bench.plots import draw
 from lisa.cli.bench.processes import cpu_seconds, descendants, tree_cpu_seconds
-from lisa.cli.bench.report import Report, number, table
+from lisa.cli.bench.report import BenchReport, number, table
 from lisa.cli.bench.results import Results, quantile
 from lisa.cli.bench.sizes import FULL, LONG, QUICK
-from lisa.cli.bench.targets import Sense, Target, Verdict, judge, quotient
+from lisa.cli.bench.targets import BoundVerdict, Sense, Target, judge, quotient
 
 
 def filled() -> Results:
@@ -44,7 +45,7 @@ def filled() -> Results:
             results.add_lateness("lateness", subject, lateness_us, "1,000/s")
     results.versions["slow|queue"] = {"kind": "python", "slow": "1.2.3"}
     results.missing["absent"] = "npm is not on PATH"
-    results.failed["concurrent_send", "slow|queue"] = "it has no asyncio face"
+    results.failed["concurrent_send", "slow|queue"] = "it has no asyncio API"
     return results
 
 
@@ -64,18 +65,18 @@ def test_a_figure_has_a_median_and_a_spread() -> None:
     assert figure.values == (5.0, 1.0, 3.0)
 
 
-def test_lateness_counts_who_was_early_by_a_microsecond() -> None:
+def test_lateness_counts_messages_early_by_a_microsecond() -> None:
     results = Results()
     results.add_lateness("lateness", "lisa", [-1, 0, 1, 2_000], "1,000/s")
     assert results.median("lateness", "lisa", "early 1,000/s") == 1
     assert results.median("lateness", "lisa", "max 1,000/s") == 2.0
     assert [one.verdict for one in judge(results) if one.target.what.startswith("early")] == [
-        Verdict.MISSED
+        BoundVerdict.MISSED
     ]
 
 
 def test_a_ratio_is_the_median_of_each_repeats_own() -> None:
-    # The machine was half as fast in the second repeat: that is no matter of the ratio.
+    # The machine was half as fast in the second repeat: the ratio is unaffected.
     assert quotient([80.0, 40.0, 90.0], [100.0, 50.0, 100.0]) == 0.8
     assert quotient([80.0, 40.0], [100.0, 50.0, 110.0]) == 0.6
     assert quotient([], [1.0]) is None
@@ -84,21 +85,24 @@ def test_a_ratio_is_the_median_of_each_repeats_own() -> None:
 @pytest.mark.parametrize(
     ("sense", "bound", "value", "verdict"),
     [
-        (Sense.AT_LEAST, 0.5, 0.5, Verdict.MET),
-        (Sense.AT_LEAST, 0.5, 0.499, Verdict.CLOSE),
-        (Sense.AT_LEAST, 0.5, 0.399, Verdict.MISSED),
-        (Sense.AT_MOST, 10.0, 10.0, Verdict.MET),
-        (Sense.AT_MOST, 10.0, 11.9, Verdict.CLOSE),
-        (Sense.AT_MOST, 10.0, 12.1, Verdict.MISSED),
-        (Sense.AT_MOST, 0.0, 0.0, Verdict.MET),
-        (Sense.AT_MOST, 0.0, 1.0, Verdict.MISSED),
-        (Sense.AT_MOST, 1.0, None, Verdict.UNKNOWN),
+        (Sense.AT_LEAST, 0.5, 0.5, BoundVerdict.MET),
+        (Sense.AT_LEAST, 0.5, 0.499, BoundVerdict.CLOSE),
+        (Sense.AT_LEAST, 0.5, 0.399, BoundVerdict.MISSED),
+        (Sense.AT_MOST, 10.0, 10.0, BoundVerdict.MET),
+        (Sense.AT_MOST, 10.0, 11.9, BoundVerdict.CLOSE),
+        (Sense.AT_MOST, 10.0, 12.1, BoundVerdict.MISSED),
+        (Sense.AT_MOST, 0.0, 0.0, BoundVerdict.MET),
+        (Sense.AT_MOST, 0.0, 1.0, BoundVerdict.MISSED),
+        (Sense.AT_MOST, 1.0, None, BoundVerdict.UNKNOWN),
     ],
 )
 def test_verdicts(
-    monkeypatch: pytest.MonkeyPatch, sense: Sense, bound: float, value: float | None,
-    verdict: Verdict,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    sense: Sense,
+    bound: float,
+    value: float | None,
+    verdict: BoundVerdict,
+) -> None:
     target = Target("m", "what", "against", sense, bound, lambda _: value)
     monkeypatch.setattr(targets, "TARGETS", (target,))
     [judged] = judge(Results())
@@ -109,22 +113,24 @@ def test_the_table_is_filled_from_what_was_measured() -> None:
     found = {one.target.what: one for one in judge(filled())}
     assert found["send_many, generated ids"].value == pytest.approx(0.75)
     assert found["drain, one manager, one consumer"].value == pytest.approx(0.7)
-    assert found["Python CPU a message, send_many"].verdict is Verdict.MET
+    assert found["Python CPU a message, send_many"].verdict is BoundVerdict.MET
     assert found[
         "Redis CPU a promoted message, most waiting, embedded Valkey"
     ].value == pytest.approx(1.25)
     assert found["lateness at 1,000/s, p50"].value == pytest.approx(10.499 / 20.499, rel=1e-3)
     assert found["early, in all measures"].value == 0
-    assert found["lisa --help"].verdict is Verdict.UNKNOWN
-    drains = {one.target.against: one for one in judge(filled()) if one.target.what == "drain"}
+    assert found["lisa --help"].verdict is BoundVerdict.UNKNOWN
+    judged = judge(filled(), comparison.TARGETS)
+    drains = {one.target.against: one for one in judged if one.target.what == "drain"}
     assert drains["the fastest peer in Python"].value == pytest.approx(21.0)
-    assert drains["BullMQ on Node"].verdict is Verdict.UNKNOWN
+    assert drains["BullMQ on Node"].verdict is BoundVerdict.UNKNOWN
 
 
 def test_every_target_belongs_to_a_measure_and_every_measure_is_named() -> None:
     from lisa.cli.bench.command import MEASURES
 
-    assert tuple(MODULES) == MEASURES
+    modules = {one.name for one in pkgutil.iter_modules(measures.__path__)}
+    assert modules == set(MEASURES)
     assert {target.measure for target in targets.TARGETS} <= set(MEASURES)
 
 
@@ -194,12 +200,15 @@ def test_our_own_processor_time_is_what_python_says() -> None:
     assert cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.05)
 
 
-def report() -> Report:
+def report() -> BenchReport:
     results = filled()
-    return Report(
-        mode="full", repeats=3, machine={"processor": "Z80", "persistence": "none"},
-        judged=judge(results), results=results,
-    )  # fmt: skip
+    return BenchReport(
+        mode="full",
+        repeats=3,
+        machine={"processor": "Z80", "persistence": "none"},
+        judged=judge(results),
+        results=results,
+    )
 
 
 def test_the_report_says_machine_versions_spread_and_what_is_missing(tmp_path: Path) -> None:
@@ -210,18 +219,19 @@ def test_the_report_says_machine_versions_spread_and_what_is_missing(tmp_path: P
     assert "| lisa | 165,000 (150,000 to 180,000) |" in page
     assert "| slow\\|queue | slow 1.2.3 |" in page
     assert "| absent | npm is not on PATH |" in page
-    assert "| slow\\|queue: concurrent_send | it has no asyncio face |" in page
+    assert "| slow\\|queue: concurrent_send | it has no asyncio API |" in page
     assert "| 1,000/s | lisa | 10.0 |" in page
 
 
-def test_the_report_is_whole_for_programs(tmp_path: Path) -> None:
+def test_the_json_report_is_complete(tmp_path: Path) -> None:
     report().write(tmp_path)
     told = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert told["machine"]["processor"] == "Z80"
     rate = next(
-        one for one in told["figures"]
+        one
+        for one in told["figures"]
         if (one["measure"], one["subject"], one["name"]) == ("drain", "lisa", "rate")
-    )  # fmt: skip
+    )
     assert rate["values"] == pytest.approx([42_000, 46_200, 50_400])
     assert rate["median"] == pytest.approx(46_200)
     assert told["missing"] == {"absent": "npm is not on PATH"}
@@ -248,7 +258,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
         assert path.stat().st_size > 5_000
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+def test_nothing_is_drawn_without_results(tmp_path: Path) -> None:
     assert draw(Results(), tmp_path) == []
 
 
@@ -259,7 +269,7 @@ def test_without_matplotlib_there_is_a_report_that_says_so(
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     _written(report(), tmp_path)
-    assert "matplotlib is absent" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "matplotlib is missing" in (tmp_path / "report.md").read_text(encoding="utf-8")
     assert list(tmp_path.glob("*.png")) == []
 
 

@@ -1,4 +1,4 @@
-"""The command line's face: quick help, lazy commands, one-line errors, safe output."""
+"""The command line: quick help, lazy commands, one-line errors, safe output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from lisa.cli.main import COMMANDS, Lazy, main
+from lisa.cli.main import COMMANDS, LazyGroup, main
 from lisa.cli.output import body_fields, iso, printable, when
 
 HEAVY = ("redis", "rich", "pydantic", "apscheduler", "blinker", "yaml", "asyncio")
@@ -43,9 +43,14 @@ def cpu_seconds(*arguments: str) -> float:
 
 
 def test_help_takes_hardly_longer_than_click_itself() -> None:
-    """A ratio of processor time, each the best of five: the machine's pace does not matter."""
-    with_help = min(cpu_seconds("-m", "lisa.cli.main", "--help") for _ in range(5))
-    assert with_help < 2 * min(cpu_seconds("-c", "import click") for _ in range(5))
+    """A ratio of processor time, each the best of many: the machine's pace does not matter."""
+    helps, clicks = [], []
+    for _ in range(20):  # in turn, so that both meet a quiet moment
+        helps.append(cpu_seconds("-m", "lisa.cli.main", "--help"))
+        clicks.append(cpu_seconds("-c", "import click"))
+        if len(helps) >= 5 and min(helps) < 2 * min(clicks):
+            return
+    assert min(helps) < 2 * min(clicks)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -56,7 +61,7 @@ def test_every_command_exists_under_its_name_and_has_help(name: str) -> None:
 
 
 def test_the_help_page_names_every_command() -> None:
-    assert isinstance(main, Lazy)
+    assert isinstance(main, LazyGroup)
     said = run("--help")[1]
     assert [name for name in COMMANDS if f"\n  {name} " not in said] == []
 
@@ -69,12 +74,12 @@ def test_the_help_page_names_every_command() -> None:
         (["send", "orders"], "BODY or --file"),
         (["send", "orders", "x", "--delay", "30"], "has no unit"),
         (["send", "orders", "x", "--delay", "-3s"], "not a duration"),
-        (["send", "orders", "x", "--at", "tomorrow"], "no ISO time"),
+        (["send", "orders", "x", "--at", "tomorrow"], "not an ISO time"),
         (["send", "orders", "x", "--at", "2030-01-01T00:00"], "--tz ZONE"),
         (["send", "orders", "x", "--at-ms", "1.5"], "--at-ms"),
         (["send", "orders", "x", "--delay", "1s", "--at-ms", "5"], "contradict"),
         (["send", "orders", "x", "--header", "novalue"], "KEY=VALUE"),
-        (["send", "orders", "{", "--json-body"], "no JSON"),
+        (["send", "orders", "{", "--json-body"], "not JSON"),
         (["send", "or ders", "x"], "topic"),
         (["send", "orders", "x", "--retry", "soon"], "soon"),
         (["send", "orders", "--jsn"], "--jsn"),
@@ -83,12 +88,12 @@ def test_the_help_page_names_every_command() -> None:
         (["topic", "set", "orders", "capacity"], "KEY=VALUE"),
         (["garbage", "purge", "orders"], "ids or --all"),
         (["garbage", "purge", "orders", "a", "--all"], "ids or --all"),
-        (["garbage", "purge", "orders", "a", "--reason", "x"], "leave out the ids"),
-        (["--redis", "http://localhost", "topics"], "no address"),
+        (["garbage", "purge", "orders", "a", "--reason", "x"], "omit the ids"),
+        (["--redis", "http://localhost", "topics"], "not a server address"),
         (["--prefix", "{}", "topics"], "prefix"),
         (["--config", "/nowhere.yml", "topics"], "/nowhere.yml"),
     ],
-)  # fmt: skip
+)
 def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
     code, said, complaint = run(*arguments)
     assert code == 2

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lisa.core.clock import (
+from lisa.core.model.clock import (
     MAX_DUE_MS,
     check_due_ms,
     datetime_ms,
@@ -15,7 +15,7 @@ from lisa.core.clock import (
     parse_duration,
     parse_zone,
 )
-from lisa.core.errors import InvalidMessage
+from lisa.core.model.errors import InvalidMessage
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -46,12 +46,12 @@ def test_durations_are_read(text: object, expected: timedelta) -> None:
         *(timedelta(-1), True, 1.5, float("nan"), None),
     ],
 )
-def test_what_is_no_duration_is_refused(bad: object) -> None:
+def test_invalid_durations_are_refused(bad: object) -> None:
     with pytest.raises(InvalidMessage):
         parse_duration(bad)
 
 
-def test_a_bare_number_is_milliseconds_only_where_the_key_says_so() -> None:
+def test_a_bare_number_is_accepted_only_with_bare_ms() -> None:
     assert parse_duration(10_000, bare_ms=True) == timedelta(seconds=10)
     assert parse_duration("10000", bare_ms=True) == timedelta(seconds=10)
     assert parse_duration("10s", bare_ms=True) == timedelta(seconds=10)
@@ -80,7 +80,7 @@ def test_no_instant_is_ever_early(moment: datetime) -> None:
 
 
 @given(st.integers(min_value=0, max_value=MAX_DUE_MS))
-def test_milliseconds_survive_the_way_there_and_back(ms: int) -> None:
+def test_milliseconds_survive_a_round_trip(ms: int) -> None:
     assert datetime_ms(ms_datetime(ms)) == ms
 
 
@@ -99,7 +99,7 @@ def test_a_naive_datetime_needs_a_zone() -> None:
     assert datetime_ms(aware, BERLIN) == datetime_ms(aware)
 
 
-def test_a_reading_that_occurs_twice_is_chosen_by_fold() -> None:
+def test_fold_selects_a_local_time_that_occurs_twice() -> None:
     twice = datetime(2024, 10, 27, 2, 30)  # noqa: DTZ001
     first = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
     assert ms_datetime(datetime_ms(twice, BERLIN)) == first
@@ -107,7 +107,7 @@ def test_a_reading_that_occurs_twice_is_chosen_by_fold() -> None:
 
 
 @pytest.mark.parametrize("fold", [0, 1])
-def test_a_reading_that_never_occurs_is_moved_later_by_the_gap(fold: int) -> None:
+def test_a_local_time_that_does_not_exist_moves_by_the_gap(fold: int) -> None:
     gap = datetime(2024, 3, 31, 2, 30, fold=fold)  # noqa: DTZ001
     expected = datetime(2024, 3, 31, 3, 30, tzinfo=BERLIN)
     assert datetime_ms(gap, BERLIN) == datetime_ms(expected)

@@ -10,37 +10,56 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from lisa.consumer.heartbeat import LONGEST_TICK_S, Heartbeat, extend
-from lisa.consumer.held import Held
+from lisa.consumer.heartbeat import LONGEST_TICK_S, Heartbeat
+from lisa.consumer.inflight import Held
 from lisa.consumer.subscription import Subscription
-from lisa.core.errors import ServerUnavailable
-from lisa.core.message import Message
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.message import Message
+from lisa.core.model.sharding import Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lisa.core.transitions.base import Transition
 
 HANGS_S = 1.2 * LONGEST_TICK_S
 
+made: list[Heartbeat] = []
 
-class Places:
-    """A heartbeat over some places; calls to those that hang fail late, the others' at once."""
+
+@pytest.fixture(autouse=True)
+def _threads_ended() -> Iterator[None]:
+    """End all threads: other tests in this process count threads."""
+    yield
+    for heartbeat in made:
+        heartbeat._pool.close()
+    made.clear()
+
+
+def heartbeat_of(subs: list[Subscription]) -> Heartbeat:
+    made.append(Heartbeat(cast("Any", None), lambda: subs, 1, lambda sub: None))
+    return made[-1]
+
+
+class Subscriptions:
+    """A heartbeat whose calls for the subscriptions in `hang` fail after a delay."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-        self.subs = [Subscription(cast("Any", None), name, "lisa", "me") for name in names]
+        self.subs = [Subscription(cast("Any", None), Shard(name), "lisa", "me") for name in names]
         self.hang: set[str] = set()
         self.takes_s = 0.0
         self.kept: dict[str, list[float]] = {name: [] for name in names}
         self.told: dict[str, list[float]] = {name: [] for name in names}
-        self.heartbeat = Heartbeat(cast("Any", None), lambda: self.subs, 1, lambda sub: None)
-        monkeypatch.setattr(self.heartbeat, "_keep", lambda sub: self.call(sub, self.kept))
-        monkeypatch.setattr(self.heartbeat, "_tell", lambda sub: self.call(sub, self.told))
+        self.heartbeat = heartbeat_of(self.subs)
+        monkeypatch.setattr(self.heartbeat, "_renew_leases", lambda sub: self.call(sub, self.kept))
+        monkeypatch.setattr(self.heartbeat, "_announce", lambda sub: self.call(sub, self.told))
 
     def call(self, sub: Subscription, done: dict[str, list[float]]) -> bool:
-        if sub.topic in self.hang:
+        if sub.shard in self.hang:
             time.sleep(HANGS_S)
             raise ServerUnavailable("it hangs")
         time.sleep(self.takes_s)
-        done[sub.topic].append(time.monotonic())
+        done[sub.shard].append(time.monotonic())
         return True
 
     def steps(self, count: int) -> None:
@@ -48,62 +67,66 @@ class Places:
             assert self.heartbeat.step() <= LONGEST_TICK_S
 
 
-def test_leases_are_kept_while_several_other_places_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Places(monkeypatch, "a", "b", "c", "well")
-    places.hang = {"a", "b", "c"}
+def test_leases_are_renewed_while_other_subscriptions_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    subs = Subscriptions(monkeypatch, "a", "b", "c", "well")
+    subs.hang = {"a", "b", "c"}
     began = time.monotonic()
-    places.steps(6)
-    at = [began, *places.kept["well"], time.monotonic()]
+    subs.steps(6)
+    at = [began, *subs.kept["well"], time.monotonic()]
     assert max(later - one for one, later in pairwise(at)) < 2 * HANGS_S
-    assert places.told["well"]
+    assert subs.told["well"]
 
 
-def test_what_hung_is_kept_and_told_of_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Places(monkeypatch, "a", "b", "well")
-    places.hang = {"a", "b"}
-    places.steps(5)
-    places.hang.clear()
-    places.steps(1)
-    assert all(places.kept.values())
-    assert all(places.told.values())
-
-
-def test_all_are_told_of_though_leases_take_longer_than_a_tick(
+def test_a_subscription_that_hung_is_served_once_its_node_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = Places(monkeypatch, "a", "b")
-    places.takes_s = HANGS_S / 2
-    places.steps(2)
-    assert all(places.told.values())
+    subs = Subscriptions(monkeypatch, "a", "b", "well")
+    subs.hang = {"a", "b"}
+    subs.steps(5)
+    subs.hang.clear()
+    subs.steps(1)
+    assert all(subs.kept.values())
+    assert all(subs.told.values())
 
 
-def test_what_failed_is_tried_again_though_leases_take_longer_than_a_tick(
+def test_all_are_announced_though_leases_take_longer_than_a_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = Places(monkeypatch, "a", "well")
-    places.hang = {"a"}
-    places.steps(2)
-    places.hang.clear()
-    places.takes_s = HANGS_S
-    places.heartbeat._follow = lambda: time.sleep(HANGS_S)
-    places.steps(3)
-    assert all(places.kept.values())
-    assert all(places.told.values())
+    subs = Subscriptions(monkeypatch, "a", "b")
+    subs.takes_s = HANGS_S / 2
+    subs.steps(2)
+    assert all(subs.told.values())
 
 
-def test_an_outage_is_told_once_of_each_topic(
+def test_failed_calls_are_retried_though_leases_take_longer_than_a_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subs = Subscriptions(monkeypatch, "a", "well")
+    subs.hang = {"a"}
+    subs.steps(2)
+    subs.hang.clear()
+    subs.takes_s = HANGS_S
+    subs.heartbeat._follow = lambda: time.sleep(HANGS_S)
+    subs.steps(3)
+    assert all(subs.kept.values())
+    assert all(subs.told.values())
+
+
+def test_an_outage_is_logged_once_per_topic(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subs = [Subscription(cast("Any", None), name, "lisa", "me") for name in ("orders", "mail")]
+    subs = [
+        Subscription(cast("Any", None), Shard(name), "lisa", "me") for name in ("orders", "mail")
+    ]
     for sub in subs:
-        sub.group = "lisa"
+        sub.membership.group = "lisa"
     away = {"orders", "mail"}
 
     def beat(sub: Subscription) -> None:
-        if sub.topic in away:
+        if sub.shard in away:
             raise ServerUnavailable("away")
 
-    heartbeat = Heartbeat(cast("Any", None), lambda: subs, 1, lambda sub: None)
+    heartbeat = heartbeat_of(subs)
     monkeypatch.setattr(heartbeat, "beat", beat)
     with caplog.at_level(logging.WARNING, "lisa.consumer"):
         for _ in range(6):
@@ -121,7 +144,7 @@ def test_an_outage_is_told_once_of_each_topic(
 
 
 class Refusing:
-    """A store for which no lease is this consumer's any more."""
+    """A store in which this consumer has lost every lease."""
 
     def __init__(self) -> None:
         self.asked: deque[Transition[Any]] = deque()
@@ -135,12 +158,12 @@ class Refusing:
 
 
 @pytest.mark.parametrize("started", [0.0, 1.0])
-def test_a_lease_that_is_lost_is_not_asked_for_again(started: float) -> None:
+def test_a_lost_lease_is_not_renewed_again(started: float) -> None:
     store = Refusing()
-    sub = Subscription(cast("Any", store), "orders", "lisa", "me")
+    sub = Subscription(cast("Any", store), Shard("orders"), "lisa", "me")
     message = Message(id="a", topic="orders", group="lisa", body=None, due_ms=0)
-    sub.held["a-1"] = one = Held("a-1", message, b"", 0, 1.0, 11.0, started)
+    sub.leases.held["a-1"] = one = Held("a-1", message, b"", 0, 1.0, 11.0, started)
     for now in (10.0, 10.5, 11.5):
-        extend(sub, now)
+        sub.leases.extend_due(now)
     assert len(store.asked) == 1
     assert sub.start(one, 12.0) is bool(started)

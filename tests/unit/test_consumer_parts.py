@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lisa.consumer import Batch
 from lisa.consumer.batches import Collector
-from lisa.consumer.handlers import Plan, Receiver
-from lisa.consumer.held import Held, Verdict, heavier, reason_of, verdict_of
-from lisa.consumer.pace import MOST, Pace
-from lisa.consumer.running import NOBODY, arun, on_batch, on_message, on_message_here, run
-from lisa.consumer.slots import Slots, Turn
-from lisa.core.envelope import encode_envelope
-from lisa.core.errors import InvalidMessage
-from lisa.core.message import Message
-from lisa.core.outcomes import Discard, Retry
-
-if TYPE_CHECKING:
-    pass
+from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
+from lisa.consumer.inflight import Held, Verdict, combined, verdict_of
+from lisa.consumer.invoke import NO_RECEIVER, on_batch, on_message, on_message_sync
+from lisa.consumer.prefetch import MOST_AHEAD, Pace
+from lisa.consumer.slots import SlotClaim, Slots
+from lisa.consumer.tasks import HandlerTasks
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.message import Message
+from lisa.core.model.outcomes import Discard, Retry, reason_of
+from lisa.core.redis.flow import adrive, drive
+from tests.servers import PATIENCE
 
 
 def held(name: str = "a", body: object = None) -> Held:
@@ -34,44 +36,51 @@ def no_wait(_awaitable: object) -> object:
     raise AssertionError("nothing here is to be awaited")
 
 
-def of(*handlers: Any, batch: Any = None) -> Plan:
+def of(*handlers: Any, batch: Any = None) -> HandlerPlan:
     receivers = tuple(Receiver(handler) for handler in handlers)
-    return Plan(receivers, Receiver(batch, batch=10) if batch else None)
+    return HandlerPlan(receivers, Receiver(batch, batch=10) if batch else None)
 
 
 # How much is read ahead
 
 
-def test_nothing_is_read_ahead_before_a_handler_was_measured() -> None:
+def test_nothing_is_prefetched_before_the_first_measurement() -> None:
     assert Pace().ahead(8) == 0
 
 
 @pytest.mark.parametrize(
     ("seconds", "handlers", "ahead"),
-    [(0.1, 1, 0), (0.05, 1, 1), (0.01, 1, 5), (0.01, 4, 20), (1e-6, 1, MOST), (0.0, 8, MOST)],
+    [
+        (0.1, 1, 0),
+        (0.05, 1, 1),
+        (0.01, 1, 5),
+        (0.01, 4, 20),
+        (1e-6, 1, MOST_AHEAD),
+        (0.0, 8, MOST_AHEAD),
+    ],
 )
-def test_ahead_is_what_handlers_finish_in_50_ms(seconds: float, handlers: int, ahead: int) -> None:
+def test_reading_ahead_covers_50_ms_of_handling(seconds: float, handlers: int, ahead: int) -> None:
     pace = Pace()
     pace.measured(seconds)
     assert pace.ahead(handlers) == ahead
 
 
-def test_one_slow_message_ends_reading_ahead_at_once_and_fast_ones_bring_it_back() -> None:
+def test_a_slow_message_ends_reading_ahead_and_fast_ones_restart_it() -> None:
     pace = Pace()
     for _ in range(100):
         pace.measured(0.0001)
-    assert pace.ahead(1) == MOST
+    assert pace.ahead(4) == MOST_AHEAD
     pace.measured(2.0)
-    assert pace.ahead(1) == 0
+    assert pace.ahead(4) == 0
     for _ in range(100):
         pace.measured(0.0001)
-    assert pace.ahead(1) > MOST * 0.8
+    assert pace.ahead(4) > MOST_AHEAD * 0.8
 
 
 # Slots
 
 
-def test_slots_bound_and_go_round_robin_over_those_who_claim() -> None:
+def test_slots_are_limited_and_granted_round_robin() -> None:
     slots = Slots(2)
     granted: list[str] = []
     grants = {name: lambda name=name: granted.append(name) for name in "abc"}
@@ -81,19 +90,34 @@ def test_slots_bound_and_go_round_robin_over_those_who_claim() -> None:
     assert granted == ["a", "a"]
     assert [slots.waiting] == [True]
     for _ in range(6):
-        slots.leave()
+        slots.release()
     assert "".join(granted) == "aa" + "abcaba"
     assert [slots.waiting] == [False]
-    slots.leave()
+    slots.release()
     assert not slots.wait_all_free(0)
-    slots.leave()
+    slots.release()
     assert slots.wait_all_free(0)
     assert slots.free == 2
 
 
-def test_a_turn_that_is_called_off_takes_no_slot() -> None:
+def test_a_task_that_is_cancelled_before_it_starts_frees_its_slot() -> None:
+    slots, handlers = Slots(1), Handlers()
+    tasks = HandlerTasks(slots, handlers, Mock())
+    work: list[Any] = [SimpleNamespace(run_in=lambda task: task.cancel())]
+    sub: Any = SimpleNamespace(
+        topic="t",
+        shard="t",
+        unstarted=SimpleNamespace(take=lambda: work.pop() if work else None),
+    )
+    slots.claim(tasks.grant(sub))
+    assert slots.wait_all_free(PATIENCE.total_seconds())
+    assert not work
+    tasks.close()
+
+
+def test_a_cancelled_claim_takes_no_slot() -> None:
     slots = Slots(1)
-    first, second = Turn(slots), Turn(slots)
+    first, second = SlotClaim(slots), SlotClaim(slots)
     over = threading.Event()
     assert first.take(over.is_set)
     taken: list[bool] = []
@@ -103,7 +127,7 @@ def test_a_turn_that_is_called_off_takes_no_slot() -> None:
     second.wake()
     thread.join(5)
     assert taken == [False]
-    first.leave()
+    first.release()
     assert slots.free == 1
 
 
@@ -136,7 +160,7 @@ def test_a_batch_is_a_sequence_and_fails_only_its_own_messages() -> None:
     one, other = held("a").message, held("a").message
     batch = Batch([one])
     assert (len(batch), batch[0], list(batch)) == (1, one, [one])
-    with pytest.raises(InvalidMessage, match="not one of this batch"):
+    with pytest.raises(InvalidMessage, match="not in this batch"):
         batch.fail(other, "why")
     batch.fail(one, Retry(delay=timedelta(seconds=2)))
     assert batch.verdict(one) == Verdict("the handler asked for a retry", 2000)
@@ -163,16 +187,16 @@ def test_reasons_name_the_exception_within_1_kib() -> None:
         ("said in words", None),
     ],
 )
-def test_what_a_handler_raises_says_what_follows(error: object, delay: object) -> None:
+def test_exceptions_become_verdicts(error: object, delay: object) -> None:
     assert verdict_of(error).delay == delay
 
 
-def test_a_wish_to_try_again_outranks_a_discard() -> None:
+def test_a_retry_takes_precedence_over_a_discard() -> None:
     discard, again = Verdict("d", "discard"), Verdict("r")
-    assert heavier(discard, again) is again
-    assert heavier(again, discard) is again
-    assert heavier(None, discard) is discard
-    assert heavier(None, None) is None
+    assert combined(discard, again) is again
+    assert combined(again, discard) is again
+    assert combined(None, discard) is discard
+    assert combined(None, None) is None
 
 
 # Running handlers
@@ -186,7 +210,7 @@ def test_all_receivers_run_even_if_one_raised() -> None:
         raise ValueError("boom")
 
     plan = of(fails, lambda message: seen.append("second"))
-    verdict = run(on_message(plan, held()), no_wait)
+    verdict = drive(on_message(plan, held()), no_wait)
     assert seen == ["fails", "second"]
     assert verdict is not None
     assert verdict.reason == "ValueError: boom"
@@ -196,26 +220,26 @@ def test_all_receivers_run_even_if_one_raised() -> None:
     ("value", "failed"), [(False, True), (0, False), (None, False), ("", False)]
 )
 def test_only_false_itself_asks_for_a_retry(value: object, *, failed: bool) -> None:
-    verdict = run(on_message(of(lambda message: value), held()), no_wait)
+    verdict = drive(on_message(of(lambda message: value), held()), no_wait)
     assert (verdict is not None) is failed
 
 
-def test_nobody_is_never_an_ack() -> None:
-    assert run(on_message(of(), held()), no_wait) is NOBODY
+def test_a_message_without_a_receiver_is_not_acked() -> None:
+    assert drive(on_message(of(), held()), no_wait) is NO_RECEIVER
 
 
 def test_sys_exit_in_a_handler_is_a_failure() -> None:
     def leaves(message: Message) -> None:
         raise SystemExit(3)
 
-    verdict = run(on_message(of(leaves), held()), no_wait)
+    verdict = drive(on_message(of(leaves), held()), no_wait)
     assert verdict is not None
     assert verdict.reason == "SystemExit: 3"
 
 
 @pytest.mark.parametrize("error", [None, ValueError("boom"), SystemExit(3), Discard("no")])
 @pytest.mark.parametrize("value", [None, False, 0])
-def test_a_single_receiver_takes_a_shorter_way_to_the_same_verdict(
+def test_the_shortcut_for_one_receiver_gives_the_same_verdict(
     error: BaseException | None, value: object
 ) -> None:
     def handle(message: Message) -> object:
@@ -224,7 +248,7 @@ def test_a_single_receiver_takes_a_shorter_way_to_the_same_verdict(
         return value
 
     plan = of(handle)
-    here, there = on_message_here(plan, held(), no_wait), run(on_message(plan, held()), no_wait)
+    here, there = on_message_sync(plan, held(), no_wait), drive(on_message(plan, held()), no_wait)
     assert (here is None) == (there is None) == (error is None and value is not False)
     if here is not None and there is not None:
         assert (here.reason, here.delay) == (there.reason, there.delay)
@@ -234,7 +258,7 @@ def test_an_error_of_lisas_own_in_a_handler_is_retried_not_discarded() -> None:
     def sends(message: Message) -> None:
         raise InvalidMessage("the handler sent something odd")
 
-    verdict = run(on_message(of(sends), held()), no_wait)
+    verdict = drive(on_message(of(sends), held()), no_wait)
     assert verdict is not None
     assert not verdict.is_discard
 
@@ -249,8 +273,8 @@ async def test_async_receivers_are_awaited() -> None:
 
     assert of(works).is_async
     assert not of(works, lambda message: None).is_async
-    assert await arun(on_message(of(works), held())) is None
-    assert await arun(on_message(of(works, fails), held())) is not None
+    assert await adrive(on_message(of(works), held()), None) is None
+    assert await adrive(on_message(of(works, fails), held()), None) is not None
 
 
 def test_a_batch_settles_message_by_message() -> None:
@@ -259,7 +283,7 @@ def test_a_batch_settles_message_by_message() -> None:
     def handle(batch: Batch) -> None:
         batch.fail(batch[1], ValueError("only this one"))
 
-    outcomes = run(on_batch(of(batch=handle), deliveries), no_wait)
+    outcomes = drive(on_batch(of(batch=handle), deliveries), no_wait)
     assert [outcome and outcome.reason for outcome in outcomes] == [
         None,
         "ValueError: only this one",
@@ -272,5 +296,5 @@ def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
         batch.fail(batch[0], Discard("hopeless"))
         raise ValueError("all")
 
-    outcomes = run(on_batch(of(batch=handle), [held("a"), held("b")]), no_wait)
+    outcomes = drive(on_batch(of(batch=handle), [held("a"), held("b")]), no_wait)
     assert [outcome and outcome.delay for outcome in outcomes] == ["discard", None]

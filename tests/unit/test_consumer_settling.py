@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -15,18 +16,20 @@ import pytest
 import redis
 
 from lisa.consumer import Consumer
-from lisa.consumer.abreast import Abreast
 from lisa.consumer.handlers import Handlers
-from lisa.consumer.held import Held, Verdict
-from lisa.consumer.models import Misfit, reader_for
+from lisa.consumer.inflight import Held, Verdict
+from lisa.consumer.keyed_pool import KeyedPool
+from lisa.consumer.models import BodyMismatch, reader_for
 from lisa.consumer.settler import CLOSING_S, Settler
-from lisa.consumer.signalling import Announcer
+from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
-from lisa.core.envelope import decode_envelope, encode_envelope
-from lisa.core.errors import ConfigError, GroupRemoved, ServerUnavailable
-from lisa.core.flow import Execute
-from lisa.core.message import Message
-from lisa.core.signals import Signals
+from lisa.core.model.backoff import Backoff
+from lisa.core.model.envelope import decode_envelope, encode_envelope
+from lisa.core.model.errors import ConfigError, GroupRemoved, ServerUnavailable
+from lisa.core.model.message import Message
+from lisa.core.model.sharding import Shard
+from lisa.core.model.signals import Signals
+from lisa.core.redis.flow import Execute
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Failed, Retried
 from tests.servers import wait_until
@@ -34,7 +37,7 @@ from tests.servers import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lisa.core.flow import Flow
+    from lisa.core.redis.flow import Flow
     from lisa.core.transitions.base import Transition
     from tests.servers import Processes
 
@@ -65,12 +68,12 @@ class PydanticOrder(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("model", [Order, DataOrder, TypedOrder, PydanticOrder])
-def test_a_body_becomes_its_model_or_is_refused(model: Any) -> None:
+def test_a_body_is_decoded_as_its_model_or_refused(model: Any) -> None:
     read = reader_for(model)
     found = read(decode_envelope(encode_envelope("tokentok", {"order": 42})))
     assert (found["order"] if isinstance(found, dict) else found.order) == 42
     for body in ({"order": "x"}, {"other": 1}, [1], "text", b"\xff"):
-        with pytest.raises(Misfit, match=f"the body is no {model.__name__}"):
+        with pytest.raises(BodyMismatch, match=f"the body does not match {model.__name__}"):
             read(decode_envelope(encode_envelope("tokentok", body)))
 
 
@@ -79,7 +82,7 @@ def test_text_and_bytes_are_models_too() -> None:
     assert reader_for(bytes)(decode_envelope(encode_envelope("tokentok", b"\xff"))) == b"\xff"
 
 
-def test_what_cannot_be_a_model_is_refused_when_the_handler_is_taken() -> None:
+def test_an_invalid_model_is_refused_at_registration() -> None:
     with pytest.raises(ConfigError, match="cannot be a model"):
         Consumer().on("orders", print, model=Order | DataOrder)
 
@@ -97,7 +100,7 @@ def test_what_cannot_be_a_model_is_refused_when_the_handler_is_taken() -> None:
         {"timeout": "0"},
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_handler_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="orders"):
         Consumer().on("orders", print, **options)
 
@@ -112,12 +115,12 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"name": ""},
     ],
 )
-def test_a_consumer_refuses_what_cannot_work(options: dict[str, Any]) -> None:
+def test_invalid_consumer_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Consumer(**options)
 
 
-def test_handlers_are_held_strongly_and_let_go() -> None:
+def test_handlers_are_held_strongly_until_removed() -> None:
     handlers = Handlers()
     handlers.add("orders", lambda message: None)
     assert handlers.topics() == ["orders"]
@@ -151,7 +154,7 @@ def test_the_shortest_timeout_counts() -> None:
 
 
 class Script:
-    """A store whose calls answer what a test wrote down."""
+    """A store with scripted answers."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = deque(answers)
@@ -176,10 +179,10 @@ class Script:
 
 
 def settler_for(store: Script) -> tuple[Settler, Subscription, Signals]:
-    sub = Subscription(cast("Any", store), "orders", "lisa", "me")
-    sub.group = "lisa"
+    sub = Subscription(cast("Any", store), Shard("orders"), "lisa", "me")
+    sub.membership.group = "lisa"
     signals = Signals()
-    return Settler(lambda: [sub], Announcer(signals, lambda result: None)), sub, signals
+    return Settler(lambda: [sub], SignalSender(signals, lambda result: None)), sub, signals
 
 
 def test_acks_go_in_calls_of_the_batch_size_and_fire_after_the_answer() -> None:
@@ -192,32 +195,33 @@ def test_acks_go_in_calls_of_the_batch_size_and_fire_after_the_answer() -> None:
 
     signals.acked.connect(hear)
     for name in "abc":
-        sub.held[f"{name}-1"] = one = held(name)
+        sub.leases.held[f"{name}-1"] = one = held(name)
         sub.finish(one, None)
     assert not settler.flush()
     assert [len(cast("Ack", call).settlements) for call in store.calls] == [2, 1]
     assert fired == ["a", "b"]
-    assert sub.held == {}
+    assert sub.leases.held == {}
 
 
-def test_what_the_server_does_not_take_is_kept_in_order_and_tried_again() -> None:
+def test_failed_calls_keep_their_order_and_are_retried() -> None:
     store = Script(ServerUnavailable("down"), [Acked.ACKED, Acked.ACKED])
     settler, sub, _ = settler_for(store)
     for name in "ab":
-        sub.held[f"{name}-1"] = one = held(name)
+        sub.leases.held[f"{name}-1"] = one = held(name)
         sub.finish(one, None)
     assert settler.flush()
-    assert settler.flush()  # its pause is not over: not even asked
+    settler._pauses[sub] = (math.inf, Backoff())
+    assert settler.flush()  # still pausing: not called
     assert len(store.calls) == 1
-    assert len(sub.held) == 2
-    settler._pauses[sub] = (0.0, 0.1)
+    assert len(sub.leases.held) == 2
+    settler._pauses[sub] = (0.0, Backoff())
     assert not settler.flush()
     assert [one.id for one in cast("Ack", store.calls[1]).settlements] == ["a", "b"]
 
 
 def finished(sub: Subscription, names: str) -> None:
     for name in names:
-        sub.held[f"{name}-1"] = one = held(name)
+        sub.leases.held[f"{name}-1"] = one = held(name)
         sub.finish(one, None)
 
 
@@ -230,7 +234,7 @@ class Obliging(Script):
 
 
 class Hanging(Obliging):
-    """A store that answers once it is told to, and then as it is told to."""
+    """A store whose calls wait for `go_on`, then acknowledge or raise `says`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,53 +256,53 @@ def hanging() -> Iterator[Hanging]:
 
 
 def settler_of_nodes(*stores: Script, has_nodes: bool = True) -> tuple[Settler, list[Subscription]]:
-    subs = [Subscription(cast("Any", store), "orders", "lisa", "me") for store in stores]
-    announcer = Announcer(Signals(), lambda result: None)
+    subs = [Subscription(cast("Any", store), Shard("orders"), "lisa", "me") for store in stores]
+    announcer = SignalSender(Signals(), lambda result: None)
     return Settler(lambda: subs, announcer, has_nodes=has_nodes), subs
 
 
-def test_a_node_that_hangs_holds_up_no_other(hanging: Hanging) -> None:
+def test_a_hanging_node_delays_no_other(hanging: Hanging) -> None:
     settler, (hung, well) = settler_of_nodes(hanging, Obliging())
     settler.start()
     for _ in range(2):
         finished(hung, "a")
         finished(well, "b")
-        settler.ring()
-        wait_until(lambda: not well.held)
-    assert hung.held
+        settler.notify()
+        wait_until(lambda: not well.leases.held)
+    assert hung.leases.held
     assert not hanging.calls
     hanging.go_on.set()
     settler.close(10)
-    assert not hung.held
+    assert not hung.leases.held
 
 
-def test_what_hung_and_failed_is_tried_again(hanging: Hanging) -> None:
+def test_a_call_that_hung_and_failed_is_retried(hanging: Hanging) -> None:
     hanging.says = ServerUnavailable("it hung")
     settler, (hung, _) = settler_of_nodes(hanging, Obliging())
     settler.start()
     finished(hung, "a")
-    settler.ring()
+    settler.notify()
     hanging.go_on.set()
     wait_until(lambda: hung in settler._pauses)
     hanging.says = None
-    wait_until(lambda: not hung.held)
+    wait_until(lambda: not hung.leases.held)
     settler.close(10)
     assert not settler._pauses
 
 
-def test_what_is_finished_meanwhile_is_settled_next(hanging: Hanging) -> None:
+def test_deliveries_finished_during_a_flush_are_settled_next(hanging: Hanging) -> None:
     settler, (hung, _) = settler_of_nodes(hanging, Obliging())
     finished(hung, "a")
     assert settler.flush()
     finished(hung, "b")
     assert settler.flush()
     hanging.go_on.set()
-    assert settler._abreast.wait(10)
-    assert not hung.held
-    settler._abreast.close()
+    assert settler._pool.wait(10)
+    assert not hung.leases.held
+    settler._pool.close()
 
 
-def test_closing_waits_for_a_node_that_hangs_for_its_time_only(hanging: Hanging) -> None:
+def test_close_waits_for_a_hanging_node_only_until_its_deadline(hanging: Hanging) -> None:
     settler, (hung, well) = settler_of_nodes(hanging, Obliging())
     settler.start()
     finished(hung, "a")
@@ -306,39 +310,39 @@ def test_closing_waits_for_a_node_that_hangs_for_its_time_only(hanging: Hanging)
     began = time.monotonic()
     settler.close(0.2)
     assert time.monotonic() - began < 0.2 + CLOSING_S + 1
-    assert hung.held
-    assert not well.held
+    assert hung.leases.held
+    assert not well.leases.held
 
 
 @pytest.mark.parametrize("has_nodes", [False, True])
-def test_what_is_finished_while_another_topic_is_settled_is_settled_before_the_end(
+def test_close_settles_deliveries_finished_during_the_last_flush(
     hanging: Hanging, *, has_nodes: bool
 ) -> None:
     settler, (early, hung) = settler_of_nodes(Obliging(), hanging, has_nodes=has_nodes)
     settler.start()
     finished(hung, "b")
-    settler.ring()
-    settler.hurry()
-    wait_until(lambda: not hung.acks)  # its call runs: the other was looked at before
+    settler.notify()
+    settler.flush_now()
+    wait_until(lambda: not hung.outcomes.acks)  # its call runs: the other one was checked before
     finished(early, "a")
     closing = threading.Thread(target=settler.close, args=(10,))
     closing.start()
     wait_until(lambda: settler._closes is not None)
     hanging.go_on.set()
     closing.join()
-    assert not early.held
-    assert not hung.held
+    assert not early.leases.held
+    assert not hung.leases.held
 
 
-def test_only_a_look_that_finds_all_idle_ends_the_settler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settler_ends_only_when_all_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     settler, (one, _) = settler_of_nodes(Obliging(), Obliging())
-    monkeypatch.setattr(settler._abreast, "start", lambda _, work: work())
+    monkeypatch.setattr(settler._pool, "start", lambda _, work: work())
     finished(one, "a")
     assert settler.flush(), "more may have been finished after its last look"
     assert not settler.flush()
 
 
-def test_calls_that_run_when_the_time_to_close_is_up_are_waited_for(hanging: Hanging) -> None:
+def test_close_waits_for_calls_running_at_the_deadline(hanging: Hanging) -> None:
     settler, (one, other) = settler_of_nodes(hanging, hanging)
     settler.start()
     finished(one, "a")
@@ -346,66 +350,66 @@ def test_calls_that_run_when_the_time_to_close_is_up_are_waited_for(hanging: Han
     let_go = threading.Timer(0.2, hanging.go_on.set)
     let_go.start()
     settler.close(0)
-    assert not one.held
-    assert not other.held
+    assert not one.leases.held
+    assert not other.leases.held
 
 
-def test_work_is_done_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_run_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    abreast: Abreast[str] = Abreast("test")
+    pool: KeyedPool[str] = KeyedPool("test")
     done: list[str] = []
     with monkeypatch.context() as refusing:
         refusing.setattr(threading.Thread, "start", refuse)
-        abreast.start("a", lambda: done.append(threading.current_thread().name))
-        assert abreast.wait(0)
-    abreast.start("a", lambda: done.append(threading.current_thread().name))
-    assert abreast.wait(10)
+        pool.start("a", lambda: done.append(threading.current_thread().name))
+        assert pool.wait(0)
+    pool.start("a", lambda: done.append(threading.current_thread().name))
+    assert pool.wait(10)
     assert done == [threading.current_thread().name, "test-1"]
-    abreast.close()
+    pool.close()
 
 
-def test_a_few_acks_go_along_with_a_read_and_count_once_it_is_answered() -> None:
+def test_a_few_acks_share_a_pipeline_with_a_read() -> None:
     store = Script()
     settler, sub, _ = settler_for(store)
-    assert settler.along(sub) is None  # nothing to settle
+    assert settler.acks_for_read(sub) is None  # nothing to settle
     finished(sub, "ab")
-    along = settler.along(sub)
+    along = settler.acks_for_read(sub)
     assert along is not None
     assert not settler.flush()
     assert [len(cast("Ack", call).settlements) for call in store.calls] == [2]
-    assert len(sub.held) == 2
+    assert len(sub.leases.held) == 2
     along.take([b"OK", b"al"])
-    assert sub.held == {}
+    assert sub.leases.held == {}
 
 
 @pytest.mark.parametrize(
     "reply", [redis.ConnectionError("cut"), redis.ResponseError("NOSCRIPT"), [b"GROUPS", b"new"]]
 )
-def test_acks_that_were_not_simply_taken_come_back_to_the_settler_in_order(reply: Any) -> None:
+def test_acks_of_a_failed_read_return_to_the_settler_in_order(reply: Any) -> None:
     store = Script([Acked.REPEATED, Acked.ACKED], [Acked.ACKED])
     settler, sub, _ = settler_for(store)
     finished(sub, "ab")
-    along = settler.along(sub)
+    along = settler.acks_for_read(sub)
     assert along is not None
     finished(sub, "c")
     along.take(reply)
-    assert len(sub.held) == 3
+    assert len(sub.leases.held) == 3
     assert not settler.flush()
     assert [one.id for call in store.calls[1:] for one in cast("Ack", call).settlements] == [
         "a",
         "b",
         "c",
     ]
-    assert sub.held == {}
+    assert sub.leases.held == {}
 
 
-def test_a_pause_ends_with_acks_that_went_along_with_a_read() -> None:
+def test_a_pause_ends_with_acks_settled_by_a_read() -> None:
     settler, sub, _ = settler_for(Script(ServerUnavailable("down")))
     finished(sub, "a")
     assert settler.flush()
-    along = settler.along(sub)
+    along = settler.acks_for_read(sub)
     assert along is not None
     along.take([b"OK", b"a"])
     assert not settler.flush()
@@ -421,28 +425,28 @@ def test_a_pause_ends_with_its_subscription() -> None:
     assert settler._next_try_s() is None
 
 
-def test_giving_back_ends_at_the_first_call_without_an_answer() -> None:
+def test_releasing_stops_at_the_first_call_without_a_reply() -> None:
     store = Script(ServerUnavailable("it hangs"))
     _, sub, _ = settler_for(store)
     assert not sub.release([(name, f"{name}-1") for name in "abcdef"])
     assert len(store.calls) == 1
 
 
-def test_many_acks_and_those_that_somebody_listens_for_are_the_settlers_own() -> None:
+def test_many_acks_and_acks_with_receivers_do_not_go_with_a_read() -> None:
     settler, sub, signals = settler_for(Script())
     finished(sub, "abc")
-    assert settler.along(sub) is None
-    sub.acks.pop()
+    assert settler.acks_for_read(sub) is None
+    sub.outcomes.acks.take()
 
     def hear(topic: str, *, message: Message) -> None: ...
 
     with signals.acked.connected_to(hear):
-        assert settler.along(sub) is None
-    assert [one.message.id for one in sub.acks] == ["a", "b"]
+        assert settler.acks_for_read(sub) is None
+    assert [one.message.id for one in sub.outcomes.acks.take_all()] == ["b", "c"]
 
 
 class Contested(deque[Held]):
-    """Acks of which another thread takes the first just after somebody counted them."""
+    """Acks whose first item another thread takes right after they are counted."""
 
     def __init__(self, acks: deque[Held], *, counted: int) -> None:
         super().__init__(acks)
@@ -466,27 +470,27 @@ def test_reader_and_settler_may_take_the_same_acks(
     store = Obliging()
     settler, sub, _ = settler_for(store)
     finished(sub, names)
-    sub.acks = acks = Contested(sub.acks, counted=counted)
+    sub.outcomes.acks._items = acks = Contested(sub.outcomes.acks._items, counted=counted)
     if by_reader:
-        along = settler.along(sub)
+        along = settler.acks_for_read(sub)
         if along is not None:
             along.take([b"OK", b"a" * len(cast("Ack", store.calls[0]).settlements)])
     assert not settler.flush()
     settled = [one.id for call in store.calls for one in cast("Ack", call).settlements]
     left = [one.message.id for one in [*acks.taken, *acks]]
     assert sorted(settled + left) == list(names)
-    assert sorted(one.message.id for one in sub.held.values()) == sorted(left)
+    assert sorted(one.message.id for one in sub.leases.held.values()) == sorted(left)
 
 
 def test_settlements_for_a_removed_group_are_dropped() -> None:
     settler, sub, _ = settler_for(Script(GroupRemoved("gone")))
-    sub.held["a-1"] = one = held("a")
+    sub.leases.held["a-1"] = one = held("a")
     sub.finish(one, None)
     assert not settler.flush()
-    assert sub.held == {}
+    assert sub.leases.held == {}
 
 
-def test_failures_tell_when_the_next_attempt_is_due() -> None:
+def test_failures_report_when_the_next_attempt_is_due() -> None:
     retrying, dead = Retried(Failed.RETRYING, 123, 1), Retried(Failed.DEAD, None, 3)
     settler, sub, signals = settler_for(Script([retrying, dead]))
     fired: list[tuple[str, str | None, int | None]] = []
@@ -497,13 +501,13 @@ def test_failures_tell_when_the_next_attempt_is_due() -> None:
     signals.retrying.connect(hear)
     signals.dead.connect(hear)
     for name in "ab":
-        sub.held[f"{name}-1"] = one = held(name)
+        sub.leases.held[f"{name}-1"] = one = held(name)
         sub.finish(one, Verdict("why"))
     settler.flush()
     assert fired == [("a", "why", 123), ("b", "why", None)]
 
 
-def test_a_receiver_that_raises_after_settling_stops_nobody() -> None:
+def test_errors_of_signal_receivers_are_ignored() -> None:
     settler, sub, signals = settler_for(Script([Acked.ACKED, Acked.ACKED]))
     fired: list[str] = []
 
@@ -518,7 +522,7 @@ def test_a_receiver_that_raises_after_settling_stops_nobody() -> None:
     assert fired == ["a", "b"]
 
 
-def test_twenty_failures_in_a_row_degrade_and_one_success_heals() -> None:
+def test_twenty_failures_in_a_row_degrade_until_one_success() -> None:
     _, sub, _ = settler_for(Script())
     for _ in range(19):
         sub.finish(held(), Verdict("why"))

@@ -4,8 +4,8 @@ import pytest
 import time_machine
 from apscheduler.triggers.interval import IntervalTrigger
 
-from lisa.core.cron import read_schedule
-from lisa.core.errors import ConfigError
+from lisa.core.model.cron import read_schedule
+from lisa.core.model.errors import ConfigError
 from lisa.manager.cron import parse_trigger
 
 # A Wednesday.
@@ -92,12 +92,12 @@ def test_an_interval_is_a_schedule(text: str, seconds: float) -> None:
         ("0 0 0 1 JANU ?", "did you mean JAN"),
         ("0 0 0 15W * ?", "W .*not supported"),
         ("0 0 0 LW * ?", "W .*not supported"),
-        ("0 0 0 L-3 * ?", "L is supported alone"),
+        ("0 0 0 L-3 * ?", "L is supported only alone"),
         ("0 0 0 ? * FRI-MON", "FRI-MON wraps around"),
         ("0 0 22-2 * * ?", "22-2 wraps around; write 22-23,0-2"),
-        ("0 0 0 ? * 6#6", "after # stands 1 to 5"),
+        ("0 0 0 ? * 6#6", "write 1 to 5 after #"),
         ("0 0 0 ? * MON,6#3", "cannot be mixed"),
-        ("0 ? * * * *", "'\\?' stands alone"),
+        ("0 ? * * * *", "'\\?' must be alone"),
         ("0 0 0 1 * MON", "exclude each other"),
         ("0 0 1 * 1", "exclude each other"),
         ("0 0 0 30 2 ?", "never fire"),

@@ -1,6 +1,6 @@
-"""The layers: who may import whom, and who alone knows clients, scripts and keys.
+"""The layers: which may import which, and which one knows clients, scripts and keys.
 
-Each rule is a function from source text to offences, so each is shown to catch an offender too.
+Each rule is a function from source text to offences, so each is also tested on an offender.
 """
 
 from __future__ import annotations
@@ -25,6 +25,19 @@ MODULES = sorted((ROOT / "lisa").rglob("*.py"))
 
 ON_CORE = {"core", "producer", "manager", "consumer", "admin", "embedded"}
 ON_TOP = {"cli", "gateway", "pipeline"}
+ROLES = {"producer", "manager", "consumer"}
+BELOW_CORE: dict[str, set[str]] = {
+    "model": set(),
+    "daemon": {"model"},
+    "settings": {"model"},
+    "transitions": {"model"},
+    "redis": {"model", "daemon", "transitions"},
+    "store": {"model", "transitions", "redis"},
+    "delivery": {"model", "transitions", "redis", "store"},
+    "metrics": {"model", "daemon", "transitions", "redis", "store"},
+}
+"""What each package of core may import besides itself."""
+
 CLIENTS = re.compile(r"(Strict)?Redis(Cluster)?|Sentinel|\w*ConnectionPool|from_url")
 RUNS_SCRIPTS = {"eval", "eval_ro", "evalsha", "evalsha_ro", "register_script", "script_load"}
 RUNS_SCRIPTS |= {"fcall", "fcall_ro", "function_load"}
@@ -41,7 +54,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Full names, also of what is imported late or for the type checker only."""
+    """Full names, including late imports and imports for type checking."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -51,17 +64,67 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def wrong_imports(module: str, source: str) -> list[str]:
-    """Imports that cross the layers."""
+    """Imports that violate the layers."""
     part = second(module)
+    if part == "gateway":  # uses roles by their packages only
+        names = imported(ast.parse(source))
+        return [name for name in names if second(name) in ROLES and is_module(name)]
     if part in ON_TOP:
         return []
-    # What is not a role, and not on top, is the public face.
+    # Everything else is the public package.
     allowed = {"core", part} if part in ON_CORE else ON_CORE | {part}
     return [
         name
         for name in imported(ast.parse(source))
         if name.split(".")[0] == "lisa" and second(name) not in allowed
     ]
+
+
+def wrong_imports_in_core(module: str, source: str) -> list[str]:
+    """Imports between the packages of core that do not point down."""
+    if second(module) != "core" or module == "lisa.core":
+        return []
+    package = module.split(".")[2]
+    return [
+        name
+        for name in imported(ast.parse(source))
+        if name.startswith("lisa.core.")
+        and name.split(".")[2] not in BELOW_CORE[package] | {package}
+    ]
+
+
+def is_module(name: str) -> bool:
+    """Whether an imported name is a module inside a role, or comes from one."""
+    *_, last = parts = name.split(".")
+    return len(parts) > 3 or (ROOT / "lisa" / parts[1] / f"{last}.py").exists()
+
+
+def cycles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that import each other, directly or through others (Tarjan)."""
+    found: list[set[str]] = []
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in imports.get(module, ()):
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            group = set(stack[stack.index(module) :])
+            del stack[stack.index(module) :]
+            if len(group) > 1 or module in imports.get(module, ()):
+                found.append(group)
+
+    for module in imports:
+        if module not in index:
+            visit(module)
+    return found
 
 
 def second(name: str) -> str:
@@ -81,11 +144,11 @@ def calls(source: str) -> Iterator[tuple[list[str], ast.Call]]:
 
 
 def made_clients(module: str, source: str) -> list[str]:
-    """Calls that construct a Redis client outside core.clients.
+    """Calls that construct a Redis client outside core.redis.clients.
 
-    The benchmark's floor is raw redis-py: a client that owes Lisa nothing.
+    The benchmark's floor is raw redis-py: a client independent of Lisa.
     """
-    if module in {"lisa.core.clients", "lisa.cli.bench.server"}:
+    if module in {"lisa.core.redis.clients", "lisa.cli.bench.server"}:
         return []
     bound = set()
     for node in ast.walk(ast.parse(source)):
@@ -102,8 +165,8 @@ def made_clients(module: str, source: str) -> list[str]:
 
 
 def run_scripts(module: str, source: str) -> list[str]:
-    """Scripts that are run, or Lua files that are named, outside core.scripts and transitions."""
-    if module == "lisa.core.scripts" or module.startswith("lisa.core.transitions"):
+    """Scripts run, or Lua files named, outside core.transitions."""
+    if module.startswith("lisa.core.transitions"):
         return []
     found = []
     for name, call in calls(source):
@@ -125,8 +188,8 @@ def strings(source: str) -> Iterator[str]:
 
 
 def built_keys(module: str, source: str) -> list[str]:
-    """Pieces of keys outside core.keys."""
-    if module == "lisa.core.keys":
+    """Parts of keys outside core.model.keys."""
+    if module == "lisa.core.model.keys":
         return []
     return [text for text in strings(source) if KEY.search(text)]
 
@@ -135,7 +198,7 @@ distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
 def undeclared(_module: str, source: str) -> list[str]:
-    """Third-party imports that pyproject.toml does not name for users."""
+    """Third-party imports that pyproject.toml does not require."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].items()
     lines = project["dependencies"] + [x for name, some in extras if name != "dev" for x in some]
@@ -153,7 +216,7 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-RULES = [wrong_imports, made_clients, run_scripts, built_keys, undeclared]
+RULES = [wrong_imports, wrong_imports_in_core, made_clients, run_scripts, built_keys, undeclared]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -166,17 +229,21 @@ def test_every_module_keeps(rule: Callable[[str, str], list[str]]) -> None:
 @pytest.mark.parametrize(
     ("rule", "module", "source"),
     [
-        (wrong_imports, "lisa.core.store", "from lisa.producer import Producer"),
-        (wrong_imports, "lisa.core.store", "from lisa import producer"),
+        (wrong_imports, "lisa.core.store.store", "from lisa.producer import Producer"),
+        (wrong_imports, "lisa.core.store.store", "from lisa import producer"),
         (wrong_imports, "lisa.consumer.reader", "def f():\n  import lisa.manager.promoter"),
         (wrong_imports, "lisa.manager", "from lisa import Message"),
         (wrong_imports, "lisa.admin.garbage", "import lisa"),
         (wrong_imports, "lisa.embedded.server", "from lisa.cli.main import main"),
         (wrong_imports, "lisa", "from lisa.cli.main import main"),
+        (wrong_imports, "lisa.gateway.context", "from lisa.producer.plan import Plan"),
+        (wrong_imports, "lisa.gateway.app", "from lisa.consumer import pull"),
+        (wrong_imports_in_core, "lisa.core.model.keys", "import lisa.core.redis.flow"),
+        (wrong_imports_in_core, "lisa.core.store.store", "from lisa.core.delivery import decode"),
         (made_clients, "lisa.manager.promoter", "import redis\nredis.Redis()"),
         (made_clients, "lisa.cli.top", "import redis.asyncio as r\nr.Redis.from_url('redis://')"),
         (made_clients, "lisa.admin.x", "from redis.sentinel import Sentinel as S\nS.from_url([])"),
-        (run_scripts, "lisa.core.store", "client.evalsha('ab', 0)"),
+        (run_scripts, "lisa.core.store.store", "client.evalsha('ab', 0)"),
         (run_scripts, "lisa.admin.fsck", "client.execute_command('SCRIPT LOAD', 'return 1')"),
         (run_scripts, "lisa.manager.x", "path = 'promote.lua'"),
         (built_keys, "lisa.admin.fsck", "key = f'{root}:body:{id}'"),
@@ -195,15 +262,20 @@ def test_the_rule_catches(rule: Callable[[str, str], list[str]], module: str, so
         (
             wrong_imports,
             "lisa.consumer.reader",
-            "from lisa.consumer import x\nimport lisa.core.keys",
+            "from lisa.consumer import x\nimport lisa.core.model.keys",
         ),
         (wrong_imports, "lisa.cli.main", "from lisa.producer import Producer"),
+        (wrong_imports, "lisa.gateway.context", "from lisa.producer import Outgoing"),
         (wrong_imports, "lisa", "from lisa.producer import Producer"),
-        (made_clients, "lisa.core.clients", "import redis\nredis.Redis()"),
+        (made_clients, "lisa.core.redis.clients", "import redis\nredis.Redis()"),
         (made_clients, "lisa.cli.bench.server", "import redis\nredis.Redis()"),
-        (made_clients, "lisa.core.store", "import redis\nraise redis.ConnectionError('gone')"),
+        (
+            made_clients,
+            "lisa.core.store.store",
+            "import redis\nraise redis.ConnectionError('gone')",
+        ),
         (run_scripts, "lisa.admin.acl", "rule = '+evalsha'"),
-        (built_keys, "lisa.core.store", "def f():\n  'Reads lisa:{t}:body:<id>.'"),
+        (built_keys, "lisa.core.store.store", "def f():\n  'Reads lisa:{t}:body:<id>.'"),
         (undeclared, "lisa.cli.x", "import yaml, uuid_utils, pydantic_settings, json"),
     ],
 )
@@ -213,7 +285,25 @@ def test_the_rule_lets_pass(
     assert rule(module, source) == []
 
 
-def test_the_public_face_is_sorted_and_whole() -> None:
+def test_no_modules_import_each_other() -> None:
+    sources = {module_name(path): path.read_text("utf-8") for path in MODULES}
+
+    def target(name: str) -> str:
+        return name if name in sources else name.rpartition(".")[0]
+
+    imports = {
+        module: {target(name) for name in imported(ast.parse(source)) if target(name) in sources}
+        for module, source in sources.items()
+    }
+    assert cycles(imports) == []
+
+
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_the_public_interface_is_sorted_and_complete() -> None:
     face = importlib.import_module("lisa")
     assert list(face.__all__) == sorted(face.__all__)
     assert [name for name in face.__all__ if not hasattr(face, name)] == []

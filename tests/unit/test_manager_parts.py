@@ -1,4 +1,4 @@
-"""The small parts: troubles, the server's clock, jobs, loops, status pages and logs."""
+"""The small parts: errors, the server's clock, jobs, loops, status pages and logs."""
 
 from __future__ import annotations
 
@@ -10,43 +10,103 @@ import time
 import urllib.error
 import urllib.request
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from lisa.core import logs
-from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
-from lisa.core.status import HEALTH, StatusServer, health_page
+from lisa.core.daemon import logs
+from lisa.core.daemon.status import HEALTH, StatusServer, health_page
+from lisa.core.model.backoff import FIRST_S, LONGEST_S
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.sharding import Shard
+from lisa.core.transitions.promote import Promoted
+from lisa.manager.expirer import Expirer
 from lisa.manager.jobs import Jobs
-from lisa.manager.loop import Loop
+from lisa.manager.loop import PUT_OFF_S, Loop, Outcome
+from lisa.manager.promoter import FAST_INTERVAL_S, Promoter, PromotionPace
 from lisa.manager.server_clock import ServerClock
-from lisa.manager.troubles import FIRST_PAUSE_S, LONGEST_PAUSE_S, Troubles
+from lisa.manager.server_monitor import Node, ProbeResult, ServerMonitor
+from lisa.manager.topic_errors import TopicErrors
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lisa.core.store.store import SyncStore
     from lisa.manager.loop import Outcome
+    from lisa.manager.signal_queue import SignalQueue
 
 
-class TestTroubles:
-    def test_pauses_grow_to_a_bound_and_start_again(self) -> None:
-        troubles = Troubles("test")
-        pauses = [troubles.failed("a", LisaError("no")) for _ in range(20)]
-        assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
-        assert pauses[-1] == LONGEST_PAUSE_S
-        assert troubles.failed("b", LisaError("no")) == FIRST_PAUSE_S
-        troubles.passed("a")
-        assert troubles.of("a") is None
-        assert troubles.failed("a", LisaError("no")) == FIRST_PAUSE_S
+class OneAnswer:
+    """A store whose scripts always return the same."""
 
-    def test_each_change_of_state_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self, answer: Promoted) -> None:
+        self._answer = answer
+
+    def call(self, _call: object) -> Promoted:
+        return self._answer
+
+    def known_groups(self, _topic: str) -> tuple[str, ...]:
+        return ("lisa",)
+
+
+class HastyClock(ServerClock):
+    """A clock by which every message is due already."""
+
+    def instant(self, _ms: int) -> float:
+        return time.monotonic()
+
+
+class TestPromoter:
+    @pytest.mark.parametrize(("interval_ms", "least_s"), [(0, 0.0), (500, 0.4)])
+    def test_the_interval_holds_although_the_next_message_is_due(
+        self, interval_ms: int, least_s: float
+    ) -> None:
+        answer = Promoted(1, (), 1_001, 1_000, False, False, interval_ms, [])
+        store = cast("SyncStore", OneAnswer(answer))
+        expirer = Expirer(store, cast("SignalQueue", None))
+        (at,) = Promoter(store, HastyClock(), expirer, lambda _: 1).step(["orders"])
+        assert isinstance(at, float)
+        assert least_s < at - time.monotonic() + 0.1 < least_s + 0.2
+
+    @pytest.mark.parametrize(
+        ("messages", "interval_ms", "wait_s"),
+        [(1, 0, 0.0), (3, 0, FAST_INTERVAL_S), (1, 50, 0.05), (3, 1, 0.001)],
+    )
+    def test_only_fast_topics_wait_without_an_interval_of_their_own(
+        self, messages: int, interval_ms: int, wait_s: float
+    ) -> None:
+        pace = PromotionPace()
+        for ms in range(500):
+            pace.record(messages, interval_ms, ms / 1000)
+        assert pace.earliest - 0.499 == pytest.approx(wait_s)
+
+    def test_a_pause_ends_the_waits_of_a_fast_topic(self) -> None:
+        pace = PromotionPace()
+        for ms in range(500):
+            pace.record(3, 0, ms / 1000)
+        pace.record(3, 0, 10.0)
+        assert pace.earliest == 10.0
+
+
+class TestTopicErrors:
+    def test_pauses_grow_to_a_limit_and_reset_after_success(self) -> None:
+        errors = TopicErrors("test")
+        pauses = [errors.failed("a", LisaError("no")) for _ in range(20)]
+        assert pauses[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+        assert pauses[-1] == LONGEST_S
+        assert errors.failed("b", LisaError("no")) == FIRST_S
+        errors.passed("a")
+        assert errors.of("a") is None
+        assert errors.failed("a", LisaError("no")) == FIRST_S
+
+    def test_each_change_of_state_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
-        troubles = Troubles("test")
+        errors = TopicErrors("test")
         for said in ("one", "one", "two", "two"):
-            troubles.failed("a", LisaError(said))
-        troubles.passed("a")
-        troubles.passed("a")
+            errors.failed("a", LisaError(said))
+        errors.passed("a")
+        errors.passed("a")
         told = [record.getMessage() for record in caplog.records]
         assert told == [
             "test: topic a: one; trying again",
@@ -54,52 +114,107 @@ class TestTroubles:
             "test: topic a works again",
         ]
 
-    def test_what_somebody_else_tells_is_not_repeated(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_quiet_failures_are_not_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
-        troubles = Troubles("test")
-        troubles.failed("a", ServerUnavailable("away"), quietly=True)
-        troubles.passed("a")
+        errors = TopicErrors("test")
+        errors.failed("a", ServerUnavailable("away"), quietly=True)
+        errors.passed("a")
         assert caplog.records == []
 
 
+class TestNode:
+    def test_it_answers_while_the_next_probe_runs(self) -> None:
+        seen: list[bool] = []
+
+        class Monitor:
+            reply: ProbeResult | None = ProbeResult(
+                back=False,
+                first=False,
+                another_run=False,
+                emptied=False,
+                uptime_s=1.0,
+                gap_s=1.0,
+                promoted=False,
+            )
+
+            def step(self) -> ProbeResult | None:
+                seen.append(node.answers)
+                return self.reply
+
+        monitor = Monitor()
+        node = Node("", cast("ServerMonitor", monitor), lambda *_: None, 60.0)
+        node.look()
+        node.look()
+        monitor.reply = None
+        node.look()
+        assert seen == [False, True, True]
+        assert not node.answers
+
+
 class TestServerClock:
-    def test_the_bounds_middle_is_what_it_goes_by(self) -> None:
+    def test_the_estimate_is_the_middle_of_the_bounds(self) -> None:
         clock = ServerClock()
         sent = 1_000.0
-        # Redis's clock came to 65.000 within the 2 ms of the call, and not to 65.001 before it.
-        clock.witness(65_000, sent, sent + 0.002)
+        # Redis's clock read 65.000 at some time within the 2 ms of the call.
+        clock.observe(65_000, sent, sent + 0.002)
         assert clock.instant(65_010) == pytest.approx(sent + (0.002 - 0.001) / 2 + 0.010)
 
-    def test_bounds_that_overlap_narrow_it_and_looser_ones_change_nothing(self) -> None:
+    def test_overlapping_bounds_narrow_the_estimate(self) -> None:
         clock = ServerClock()
-        clock.witness(65_000, 1_000.0, 1_000.002)
-        clock.witness(65_001, 1_000.0011, 1_000.0013)  # 65.001 was over by 1000.0013
+        clock.observe(65_000, 1_000.0, 1_000.002)
+        clock.observe(65_001, 1_000.0011, 1_000.0013)  # 65.001 had passed by 1000.0013
         middle = 1_000.0003 + (1_000.0011 - 0.002 - 1_000.0003) / 2
         assert clock.instant(65_000) == pytest.approx(middle, abs=1e-6)
-        clock.witness(65_002, 1_000.002, 1_000.402)
+        clock.observe(65_002, 1_000.002, 1_000.402)
         assert clock.instant(65_000) == pytest.approx(middle, abs=1e-6)
 
-    def test_a_clock_that_was_set_is_followed_at_once(self) -> None:
+    def test_a_clock_step_is_followed_immediately(self) -> None:
         clock = ServerClock()
-        clock.witness(3_665_000, 1_000.0, 1_000.001)
-        for set_to_ms in (65_000, 7_265_000):
-            clock.witness(set_to_ms, 1_001.0, 1_001.001)
-            assert clock.instant(set_to_ms) == pytest.approx(1_001.0)
+        clock.observe(3_665_000, 1_000.0, 1_000.001)
+        for set_to_ms, sent in ((65_000, 1_001.0), (7_265_000, 1_002.0)):
+            clock.observe(set_to_ms, sent, sent + 0.001)
+            assert clock.instant(set_to_ms) == pytest.approx(sent)
+        back, forward = clock.steps
+        assert back.by_ms == pytest.approx(-3_601_000, abs=2)
+        assert 63_998 <= back.since_ms <= 64_001  # just before detection, by the new clock
+        assert forward.by_ms == pytest.approx(7_199_000, abs=2)
+        assert 7_263_998 <= forward.since_ms <= 7_264_001
 
-    def test_clocks_that_go_apart_are_followed(self) -> None:
+    def test_a_slow_reply_is_not_a_step(self) -> None:
+        clock = ServerClock()
+        clock.observe(65_000, 1_000.0, 1_000.001)
+        clock.observe(73_000, 1_001.0, 1_008.5)  # the server was stopped, then answered
+        clock.observe(66_000, 1_001.0, 1_008.5)  # or answered immediately, but the reply was late
+        assert clock.steps == ()
+        assert clock.instant(66_000) == pytest.approx(1_001.0, abs=0.002)
+
+    def test_contradicting_concurrent_calls_are_not_a_step(self) -> None:
+        clock = ServerClock()
+        clock.observe(65_000, 1_000.0, 1_000.001)
+        clock.observe(3_666_000, 1_001.0, 1_001.002)
+        clock.observe(66_001, 1_001.001, 1_001.0015)  # answered before the step, observed after it
+        assert [step.by_ms > 0 for step in clock.steps] == [True]
+        assert clock.instant(3_667_000) == pytest.approx(1_002.0, abs=0.003)
+
+    def test_a_change_that_leases_tolerate_is_not_a_step(self) -> None:
+        clock = ServerClock()
+        clock.observe(65_000, 1_000.0, 1_000.001)
+        clock.observe(66_200, 1_001.0, 1_001.001)
+        assert clock.steps == ()
+        assert clock.instant(66_200) == pytest.approx(1_001.0, abs=0.002)
+
+    def test_clock_drift_is_followed(self) -> None:
         clock = ServerClock()
         for second in range(1_000):
             now = 1_000.0 + second
             theirs = now * (1 + 40e-6)
-            clock.witness(int(theirs * 1e3), now - 0.0001, now + 0.0001)
+            clock.observe(int(theirs * 1e3), now - 0.0001, now + 0.0001)
             if second > 100:
                 assert clock.instant(int(theirs * 1e3)) == pytest.approx(now, abs=0.0015)
 
 
 class Script:
-    """A service that answers as it is told, and remembers what it was asked."""
+    """A service with scripted answers that records its calls."""
 
     def __init__(self, answers: dict[str, Outcome | RuntimeError]) -> None:
         self.answers = answers
@@ -114,6 +229,21 @@ class Script:
         return [one for one in outcomes if not isinstance(one, RuntimeError)]
 
 
+class All:
+    """All nodes; the topics in `away` are unavailable."""
+
+    def __init__(self) -> None:
+        self.away: set[str] = set()
+        self.suspected: list[str] = []
+        self.is_any_available = True
+
+    def is_available(self, topic: str) -> bool:
+        return topic not in self.away
+
+    def suspect(self, topic: str = "") -> None:
+        self.suspected.append(topic)
+
+
 @pytest.fixture
 def loops() -> Iterator[list[Loop]]:
     made: list[Loop] = []
@@ -123,42 +253,40 @@ def loops() -> Iterator[list[Loop]]:
 
 
 class TestLoop:
-    def run(self, loops: list[Loop], service: Script, **options: int) -> tuple[Loop, list[str]]:
-        reachable, suspected = threading.Event(), list[str]()
-        reachable.set()
-        loop = Loop(
-            "test", service, reachable=reachable, suspect=lambda: suspected.append("!"), **options
-        )
+    def run(self, loops: list[Loop], service: Script, **options: int) -> tuple[Loop, All]:
+        nodes = All()
+        loop = Loop("test", service, nodes=nodes, **options)
         loops.append(loop)
         loop.start()
-        return loop, suspected
+        return loop, nodes
 
-    def test_one_topics_error_stops_no_other(
+    def test_an_error_in_one_topic_does_not_stop_others(
         self, loops: list[Loop], caplog: pytest.LogCaptureFixture
     ) -> None:
         service = Script({"bad": LisaError("no"), "worse": RuntimeError("oh")})
-        loop, suspected = self.run(loops, service)
+        loop, nodes = self.run(loops, service)
         for topic in ("bad", "worse", "good"):
-            loop.agenda.add(topic)
+            loop.due_heap.add(topic)
         wait_until(lambda: "good" in service.asked)
         wait_until(lambda: service.asked.count("worse") >= 2)
-        assert loop.alive
-        assert suspected == []
-        assert loop.troubles.of("bad") == "no"
-        assert service.asked.count("good") == 1  # it said None: not again unless hurried
+        assert all(one.is_alive() for one in loop.threads())
+        assert nodes.suspected == []
+        assert loop.topic_errors.of("bad") == "no"
+        assert service.asked.count("good") == 1  # it returned None: not scheduled again
 
-    def test_a_server_that_seems_away_is_reported(self, loops: list[Loop]) -> None:
-        loop, suspected = self.run(loops, Script({"a": ServerUnavailable("gone")}))
-        loop.agenda.add("a")
-        wait_until(lambda: suspected)
+    def test_an_unavailable_server_is_reported(self, loops: list[Loop]) -> None:
+        loop, nodes = self.run(loops, Script({"a": ServerUnavailable("gone")}))
+        loop.due_heap.add("a")
+        wait_until(lambda: nodes.suspected)
+        assert set(nodes.suspected) == {"a"}
 
     def test_nothing_runs_while_the_server_is_away_and_stop_does_not_wait(
         self, loops: list[Loop]
     ) -> None:
         service = Script({})
-        loop, _ = self.run(loops, service)
-        loop._reachable.clear()
-        loop.agenda.add("a")
+        loop, nodes = self.run(loops, service)
+        nodes.away.add("a")
+        loop.due_heap.add("a")
         time.sleep(0.05)
         assert service.asked == []
         began = time.monotonic()
@@ -166,12 +294,25 @@ class TestLoop:
         assert time.monotonic() - began < 1.0
         assert service.asked == []
 
+    def test_a_postponed_topic_runs_when_it_is_scheduled_now(self, loops: list[Loop]) -> None:
+        service = Script({})
+        loop, nodes = self.run(loops, service)
+        nodes.away.add("a")
+        for topic in ("a", "b"):
+            loop.due_heap.add(topic)
+        wait_until(lambda: service.asked == ["b"])
+        nodes.away.clear()
+        began = time.monotonic()
+        loop.due_heap.schedule_now("a")
+        wait_until(lambda: service.asked == ["b", "a"])
+        assert time.monotonic() - began < PUT_OFF_S / 2
+
 
 class TestJobs:
-    def test_an_error_of_one_topic_never_stops_the_next(self) -> None:
-        reachable, seen = threading.Event(), list[str]()
-        reachable.set()
-        jobs = Jobs(reachable, lambda: None, lambda: ["a", "b", "c"])
+    def test_a_job_continues_after_an_error_in_one_topic(self) -> None:
+        nodes, seen = All(), list[str]()
+        nodes.away.add("d")
+        jobs = Jobs(nodes, lambda: [Shard("a"), Shard("b"), Shard("c"), Shard("d")])
 
         def work(topic: str) -> None:
             seen.append(topic)
@@ -186,10 +327,9 @@ class TestJobs:
             jobs.stop()
         assert seen[:6] == ["a", "b", "c", "a", "b", "c"]
 
-    def test_a_slow_job_holds_up_no_other_and_no_tick_piles_up(self) -> None:
-        reachable, quick, slow = threading.Event(), list[float](), list[float]()
-        reachable.set()
-        jobs = Jobs(reachable, lambda: None, list)
+    def test_a_slow_job_delays_no_other_job_and_ticks_do_not_pile_up(self) -> None:
+        quick, slow = list[float](), list[float]()
+        jobs = Jobs(All(), list)
 
         def dawdle() -> None:
             slow.append(time.monotonic())
@@ -202,12 +342,36 @@ class TestJobs:
             wait_until(lambda: len(slow) >= 2)
         finally:
             jobs.stop()
-        assert slow[1] - slow[0] >= 0.35  # never beside itself
+        assert slow[1] - slow[0] >= 0.35  # never concurrently with itself
         assert len([at for at in quick if slow[0] <= at <= slow[1]]) >= 2
 
-    def test_a_schedule_that_cannot_be_is_refused(self) -> None:
+    def test_a_starting_scheduler_is_not_a_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[list[str]] = []
+
+        class Slow(threading.Thread):
+            def start(self) -> None:
+                seen.append(jobs.faults())
+                super().start()
+                seen.append(jobs.faults())
+
+        monkeypatch.setattr("apscheduler.schedulers.background.Thread", Slow)
+        jobs = Jobs(All(), list)
+        jobs.add("x", timedelta(seconds=10), lambda: None)
+        jobs.start()
+        jobs.stop()
+        assert seen == [[], []]
+
+    def test_a_scheduler_that_has_ended_is_a_fault(self) -> None:
+        jobs = Jobs(All(), list)
+        jobs.add("x", timedelta(seconds=10), lambda: None)
+        jobs.start()
+        assert jobs.faults() == []
+        jobs._scheduler.shutdown()
+        assert jobs.faults() == ["the scheduler's thread has ended"]
+
+    def test_an_invalid_schedule_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="61"):
-            Jobs(threading.Event(), lambda: None, list).add("x", "61 * * * * ?", lambda: None)
+            Jobs(All(), list).add("x", "61 * * * * ?", lambda: None)
 
 
 def fetch(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -231,14 +395,14 @@ class TestStatus:
             report["status"] = "failing"
             assert fetch(server.port, "/healthz")[0] == 503
 
-    def test_an_address_that_is_taken_is_a_clear_error(self) -> None:
+    def test_an_address_in_use_raises_a_clear_error(self) -> None:
         with StatusServer("127.0.0.1:0", {}) as server:
             address = f"127.0.0.1:{server.port}"
             with pytest.raises(ConfigError, match=f"cannot listen on {address}: Address"):
                 StatusServer(address, {}).start()
 
     @pytest.mark.parametrize("address", ["8088", ":80", "localhost", "h:x", "h:70000"])
-    def test_no_address(self, address: str) -> None:
+    def test_an_invalid_address_is_refused(self, address: str) -> None:
         with pytest.raises(ConfigError, match="HOST:PORT"):
             StatusServer(address, {})
 
@@ -254,7 +418,7 @@ def root_logger() -> Iterator[None]:
 
 @pytest.mark.usefixtures("root_logger")
 class TestLogs:
-    def test_text_is_a_line_a_record(self) -> None:
+    def test_text_logs_have_one_line_per_record(self) -> None:
         stream = io.StringIO()
         logs.configure("text", "info", stream=stream)
         logging.getLogger("lisa.x").info("hello %s", "you")
@@ -263,7 +427,7 @@ class TestLogs:
         assert (level, rest) == ("INFO", ["lisa.x:", "hello", "you"])
         assert time_.endswith("Z")
 
-    def test_json_carries_extras_and_tracebacks(self) -> None:
+    def test_json_logs_include_extras_and_tracebacks(self) -> None:
         stream = io.StringIO()
         logs.configure("json", "debug", stream=stream)
         try:
@@ -272,8 +436,10 @@ class TestLogs:
             logging.getLogger("lisa.x").exception("failed", extra={"topic": "orders"})
         record = json.loads(stream.getvalue())
         assert (record["level"], record["message"], record["topic"]) == (
-            "error", "failed", "orders",
-        )  # fmt: skip
+            "error",
+            "failed",
+            "orders",
+        )
         assert "ValueError: boom" in record["error"]
 
     @pytest.mark.parametrize("form", ["text", "json"])

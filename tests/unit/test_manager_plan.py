@@ -1,4 +1,4 @@
-"""What a manager is told, by arguments and by YAML."""
+"""A manager's plan, from arguments and from YAML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.errors import ConfigError, InvalidMessage, LisaError
+from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.settings import ManagerSettings
 from lisa.manager.plan import Plan, Schedules, TopicPlan
 from lisa.manager.registry import _differences
@@ -36,7 +36,7 @@ def test_a_mapping_declares_options_and_groups() -> None:
     assert made.groups_for("orders") == ("a",)
 
 
-def test_groups_come_from_all_places_once() -> None:
+def test_groups_of_both_arguments_are_merged() -> None:
     made = plan({"orders": {"groups": ["a", "b"]}}, {"orders": ["b", "c"], "mails": ["m"]})
     assert made.topics["orders"].groups == ("b", "c", "a")
     assert made.topics["mails"] == TopicPlan(groups=("m",))
@@ -45,7 +45,7 @@ def test_groups_come_from_all_places_once() -> None:
 @pytest.mark.parametrize(
     ("topics", "groups", "said"),
     [
-        ("orders", {}, "one text"),
+        ("orders", {}, "is a string"),
         ({"orders": {"acktimeout": "1s"}}, {}, "ack_timeout"),
         ({"orders": {"paused": True}}, {}, "lisa topic pause"),
         ({"orders": {"groups": [7]}}, {}, "group 7"),
@@ -54,7 +54,7 @@ def test_groups_come_from_all_places_once() -> None:
         ([], {"orders": ["no good"]}, "group 'no good'"),
     ],
 )
-def test_what_cannot_be_is_refused(topics: Any, groups: Any, said: str) -> None:
+def test_invalid_arguments_are_refused(topics: Any, groups: Any, said: str) -> None:
     with pytest.raises(LisaError) as refused:
         plan(topics, groups)
     assert isinstance(refused.value, ConfigError | InvalidMessage)
@@ -75,7 +75,7 @@ lisa-delay-queue:
 """
 
 
-def test_a_configuration_says_the_same(tmp_path: Path) -> None:
+def test_a_configuration_file_gives_the_same_plan(tmp_path: Path) -> None:
     file = tmp_path / "manager.yml"
     file.write_text(YAML, encoding="utf-8")
     made = Plan.from_settings(ManagerSettings.load(file))
@@ -88,15 +88,15 @@ def test_a_configuration_says_the_same(tmp_path: Path) -> None:
     assert (made.window, made.schedules.move) == (20, "0/2 * * * * ?")
 
 
-def test_differences_are_told_in_words() -> None:
+def test_differences_are_described() -> None:
     old = plan({"a": {"ack_timeout": "1s", "group": "g"}, "gone": {}})
     new = plan({"a": {"ack_timeout": "2s", "capacity": 5, "group": "h"}, "b": {}})
     assert _differences(old, new) == [
         "topic a: ack_timeout 1000 -> 2000",
         "topic a: capacity default -> 5",
         "topic a: group h added",
-        "topic a: group g no longer named; `lisa topic group remove` takes it away",
+        "topic a: group g no longer configured; use `lisa topic group remove` to remove it",
         "topic b: new",
-        "topic gone: no longer configured; what it holds stays",
+        "topic gone: no longer configured; its messages and keys stay",
     ]
     assert _differences(new, new) == []

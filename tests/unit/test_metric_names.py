@@ -1,8 +1,7 @@
-"""Every number that Lisa keeps is exported, and what reads them names only what there is."""
+"""All counters are exported, and dashboards and alerts use only exported metrics."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from lisa.core.metrics.families import FAMILIES, GROUP_COUNTERS, SECTIONS, TOPIC_COUNTERS
+from tests.generators import generator
 from tests.promql import family_of, labels_in, metrics_in
 from tests.servers import ROOT
 
@@ -31,16 +31,16 @@ COUNTED = re.compile(r"count\((?:'([\w:]+)'|(\w+))[^\n]*?(, group)?\)(?: end)?$"
 
 
 def counters_of_scripts() -> dict[str, bool]:
-    """Counters by name as `stats` has them, and whether they are a group's own."""
+    """Counters by name in `stats`, and whether they belong to a group."""
     found = {}
-    for script in (ROOT / "lua").glob("*.lua"):
+    for script in (ROOT / "lua").rglob("*.lua"):
         source = script.read_text(encoding="utf-8")
         calls = [line for line in source.splitlines() if re.search(r"\bcount\(", line)]
         calls = [line for line in calls if "local function" not in line]
         matches = [one for line in calls if (one := COUNTED.search(line.strip()))]
         assert len(matches) == len(calls), f"{script.name}: {calls}"
         for name, variable, group in (one.groups() for one in matches):
-            # The one that is not spelled out is the state that acks end in: acked is counted apart.
+            # One name is computed, the final state of acks: acked is counted separately.
             assert name or (script.stem, variable) == ("ack", "state"), (script.name, variable)
             found[name or "expired"] = bool(group)
         found |= dict.fromkeys(re.findall(r"'HINCRBY', STATS, '(\w+)'", source), False)
@@ -67,19 +67,9 @@ def test_names_follow_prometheus_customs() -> None:
         assert "le" not in family.labels
 
 
-def generator() -> Any:
-    path = ROOT / "docs" / "generate_metrics.py"
-    spec = importlib.util.spec_from_file_location("generate_metrics", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_reference_page_is_the_one_that_the_list_gives() -> None:
+def test_the_reference_page_matches_the_list() -> None:
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    assert page == generator().render(), "run: python docs/generate_metrics.py"
+    assert page == generator("generate_metrics").render(), "run: python docs/generate_metrics.py"
 
 
 def rules() -> list[dict[str, Any]]:
@@ -92,7 +82,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    """All that dashboard, rules and the page about them ask Prometheus."""
+    """All expressions of the dashboard, the rules and the page about them."""
     shown = [target["expr"] for panel in panels() for target in panel["targets"]]
     shown += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
     page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
@@ -115,18 +105,21 @@ def test_expressions_name_what_is_exported(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_what_many_tell_is_taken_once(expression: str) -> None:
-    """Managers and gateways tell the same of a topic: each selector stands within a `max by`."""
+def test_values_reported_by_several_roles_count_once(expression: str) -> None:
+    """Managers and gateways export the same topic values, so selectors must be in a `max by`."""
     for found in re.finditer(r"lisa_(topic|managers|server)_\w+", expression):
         if expression.startswith("label_values"):
             continue
         before = expression[: found.start()]
-        assert re.search(r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
-                         r"((rate|increase|deriv)\()?$", before), expression  # fmt: skip
+        assert re.search(
+            r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
+            r"((rate|increase|deriv)\()?$",
+            before,
+        ), expression
 
 
-def test_the_names_are_found_in_expressions() -> None:
-    """The extraction itself: what the tests above rest on."""
+def test_metric_names_are_extracted_from_expressions() -> None:
+    """Tests the extraction that the tests above use."""
     expression = (
         'max by (topic, nosuch) (rate(lisa_a_bucket{group=~"x lisa_no",state!="y"}[5m])) > 1'
     )
@@ -152,12 +145,15 @@ def test_the_dashboard_can_be_imported_and_read() -> None:
             assert shown <= labels_in(target["expr"]), panel["title"]
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_no_panel_overlaps_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
-                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
         assert not cells & taken, panel["title"]
         assert max(x for x, _ in cells) < 24
         taken |= cells
@@ -192,7 +188,11 @@ PROMTOOL = shutil.which("promtool")
 def test_promtool(arguments: tuple[str, ...], tmp_path: Path) -> None:
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, *arguments], cwd=tmp_path, check=False, capture_output=True, text=True,
+        [PROMTOOL, *arguments],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
         timeout=120,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.errors import ServerUnavailable
 from lisa.core.metrics import cache
 from lisa.core.metrics.cache import Reading
 from lisa.core.metrics.families import FAMILIES
 from lisa.core.metrics.numbers import Numbers, Spread, Tally, add, lasting, merge, of_process, put
 from lisa.core.metrics.page import metrics_page
 from lisa.core.metrics.sharing import Shared, leave_numbers
-from lisa.gateway.doorman import Doorman
-from lisa.gateway.meter import Meter, because, face_of, waits
+from lisa.core.model.errors import ServerUnavailable
+from lisa.gateway.limits_middleware import LimitsMiddleware
+from lisa.gateway.request_metrics import Meter, face_of, set_failure_reason, waits
 from tests.exposition import Exposed
 from tests.servers import ROOT, wait_until
 
@@ -60,7 +60,7 @@ def test_labels_are_escaped_and_read_back() -> None:
     assert page.value("lisa_build_info", role="consumer", version="0.1.0") == 1
 
 
-def test_the_format_is_the_one_that_the_client_reads() -> None:
+def test_the_client_can_read_the_format() -> None:
     plain = metrics_page("gateway", [{HANDLED: {("t", "g", "ok"): 3}}], "text/plain")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
     asked = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -73,8 +73,10 @@ def test_processes_are_summed_and_the_least_up_counts() -> None:
     one: Numbers = {"lisa_up": {(): 1.0}, BUSY: {(): 2}, SECONDS: {("t", "g"): [1, 0, 2, 0.5]}}
     two: Numbers = {"lisa_up": {(): 0.0}, BUSY: {(): 3}, SECONDS: {("t", "g"): [0, 4, 0, 1.5]}}
     assert merge([one, two]) == {
-        "lisa_up": {(): 0.0}, BUSY: {(): 5}, SECONDS: {("t", "g"): [1, 4, 2, 2.0]},
-    }  # fmt: skip
+        "lisa_up": {(): 0.0},
+        BUSY: {(): 5},
+        SECONDS: {("t", "g"): [1, 4, 2, 2.0]},
+    }
     assert lasting(one) == {SECONDS: {("t", "g"): [1, 0, 2, 0.5]}}
     with pytest.raises(TypeError, match=SECONDS):
         add(one, SECONDS, 1.0, "t", "g")
@@ -88,7 +90,7 @@ def test_tallies_count_on_threads() -> None:
     assert tally.numbers() == {("a",): 5, ("b",): 0}
 
 
-def test_a_process_tells_what_it_costs() -> None:
+def test_process_metrics() -> None:
     numbers = of_process()
     assert numbers["lisa_processes"] == {(): 1}
     if sys.platform == "linux":
@@ -129,7 +131,7 @@ def test_counters_of_a_killed_process_stay_and_its_gauges_go(
             shared.tidy()  # as the next child does
             assert shared.read() == {HANDLED: {("t", "g", "ok"): 12}, BUSY: {(): 2}}
     assert len(list(tmp_path.glob("*.numbers"))) == 2
-    # Not tidied up yet: nothing was heard of it for too long.
+    # Not merged yet, but not updated for too long.
     monkeypatch.setattr("lisa.core.metrics.sharing.GONE_AFTER_S", -1.0)
     assert shared.read() == {HANDLED: {("t", "g", "ok"): 19}}
     shared.tidy()
@@ -137,14 +139,14 @@ def test_counters_of_a_killed_process_stay_and_its_gauges_go(
     assert shared.read() == {HANDLED: {("t", "g", "ok"): 19}}
 
 
-def test_nothing_to_tell_does_not_take_away_what_was_told(tmp_path: Path) -> None:
+def test_empty_numbers_do_not_replace_earlier_ones(tmp_path: Path) -> None:
     shared = Shared(tmp_path)
     shared.write(lambda: {HANDLED: {("t", "g", "ok"): 5}})
     shared.write(dict)
     assert shared.read() == {HANDLED: {("t", "g", "ok"): 5}}
 
 
-def test_numbers_are_left_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_written_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lisa.core.metrics.sharing.WRITE_EACH_S", 0.005)
     told = iter(range(1, 1_000_000))
     directory = tmp_path / "family"
@@ -201,7 +203,7 @@ def request(path: str = "/v1/x", method: str = "GET") -> dict[str, object]:
     return {"type": "http", "path": path, "method": method}
 
 
-def test_requests_are_counted_by_what_became_of_them() -> None:
+def test_requests_are_counted_by_outcome() -> None:
     meter = Meter()
     answered = meter.begin()
     answered.starts({"status": 201, "headers": [(b"content-type", b"application/json")]})
@@ -210,20 +212,25 @@ def test_requests_are_counted_by_what_became_of_them() -> None:
     for reason in ("bytes", None):
         refused = meter.begin()
         if reason:
-            because(reason)
+            set_failure_reason(reason)
         refused.starts({"status": 503})
         meter.end(request(), refused)
     numbers = meter.numbers()
     assert numbers["lisa_gateway_requests_total"] == {
-        ("native", "POST", "201"): 1, ("native", "other", "499"): 1, ("native", "GET", "503"): 2,
-    }  # fmt: skip
+        ("native", "POST", "201"): 1,
+        ("native", "other", "499"): 1,
+        ("native", "GET", "503"): 2,
+    }
     assert numbers["lisa_gateway_refused_total"] == {
-        ("requests",): 0, ("bytes",): 1, ("waiting",): 0, ("server",): 1,
-    }  # fmt: skip
+        ("requests",): 0,
+        ("bytes",): 1,
+        ("waiting",): 0,
+        ("server",): 1,
+    }
     assert sum(numbers["lisa_gateway_request_seconds"]["native",][:-1]) == 4  # type: ignore[index]
 
 
-def test_what_waits_is_counted_but_not_timed() -> None:
+def test_waiting_requests_are_counted_but_not_timed() -> None:
     meter = Meter()
     pull, stream = request(), request()
     waits(pull)
@@ -238,7 +245,7 @@ def test_what_waits_is_counted_but_not_timed() -> None:
     assert "lisa_gateway_request_seconds" not in numbers
 
 
-def test_who_is_not_asked_for_metrics_does_not_load_them() -> None:
+def test_metrics_are_loaded_on_the_first_scrape() -> None:
     program = (
         "import sys; import lisa, lisa.cli.main, lisa.cli.consumer, lisa.cli.manager; "
         "lisa.Consumer, lisa.Manager, lisa.Producer; "
@@ -266,9 +273,13 @@ def test_a_fault_counts_as_500_and_not_as_a_client_that_left() -> None:
         request_timeout=timedelta(seconds=9),
     )
     hub: Any = types.SimpleNamespace(
-        settings=types.SimpleNamespace(gateway_server=bounds), meter=Meter(), active=0, held=0,
-        buffered=0, access=types.SimpleNamespace(is_open=False),
-    )  # fmt: skip
+        settings=types.SimpleNamespace(gateway_server=bounds),
+        meter=Meter(),
+        active=0,
+        held=0,
+        buffered=0,
+        access=types.SimpleNamespace(is_open=False),
+    )
     sent: list[Any] = []
 
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -281,7 +292,7 @@ def test_a_fault_counts_as_500_and_not_as_a_client_that_left() -> None:
         sent.append(message)
 
     scope = {"type": "http", "method": "GET", "path": "/v1/topics", "headers": []}
-    asyncio.run(Doorman(broken, hub)(scope, receive, send))
+    asyncio.run(LimitsMiddleware(broken, hub)(scope, receive, send))
     assert sent[0]["status"] == 500
     assert (b"x-frame-options", b"DENY") in sent[0]["headers"]
     assert hub.meter.numbers()["lisa_gateway_requests_total"] == {("native", "GET", "500"): 1}

@@ -1,4 +1,4 @@
-"""How bodies become script calls, and what the report keeps of them."""
+"""Conversion of bodies to script calls, and the send report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pydantic
 import pytest
 
-from lisa.core.envelope import (
+from lisa.core.model.envelope import (
     decode_body,
     decode_envelope,
     encode_headers,
@@ -20,13 +20,13 @@ from lisa.core.envelope import (
     new_id,
     new_ids,
 )
-from lisa.core.errors import InvalidMessage
-from lisa.core.keys import check_id
-from lisa.core.options import LARGEST_BODY_BYTES
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import check_id
+from lisa.core.model.options import BYTES_PER_CALL, LARGEST_BODY_BYTES
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.producer import Outgoing, SendOutcome, SendReport
-from lisa.producer.calls import LARGEST_CALL_BYTES, calls, encode, pieces
-from lisa.producer.plan import Plan, SendOptions
+from lisa.producer.calls import MOST, calls, encode, pieces
+from lisa.producer.plan import SendOptions, SendPlan
 from tests.producers import noting
 
 
@@ -44,7 +44,7 @@ class Model(pydantic.BaseModel):
 
 
 def made(bodies: list[Any], size: int = 500, **options: Any) -> list[Enqueue]:
-    plan = Plan.of(cast("SendOptions", options), None)
+    plan = SendPlan.of(cast("SendOptions", options), None)
     return list(calls("orders", plan.on_duplicate, encode(plan, bodies), size))
 
 
@@ -70,7 +70,7 @@ def body_of(envelope: bytes) -> Any:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_bodies_come_back_as_they_went(body: Any, read: Any) -> None:
+def test_bodies_survive_a_round_trip(body: Any, read: Any) -> None:
     (call,) = made([body, Outgoing(body)], headers={"k": "v"})
     for envelope in call.envelopes:
         assert body_of(envelope) == read
@@ -79,10 +79,15 @@ def test_bodies_come_back_as_they_went(body: Any, read: Any) -> None:
 
 
 def test_each_call_has_a_token_of_its_own_and_at_most_its_size() -> None:
-    parts = made(list(range(11)), size=5, delay=timedelta(hours=1))
+    parts = made(list(range(11)), size=10)
     assert [len(call.ids) for call in parts] == [5, 5, 1]
     assert [body_of(envelope) for call in parts for envelope in call.envelopes] == list(range(11))
     assert len({call.token for call in parts}) == 3
+
+
+def test_messages_due_later_are_not_limited_by_the_number_of_groups() -> None:
+    parts = made(list(range(2 * MOST + 1)), size=1, delay=timedelta(hours=1))
+    assert [len(call.ids) for call in parts] == [MOST, MOST, 1]
 
 
 def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
@@ -101,7 +106,7 @@ def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
 
 
 def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
-    large, small = b"x" * (LARGEST_CALL_BYTES + 1), b"x" * (LARGEST_CALL_BYTES // 3)
+    large, small = b"x" * (BYTES_PER_CALL + 1), b"x" * (BYTES_PER_CALL // 3)
     bodies = [small, small, small, large, small, b""]
     parts = made(bodies)
     assert [body_of(envelope) for call in parts for envelope in call.envelopes] == bodies
@@ -119,7 +124,7 @@ def test_outgoing_beside_plain_bodies() -> None:
     assert not call.are_ids_new
 
 
-def test_one_due_time_for_all_is_said_once() -> None:
+def test_a_common_due_time_is_passed_once() -> None:
     (plain,) = made(["a", "b"], at_ms=7)
     (rows,) = made([Outgoing("a", at_ms=7), "b"], at_ms=7)
     assert [list(call.dues) for call in (plain, rows)] == [["7"], ["7"]]
@@ -130,7 +135,7 @@ def test_one_due_time_for_all_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("bodies", [[b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]])
-def test_many_bodies_are_encoded_as_each_by_itself(bodies: list[Any]) -> None:
+def test_many_bodies_are_encoded_like_single_ones(bodies: list[Any]) -> None:
     headers = encode_headers({"k": "v"})
     assert encode_tails(bodies, headers) == [encode_tail(body, headers) for body in bodies]
 
@@ -138,7 +143,7 @@ def test_many_bodies_are_encoded_as_each_by_itself(bodies: list[Any]) -> None:
 @pytest.mark.parametrize(
     "bad", ["\ud800", {"n": float("nan")}, {"n": object()}, b"x" * (LARGEST_BODY_BYTES + 1)]
 )
-def test_many_bodies_are_refused_as_each_by_itself(bad: Any) -> None:
+def test_many_bodies_are_refused_like_single_ones(bad: Any) -> None:
     with pytest.raises(InvalidMessage) as alone:
         encode_tail(bad, b"0000")
     with pytest.raises(InvalidMessage) as among:
@@ -156,9 +161,9 @@ def test_ids_made_together_are_distinct_valid_and_in_order_with_all_others() -> 
 
 def test_pieces_draws_only_what_it_gives() -> None:
     drawn: list[int] = []
-    source = pieces(noting(drawn, 100), lambda: 10)
-    assert next(source) == list(range(10))
-    assert drawn == list(range(10))
+    source = pieces(noting(drawn, 2 * MOST))
+    assert next(source) == list(range(MOST))
+    assert drawn == list(range(MOST))
 
 
 def test_report_counts_and_iterates() -> None:
@@ -168,10 +173,12 @@ def test_report_counts_and_iterates() -> None:
     counts = (report.accepted, report.duplicate, report.replaced, report.rejected, len(report))
     assert counts == (2, 1, 1, 1, 5)
     assert list(report) == [
-        SendOutcome("a", Sent.ACCEPTED), SendOutcome("b", Sent.DUPLICATE),
-        SendOutcome("c", Sent.REPLACED), SendOutcome("d", Sent.REJECTED),
+        SendOutcome("a", Sent.ACCEPTED),
+        SendOutcome("b", Sent.DUPLICATE),
+        SendOutcome("c", Sent.REPLACED),
+        SendOutcome("d", Sent.REJECTED),
         SendOutcome("e", Sent.ACCEPTED),
-    ]  # fmt: skip
+    ]
     assert "accepted=2 duplicate=1" in repr(report)
     assert not SendReport()
     assert list(SendReport()) == []

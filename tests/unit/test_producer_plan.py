@@ -1,4 +1,4 @@
-"""What a send may be told, and when that is: all of it decided before any server is asked."""
+"""Send options and due times, all checked before any server call."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from lisa.core.clock import MAX_DUE_MS
-from lisa.core.errors import ConfigError, InvalidMessage
-from lisa.core.keys import check_group, check_topic
-from lisa.core.retry_policy import RetryPolicy
+from lisa.core.model.clock import MAX_DUE_MS
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.producer import OnDuplicate, Outgoing, Producer
-from lisa.producer.plan import Plan, SendOptions
+from lisa.producer.plan import SendOptions, SendPlan
 
 NOWHERE = "redis://127.0.0.1:1/0"
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = 1_893_499_200_000
 
 
-def plan(**options: Any) -> Plan:
-    return Plan.of(cast("SendOptions", options), None)
+def plan(**options: Any) -> SendPlan:
+    return SendPlan.of(cast("SendOptions", options), None)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_due(options: dict[str, Any], due: str) -> None:
     assert plan(**options).due == due
 
 
-def test_the_zone_of_the_producer_serves_naive_datetimes_and_tz_overrules_it() -> None:
+def test_the_producers_zone_applies_to_naive_datetimes_unless_tz_is_given() -> None:
     zone = timezone(timedelta(hours=8))
     naive = NOON.replace(tzinfo=None)
-    assert Plan.of(SendOptions(at=naive), zone).due == str(NOON_MS - 28_800_000)
-    assert Plan.of(SendOptions(at=naive, tz="UTC"), zone).due == str(NOON_MS)
+    assert SendPlan.of(SendOptions(at=naive), zone).due == str(NOON_MS - 28_800_000)
+    assert SendPlan.of(SendOptions(at=naive, tz="UTC"), zone).due == str(NOON_MS)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_ttl_is_rounded_up() -> None:
     assert plan(ttl=timedelta.max).ttl_ms == MAX_DUE_MS
 
 
-def test_outgoing_inherits_what_it_leaves_open() -> None:
+def test_outgoing_inherits_unset_options() -> None:
     call = plan(delay=timedelta(1), ttl=timedelta(2), retry="1s", headers={"a": "b"})
     same = call.with_differences(Outgoing("body"))
     assert same == call
@@ -135,7 +135,7 @@ def test_outgoing_inherits_what_it_leaves_open() -> None:
 
 
 @pytest.mark.parametrize("name", ["a|b", "a}b", "{a", "a\nb"])
-def test_names_hold_nothing_that_keys_are_made_of(name: str) -> None:
+def test_names_contain_no_key_separators(name: str) -> None:
     for check in (check_topic, check_group):
         with pytest.raises(InvalidMessage, match="is not allowed"):
             check(name)
@@ -206,7 +206,7 @@ def test_outgoing_is_not_a_body() -> None:
         Producer(NOWHERE).send("orders", Outgoing("x"))
 
 
-def test_reschedule_has_to_say_when() -> None:
+def test_reschedule_requires_a_due_time() -> None:
     with pytest.raises(InvalidMessage, match="fire_now"):
         Producer(NOWHERE).reschedule("orders", "a")
 

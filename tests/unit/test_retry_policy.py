@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lisa.core.errors import InvalidMessage
-from lisa.core.retry_policy import DEFAULT_POLICY, MAX_RETRIES, RetryPolicy
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_RETRIES, RetryPolicy
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_every_form_compiles_to_delays(
     + [{"exponential": {"initial": "1s", "factor": f}} for f in (0.5, float("nan"), "x", 10**400)]
     + [["1s"] * (MAX_RETRIES + 1), ["4000d"]],
 )
-def test_what_is_no_policy_is_refused(bad: Any) -> None:
+def test_invalid_policies_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidMessage):
         RetryPolicy.parse(bad)
 
 
-def test_what_scripts_read() -> None:
+def test_the_encoding_for_scripts() -> None:
     assert RetryPolicy((0, 0, 120_000), 0.2).encode() == "0,0,120000~0.2"
     assert RetryPolicy((5,)).encode() == "5"
     assert RetryPolicy(()).encode() == ""
@@ -67,7 +67,7 @@ def test_what_scripts_read() -> None:
     st.lists(st.integers(0, 10**11), min_size=1, max_size=50),
     st.floats(min_value=0, max_value=1, allow_subnormal=False),
 )
-def test_encoding_is_undone_by_decoding(delays: list[int], jitter: float) -> None:
+def test_decoding_reverses_encoding(delays: list[int], jitter: float) -> None:
     policy = RetryPolicy(tuple(delays), jitter)
     assert RetryPolicy.decode(policy.encode()) == policy
 

@@ -6,16 +6,16 @@ from datetime import timedelta
 
 import redis
 
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.flow import Execute
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.redis.flow import Execute
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.reclaim import Reclaim
 
 
-def test_a_long_outage_is_waited_for_without_growing() -> None:
-    """Of a long patience there may be thousands of tries."""
+def test_a_long_outage_does_not_grow_the_stack() -> None:
+    """A long patience can take thousands of attempts."""
     address = Address("redis://localhost:1/0")
     flow = SyncStore(Connection(address), Keys(), timedelta(hours=1)).run(Reclaim("orders", "lisa"))
     step = next(flow)

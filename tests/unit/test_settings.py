@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lisa import AsyncProducer, Consumer, Manager, Producer
-from lisa.core.clock import parse_zone
-from lisa.core.errors import ConfigError
-from lisa.core.options import encode
-from lisa.core.retry_policy import RetryPolicy
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.options import encode
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.settings import (
     ROLES,
     ConsumerSettings,
@@ -175,7 +175,7 @@ def test_text_stays_text_where_yaml_sees_a_number(write: Write) -> None:
     assert settings.redis.password.get_secret_value() == "0123"
 
 
-def test_an_offset_is_no_number_of_minutes(write: Write) -> None:
+def test_an_offset_is_not_read_as_a_base_60_number(write: Write) -> None:
     # YAML 1.1 reads 10:30 as 630.
     path = write("lisa-delay-queue: {zone: +10:30}")
     assert ProducerSettings.load(path).zone == parse_zone("+10:30")
@@ -251,7 +251,7 @@ def test_spring_names_the_server(
     assert (redis.password.get_secret_value() if redis.password else None) == password
 
 
-def test_a_url_given_above_takes_no_password_from_below(
+def test_a_url_from_a_higher_layer_ignores_credentials_of_lower_layers(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spring = write("spring: {redis: {host: cache, password: s3}}\nlisa-delay-queue: {prefix: p}")
@@ -265,9 +265,9 @@ def test_a_url_given_above_takes_no_password_from_below(
     assert redis.socket_timeout == timedelta(seconds=9)
 
 
-def test_what_only_spring_can_read_is_refused_unless_lisa_is_told(write: Write) -> None:
+def test_spring_only_settings_are_refused_unless_a_url_is_given(write: Write) -> None:
     cluster = write("spring: {redis: {cluster: {nodes: a:1}}}\nlisa-delay-queue: {}")
-    assert "spring.redis.cluster is not read" in refusal(ManagerSettings, cluster)
+    assert "spring.redis.cluster is not supported" in refusal(ManagerSettings, cluster)
     assert ManagerSettings.load(cluster, redis="redis://x").redis.url == "redis://x"
     placeholder = write("spring: {redis: {host: '${HOST:x}'}}")
     assert "spring.redis.host is a placeholder" in refusal(ManagerSettings, placeholder)
@@ -321,7 +321,7 @@ def test_settings_are_frozen() -> None:
         settings.prefix = "other"
 
 
-def test_loading_brings_in_neither_client_nor_scheduler() -> None:
+def test_loading_settings_imports_neither_client_nor_scheduler() -> None:
     check = (
         "import sys; from lisa.core.settings import ManagerSettings; ManagerSettings.load();"
         "print(sorted({'redis', 'apscheduler', 'rich'} & set(sys.modules)))"
@@ -331,8 +331,8 @@ def test_loading_brings_in_neither_client_nor_scheduler() -> None:
 
 
 @pytest.mark.parametrize("role", [Manager, Consumer, Producer, AsyncProducer])
-def test_a_role_that_is_switched_off_is_not_made(role: Any, tmp_path: Path) -> None:
-    """One file may configure several roles: none of them runs against its word."""
+def test_a_disabled_role_is_not_created(role: Any, tmp_path: Path) -> None:
+    """One file may configure several roles; a disabled role does not run."""
     path = tmp_path / "lisa.yml"
     path.write_text("lisa-delay-queue: {enabled: false, groups: [{topic: orders}]}\n")
     with pytest.raises(ConfigError, match="enabled is false"):

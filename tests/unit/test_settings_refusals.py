@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.core.settings import ConsumerSettings, ManagerSettings, RoleSettings
 
 Write = Callable[[str], Path]
@@ -79,7 +79,7 @@ def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> st
         ("{prefix: 'a{b}'}", ["prefix", "a{b}"]),
         ("{enabled: maybe}", ["enabled", "'maybe'"]),
         ("{redis: {url: localhost}}", ["redis.url", "redis://HOST:PORT/DB"]),
-        ("{redis: {tls-cert-file: a}}", ["redis", "give both"]),
+        ("{redis: {tls-cert-file: a}}", ["redis", "must be set together"]),
         ("{default-group: 'a b'}", ["default-group", "'a b'"]),
         ("{enabled: true, enabled: false}", ["enabled is given twice", "line 1"]),
         ("[", ["not valid YAML", "line"]),

@@ -1,4 +1,4 @@
-"""arq: one sorted set of job ids, polled; each job is claimed by a transaction of its own."""
+"""arq: polls a sorted set of job ids and claims each job with a transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = 100
 
 
 async def handle(context: dict[str, Any], body: str) -> None:
-    """The job."""
+    """Handle a job."""
     del context
     handled(body)
 
@@ -45,17 +45,17 @@ async def _send(messages: Sequence[Message], tasks: int) -> float:
 
 
 def send(messages: Sequence[Message]) -> float:
-    """From 100 tasks at once: arq has no call for many."""
+    """Send from 100 concurrent tasks, because arq has no bulk call."""
     return float(uvloop.run(_send(messages, TASKS)))
 
 
 def send_single(messages: Sequence[Message]) -> float:
-    """One call after the other."""
+    """Send with one call per message, sequentially."""
     return float(uvloop.run(_send(messages, 1)))
 
 
 def send_concurrent(messages: Sequence[Message], tasks: int) -> float:
-    """From so many asyncio tasks."""
+    """Send from concurrent asyncio tasks."""
     return float(uvloop.run(_send(messages, tasks)))
 
 
@@ -65,7 +65,7 @@ async def _say_ready(context: dict[str, ArqRedis]) -> None:
 
 
 def worker(number: int) -> None:
-    """Run arq's worker in this process: two of them try to claim the same jobs and are slower."""
+    """Run arq's worker in this process; two workers compete for jobs and are slower."""
     del number
     uvloop.install()
     asyncio.set_event_loop(asyncio.new_event_loop())

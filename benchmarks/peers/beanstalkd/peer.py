@@ -1,7 +1,7 @@
-"""beanstalkd: a work queue server of its own, in C, whose delays are whole seconds.
+"""beanstalkd: a separate work queue server in C with delays in whole seconds.
 
-Its server belongs to `work` and lives as long; a command that sends without one brings its own for
-as long as it sends. Its port follows from that of the run's Redis, of which there is one at a time.
+`work` runs the server; a sending command without `work` runs its own server. The port is derived
+from the port of the run's Redis server.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ SERVER_SECONDS = 5.0
 
 
 def send(messages: Sequence[Message]) -> float:
-    """One call each: the client has no way for many.
+    """Send with one call per message, because the client has no bulk call.
 
-    A delay is whole seconds from the server's receipt. So that it ends at the instant and not up
-    to a second later, each message is put a whole number of seconds before: messages due at one
-    instant beginning on such a second, messages due one after the other at their own pace.
+    A delay is a whole number of seconds from the receipt by the server. To be due on time and not
+    up to a second later, each message is sent a whole number of seconds before its due time.
     """
     with (
         nullcontext() if _answers() else _server(),
@@ -56,11 +55,11 @@ def _wait_for_whole_second(due_ms: int) -> None:
 
 
 def _wait_for_turn(due_ms: int, first_ms: int) -> float:
-    """Wait until as long before this instant as the first message was put before its own."""
+    """Wait until this message is as far ahead of its due time as the first one was."""
     if due_ms == first_ms:
         return 0.0
     seconds = (due_ms / 1000 - time.time()) % 1.0
-    if seconds > 0.5:  # its second has just begun: now is the turn
+    if seconds > 0.5:  # its second has just begun
         return 0.0
     started = time.perf_counter()
     time.sleep(seconds)
@@ -68,7 +67,7 @@ def _wait_for_turn(due_ms: int, first_ms: int) -> float:
 
 
 def worker(number: int) -> None:
-    """Be the server, or reserve, handle and delete: a message at a time is all that there is."""
+    """Run the server, or reserve, handle and delete one message at a time."""
     if number == 0:
         _serve()
         return
@@ -91,7 +90,7 @@ def _serve() -> None:
 
 @contextmanager
 def _server() -> Iterator[None]:
-    """Run beanstalkd without a log on disk: it keeps everything in memory."""
+    """Run beanstalkd in memory, without a log on disk."""
     server = subprocess.Popen(["beanstalkd", "-l", HOST, "-p", str(_port())])
     try:
         deadline = time.monotonic() + SERVER_SECONDS

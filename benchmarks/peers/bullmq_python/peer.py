@@ -1,4 +1,4 @@
-"""BullMQ's Python edition: a sorted set of delayed jobs, promoted by the script that fetches."""
+"""BullMQ for Python: the script that fetches jobs promotes due ones from a sorted set."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ async def _send_each(messages: Sequence[Message], tasks: int) -> float:
 
 
 def send(messages: Sequence[Message]) -> float:
-    """By 500 with `addBulk`."""
+    """Send batches of 500 with `addBulk`."""
     return float(uvloop.run(_send(messages)))
 
 
 def send_single(messages: Sequence[Message]) -> float:
-    """One call after the other."""
+    """Send with one call per message, sequentially."""
     return float(uvloop.run(_send_each(messages, 1)))
 
 
 def send_concurrent(messages: Sequence[Message], tasks: int) -> float:
-    """From so many asyncio tasks."""
+    """Send from concurrent asyncio tasks."""
     return float(uvloop.run(_send_each(messages, tasks)))
 
 

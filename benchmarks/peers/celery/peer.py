@@ -1,4 +1,4 @@
-"""Celery on Redis: a worker takes a task with an `eta` at once and keeps it in memory till then."""
+"""Celery on Redis: workers fetch tasks with an `eta` early and keep them in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ task = app.task(name="handle")(handled)
 
 
 def send(messages: Sequence[Message]) -> float:
-    """One call each on one producer: kombu's Redis transport has no pipeline."""
+    """Send with one call per message; kombu's Redis transport has no pipeline."""
     app.conf.broker_url = redis_url()
     with app.producer_or_acquire() as producer:
         producer.connection.ensure_connection()
@@ -40,10 +40,10 @@ def send(messages: Sequence[Message]) -> float:
 
 
 def worker(number: int) -> None:
-    """One thread: a no-op task gains nothing from more.
+    """Run a worker with one thread; more threads do not speed up a no-op task.
 
-    The default and the solo pool fire ten due tasks a turn and then wait for up to a second where
-    nothing else happens; this one has a timer of its own.
+    The default and solo pools start ten due tasks and then wait for up to a second without other
+    events; the thread pool has its own timer.
     """
     app.conf.broker_url = redis_url()
     worker_ready.connect(lambda **_: ready(), weak=False)

@@ -1,4 +1,4 @@
-"""Dramatiq on Redis: a delay queue is fetched ahead, and each message queued again when due."""
+"""Dramatiq on Redis: workers fetch delayed messages early and enqueue them again when due."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def send(messages: Sequence[Message]) -> float:
-    """One call each: the broker has no way for many."""
+    """Send with one call per message, because the broker has no bulk call."""
     actor = _actor(_broker())
     started = time.perf_counter()
     for message in messages:
@@ -35,7 +35,7 @@ def worker(number: int) -> None:
     del number
     broker = _broker()
     _actor(broker)
-    # Idle consumers look again after 10 ms, where the default is a second: lateness follows it.
+    # Idle consumers poll after 10 ms instead of a second, which determines lateness.
     running = dramatiq.Worker(broker, worker_threads=THREADS, worker_timeout=10)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -1,4 +1,4 @@
-"""huey on Redis: a sorted set of serialized tasks, moved to a list by a scheduler once a second."""
+"""huey on Redis: a scheduler moves due tasks from a sorted set to a list every second."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def send(messages: Sequence[Message]) -> float:
-    """One call each: huey has no way for many.
+    """Send with one call per message, because huey has no bulk call.
 
-    `add_schedule` puts the task where it waits; `schedule` would send it through the queue first,
-    for a worker to carry it there.
+    `add_schedule` adds the task to the schedule directly; `schedule` would send it through the
+    queue to a worker first.
     """
     huey = _huey()
     task = huey.task(name="handle")(handled)
@@ -34,9 +34,9 @@ def send(messages: Sequence[Message]) -> float:
 
 
 def worker(number: int) -> None:
-    """Run a huey consumer of one thread: two such use both cores, and more threads share one.
+    """Run a huey consumer with one thread; two consumers use both cores.
 
-    Each has a scheduler; the script that takes what is due gives a task to one of them.
+    Each has a scheduler; a script gives each due task to only one of them.
     """
     del number
     logging.getLogger("huey").setLevel(logging.ERROR)

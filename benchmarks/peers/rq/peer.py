@@ -1,4 +1,4 @@
-"""RQ: scheduled jobs lie in a sorted set that a scheduler process looks into every second."""
+"""RQ: a scheduler process polls a sorted set of scheduled jobs every second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANDLER = "benchmarks.peers.common.handled"  # by name: a function of this scrip
 
 
 def send(messages: Sequence[Message]) -> float:
-    """Jobs by 500 in one pipeline, which `enqueue_at` takes as an option."""
+    """Send batches of 500 in one pipeline, which `enqueue_at` accepts."""
     queue, connection = _queue()
     started = time.perf_counter()
     for batch in batches(messages, BATCH):
@@ -37,7 +37,7 @@ def send(messages: Sequence[Message]) -> float:
 
 
 def send_single(messages: Sequence[Message]) -> float:
-    """One call after the other."""
+    """Send with one call per message, sequentially."""
     queue, _ = _queue()
     started = time.perf_counter()
     for message in messages:
@@ -46,9 +46,9 @@ def send_single(messages: Sequence[Message]) -> float:
 
 
 def worker(number: int) -> None:
-    """SimpleWorker: no fork for each job, as its documentation says for speed.
+    """Run a SimpleWorker, which does not fork for each job, as recommended for speed.
 
-    The scheduler looks once a second: its lock and its clock count whole seconds.
+    The scheduler polls once a second; its lock and its clock use whole seconds.
     """
     connection = Redis.from_url(redis_url())
     simple = _Worker(["bench"], connection=connection, name=f"bench{number}")
@@ -57,7 +57,7 @@ def worker(number: int) -> None:
 
 
 class _Worker(SimpleWorker):  # type: ignore[misc]
-    """Says when it is up; otherwise RQ's own."""
+    """RQ's worker, which also reports when it is ready."""
 
     def register_birth(self) -> None:
         super().register_birth()

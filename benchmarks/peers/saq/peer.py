@@ -23,7 +23,7 @@ TASKS = 100
 
 
 async def handle(context: dict[str, Any], *, body: str) -> None:
-    """The job."""
+    """Handle a job."""
     del context
     handled(body)
 
@@ -48,17 +48,17 @@ async def _send(messages: Sequence[Message], tasks: int) -> float:
 
 
 def send(messages: Sequence[Message]) -> float:
-    """From 100 tasks at once: SAQ has no call for many."""
+    """Send from 100 concurrent tasks, because SAQ has no bulk call."""
     return float(uvloop.run(_send(messages, TASKS)))
 
 
 def send_single(messages: Sequence[Message]) -> float:
-    """One call after the other."""
+    """Send with one call per message, sequentially."""
     return float(uvloop.run(_send(messages, 1)))
 
 
 def send_concurrent(messages: Sequence[Message], tasks: int) -> float:
-    """From so many asyncio tasks."""
+    """Send from concurrent asyncio tasks."""
     return float(uvloop.run(_send(messages, tasks)))
 
 

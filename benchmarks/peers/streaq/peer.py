@@ -75,12 +75,12 @@ def send(messages: Sequence[Message]) -> float:
 
 
 def send_single(messages: Sequence[Message]) -> float:
-    """One call after the other."""
+    """Send with one call per message, sequentially."""
     return float(uvloop.run(_send_each(messages, 1)))
 
 
 def send_concurrent(messages: Sequence[Message], tasks: int) -> float:
-    """From so many asyncio tasks."""
+    """Send from concurrent asyncio tasks."""
     return float(uvloop.run(_send_each(messages, tasks)))
 
 

@@ -62,17 +62,17 @@ async def _send(messages: Sequence[Message], tasks: int) -> float:
 
 
 def send(messages: Sequence[Message]) -> float:
-    """From 100 tasks at once: the schedule source has no call for many."""
+    """Send from 100 concurrent tasks, because the schedule source has no bulk call."""
     return float(uvloop.run(_send(messages, TASKS)))
 
 
 def send_single(messages: Sequence[Message]) -> float:
-    """One call after the other."""
+    """Send with one call per message, sequentially."""
     return float(uvloop.run(_send(messages, 1)))
 
 
 def send_concurrent(messages: Sequence[Message], tasks: int) -> float:
-    """From so many asyncio tasks."""
+    """Send from concurrent asyncio tasks."""
     return float(uvloop.run(_send(messages, tasks)))
 
 
@@ -101,7 +101,7 @@ async def _until_term(running: Coroutine[Any, Any, None]) -> None:
 
 
 def worker(number: int) -> None:
-    """The scheduler, of which its documentation allows one, or a worker."""
+    """Run the scheduler (the documentation allows only one) or a worker."""
     logging.getLogger("taskiq").setLevel(logging.ERROR)
     uvloop.run(_schedule() if number == 1 else _receive())
 

@@ -1,16 +1,16 @@
-"""Proves on a running system that every message stands where it should, and nowhere else.
+"""Checks the consistency of all messages on a running system.
 
-A body exists exactly while its message is live; a live id stands either in `waiting`, or for each
-group that owes it in exactly one of that group's `entries`, `retry` and `garbage`; whatever else
-names an id names a live one; and each entry of a ready stream is the one that the index names.
+The invariants: A body exists exactly while its message is live. A live id is either in `waiting`,
+or, for each group that still has to settle it, in exactly one of the group's `entries`, `retry`
+and `garbage`. Every other record names a live id. Every entry of a ready stream is in the index.
 
-Nothing is stopped for it. The key space, hashes and sorted sets are walked by SCAN, streams by
-windows, and each step holds a few hundred items at most. What moves meanwhile is never taken for
-an orphan: ids are judged by the script that would mend them, in one atomic step, and stream
-entries by facts that cannot come back (an entry id is never used twice).
+The check reads the key space, hashes and sorted sets with SCAN and streams in pages, at most a few
+hundred items per step. Messages that change state meanwhile cause no false findings: the script
+that repairs ids also checks them, atomically, and the findings about stream entries stay true,
+because an entry id is never used twice.
 """
 
 from lisa.admin.fsck.check import check
-from lisa.admin.fsck.report import KINDS, Finding, Report
+from lisa.admin.fsck.report import KINDS, CheckReport, Finding
 
-__all__ = ["KINDS", "Finding", "Report", "check"]
+__all__ = ["KINDS", "CheckReport", "Finding", "check"]

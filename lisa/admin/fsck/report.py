@@ -1,36 +1,33 @@
-"""What a check found."""
+"""The findings of a check."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from lisa.core.errors import LisaError, ServerUnavailable
-from lisa.core.flow import Flow
-from lisa.core.shards import base
-
-__all__ = ["KINDS", "Finding", "Report", "attempt"]
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.sharding import Topic, topic_of
+from lisa.core.redis.flow import Flow
 
 T = TypeVar("T")
 
 KINDS = {
-    "no-place": "a body whose message stands nowhere",
+    "no-place": "a body whose message has no state",
     "no-body": "a record of a message that is not live",
     "entry-lost": "the index names a stream entry that is gone",
-    "second-place": "a message in two places at once",
-    "leftover": "failures remembered of a message that the group does not owe",
-    "foreign-entry": "a stream entry that the index does not name",
+    "second-place": "a message in two states at once",
+    "leftover": "failed attempts of a message that the group does not have",
+    "foreign-entry": "a stream entry that is not in the index",
     "pending-lost": "a delivery on the pending list whose entry is gone",
-    "no-stream": "a declared group without its stream",
+    "no-stream": "a declared group without a stream",
     "undeclared-group": "keys of a group that is not declared",
     "stray-group": "a group that a shard declares and its topic does not",
-    "unregistered": "a topic with messages that no manager can know of",
-    "bad-id": "an id that no sender of ours can have written",
-    "wrong-type": "a key of another type where one of Lisa's belongs",
+    "unregistered": "a topic with messages that managers do not know",
+    "bad-id": "an id that no producer can have written",
+    "wrong-type": "a key of Lisa's with a wrong type",
 }
-"""Every kind of finding, and what it means."""
+"""Every kind of finding and its meaning. Journals store these names: do not rename one."""
 
 KEPT = 10_000
 REMEMBERED = 1_000_000
@@ -38,7 +35,7 @@ REMEMBERED = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that is wrong. `what` says where, or what was done about it."""
+    """One inconsistency; `what` has details and, after a repair, its result."""
 
     kind: str
     topic: str
@@ -48,16 +45,16 @@ class Finding:
     repaired: bool = False
 
     def after(self, repair: object) -> Finding:
-        """The same once its repair was tried: repaired, or with the error that it ended in."""
+        """This finding after an attempted repair: repaired, or with the repair's error."""
         if not isinstance(repair, LisaError):
             return replace(self, repaired=True)
         return replace(self, what=f"{self.what}; not repaired: {repair}".removeprefix("; "))
 
 
 def attempt(repair: Flow[T]) -> Flow[T | LisaError]:
-    """What a repair answers, or its error: the check goes on.
+    """A repair's result or error, so that the check can continue.
 
-    Raises ServerUnavailable, also where the server takes no writes (full, or a replica).
+    Raises ServerUnavailable, also if the server accepts no writes (out of memory, or a replica).
     """
     try:
         return (yield from repair)
@@ -68,11 +65,10 @@ def attempt(repair: Flow[T]) -> Flow[T | LisaError]:
 
 
 @dataclass(slots=True)
-class Report:
-    """All that was found: every finding is counted, the first 10,000 are kept."""
+class CheckReport:
+    """The findings of a check: all are counted, the first 10,000 are kept."""
 
-    found: Callable[[Finding], None] | None = None
-    topics: list[str] = field(default_factory=list)
+    topics: list[Topic] = field(default_factory=list)
     bodies: int = 0
     records: int = 0
     entries: int = 0
@@ -83,22 +79,23 @@ class Report:
 
     @property
     def total(self) -> int:
-        """How many findings there are."""
+        """Number of findings."""
         return self.kinds.total()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong (any more)."""
+        """Whether there are no findings, or all are repaired."""
         return self.repaired == self.total
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, keep it if there is room, and tell whoever listens.
+        """Count and keep a finding.
 
-        An id is met in several places, and by SCAN more than once: it is named once a kind.
+        Findings of the same kind and id count once: several records can name an id, and SCAN can
+        return a record more than once.
         """
-        if base(finding.topic) != finding.topic:
+        if topic_of(finding.topic) != finding.topic:
             what = f"{finding.what}, in shard {finding.topic}".removeprefix(", ")
-            finding = replace(finding, topic=base(finding.topic), what=what)
+            finding = replace(finding, topic=topic_of(finding.topic), what=what)
         if finding.id is not None:
             name = (finding.kind, finding.topic, finding.id)
             if name in self._named:
@@ -109,5 +106,3 @@ class Report:
         self.repaired += finding.repaired
         if len(self.findings) < KEPT:
             self.findings.append(finding)
-        if self.found is not None:
-            self.found(finding)

@@ -1,30 +1,28 @@
-"""Ready streams: entries that the index does not name, deliveries whose entry is gone."""
+"""Checks ready streams: entries missing from the index, and deliveries without an entry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lisa.admin.fsck.report import Finding, Report, attempt
+from lisa.admin.fsck.report import CheckReport, Finding, attempt
 from lisa.admin.reading import ask_stream, stream_group, stream_ids
-from lisa.core.flow import Flow
-from lisa.core.keys import GroupKeys
-from lisa.core.pages import PAGE
-from lisa.core.store import Store
+from lisa.core.model.keys import GroupKeys
+from lisa.core.redis.flow import Flow
+from lisa.core.store.paging import PAGE
+from lisa.core.store.store import Store
 from lisa.core.transitions.declare import Declare
-
-__all__ = ["Streams"]
 
 
 @dataclass(slots=True)
-class Streams:
-    """Checks the streams of a topic's groups, window by window."""
+class StreamCheck:
+    """Checks the streams of a topic's groups, page by page."""
 
     store: Store
-    report: Report
+    report: CheckReport
     repair: bool
 
     def check(self, topic: str) -> Flow[None]:
-        """All groups of one topic."""
+        """Check the streams of all groups of a topic."""
         for group in (yield from self.store.groups(topic)):
             keys = self.store.keys.topic(topic).group(group)
             if (yield from self._finds_group(keys.ready, group)):
@@ -32,7 +30,7 @@ class Streams:
                 yield from self._pending(topic, group, keys)
 
     def missing(self, topic: str) -> Flow[None]:
-        """Declared groups whose stream a foreign hand took. One undeclared meanwhile is none."""
+        """Find declared groups without a stream, skipping groups that are undeclared meanwhile."""
         for group in (yield from self.store.groups(topic)):
             stream = self.store.keys.topic(topic).group(group).ready
             if (yield from self._finds_group(stream, group)):
@@ -64,16 +62,17 @@ class Streams:
                 "HMGET", keys.entries, *(one or b"" for _, one, _ in found)
             )
             foreign = [
-                entry for (entry, _, _), named in zip(found, indexed, strict=True)
+                entry
+                for (entry, _, _), named in zip(found, indexed, strict=True)
                 if named != entry.encode()
-            ]  # fmt: skip
+            ]
             for entry in foreign:
                 yield from self._foreign(topic, group, keys, entry)
             start = f"({found[-1][0]}"
 
     def _foreign(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
-        # The index only ever names entries that are new in the same step. So one that it did not
-        # name a moment ago and that is still there is not ours, and no consumer may be handed it.
+        # Scripts add an entry and its index record in one step. An entry that was not in the index
+        # and still exists was therefore added by another program.
         still = yield from self.store.command("XRANGE", keys.ready, entry, entry)
         if not still:
             return
@@ -102,7 +101,7 @@ class Streams:
             start = f"({entries[-1]}"
 
     def _lost(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
-        # Scripts take an entry from the list and from the stream in one step, and none comes back.
+        # Scripts remove an entry from the pending list and the stream in one step.
         still = yield from ask_stream(self.store, "XPENDING", keys.ready, group, entry, entry, 1)
         if not still:
             return

@@ -1,1 +1,1 @@
-"""`lisa bench`: how fast and how punctual Lisa is here, against raw commands and other queues."""
+"""`lisa bench`: measures Lisa's throughput and lateness against raw Redis commands."""

@@ -1,9 +1,9 @@
-"""The floor at work: a poller and a consumer in raw commands, each a process of its own.
+"""The floor's processes: a poller and a consumer that use raw commands.
 
     python -m lisa.cli.bench.bare poll|consume [--whole]
 
-Both read LISA_REDIS_URL, the consumer also BENCH_LEDGER (a directory). The poller asks every 2 ms
-for what is due, whether something is or not. With `--whole` they keep the index and tombstones.
+Both read LISA_REDIS_URL; the consumer also reads BENCH_LEDGER (a directory). The poller polls for
+due messages every 2 ms. `--whole` adds the index and the tombstones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK_MS = 1_000
 
 
 def poll(floor: Floor) -> None:
-    """Move what is due into the stream, every 2 ms."""
+    """Move due messages to the stream every 2 ms."""
     turn = time.monotonic()
     while True:
         floor.promote()
@@ -31,7 +31,7 @@ def poll(floor: Floor) -> None:
 
 
 def consume(floor: Floor, writer: Writer) -> None:
-    """Read, fetch bodies, note the time, take all away."""
+    """Read messages, record the time, remove them."""
     while True:
         for due_ms in floor.read(BLOCK_MS):
             writer.note(RECORD.pack(due_ms * 1000, time.time_ns() // 1000))

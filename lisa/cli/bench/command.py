@@ -4,84 +4,117 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.sizes import FULL, LONG, QUICK, Sizes
+from lisa.cli.options import together
 
 if TYPE_CHECKING:
-    from lisa.cli.bench.report import Report
+    from lisa.cli.bench.report import BenchReport
     from lisa.cli.bench.run import Run
-    from lisa.cli.bench.screen import Teller
-
-__all__ = ["bench"]
+    from lisa.cli.bench.screen import ProgressDisplay
+    from lisa.cli.bench.targets import Target
 
 MEASURES = (
-    "bulk_send", "single_send", "concurrent_send", "drain", "lateness", "burst", "memory", "idle",
-    "backlog", "side_by_side", "help",
-)  # fmt: skip
-"""The modules of `measures` in the order in which they run, named here so that --help is quick."""
+    "bulk_send",
+    "single_send",
+    "concurrent_send",
+    "drain",
+    "bodies",
+    "light_load",
+    "lateness",
+    "burst",
+    "memory",
+    "idle",
+    "backlog",
+    "side_by_side",
+    "help",
+)
+"""The modules of `measures` in running order: some use the figures of `drain`."""
 
-BUILD = Path("build") / "bench"
-"""Where peers' environments are kept between runs."""
+
+bench_options = together(
+    click.option(
+        "--quick", is_flag=True, help="Only the figures for the targets: under two minutes."
+    ),
+    click.option("--long", "long_", is_flag=True, help="Also with ten million waiting messages."),
+    click.option(
+        "--only",
+        multiple=True,
+        metavar="MEASURE",
+        type=click.Choice(MEASURES),
+        help=f"Only this measure; may be repeated. One of: {', '.join(MEASURES)}.",
+    ),
+    click.option(
+        "--repeats", type=click.IntRange(min=1), help="How often to take each figure (3)."
+    ),
+    click.option(
+        "--out",
+        metavar="DIR",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Write report.md, report.json and plots to this directory.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document."),
+    click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, hidden=True),
+)
+"""The options of `lisa bench`: the keyword arguments of `execute`."""
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Under two minutes: what the table of targets needs.")
-@click.option("--long", "long_", is_flag=True, help="Also with ten million messages waiting.")
-@click.option(
-    "--peers",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Measure other queues too: a folder each, as benchmarks/peers has them.",
-)
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="MEASURE",
-    type=click.Choice(MEASURES),
-    help=f"Only this measure; may be repeated. One of: {', '.join(MEASURES)}.",
-)
-@click.option("--repeats", type=click.IntRange(min=1), help="How often each figure is taken (3).")
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write report.md, report.json and plots there.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
-@click.option("--scale", type=click.FloatRange(min=0, min_open=True), default=1.0, hidden=True)
-def bench(
-    *, quick: bool, long_: bool, peers: Path | None, only: tuple[str, ...], repeats: int | None,
-    out: Path | None, as_json: bool, scale: float,
-) -> None:  # fmt: skip
-    """Measure how fast and how punctual Lisa is on this machine.
+@bench_options
+def bench(**options: Any) -> None:
+    """Measure Lisa's throughput and lateness on this machine, against raw Redis commands.
 
-    On embedded servers, and against raw commands that do the same. Exit code 1 if a target is
-    missed by more than 20 %, or a measure could not be taken.
+    Uses embedded servers. Exit code 1 if a target is missed by more than 20 %, or a measurement
+    failed.
     """
+    sys.exit(execute(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Further measurements of a run: `measure(run, measures, display)`, and their targets."""
+
+    measure: Callable[[Run, Sequence[str], ProgressDisplay], None]
+    targets: Sequence[Target] = ()
+
+
+def execute(
+    *,
+    quick: bool,
+    long_: bool,
+    only: tuple[str, ...],
+    repeats: int | None,
+    out: Path | None,
+    as_json: bool,
+    scale: float,
+    addition: Addition | None = None,
+) -> int:
+    """Measure, write and print the report; returns the exit code."""
     from lisa.cli.bench import screen
-    from lisa.cli.bench.targets import Verdict
+    from lisa.cli.bench.targets import BoundVerdict
     from lisa.cli.output import print_json
 
     if quick and long_:
-        raise click.UsageError("--quick and --long contradict each other")
+        raise click.UsageError("--quick and --long exclude each other")
     sizes = _sizes(QUICK if quick else LONG if long_ else FULL, repeats, scale)
     _default_settings()
     chosen = [name for name in MEASURES if not only or name in only]
-    report = _report(sizes, chosen, peers, out)
+    report = _report(sizes, chosen, out, addition)
     if as_json:
         print_json(report.document())
     else:
         screen.show(report, chosen)
-    missed = any(one.verdict is Verdict.MISSED for one in report.judged)
+    missed = any(one.verdict is BoundVerdict.MISSED for one in report.judged)
     failed = any(subject == "lisa" for _, subject in report.results.failed)
-    sys.exit(1 if missed or failed else 0)
+    return 1 if missed or failed else 0
 
 
 def _sizes(mode: Sizes, repeats: int | None, scale: float) -> Sizes:
@@ -92,63 +125,53 @@ def _sizes(mode: Sizes, repeats: int | None, scale: float) -> Sizes:
 
 
 def _default_settings() -> None:
-    """What is measured has default settings, whatever the caller's environment says."""
+    """Remove LISA_* variables, so that every role has default settings."""
     for name in [name for name in os.environ if name.startswith("LISA_")]:
         del os.environ[name]
 
 
-def _report(sizes: Sizes, chosen: Sequence[str], peers: Path | None, out: Path | None) -> Report:
-    """Measure everything; write the report where one is wanted."""
+def _report(
+    sizes: Sizes, chosen: Sequence[str], out: Path | None, addition: Addition | None
+) -> BenchReport:
+    """Measure everything; write the report if `out` is given."""
     from lisa.cli.bench.machine import describe
-    from lisa.cli.bench.report import Report
+    from lisa.cli.bench.report import BenchReport
     from lisa.cli.bench.results import Results
     from lisa.cli.bench.run import Run
-    from lisa.cli.bench.screen import Teller
+    from lisa.cli.bench.screen import ProgressDisplay
     from lisa.cli.bench.server import fresh_server
     from lisa.cli.bench.targets import judge
 
     machine, results = describe(), Results()
     with fresh_server() as server:
         machine |= server.describe()
-    with Teller() as teller:
-        run = Run(sizes, results, teller.say)
-        _measure(run, chosen, teller)
-        if peers is not None:
-            _measure_peers(run, chosen, peers, teller)
-    report = Report(
-        mode=sizes.mode, repeats=sizes.repeats, machine=machine, judged=judge(results),
+    with ProgressDisplay() as display:
+        run = Run(sizes, results, display.update)
+        _measure(run, chosen, display)
+        if addition is not None:
+            addition.measure(run, chosen, display)
+    report = BenchReport(
+        mode=sizes.mode,
+        repeats=sizes.repeats,
+        machine=machine,
+        judged=judge(results, addition.targets if addition is not None else ()),
         results=results,
-    )  # fmt: skip
+    )
     return _written(report, out) if out is not None else report
 
 
-def _measure(run: Run, chosen: Sequence[str], teller: Teller) -> None:
-    from lisa.cli.bench.measures.all import MODULES
-
+def _measure(run: Run, chosen: Sequence[str], display: ProgressDisplay) -> None:
     for name in chosen:
-        teller.begin(name)
+        module = import_module(f"lisa.cli.bench.measures.{name}")
+        display.begin(name)
         try:
-            MODULES[name](run)
+            module.measure(run)
         except Fault as fault:
             run.results.failed[name, "lisa"] = str(fault)
-            teller.complain(f"{name}: {fault}")
+            display.warn(f"{name}: {fault}")
 
 
-def _measure_peers(run: Run, chosen: Sequence[str], folder: Path, teller: Teller) -> None:
-    from lisa.cli.bench import peers
-    from lisa.cli.bench.measures.peers import measure_peer
-
-    for peer in peers.find(folder):
-        teller.begin(peer.name)
-        teller.say(f"{peer.name}: installing")
-        try:
-            measure_peer(run, peers.install(peer, BUILD), chosen)
-        except Fault as fault:
-            run.results.missing[peer.name] = str(fault)
-            teller.complain(f"{peer.name}: {fault}")
-
-
-def _written(report: Report, out: Path) -> Report:
+def _written(report: BenchReport, out: Path) -> BenchReport:
     from lisa.cli.bench.plots import draw
 
     try:

@@ -1,9 +1,7 @@
-"""What can go wrong with a measurement."""
+"""The error of a failed measurement."""
 
-from lisa.core.errors import LisaError
-
-__all__ = ["Fault"]
+from lisa.core.model.errors import LisaError
 
 
 class Fault(LisaError):
-    """A measurement could not be taken; the text says why."""
+    """A measurement failed; the text is the reason."""

@@ -1,7 +1,7 @@
-"""The floor: the same work as raw commands by redis-py, variadic and pipelined, 500 a call.
+"""The floor, a baseline: Lisa's work done with raw redis-py commands, 500 messages per call.
 
-It keeps none of Lisa's promises: nothing is atomic, nothing is checked, no options are read,
-nothing is counted. What it costs is what the data model costs.
+The floor uses variadic and pipelined commands, and has none of Lisa's guarantees: no atomicity,
+checks, options or counters. Its cost is the minimum for this data model.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from lisa.cli.bench.server import Server
-from lisa.core.keys import Keys
-
-__all__ = ["BATCH", "BODY", "CONSUMER", "GROUP", "Floor", "Keyring", "Step", "life"]
+from lisa.cli.bench.server import BenchServer
+from lisa.core.model.keys import Keys
 
 BODY = "x" * 100
 BATCH = 500
@@ -26,7 +24,7 @@ TOMBSTONE = "abcdefgh-acked,1234567890123,1,1234567890123"
 
 
 class Keyring:
-    """The floor's keys: as long as Lisa's."""
+    """The floor's keys, as long as Lisa's keys."""
 
     def __init__(self) -> None:
         topic = Keys("floor").topic("bench")
@@ -36,19 +34,19 @@ class Keyring:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one step cost, in microseconds a message: the server's processor, and the clock."""
+class StepCost:
+    """The cost of a step in microseconds per message: server CPU time and wall time."""
 
     redis_us: float
     wall_us: float
 
 
 class Floor:
-    """One topic in raw commands.
+    """One topic with raw commands.
 
-    bare: without what lets a message be found by its id (the index of stream entries) and a call
-    be repeated after its message was settled (tombstones).
-    msetex: tombstones by one MSETEX, which only late servers have, instead of a SET for each.
+    bare: without the index of stream entries, which finds messages by id, and without tombstones,
+        which make calls idempotent after settlement.
+    msetex: write tombstones with one MSETEX, which needs a newer server, instead of several SETs.
     """
 
     def __init__(self, client: Any, *, bare: bool = False, msetex: bool = False) -> None:
@@ -57,14 +55,14 @@ class Floor:
         self._msetex = msetex
         self._keys = Keyring()
         self._entry = 0
-        self._held: list[tuple[list[str], list[str]]] = []
+        self._held: list[tuple[list[bytes], list[str]]] = []
 
     def create(self) -> None:
         """Create the stream and its group."""
         self._client.xgroup_create(self._keys.ready, GROUP, "0", mkstream=True)
 
     def send(self, messages: Mapping[str, int]) -> None:
-        """MSET of bodies and one ZADD, for ids with their due times in ms."""
+        """Send messages (due times in ms by id) with MSET and ZADD."""
         for batch in _batches(list(messages)):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.mset({f"{self._keys.body}{one}": BODY for one in batch})
@@ -72,7 +70,7 @@ class Floor:
             pipeline.execute()
 
     def promote(self) -> None:
-        """Move what is due into the stream."""
+        """Move due messages to the stream."""
         while self._promote(time.time_ns() // 1_000_000) == BATCH:
             pass
 
@@ -85,7 +83,7 @@ class Floor:
             return 0
         pipeline, index = self._client.pipeline(transaction=False), {}
         for one, score in due:
-            # Entry ids of our own making, so that the index goes into the same pipeline.
+            # Generate the entry ids, so that the index fits into the same pipeline.
             self._entry += 1
             index[one] = f"{now_ms}-{self._entry}"
             pipeline.xadd(keys.ready, {"id": one, "due": int(score)}, id=index[one])
@@ -96,7 +94,7 @@ class Floor:
         return len(due)
 
     def read(self, block_ms: int | None = None) -> list[int]:
-        """XREADGROUP and the bodies; the due times of what was read."""
+        """Read messages and their bodies; returns their due times in ms."""
         keys = self._keys
         found = self._client.xreadgroup(
             GROUP, CONSUMER, {keys.ready: ">"}, count=BATCH, block=block_ms
@@ -110,12 +108,12 @@ class Floor:
         return [int(fields[b"due"]) for _, fields in found[0][1]]
 
     def settle(self) -> None:
-        """Look at the index, take away all that was read, leave tombstones."""
+        """Settle all messages read: check the index, delete them, write tombstones."""
         for entries, ids in self._held:
             self._settle(entries, ids)
         self._held.clear()
 
-    def _settle(self, entries: Sequence[str], ids: Sequence[str]) -> None:
+    def _settle(self, entries: Sequence[bytes], ids: Sequence[str]) -> None:
         keys = self._keys
         if not self._bare:
             self._client.hmget(keys.entries, ids)
@@ -138,9 +136,9 @@ class Floor:
 
 
 def life(
-    server: Server, count: int, *, bare: bool = False, msetex: bool = False
-) -> dict[str, Step]:
-    """The whole life of `count` messages, step by step: send, promote, read, settle."""
+    server: BenchServer, count: int, *, bare: bool = False, msetex: bool = False
+) -> dict[str, StepCost]:
+    """Run the life cycle of `count` messages: send, promote, read, settle."""
     floor = Floor(server.client, bare=bare, msetex=msetex)
     floor.create()
     due_ms = time.time_ns() // 1_000_000
@@ -159,11 +157,11 @@ def _read_all(floor: Floor) -> None:
         pass
 
 
-def _timed(server: Server, count: int, step: Callable[[], None]) -> Step:
+def _timed(server: BenchServer, count: int, step: Callable[[], None]) -> StepCost:
     cpu, began = server.cpu_us(), time.perf_counter()
     step()
     wall_us = (time.perf_counter() - began) * 1e6
-    return Step((server.cpu_us() - cpu) / count, wall_us / count)
+    return StepCost((server.cpu_us() - cpu) / count, wall_us / count)
 
 
 def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:

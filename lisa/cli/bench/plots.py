@@ -1,4 +1,4 @@
-"""The report's plots; they need matplotlib, the extra `bench`."""
+"""Draws the report's plots; needs matplotlib, the extra `bench`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from lisa.cli.bench.results import Figure, Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw"]
-
 COLOURS = {"tab:orange": "Lisa", "tab:gray": "floor", "tab:blue": "other queues"}
 LEAST_MS = 0.05
-"""A logarithmic axis has no zero: what is sooner is drawn there."""
+"""Smaller values are drawn here, because a logarithmic axis has no zero."""
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """Draw what was measured; the names of the files.
+    """Draw the plots for which there are figures; returns their file names.
 
     Raises:
         Fault: matplotlib is not installed.
@@ -31,7 +29,7 @@ def draw(results: Results, folder: Path) -> list[str]:
         import matplotlib as mpl
     except ImportError:
         raise Fault(
-            "no plots: matplotlib is absent; pip install 'lisa-delay-queue[bench]'"
+            "no plots: matplotlib is missing; pip install 'lisa-delay-queue[bench]'"
         ) from None
     mpl.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,11 +41,12 @@ def draw(results: Results, folder: Path) -> list[str]:
 
 
 def throughput(results: Results, path: Path) -> bool:
-    """Bars of messages a second, one panel for each kind."""
+    """Draw messages per second as bars, one panel per measure."""
     panels = {
-        measure: bars for measure in RATES
+        measure: bars
+        for measure in RATES
         if (bars := [one for one in results.figures() if one.key[::2] == (measure, "rate")])
-    }  # fmt: skip
+    }
     if not panels:
         return False
 
@@ -63,10 +62,7 @@ def _bars(ax: Axes, title: str, figures: list[Figure]) -> None:
     figures = sorted(figures, key=lambda one: one.median)
     names = [one.key.subject for one in figures]
     medians = [one.median for one in figures]
-    reach = [
-        [one.median - one.low for one in figures], [one.high - one.median for one in figures],
-    ]  # fmt: skip
-    bars = ax.barh(names, medians, xerr=reach, color=[_colour(name) for name in names])
+    bars = ax.barh(names, medians, xerr=_reach(figures), color=[_colour(name) for name in names])
     for colour, label in COLOURS.items():
         ax.bar([0], [0], color=colour, label=label)  # for the legend only
     ax.bar_label(bars, [f"{median:,.0f}" for median in medians], padding=4, fontsize=8)
@@ -77,12 +73,17 @@ def _bars(ax: Axes, title: str, figures: list[Figure]) -> None:
     ax.legend(loc="lower right", fontsize=8)
 
 
+def _reach(figures: list[Figure]) -> list[list[float]]:
+    """How far the figures spread below and above their medians."""
+    return [[one.median - one.low for one in figures], [one.high - one.median for one in figures]]
+
+
 def _colour(subject: str) -> str:
     return {"lisa": "tab:orange", "floor": "tab:gray"}.get(subject, "tab:blue")
 
 
 def lateness(results: Results, path: Path) -> bool:
-    """The share of messages that were handled so late or sooner, one panel for each load."""
+    """Draw the distribution of lateness, one panel per load."""
     panels: dict[str, list[tuple[str, list[float], list[float]]]] = {}
     for label, subject, points in results.curves():
         shares = [fraction * 100 for fraction, _ in points]
@@ -109,11 +110,12 @@ def lateness(results: Results, path: Path) -> bool:
 
 
 def cost(results: Results, path: Path) -> bool:
-    """What promoting a message costs against how many wait."""
+    """Draw the cost of promoting a message against the backlog."""
     found = {
         (one.key.subject, one.key.name): one
-        for one in results.figures() if one.key.measure == backlog.NAME
-    }  # fmt: skip
+        for one in results.figures()
+        if one.key.measure == backlog.NAME
+    }
     amounts = backlog.amounts(results)
     if not amounts:
         return False
@@ -129,11 +131,7 @@ def cost(results: Results, path: Path) -> bool:
                 continue
             figures = [found[subject, backlog.figure(waiting, what)] for waiting in amounts]
             medians = [one.median for one in figures]
-            reach = [
-                [one.median - one.low for one in figures],
-                [one.high - one.median for one in figures],
-            ]
-            ax.errorbar(amounts, medians, yerr=reach, marker="o", capsize=3, label=label)
+            ax.errorbar(amounts, medians, yerr=_reach(figures), marker="o", capsize=3, label=label)
         ax.set_xscale("log")
         ax.set_ylim(bottom=0)
         ax.set_xlabel("messages waiting")

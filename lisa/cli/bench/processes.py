@@ -1,4 +1,4 @@
-"""Processor time of other processes."""
+"""CPU time of other processes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "descendants", "tree_cpu_seconds"]
-
 PROC = Path("/proc/self/stat").exists()
-"""Linux, as opposed to macOS."""
+"""Whether /proc exists: on Linux, not on macOS."""
 
 
 def tree_cpu_seconds(root: int) -> float:
-    """User and system time of a process and of all that descend from it and still run."""
+    """User and system time of a process and its running descendants, in seconds."""
     return sum(cpu_seconds(pid) for pid in descendants(root))
 
 
 def descendants(root: int) -> list[int]:
-    """A process and its children, theirs, and so on."""
+    """The pids of a process and all its descendants."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
         children[parent].append(pid)
@@ -30,11 +28,11 @@ def descendants(root: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of one process, all its threads; 0 if it has gone."""
+    """User and system time of a process in seconds; 0 if the process does not exist."""
     if PROC:
         try:
-            # The process's own CPU clock, in nanoseconds: clock_getcpuclockid(3) makes its number
-            # so. /proc/PID/stat counts in ticks of 10 ms.
+            # The id of the process's CPU clock, as in clock_getcpuclockid(3). /proc/PID/stat has
+            # a resolution of 10 ms only.
             return time.clock_gettime((~pid << 3) | 2)
         except OSError:
             return 0.0
@@ -51,8 +49,8 @@ def _parents() -> list[tuple[int, int]]:
             try:
                 stat = (entry / "stat").read_text(errors="replace")
             except OSError:
-                continue  # it has ended meanwhile
-            # "PID (NAME) STATE PARENT ...", and a name may hold anything.
+                continue  # the process has ended
+            # "PID (NAME) STATE PARENT ..."; NAME may contain any character.
             found.append((int(entry.name), int(stat.rpartition(")")[2].split()[1])))
     return found
 

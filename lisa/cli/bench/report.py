@@ -1,4 +1,4 @@
-"""The report: JSON for programs, Markdown for people."""
+"""The benchmark's report as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ import msgspec
 from lisa.cli.bench.results import Figure, Key, Results
 from lisa.cli.bench.targets import Judged
 
-__all__ = ["RATES", "Report", "bound", "number"]
-
-RATES = {"bulk_send": "bulk send", "single_send": "single send",
-         "concurrent_send": "concurrent send", "drain": "drain"}  # fmt: skip
+RATES = {
+    "bulk_send": "bulk send",
+    "single_send": "single send",
+    "concurrent_send": "concurrent send",
+    "drain": "drain",
+}
 PERCENTILES = ("min", "p50", "p99", "p99.9", "max", "early")
 
 SETUP = """\
-One run on one machine, each measurement on a fresh server of its own. Each figure is the median
-of its repeats ({repeats}, fewer where one takes many seconds), with the spread in brackets; a ratio
-is the median of each repeat's ratio. Bodies have 100 bytes. What was handled, and when, is counted
-from what the handlers themselves wrote down.
+One run on one machine; each measurement uses a new server. Each figure is the median of its
+repeats ({repeats}, fewer for long measurements), with the spread in brackets; a ratio is the median
+of the ratios of the repeats. Bodies have 100 bytes. Handling times are recorded by the handlers.
 
-**The floor** is the same Redis work as raw commands by redis-py, variadic and pipelined, 500 a
-call: nothing is atomic, checked or counted there. **Lisa** runs with default settings: one manager
-and one consumer process, a handler that only notes the time.
+**The floor** is the same Redis work with raw redis-py commands, variadic and pipelined, 500 per
+call, without atomicity, checks or counters. **Lisa** runs with default settings: one manager and
+one consumer process, with a handler that only records the time.
 """
 
 
 def number(value: float | None) -> str:
-    """A figure with three significant digits, and all digits before the point."""
+    """A figure with three significant digits and all integer digits."""
     if value is None:
         return ""
     if value == 0 or abs(value) >= 100:
@@ -40,8 +41,8 @@ def number(value: float | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """Everything a run found; `plots` are names of files beside the report."""
+class BenchReport:
+    """The results of a run; `plots` are file names in the report's directory."""
 
     mode: str
     repeats: int
@@ -52,7 +53,7 @@ class Report:
     no_plots: str = ""
 
     def document(self) -> dict[str, Any]:
-        """What report.json holds."""
+        """The content of report.json."""
         results = self.results
         return {
             "mode": self.mode,
@@ -78,9 +79,9 @@ class Report:
         (folder / "report.md").write_text(self.markdown(), encoding="utf-8")
 
     def markdown(self) -> str:
-        """What report.md holds."""
+        """The content of report.md."""
         parts = [
-            "# How fast and how punctual",
+            "# Throughput and lateness",
             SETUP.format(repeats=self.repeats).rstrip(),
             table(("", ""), self.machine.items()),
             "## Targets",
@@ -90,9 +91,11 @@ class Report:
             *self._others(),
             *self._plots(),
             "## All figures",
-            table(("measure", "of", "figure", "median (lowest to highest)", "unit", "repeats"),
-                  map(_figure_row, self.results.figures())),
-        ]  # fmt: skip
+            table(
+                ("measure", "of", "figure", "median (lowest to highest)", "unit", "repeats"),
+                map(_figure_row, self.results.figures()),
+            ),
+        ]
         return "\n\n".join(parts) + "\n"
 
     def _throughput(self) -> Iterable[str]:
@@ -115,15 +118,18 @@ class Report:
                 rows.setdefault((label, subject), {})[kind] = figure
         if rows:
             yield "## Lateness, milliseconds"
-            yield "From the due instant to the handler. Early: messages of all repeats."
+            yield "From the due time to the handler. Early: messages of all repeats."
             yield table(
                 ("load", "", *PERCENTILES),
                 [
-                    (*row, *(spread(figures.get(kind)) for kind in PERCENTILES[:-1]),
-                     number(sum(figures["early"].values)))
+                    (
+                        *row,
+                        *(spread(figures.get(kind)) for kind in PERCENTILES[:-1]),
+                        number(sum(figures["early"].values)),
+                    )
                     for row, figures in rows.items()
                 ],
-            )  # fmt: skip
+            )
 
     def _others(self) -> Iterable[str]:
         versions = [
@@ -149,7 +155,7 @@ class Report:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; bars in cells are escaped."""
+    """A Markdown table; vertical bars in cells are escaped."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(
         "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |"
@@ -158,7 +164,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(figure: Figure | None) -> str:
-    """Median and spread: `12.3 (11.9 to 14.0)`."""
+    """The median and the spread: `12.3 (11.9 to 14.0)`."""
     if figure is None:
         return ""
     if figure.low == figure.high:
@@ -167,7 +173,7 @@ def spread(figure: Figure | None) -> str:
 
 
 def bound(one: Judged) -> str:
-    """A target's bound: `at most 14 us`."""
+    """The bound of a target: `at most 14 us`."""
     unit = f" {one.target.unit}" if one.target.unit else ""
     return f"{one.target.sense} {one.target.bound:g}{unit}"
 
@@ -183,14 +189,22 @@ def _figure_row(one: Figure) -> tuple[str, ...]:
 
 def _target(one: Judged) -> dict[str, Any]:
     return {
-        "what": one.target.what, "against": one.target.against, "sense": str(one.target.sense),
-        "bound": one.target.bound, "unit": one.target.unit, "measured": one.value,
+        "what": one.target.what,
+        "against": one.target.against,
+        "sense": str(one.target.sense),
+        "bound": one.target.bound,
+        "unit": one.target.unit,
+        "measured": one.value,
         "verdict": str(one.verdict),
-    }  # fmt: skip
+    }
 
 
 def _figure(one: Figure) -> dict[str, Any]:
     return {
-        **one.key._asdict(), "unit": one.unit, "median": one.median, "lowest": one.low,
-        "highest": one.high, "values": one.values,
-    }  # fmt: skip
+        **one.key._asdict(),
+        "unit": one.unit,
+        "median": one.median,
+        "lowest": one.low,
+        "highest": one.high,
+        "values": one.values,
+    }

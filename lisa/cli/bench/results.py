@@ -1,4 +1,4 @@
-"""What was measured: each figure with the values of all its repeats."""
+"""The results of a run: figures with the values of all repeats."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Curve", "Figure", "Key", "Results", "quantile"]
-
 FRACTIONS = (
-    *(number / 100 for number in range(100)), 0.992, 0.994, 0.995, 0.996, 0.997, 0.998, 0.999,
-    0.9995, 0.9999, 1.0,
-)  # fmt: skip
-"""Where a distribution is kept: dense enough to plot, small enough for the report."""
+    *(number / 100 for number in range(100)),
+    0.992,
+    0.994,
+    0.995,
+    0.996,
+    0.997,
+    0.998,
+    0.999,
+    0.9995,
+    0.9999,
+    1.0,
+)
+"""The fractions at which a distribution is stored: enough to plot it."""
 
 
 class Key(NamedTuple):
-    """Names a figure: which measure, of what (floor, lisa, a peer), and what of it."""
+    """Identifies a figure: measure, subject (floor, lisa, a peer) and name."""
 
     measure: str
     subject: str
@@ -27,7 +34,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure; `values` stand in the order of the repeats."""
+    """One figure with its values in the order of the repeats."""
 
     key: Key
     unit: str
@@ -35,22 +42,22 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median value."""
         return statistics.median(self.values)
 
     @property
     def low(self) -> float:
-        """The smallest."""
+        """The smallest value."""
         return min(self.values)
 
     @property
     def high(self) -> float:
-        """The largest."""
+        """The largest value."""
         return max(self.values)
 
 
 class Curve(NamedTuple):
-    """A distribution of lateness: (fraction, milliseconds) in rising order, over all repeats."""
+    """A distribution of lateness over all repeats: ascending (fraction, milliseconds)."""
 
     label: str
     subject: str
@@ -58,16 +65,16 @@ class Curve(NamedTuple):
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """The nearest-rank quantile of values in rising order."""
+    """The nearest-rank quantile of values in ascending order."""
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
 @dataclass
 class Results:
-    """All figures of a run, in the order in which they first came.
+    """All figures of a run, in order of their first values.
 
-    missing: what could not be measured at all (a peer, a server), and why.
-    failed: which measure of which subject broke off, and why.
+    missing: reasons for subjects without any measurement (a peer, a server).
+    failed: reasons for failed measurements, by measure and subject.
     """
 
     missing: dict[str, str] = field(default_factory=dict)
@@ -78,7 +85,7 @@ class Results:
     _late: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, measure: str, subject: str, name: str, value: float, unit: str) -> None:
-        """Take in one repeat's value."""
+        """Add the value of one repeat."""
         key = Key(measure, subject, name)
         self._units[key] = unit
         self._values.setdefault(key, []).append(value)
@@ -86,22 +93,26 @@ class Results:
     def add_lateness(
         self, measure: str, subject: str, lateness_us: Sequence[int], label: str = ""
     ) -> None:
-        """Take in one repeat's lateness: its percentiles, how many were early, and its curve."""
+        """Add the lateness of one repeat: percentiles, early messages, distribution."""
         ordered = sorted(late / 1000 for late in lateness_us)
         tail = f" {label}" if label else ""
         for name, fraction in (
-            ("min", 0.0), ("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0),
-        ):  # fmt: skip
+            ("min", 0.0),
+            ("p50", 0.5),
+            ("p99", 0.99),
+            ("p99.9", 0.999),
+            ("max", 1.0),
+        ):
             self.add(measure, subject, name + tail, quantile(ordered, fraction), "ms")
         self.add(measure, subject, "early" + tail, sum(late < 0 for late in lateness_us), "")
         self._late.setdefault((label, subject), []).extend(ordered)
 
     def figures(self) -> list[Figure]:
-        """All of them."""
+        """All figures."""
         return [Figure(key, self._units[key], tuple(all_)) for key, all_ in self._values.items()]
 
     def curves(self) -> list[Curve]:
-        """All distributions of lateness."""
+        """The distributions of lateness by load and subject."""
         found = []
         for (label, subject), late in self._late.items():
             ordered = sorted(late)
@@ -110,18 +121,18 @@ class Results:
         return found
 
     def values(self, measure: str, subject: str, name: str) -> tuple[float, ...]:
-        """A figure's repeats; empty if it was not measured."""
+        """The values of a figure; empty if it was not measured."""
         return tuple(self._values.get(Key(measure, subject, name), ()))
 
     def median(self, measure: str, subject: str, name: str) -> float | None:
-        """A figure's median; None if it was not measured."""
+        """The median of a figure; None if it was not measured."""
         values = self.values(measure, subject, name)
         return statistics.median(values) if values else None
 
     def names(self, measure: str, subject: str) -> list[str]:
-        """What was measured of a subject."""
+        """The names of a subject's figures."""
         return [key.name for key in self._values if key[:2] == (measure, subject)]
 
     def subjects(self, measure: str, name: str) -> list[str]:
-        """Of what a figure was measured."""
+        """The subjects that have a figure."""
         return [key.subject for key in self._values if key[::2] == (measure, name)]

@@ -1,4 +1,4 @@
-"""One run of the harness: what every measure is given."""
+"""One run of the benchmark, passed to every measure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from lisa.cli.bench.results import Results
 from lisa.cli.bench.sizes import Sizes
 
-__all__ = ["Run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How much to measure, where results go, and how to say what is being done."""
+    """The sizes, the results, and a callback `say` for the current step."""
 
     sizes: Sizes
     results: Results
     say: Callable[[str], None]
 
-    def repeats(self, what: str, *, slow: bool = False, peer: bool = False) -> Iterator[int]:
-        """Count the repeats, saying which is under way; slow: of what takes many seconds."""
+    def repeats(self, what: str, *, slow: bool = False, most: int | None = None) -> Iterator[int]:
+        """Count the repeats and report each one; at most `most`.
+
+        slow: for measurements that take many seconds.
+        """
         total = self.sizes.slow_repeats if slow else self.sizes.repeats
-        if peer:
-            total = min(total, self.sizes.peer_repeats)
+        if most is not None:
+            total = min(total, most)
         for number in range(total):
             self.say(f"{what}, {number + 1} of {total}")
             yield number

@@ -1,68 +1,66 @@
-"""What `lisa bench` shows: progress on stderr, the table of targets on stdout."""
+"""Output of `lisa bench`: progress on stderr, the table of targets on stdout."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lisa.cli.bench.report import Report, bound, number
+from lisa.cli.bench.report import BenchReport, bound, number
 from lisa.cli.bench.results import Results
-from lisa.cli.bench.targets import Judged, Verdict
+from lisa.cli.bench.targets import BoundVerdict, Judged
 from lisa.cli.output import console
 
-__all__ = ["Teller", "show"]
-
 STYLES = {
-    Verdict.MET: "green", Verdict.CLOSE: "yellow", Verdict.MISSED: "bold red",
-    Verdict.UNKNOWN: "dim",
-}  # fmt: skip
+    BoundVerdict.MET: "green",
+    BoundVerdict.CLOSE: "yellow",
+    BoundVerdict.MISSED: "bold red",
+    BoundVerdict.UNKNOWN: "dim",
+}
 
 
-class Teller:
-    """Progress for people: a live line on a terminal, a line a measure elsewhere."""
+class ProgressDisplay:
+    """Shows progress: a live line on a terminal, otherwise one line per measure."""
 
     def __init__(self) -> None:
         self._console = console(err=True)
         self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-            console=self._console, transient=True, disable=not self._console.is_terminal,
-        )  # fmt: skip
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
         self._task = self._progress.add_task("starting")
         self._began = time.monotonic()
 
     def begin(self, measure: str) -> None:
-        """A measure begins."""
+        """Show that a measure begins."""
         self._console.print(f"{time.monotonic() - self._began:6.1f} s  {measure}")
 
-    def say(self, what: str) -> None:
-        """What is being done within it."""
+    def update(self, what: str) -> None:
+        """Show the current step of a measure."""
         self._progress.update(self._task, description=what)
 
-    def complain(self, what: str) -> None:
-        """Something went wrong that does not end the run."""
+    def warn(self, what: str) -> None:
+        """Show an error that does not end the run."""
         self._console.print(what, style="red")
 
     def __enter__(self) -> Self:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
         self._console.print(f"{time.monotonic() - self._began:6.1f} s  done")
 
 
-def show(report: Report, chosen: Sequence[str]) -> None:
-    """Print the targets that were looked at; of a part of a run, also its figures."""
+def show(report: BenchReport, chosen: Sequence[str]) -> None:
+    """Print the targets of the measures taken; for a single measure, also its figures."""
     out = console()
     if len(chosen) == 1:
         out.print(_figures(report.results))
@@ -75,15 +73,24 @@ def show(report: Report, chosen: Sequence[str]) -> None:
 
 def _targets(judged: Sequence[Judged]) -> Table:
     table = Table(title="Targets", title_justify="left", box=None, pad_edge=False)
-    for name, side in (("what", "left"), ("against", "left"), ("target", "right"),
-                       ("measured", "right"), ("", "left")):  # fmt: skip
+    for name, side in (
+        ("what", "left"),
+        ("against", "left"),
+        ("target", "right"),
+        ("measured", "right"),
+        ("", "left"),
+    ):
         table.add_column(name, justify="right" if side == "right" else "left")
     for one in judged:
         target = one.target
         table.add_row(
-            target.what, target.against, bound(one), number(one.value), str(one.verdict),
+            target.what,
+            target.against,
+            bound(one),
+            number(one.value),
+            str(one.verdict),
             style=STYLES[one.verdict],
-        )  # fmt: skip
+        )
     return table
 
 

@@ -1,4 +1,4 @@
-"""A server for one measurement, and what it tells of its own processor time and memory."""
+"""A server for one measurement, with its CPU time and memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ import redis
 
 from lisa.embedded import EmbeddedServer
 
-__all__ = ["Server", "client", "debian_binary", "fresh_server"]
-
 
 def client(url: str) -> Any:
-    """A plain redis-py client with its hiredis parser, for the floor and for INFO.
+    """A plain redis-py client, for the floor and for INFO.
 
-    Any: redis-py types the replies of its blocking and its asyncio client as one wide union.
+    Typed as Any, because redis-py types replies as a union of sync and asyncio results.
     """
     return redis.Redis.from_url(url)
 
 
 def debian_binary() -> Path | None:
-    """The redis-server on PATH, if there is one."""
+    """The redis-server on PATH, or None."""
     found = shutil.which("redis-server")
     return Path(found) if found else None
 
 
-class Server:
+class BenchServer:
     """An empty server without persistence."""
 
     def __init__(self, url: str) -> None:
@@ -37,21 +35,21 @@ class Server:
         self.client = client(url)
 
     def cpu_us(self) -> float:
-        """Microseconds of processor time that it has used so far, user and system."""
-        told: dict[str, Any] = self.client.info("cpu")
-        return float(told["used_cpu_user"] + told["used_cpu_sys"]) * 1e6
+        """User and system CPU time so far, in microseconds."""
+        info: dict[str, Any] = self.client.info("cpu")
+        return float(info["used_cpu_user"] + info["used_cpu_sys"]) * 1e6
 
     def memory(self) -> int:
-        """Bytes that its allocator has given out."""
+        """Bytes allocated by the server."""
         return int(self.client.info("memory")["used_memory"])
 
     def calls(self) -> dict[str, int]:
-        """How often each command was called so far, also by scripts."""
+        """The number of calls of each command, including calls by scripts."""
         told: dict[str, Any] = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in told.items()}
 
     def knows(self, command: str) -> bool:
-        """Whether it has a command, asked by calling it without any arguments."""
+        """Whether the server has a command; calls it without arguments."""
         try:
             self.client.execute_command(command)
         except redis.ResponseError as error:
@@ -59,7 +57,7 @@ class Server:
         return True
 
     def describe(self) -> dict[str, str]:
-        """Its name, version and persistence."""
+        """The server's name, version, allocator and persistence."""
         told: dict[str, Any] = self.client.info("server")
         name, number = "Redis", told["redis_version"]
         if "valkey_version" in told:
@@ -74,10 +72,10 @@ class Server:
 
 
 @contextmanager
-def fresh_server(binary: Path | None = None) -> Iterator[Server]:
-    """An empty server, the embedded one unless another is named; ended at the end."""
+def fresh_server(binary: Path | None = None) -> Iterator[BenchServer]:
+    """Run an empty server, the embedded one by default."""
     with EmbeddedServer(binary=binary) as embedded:
-        server = Server(embedded.url)
+        server = BenchServer(embedded.url)
         try:
             yield server
         finally:

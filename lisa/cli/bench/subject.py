@@ -1,4 +1,4 @@
-"""Lisa and the floor at work: their processes, their senders."""
+"""Runs Lisa and the floor: their processes and senders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.floor import BODY, Floor, Keyring
 from lisa.cli.bench.ledger import Ledger
 from lisa.cli.bench.processes import tree_cpu_seconds
-from lisa.cli.bench.server import Server
-from lisa.core.address import Address
-from lisa.core.connection import Connection
-from lisa.core.keys import Keys
-from lisa.core.store import SyncStore
+from lisa.cli.bench.server import BenchServer
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
 from lisa.embedded import RoleProcess
-
-__all__ = [
-    "GROUP", "TOPIC", "FloorAtWork", "LisaAtWork", "bodies", "floor_at_work", "lisa_at_work",
-    "open_store", "prepared",
-]  # fmt: skip
 
 TOPIC = "bench"
 GROUP = "lisa"
@@ -33,14 +28,14 @@ START_S = 20.0
 QUIET = ("--log-level", "warning")
 
 
-def bodies(count: int) -> Iterator[str]:
-    """Ready-made bodies of 100 bytes."""
-    return (BODY for _ in range(count))
+def bodies(count: int, body: str = BODY) -> Iterator[str]:
+    """Bodies of 100 bytes, or `body`."""
+    return (body for _ in range(count))
 
 
 @contextmanager
-def open_store(server: Server) -> Iterator[SyncStore]:
-    """What an operator works with."""
+def open_store(server: BenchServer) -> Iterator[SyncStore]:
+    """Open a store on the server."""
     store = SyncStore(Connection(Address.of(server.url)), Keys())
     try:
         yield store
@@ -49,8 +44,8 @@ def open_store(server: Server) -> Iterator[SyncStore]:
 
 
 @contextmanager
-def prepared(server: Server, topics: Sequence[str] = (TOPIC,)) -> Iterator[Producer]:
-    """A producer, and topics with a group and one message each that is due in an hour."""
+def prepared(server: BenchServer, topics: Sequence[str] = (TOPIC,)) -> Iterator[Producer]:
+    """A producer, and topics with a group and one message that is due in an hour."""
     with open_store(server) as store:
         for topic in topics:
             store.drive(add(store, topic, GROUP))
@@ -61,56 +56,62 @@ def prepared(server: Server, topics: Sequence[str] = (TOPIC,)) -> Iterator[Produ
 
 
 class _Processes:
-    """Role processes with a log each."""
+    """Role processes, each with a log."""
 
-    def __init__(self, server: Server, stack: ExitStack, topic: str) -> None:
+    def __init__(self, server: BenchServer, stack: ExitStack, topic: str) -> None:
         self.server = server
         self._stack = stack
         folder = stack.enter_context(TemporaryDirectory(prefix="lisa-bench-"))
         self.ledger = Ledger(Path(folder))
         self._env = {
-            "LISA_REDIS_URL": server.url, "BENCH_LEDGER": folder, "BENCH_TOPIC": topic,
-        }  # fmt: skip
+            "LISA_REDIS_URL": server.url,
+            "BENCH_LEDGER": folder,
+            "BENCH_TOPIC": topic,
+        }
         self._running: list[tuple[str, RoleProcess]] = []
 
     def start(self, part: str, module: str, *arguments: str) -> None:
-        """Start one more process; it ends with the stack."""
+        """Start a process that ends with the stack."""
         log = self.ledger.folder / f"{part}-{len(self._running)}.log"
         process = RoleProcess(module, *arguments, env=self._env, log=log)
         self._running.append((part, self._stack.enter_context(process)))
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Processor time so far of all processes of one part together."""
+        """CPU time of the processes so far, summed by part."""
         found: dict[str, float] = {}
         for part, process in self._running:
             found[part] = found.get(part, 0.0) + tree_cpu_seconds(process.pid)
         return found
 
     def check(self) -> None:
-        """Raise Fault if one has ended."""
+        """Raise Fault if a process has ended."""
         for part, process in self._running:
             if (code := process.poll()) is not None:
-                words = process.last_words().splitlines()[-1:]
-                raise Fault(f"the {part} ended with {code}: {' '.join(words)}")
+                last = process.log_tail().splitlines()[-1:]
+                raise Fault(f"the {part} exited with {code}: {' '.join(last)}")
 
 
 class LisaAtWork(_Processes):
-    """A producer in this process; managers and consumers in theirs. See `work.AtWork`."""
+    """A producer in this process, and manager and consumer processes. See `work.AtWork`.
+
+    body: what `send` sends.
+    """
 
     slowest = 1_000.0
 
-    def __init__(self, server: Server, stack: ExitStack, topics: Sequence[str]) -> None:
+    def __init__(self, server: BenchServer, stack: ExitStack, topics: Sequence[str]) -> None:
         topic = topics[0]
         super().__init__(server, stack, topic)
         self.topic = topic
+        self.body = BODY
         self.producer = stack.enter_context(prepared(server, topics))
         group = Keys().topic(topic).group(GROUP)
-        self._places = (group.ready, group.entries)
+        self._keys = (group.ready, group.entries)
 
     def send(self, count: int, due_ms: int) -> float:
         """See `work.AtWork`."""
         began = time.perf_counter()
-        self.producer.send_many(self.topic, bodies(count), at_ms=due_ms)
+        self.producer.send_many(self.topic, bodies(count, self.body), at_ms=due_ms)
         return time.perf_counter() - began
 
     def send_paced(self, count: int, start_ms: int, rate: float) -> float:
@@ -124,17 +125,17 @@ class LisaAtWork(_Processes):
 
     def settled(self) -> bool:
         """See `work.AtWork`."""
-        ready, entries = self._places
+        ready, entries = self._keys
         return not (self.server.client.xlen(ready) or self.server.client.hlen(entries))
 
     def start_consumers(self, consumers: int) -> None:
-        """Start so many, and wait until every one has handled something."""
+        """Start consumers, and wait until each has handled a message."""
         for _ in range(consumers):
             self.start("consumer", "lisa.cli.consumer", *QUIET, "lisa.cli.bench.handlers")
         deadline = time.monotonic() + START_S
         while self.ledger.writers() < consumers:
             if time.monotonic() > deadline:
-                raise Fault("the consumers handled nothing at their start")
+                raise Fault("the consumers handled no message after their start")
             self.producer.send_many(self.topic, bodies(20 * consumers))
             time.sleep(0.05)
             self.check()
@@ -146,9 +147,9 @@ class LisaAtWork(_Processes):
 
 @contextmanager
 def lisa_at_work(
-    server: Server, *, managers: int = 1, consumers: int = 1, topics: Sequence[str] = (TOPIC,)
+    server: BenchServer, *, managers: int = 1, consumers: int = 1, topics: Sequence[str] = (TOPIC,)
 ) -> Iterator[LisaAtWork]:
-    """All roles on one server, with default settings, warmed up; consumers of the first topic."""
+    """Run all roles on one server with default settings; consumers read the first topic."""
     with ExitStack() as stack:
         work = LisaAtWork(server, stack, topics)
         for _ in range(managers):
@@ -158,11 +159,11 @@ def lisa_at_work(
 
 
 class FloorAtWork(_Processes):
-    """The floor's poller and consumer. See `work.AtWork`."""
+    """The floor's poller and consumer processes. See `work.AtWork`."""
 
     slowest = 500.0
 
-    def __init__(self, server: Server, stack: ExitStack) -> None:
+    def __init__(self, server: BenchServer, stack: ExitStack) -> None:
         super().__init__(server, stack, TOPIC)
         self._floor = Floor(server.client)
         self._floor.create()
@@ -187,8 +188,8 @@ class FloorAtWork(_Processes):
 
 
 @contextmanager
-def floor_at_work(server: Server, *options: str) -> Iterator[FloorAtWork]:
-    """The bare poller and the raw consumer, warmed up. Options are those of `bench.bare`."""
+def floor_at_work(server: BenchServer, *options: str) -> Iterator[FloorAtWork]:
+    """Run the floor's poller and consumer; `options` are those of `bench.bare`."""
     with ExitStack() as stack:
         work = FloorAtWork(server, stack)
         work.start("poller", "lisa.cli.bench.bare", "poll", *options)

@@ -1,4 +1,4 @@
-"""What is measured at work: somebody sends, workers handle, ledgers tell."""
+"""Measurements with running workers: send messages, and read the ledgers of the handlers."""
 
 from __future__ import annotations
 
@@ -9,50 +9,48 @@ from typing import Protocol
 
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.ledger import Ledger
-from lisa.cli.bench.server import Server
-
-__all__ = ["AtWork", "Drained", "drain", "lateness", "now_ms"]
+from lisa.cli.bench.server import BenchServer
 
 JUST_BEFORE_S = 0.05
 PATIENCE_S = 20.0
 
 
 class AtWork(Protocol):
-    """Lisa, the floor or a peer, with its workers running on a server."""
+    """Lisa, the floor or a peer, with running workers."""
 
-    server: Server
+    server: BenchServer
     ledger: Ledger
     slowest: float
-    """Messages a second that it surely handles: time-outs are reckoned by it."""
+    """Lower bound of the messages handled per second, for time-outs."""
 
     def send(self, count: int, due_ms: int) -> float:
-        """Send messages that are all due at one instant; how many seconds that took."""
+        """Send messages that are due at one instant; returns the seconds taken."""
 
     def send_paced(self, count: int, start_ms: int, rate: float) -> float:
-        """Send messages that fall due one by one, `rate` a second; how many seconds that took."""
+        """Send messages that fall due at `rate` per second; returns the seconds taken."""
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Processor time of the workers so far, by part."""
+        """CPU time of the workers so far, by part."""
 
     def settled(self) -> bool:
-        """Whether nothing is left of what was handled."""
+        """Whether all handled messages are removed."""
 
     def check(self) -> None:
         """Raise Fault if a worker has ended."""
 
 
 def now_ms() -> int:
-    """The clock that handlers read, and a server on the same machine."""
+    """The current time in ms, by the clock that handlers and the server share."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """One drain.
+    """The result of a drain.
 
-    rate: messages a second, from the due instant to the last one's handling.
-    redis_us: the server's processor time a message, from sending until nothing is left.
-    cpu_us: the workers' processor time a message, by part, from just before the due instant.
+    rate: messages per second, from the due time until the last message is handled.
+    redis_us: the server's CPU time per message, from sending until all messages are removed.
+    cpu_us: the workers' CPU time per message, by part, from just before the due time.
     """
 
     count: int
@@ -64,10 +62,10 @@ class Drained:
 
 
 def drain(work: AtWork, count: int, head_s: float) -> Drained:
-    """Send messages that are due at one instant in `head_s` seconds, and wait for all.
+    """Send messages that are due in `head_s` seconds, and wait until all are handled.
 
     Raises:
-        Fault: messages were sent too late or not all handled in time, or a worker ended.
+        Fault: sending took too long, not all messages were handled in time, or a worker ended.
     """
     work.ledger.mark()
     before_us = work.server.cpu_us()
@@ -84,27 +82,44 @@ def drain(work: AtWork, count: int, head_s: float) -> Drained:
     return Drained(count, send_s, count / seconds, redis_us, cpu_us, _late(due, handled))
 
 
-def lateness(work: AtWork, count: int, rate: float, head_s: float) -> list[int]:
-    """How late messages are that fall due one by one, in microseconds.
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """The result of a constant rate.
+
+    redis_us, cpu_us: CPU time per message of the server and of the workers by part, from the first
+        due time until all messages are removed: without sending.
+    """
+
+    redis_us: float
+    cpu_us: dict[str, float]
+    lateness_us: list[int]
+
+
+def paced(work: AtWork, count: int, rate: float, head_s: float) -> Paced:
+    """Send messages that fall due at `rate` per second, and wait until all are handled.
 
     Raises:
-        Fault: as `drain`.
+        Fault: as for `drain`.
     """
     work.ledger.mark()
     start_ms = now_ms() + int(head_s * 1000)
     work.send_paced(count, start_ms, rate)
     _wait_until(start_ms, before_s=0.0)
+    before_us, cpu = work.server.cpu_us(), work.cpu_seconds()
     seconds = count / rate + count / work.slowest
     work.ledger.wait(count, PATIENCE_S + seconds, work.check)
-    return _late(*work.ledger.read())
+    wait_settled(work)
+    cpu_us = {part: (s - cpu[part]) * 1e6 / count for part, s in work.cpu_seconds().items()}
+    redis_us = (work.server.cpu_us() - before_us) / count
+    return Paced(redis_us, cpu_us, _late(*work.ledger.read()))
 
 
 def wait_settled(work: AtWork) -> None:
-    """Wait until nothing is left of what was handled."""
+    """Wait until all handled messages are removed."""
     deadline = time.monotonic() + PATIENCE_S
     while not work.settled():
         if time.monotonic() > deadline:
-            raise Fault("what was handled was not settled in time")
+            raise Fault("the handled messages were not removed in time")
         work.check()
         time.sleep(0.01)
 

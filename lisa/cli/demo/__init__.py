@@ -1,1 +1,1 @@
-"""`lisa demo`: ten thousand orders time out, from an embedded server to their handlers."""
+"""`lisa demo`: ten thousand order time-outs on an embedded server."""

@@ -1,4 +1,4 @@
-"""`lisa demo`: a server, a manager, a consumer and a producer as real processes."""
+"""`lisa demo`: runs a server, a manager, a consumer and a producer as processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from lisa.cli.demo.ledger import Reader
-from lisa.cli.demo.tally import Tally
+from lisa.cli.demo.ledger import DemoLedgerReader
+from lisa.cli.demo.tally import DemoTally
 from lisa.embedded import EmbeddedServer, RoleProcess
 
-__all__ = ["demo"]
-
-SPARE_SECONDS = 30.0
+GRACE_SECONDS = 30.0
 
 
 @click.command()
@@ -26,11 +24,11 @@ SPARE_SECONDS = 30.0
     default=10.0,
     show_default=True,
     type=click.FloatRange(min=0.1),
-    help="Their due times are spread over so long.",
+    help="Period over which the due times are spread.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def demo(messages: int, seconds: float, as_json: bool) -> None:  # noqa: FBT001 - click's flag
-    """Orders time out: everything embedded, all counted from what the handlers saw.
+    """Run order time-outs on an embedded server and count what the handlers recorded.
 
     Exit code 1 if a message was early, lost, or handled after it was cancelled.
     """
@@ -46,21 +44,24 @@ def demo(messages: int, seconds: float, as_json: bool) -> None:  # noqa: FBT001 
         raise SystemExit(1)
 
 
-def run(messages: int, seconds: float, *, quiet: bool) -> Tally:
-    """Start everything, follow the ledgers until all is settled, end everything."""
+def run(messages: int, seconds: float, *, quiet: bool) -> DemoTally:
+    """Start all processes, read the ledgers until every message is settled, stop all processes."""
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer())
-        # In the server's own directory: that goes with the server, also after a kill -9.
+        # The server's directory is removed with the server, even after kill -9.
         folder = Path(stack.enter_context(TemporaryDirectory(dir=server.directory)))
         roles = start_roles(stack, server.url, folder, messages, seconds)
-        readers = [Reader(folder / "consumer.ledger"), Reader(folder / "producer.ledger")]
+        readers = [
+            DemoLedgerReader(folder / "consumer.ledger"),
+            DemoLedgerReader(folder / "producer.ledger"),
+        ]
         return follow(readers, roles, messages, seconds, quiet=quiet)
 
 
 def start_roles(
     stack: ExitStack, url: str, folder: Path, messages: int, seconds: float
 ) -> dict[str, RoleProcess]:
-    """Manager, consumer and producer, each with a log of its own."""
+    """Start the manager, consumer and producer, each with its own log file."""
 
     def role(name: str, module: str, *arguments: str) -> RoleProcess:
         env = {"LISA_REDIS_URL": url, "LISA_DEMO_LEDGER": str(folder / f"{name}.ledger")}
@@ -76,19 +77,19 @@ def start_roles(
 
 
 def follow(
-    readers: list[Reader],
+    readers: list[DemoLedgerReader],
     roles: dict[str, RoleProcess],
     messages: int,
     seconds: float,
     *,
     quiet: bool,
-) -> Tally:
-    """Count until all is settled, or until the time is up: then the rest is lost."""
+) -> DemoTally:
+    """Count events until every message is settled or the time is up; the rest counts as lost."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    tally = Tally()
-    deadline = time.monotonic() + seconds + SPARE_SECONDS
+    tally = DemoTally()
+    deadline = time.monotonic() + seconds + GRACE_SECONDS
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     tail = TextColumn("p50 {task.fields[p50]:.1f} ms  p99 {task.fields[p99]:.1f} ms late")
     with Progress(*columns, tail, console=Console(stderr=True), disable=quiet) as progress:
@@ -104,8 +105,8 @@ def follow(
 
 
 def check_alive(roles: dict[str, RoleProcess]) -> None:
-    """Tell at once if a role died, in its own last words."""
+    """Raise ClickException with the last log line of a role that has exited with an error."""
     for name, process in roles.items():
         if process.poll():
-            words = process.last_words()
+            words = process.log_tail()
             raise click.ClickException(f"the demo's {name} ended with {process.poll()}: {words}")

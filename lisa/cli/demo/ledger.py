@@ -1,7 +1,7 @@
-"""What the demo's processes write down, outside the server: one line an event.
+"""Ledgers of the demo: each process records its events in a file, one line per event.
 
-A process appends to a file of its own, in one write a line, so that nothing it saw is lost when it
-is killed. The report counts these lines and nothing else.
+Each line is one write, so that a killed process loses no event. The report counts only these
+lines.
 """
 
 from __future__ import annotations
@@ -10,38 +10,36 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Event", "Ledger", "Reader"]
 
-
-class Event(NamedTuple):
-    """One line. `number` is a due time, lateness or attempt, as the kind of event says."""
+class DemoEvent(NamedTuple):
+    """One line. `number` is a due time, lateness or attempt, depending on `kind`."""
 
     kind: str
     id: str
     number: int
 
 
-class Ledger:
-    """The writing end."""
+class DemoLedger:
+    """Appends events to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def write(self, *events: Event) -> None:
+    def write(self, *events: DemoEvent) -> None:
         """Append events."""
         lines = "".join(f"{event.kind} {event.id} {event.number}\n" for event in events)
         os.write(self._file, lines.encode())
 
 
-class Reader:
-    """The reading end: follows a file that another process appends to."""
+class DemoLedgerReader:
+    """Follows a file to which another process appends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
-    def new_events(self) -> list[Event]:
-        """What was written since the last call; half a line is left for the next one."""
+    def new_events(self) -> list[DemoEvent]:
+        """Events written since the last call; incomplete lines are left for the next call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -51,4 +49,4 @@ class Reader:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         rows = (line.split() for line in whole.decode().splitlines())
-        return [Event(kind, message_id, int(number)) for kind, message_id, number in rows]
+        return [DemoEvent(kind, message_id, int(number)) for kind, message_id, number in rows]

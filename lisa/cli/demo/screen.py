@@ -1,4 +1,4 @@
-"""The demo's table and histogram."""
+"""The demo's result table and lateness histogram."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from bisect import bisect_left
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-
-__all__ = ["show_result"]
 
 BOUNDS_MS = (0.5, 1, 2, 3, 5, 10, 20, 50, 100, 1_000)
 BAR = 40
@@ -32,12 +30,12 @@ MUST_BE_ZERO = ("early", "lost", "handled_after_cancel")
 
 
 def show_result(figures: dict[str, int | float], lateness_us: list[int]) -> None:
-    """Print both."""
+    """Print the results and the histogram of `lateness_us`, in microseconds."""
     Console().print(Group(_table(figures), "", _histogram(lateness_us)))
 
 
 def _table(figures: dict[str, int | float]) -> RenderableType:
-    table = Table(title="What the handlers saw", show_header=False, title_justify="left")
+    table = Table(title="Recorded by the handlers", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
     for name, label in LABELS.items():
@@ -62,4 +60,4 @@ def _histogram(lateness_us: list[int]) -> RenderableType:
         label = f"<= {BOUNDS_MS[i]:g} ms" if i < len(BOUNDS_MS) else f"> {BOUNDS_MS[-1]:g} ms"
         bar = "█" * round(BAR * count / most) or ("▏" if count else "")
         chart.add_row(label, Text(bar, style="cyan"), f"{count:,}")
-    return Group("How late the first hand-overs were", chart)
+    return Group("Lateness of first deliveries", chart)

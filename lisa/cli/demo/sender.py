@@ -1,4 +1,4 @@
-"""The demo's producer: sends orders' time-outs, cancels some, reschedules some.
+"""The demo's producer: sends order time-outs, cancels some, reschedules some.
 
 python -m lisa.cli.demo.sender MESSAGES SECONDS
 """
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lisa import Outgoing, Producer
-from lisa.cli.demo.ledger import Event, Ledger
+from lisa.cli.demo.ledger import DemoEvent, DemoLedger
 
-HEAD_START_MS = 1_500  # so that the first is sent before it is due
+HEAD_START_MS = 1_500  # time to send the first messages before they are due
 NEVER = 1_000
 
 TOPIC = "orders"
 
 
 def orders(count: int, start_ms: int, span_ms: int) -> Iterator[Outgoing]:
-    """Time-outs spread evenly; one in twenty fails once or twice, one in a thousand for ever."""
+    """Evenly spread time-outs; 1 in 20 may fail once or twice, 1 in 1,000 always fails."""
     for number in range(count):
         fails = NEVER if number % 1_000 == 7 else number % 3 if number % 20 == 3 else 0
         yield Outgoing(
@@ -32,40 +32,42 @@ def orders(count: int, start_ms: int, span_ms: int) -> Iterator[Outgoing]:
         )
 
 
-def cancel_some(producer: Producer, ledger: Ledger, ids: list[str]) -> None:
-    """Orders that were paid: only those that the answer calls cancelled count as such."""
+def cancel_some(producer: Producer, ledger: DemoLedger, ids: list[str]) -> None:
+    """Cancel the time-outs of paid orders; record which cancellations succeeded."""
     for message_id, outcome in zip(ids, producer.cancel_many(TOPIC, ids), strict=True):
-        ledger.write(Event("cancelled" if outcome == "cancelled" else "too_late", message_id, 0))
+        ledger.write(
+            DemoEvent("cancelled" if outcome == "cancelled" else "too_late", message_id, 0)
+        )
 
 
-def reschedule_some(producer: Producer, ledger: Ledger, ids: list[str], due_ms: int) -> None:
-    """Customers who asked for more time: they get it within a second from `due_ms`."""
+def reschedule_some(producer: Producer, ledger: DemoLedger, ids: list[str], due_ms: int) -> None:
+    """Move time-outs to the second after `due_ms`."""
     for number, message_id in enumerate(ids):
         later_ms = due_ms + number * 1_000 // len(ids)
         if producer.reschedule(TOPIC, message_id, at_ms=later_ms) == "rescheduled":
-            ledger.write(Event("rescheduled", message_id, later_ms))
+            ledger.write(DemoEvent("rescheduled", message_id, later_ms))
 
 
 def main(count: int, seconds: float) -> None:
-    """Send all, then change some while they fall due."""
-    ledger = Ledger(Path(os.environ["LISA_DEMO_LEDGER"]))
+    """Send all messages, then cancel and reschedule some while others fall due."""
+    ledger = DemoLedger(Path(os.environ["LISA_DEMO_LEDGER"]))
     span_ms = int(seconds * 1000)
     with Producer(os.environ["LISA_REDIS_URL"]) as producer:
         start_ms = time.time_ns() // 1_000_000 + HEAD_START_MS
         report = producer.send_many(TOPIC, orders(count, start_ms, span_ms))
         sent = [one.id for one in report if one.outcome == "accepted"]
-        ledger.write(*(Event("sent", message_id, 0) for message_id in sent))
+        ledger.write(*(DemoEvent("sent", message_id, 0) for message_id in sent))
         shuffled = random.Random(42).sample(sent, len(sent))
         tenth = len(sent) // 10
         reschedule_some(producer, ledger, shuffled[tenth : tenth + tenth // 2], start_ms + span_ms)
-        # Some are paid at once, the others bit by bit until the last falls due.
+        # Half are cancelled now, the other half step by step until the last message is due.
         cancel_some(producer, ledger, shuffled[: tenth // 2])
         later = shuffled[tenth // 2 : tenth]
         rounds = max(1, int(seconds * 2))
         for turn in range(rounds):
             cancel_some(producer, ledger, later[turn::rounds])
             time.sleep(max(0.0, seconds / rounds - 0.05))
-        ledger.write(Event("end", "-", 0))
+        ledger.write(DemoEvent("end", "-", 0))
 
 
 if __name__ == "__main__":

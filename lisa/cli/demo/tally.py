@@ -1,4 +1,4 @@
-"""Counts what the ledgers say."""
+"""Counts the events of the ledgers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lisa.cli.demo.ledger import Event
-
-__all__ = ["Tally"]
+from lisa.cli.demo.ledger import DemoEvent
 
 
 @dataclass
-class Tally:
-    """Who was sent, cancelled, handled; and how late, in microseconds, each first hand-over was."""
+class DemoTally:
+    """Message ids by outcome, and the lateness of first deliveries in microseconds."""
 
     sent: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
@@ -24,8 +22,8 @@ class Tally:
     lateness_us: list[int] = field(default_factory=list)
     all_sent: bool = False
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Take in new events of any ledger."""
+    def add(self, events: Iterable[DemoEvent]) -> None:
+        """Count events of any ledger."""
         for kind, message_id, number in events:
             if kind == "opened":
                 self.lateness_us.append(number)
@@ -40,23 +38,23 @@ class Tally:
 
     @property
     def settled(self) -> int:
-        """Messages whose story has ended."""
+        """Number of messages that were handled, cancelled or died."""
         return len(self.sent & (self.handled.keys() | self.dead | self.cancelled))
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is to come any more."""
+        """Whether all messages are sent and settled."""
         return self.all_sent and self.settled == len(self.sent)
 
     def percentile_ms(self, fraction: float) -> float:
-        """A percentile of the lateness; 0 if nothing was handled."""
+        """A percentile of the lateness in milliseconds; 0 if nothing was handled."""
         ordered = sorted(self.lateness_us)
         if not ordered:
             return 0.0
         return max(0, ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]) / 1000
 
     def figures(self) -> dict[str, int | float]:
-        """The report's figures, by name; lateness in milliseconds."""
+        """The results by name; lateness in milliseconds."""
         return {
             "sent": len(self.sent),
             "handled": len(self.handled),

@@ -12,48 +12,49 @@ __all__ = ["JOBS", "pipeline", "run"]
 
 JOBS = {
     "schedule": "Send the rows of files or of a table.",
-    "archive": "Keep every transition in tables, exactly once.",
+    "archive": "Write every transition to tables, exactly once.",
     "report": "Make a page of plots and tables from an archive.",
-    "search": "Find messages in archive and queue together.",
-    "restore": "Rebuild what a lost server held.",
-    "audit": "Prove that no message was lost.",
+    "search": "Find messages in an archive and in the queue.",
+    "restore": "Restore the messages of a lost server.",
+    "audit": "Check that no message was lost.",
 }
-"""The jobs, each the function of its name in the module of its name here, with one line."""
+"""Job name -> line of help. The command of a job is the function of that name in the module of
+that name in this package."""
 
 
-class Jobs(click.Group):
-    """A group whose commands are imported on use: nothing of Spark is, before a job begins."""
+class LazyCommands(click.Group):
+    """A group that imports a command on first use, so that help does not import Spark."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All names, in the order of the help page."""
+        """The names of all jobs, in the order of the help page."""
         return list(JOBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import one job."""
+        """Import the module of one job and return its command; None for an unknown name."""
         if cmd_name not in JOBS:
             return None
         command: click.Command = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of jobs, from their lines above."""
-        with formatter.section("Jobs"):
+        """Write the list of jobs without importing them."""
+        with formatter.section("Commands"):
             formatter.write_dl(list(JOBS.items()))
 
 
-@click.command(cls=Jobs)
+@click.command(cls=LazyCommands)
 def pipeline() -> None:
-    """Schedule, archive, report, search and restore with Spark.
+    """Schedule, archive, report, search, restore and audit with Spark.
 
     Each job also runs on a cluster: `spark-submit .../lisa/cli/pipeline/NAME.py OPTIONS`.
     """
 
 
 def run(command: click.Command) -> None:
-    """Run one job as a program of its own, with the exit codes and one-line errors of `lisa`."""
-    # Python puts the directory of a program first: nobody's `import search` is to end up here.
+    """Run one job as a separate program, with the exit codes and one-line errors of `lisa`."""
+    # Python puts the program's directory first in sys.path: `import search` would import ours.
     here = str(Path(__file__).resolve().parent)
-    sys.path[:] = [place for place in sys.path if place != here]
+    sys.path[:] = [folder for folder in sys.path if folder != here]
     from lisa.cli.main import main
 
     main(["pipeline", str(command.name), *sys.argv[1:]], prog_name="lisa")

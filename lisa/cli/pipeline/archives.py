@@ -1,4 +1,4 @@
-"""Which archive a job reads: --archive, and for one in a database how to get in."""
+"""Options that select an archive: --archive or --to, and credentials for a database."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lisa.core.errors import ConfigError
+from lisa.cli.options import together
+from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lisa.pipeline.archive import Archive
 
-__all__ = ["Source", "archive_options"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What the options say; falsy where no archive is named."""
+class ArchiveSource:
+    """The values of the archive options; falsy if no archive was given."""
 
     where: str | None
     driver_jar: Path | None = None
@@ -33,51 +32,70 @@ class Source:
     def __bool__(self) -> bool:
         return self.where is not None
 
-    def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Spark's settings, with the driver of a database. Raises ConfigError."""
-        if self.where is None or not self.where.startswith("jdbc:"):
-            return dict(given)
+    @property
+    def is_database(self) -> bool:
+        """Whether the archive is in a database."""
+        return self.where is not None and self.where.startswith("jdbc:")
+
+    def settings(self) -> dict[str, str]:
+        """The Spark settings that load the JDBC driver; empty for an archive in files.
+
+        Raises ConfigError if the driver file does not exist or the URL is not supported.
+        """
+        if self.where is None or not self.is_database:
+            return {}
         try:
-            from lisa.pipeline.archive.database import jdbc_settings
-        except ImportError as error:  # before `session` says that Spark is missing
+            from lisa.pipeline.archive.drivers import jdbc_settings
+        except ImportError as error:  # runs before `session` reports that Spark is missing
             raise ConfigError(f"the pipeline needs Spark: {error}") from None
-        return {**jdbc_settings(self.where, self.driver_jar), **given}
+        return jdbc_settings(self.where, self.driver_jar)
 
     def open(self, spark: SparkSession) -> Archive:
-        """The archive as it is now. Raises ConfigError if there is none."""
+        """Open the present version of the archive. Raises ConfigError if there is none."""
         from lisa.pipeline.archive import open_archive
 
         if self.where is None:
-            raise ConfigError("no archive is named; give --archive")
+            raise ConfigError("no archive was given; add --archive")
         return open_archive(spark, self.where, self.properties)
 
 
-def archive_options(*, required: bool) -> Callable[[F], F]:
-    """Add --archive, --user, --password-file and --driver-jar: the command gets `source`."""
+def archive_options(
+    name: str = "--archive", *, required: bool = True, help_text: str = "The archive."
+) -> Callable[[F], F]:
+    """Add `name`, --user, --password-file and --driver-jar; the command receives `source`."""
 
     def add(command: F) -> F:
         @wraps(command)
         def call(
-            *args: Any, where: str | None, user: str | None, password_file: Path | None,
-            driver_jar: Path | None, **rest: Any,
-        ) -> Any:  # fmt: skip
+            *args: Any,
+            where: str | None,
+            user: str | None,
+            password_file: Path | None,
+            driver_jar: Path | None,
+            **rest: Any,
+        ) -> Any:
             properties = {} if user is None else {"user": user}
             if password_file is not None:
-                properties["password"] = password_file.read_text("utf-8").rstrip("\r\n")
-            return command(*args, source=Source(where, driver_jar, properties), **rest)
+                first_line = password_file.read_text("utf-8").partition("\n")[0]
+                properties["password"] = first_line.rstrip("\r")
+            return command(*args, source=ArchiveSource(where, driver_jar, properties), **rest)
 
-        made: Any = call
         existing = click.Path(exists=True, dir_okay=False, path_type=Path)
-        for option in (
-            click.option("--driver-jar", type=existing,
-                         help="JDBC: the driver. Default: Debian's."),
-            click.option("--password-file", type=existing,
-                         help="JDBC: a file that holds the password."),
-            click.option("--user", help="JDBC: the user."),
-            click.option("--archive", "where", required=required, metavar="DIR|JDBC",
-                         help="The archive."),
-        ):  # fmt: skip
-            made = option(made)
-        return made  # type: ignore[no-any-return]
+        options = together(
+            click.option(name, "where", required=required, metavar="DIR|JDBC", help=help_text),
+            click.option("--user", help="JDBC: user name."),
+            click.option(
+                "--password-file",
+                type=existing,
+                help="JDBC: file whose first line is the password.",
+            ),
+            click.option(
+                "--driver-jar",
+                type=existing,
+                help="JDBC: driver. Default: the driver of Debian's package.",
+            ),
+        )
+        made: Any = call
+        return options(made)  # type: ignore[no-any-return]
 
     return add

@@ -1,88 +1,164 @@
-"""What the jobs' commands share: how Spark runs, where the server is, how an error ends them."""
+"""Options that several jobs have: Spark's settings, the server's address, topics, a period."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from lisa.cli.options import Chosen
-from lisa.core.errors import ConfigError
+from lisa.cli.options import Chosen, common, together
+from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["connection", "session", "spark_options"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _settings(
-    ctx: click.Context,  # noqa: ARG001 - click's signature
-    param: click.Parameter,
-    value: tuple[str, ...],
-) -> dict[str, str]:
-    found = {}
-    for pair in value:
-        name, mark, text = pair.partition("=")
-        if not mark or not name.startswith("spark."):
-            raise click.BadParameter(
-                f"{pair!r} is not NAME=VALUE, as in spark.driver.memory=2g", param=param
-            )
-        found[name] = text
-    return found
+topic_option = click.option(
+    "--topic", "topics", multiple=True, help="Only this topic; may be repeated."
+)
+id_option = click.option("--id", "ids", multiple=True, help="Only this message; may be repeated.")
 
 
-def spark_options(command: F) -> F:
-    """Add --master and --spark-conf: the command gets `master` and `spark_conf`, a dict."""
-    for option in (
-        click.option("--spark-conf", metavar="NAME=VALUE", multiple=True, callback=_settings,
-                     help="A setting of Spark's; may be repeated."),
-        click.option("--master", metavar="URL", default="local[*]", show_default=True,
-                     help="Where Spark runs; spark-submit's own choice goes before this."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+class ServerOptions(TypedDict):
+    """The server, as options of the data source and arguments of the jobs."""
+
+    url: str
+    prefix: str
 
 
-@contextmanager
-def session(
-    name: str, master: str = "local[*]", spark_conf: dict[str, str] | None = None
-) -> Iterator[SparkSession]:
-    """The Spark session of the job `name`, stopped at its end; errors of tasks become Lisa's.
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The values of the options that all jobs have."""
 
-    Raises ConfigError in one line where Spark or Java is missing, and what went wrong in a task
-    (ServerUnavailable, say) as the error that it was there.
-    """
-    try:
-        import pyspark  # noqa: F401 - asked before anything of ours needs it
-    except ImportError:
-        raise ConfigError(
-            "the pipeline needs Spark: pip install 'lisa-delay-queue[pipeline]', or [java] where "
-            "there is no Java either"
-        ) from None
-    from lisa.pipeline.errors import unwrapped
-    from lisa.pipeline.session import spark_session
+    chosen: Chosen
+    master: str
+    spark_conf: Mapping[str, str]
 
-    with unwrapped():
-        spark = spark_session(app=f"lisa {name}", master=master, settings=spark_conf)
+    @property
+    def json(self) -> bool:
+        """Whether to print JSON."""
+        return self.chosen.json
+
+    @contextmanager
+    def session(
+        self, name: str, settings: Mapping[str, str] | None = None
+    ) -> Iterator[SparkSession]:
+        """The Spark session of the job `name`; stops it on exit.
+
+        settings: overridden by --spark-conf.
+
+        Raises ConfigError if Spark or Java is missing. If a task raises one of Lisa's errors (for
+        example ServerUnavailable), that error is raised instead of Spark's.
+        """
         try:
-            yield spark
-        finally:
-            spark.stop()
+            import pyspark  # noqa: F401 - checked before our own modules import it
+        except ImportError:
+            raise ConfigError(
+                "the pipeline needs Spark: pip install 'lisa-delay-queue[pipeline]', or [java] if "
+                "Java is missing too"
+            ) from None
+        from lisa.pipeline.errors import unwrapped
+        from lisa.pipeline.session import spark_session
+
+        together = {**(settings or {}), **self.spark_conf}
+        with unwrapped():
+            spark = spark_session(app=f"lisa {name}", master=self.master, settings=together)
+            try:
+                yield spark
+            finally:
+                spark.stop()
+
+    def connection(self) -> ServerOptions:
+        """The data source's options `url` and `prefix`, from the command line and environment.
+
+        Raises ConfigError if a URL cannot express the server's settings: Spark's workers receive
+        only a URL.
+        """
+        address, prefix = self.chosen.server()
+        if address.options or address.username or address.password:
+            from lisa.pipeline.source.options import as_url
+
+            return {"url": as_url(address), "prefix": prefix}
+        return {"url": address.url, "prefix": prefix}
+
+    def show_stage(self, description: str) -> None:
+        """Print the current stage to stderr; print nothing with --json."""
+        if not self.json:
+            click.echo(f"{description} ...", err=True)
 
 
-def connection(chosen: Chosen) -> dict[str, str]:
-    """Server and prefix, as --redis, --prefix, --config and the environment name them.
+def pairs(example: str, *, prefix: str = "") -> Callable[..., dict[str, str]]:
+    """A click callback that parses NAME=VALUE pairs; names must begin with `prefix`."""
 
-    In the form of the data source's options `url` and `prefix`. Raises ConfigError for what a
-    URL cannot carry: Spark's workers know no more than that.
+    def parse(
+        ctx: click.Context,  # noqa: ARG001 - click's signature
+        param: click.Parameter,
+        value: tuple[str, ...],
+    ) -> dict[str, str]:
+        for pair in value:
+            if "=" not in pair or not pair.startswith(prefix):
+                raise click.BadParameter(
+                    f"{pair!r} is not NAME=VALUE, as in {example}", param=param
+                )
+        return dict(pair.split("=", 1) for pair in value)
+
+    return parse
+
+
+_spark_options = together(
+    click.option(
+        "--master",
+        metavar="URL",
+        default="local[*]",
+        show_default=True,
+        help="Spark's master; ignored under spark-submit, which has its own option.",
+    ),
+    click.option(
+        "--spark-conf",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=pairs("spark.driver.memory=2g", prefix="spark."),
+        help="A Spark setting; may be repeated.",
+    ),
+    common,
+)
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of all jobs; the command receives their values as `JobOptions`."""
+
+    @wraps(command)
+    def call(
+        chosen: Chosen, *args: Any, master: str, spark_conf: dict[str, str], **rest: Any
+    ) -> Any:
+        return command(JobOptions(chosen, master, spark_conf), *args, **rest)
+
+    return _spark_options(call)
+
+
+def aware(option: str, moment: datetime | None, zone: tzinfo | None = None) -> datetime | None:
+    """The time; without an offset it is in `zone`. Raises UsageError if there is neither."""
+    if moment is None or moment.utcoffset() is not None:
+        return moment
+    if zone is None:
+        raise click.UsageError(
+            f"{option} {moment.isoformat()} has no time zone; add Z or an offset (+01:00)"
+        )
+    return moment.replace(tzinfo=zone)
+
+
+def period(
+    start: datetime | None, end: datetime | None, *, until: str, zone: tzinfo | None = None
+) -> tuple[datetime | None, datetime | None]:
+    """The times of the options --from and `until` (see `aware`).
+
+    Raises UsageError unless the start is before the end.
     """
-    address, prefix = chosen.server()
-    if address.options or address.username or address.password:
-        from lisa.pipeline.source.options import as_url
-
-        return {"url": as_url(address), "prefix": prefix}
-    return {"url": address.url, "prefix": prefix}
+    start, end = aware("--from", start, zone), aware(until, end, zone)
+    if start is not None and end is not None and start >= end:
+        raise click.UsageError(f"--from must be before {until}")
+    return start, end

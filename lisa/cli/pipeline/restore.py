@@ -2,121 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from lisa.cli.options import Chosen, common, pass_chosen
-from lisa.cli.pipeline.archives import Source, archive_options
-from lisa.cli.pipeline.options import connection, session, spark_options
-from lisa.core.shards import place_of
+from lisa.cli.output import print_json, print_table
+from lisa.cli.pipeline import run
+from lisa.cli.pipeline.archives import ArchiveSource, archive_options
+from lisa.cli.pipeline.options import JobOptions, id_option, job_options, topic_option
+from lisa.cli.pipeline.output import print_messages, print_windows, with_times
 
 if TYPE_CHECKING:
     from lisa.pipeline.jobs.restore import Restoration
 
-__all__ = ["restore"]
-
 
 @click.command()
-@archive_options(required=True)
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
-@click.option("--id", "ids", multiple=True, help="Only this message; may be repeated.")
+@archive_options()
+@topic_option
+@id_option
 @click.option(
-    "--expire", is_flag=True, help="Put back what is past its ttl, too, without that ttl."
+    "--expire", is_flag=True, help="Also restore messages past their ttl, without that ttl."
 )
 @click.option(
     "--settle-revived",
     is_flag=True,
-    help="Cancel what is live again although the archive saw it end.",
+    help="Cancel messages that are live although they have ended according to the archive.",
 )
-@click.option("--dry-run", is_flag=True, help="Count and list only; nothing is changed.")
+@click.option("--dry-run", is_flag=True, help="Only count and list; change nothing.")
 @click.option(
     "--report",
     metavar="DIR",
-    help="New directory for the exact lists; by default restore-TIME in this one.",
+    help="New directory for the exact lists. Default: restore-TIME in the current directory.",
 )
-@spark_options
-@common
-@pass_chosen
+@job_options
 def restore(
-    chosen: Chosen, *, source: Source, topics: tuple[str, ...], ids: tuple[str, ...], expire: bool,
-    settle_revived: bool, dry_run: bool, report: str | None, master: str,
-    spark_conf: dict[str, str],
-) -> None:  # fmt: skip
-    """Rebuild what a lost server held: Redis came back empty, or older.
+    shared: JobOptions,
+    *,
+    source: ArchiveSource,
+    topics: tuple[str, ...],
+    ids: tuple[str, ...],
+    report: str | None,
+    **choices: bool,
+) -> None:
+    """Restore messages to a Redis that came back empty, or with an older state.
 
-    Every message that the archive knows and that was not settled comes back with its id, due
-    time, failed attempts, ttl and policy. What the server knows is left alone, so this may be
-    run twice, and while managers, consumers and producers are at work.
+    Restores every archived message that was not settled, with its id, due time, failed attempts,
+    ttl and policy. Messages that the server knows are not changed, so restore is idempotent and
+    may run while managers, consumers and producers are running.
 
-    Exit code 1 if something is known and could not be put back.
+    Exit code 1 if an archived message could not be restored.
     """
-    from lisa.cli.output import print_json
-
-    options = connection(chosen)
+    connection = shared.connection()
     to = report or f"restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3]
-    with session("restore", master, source.settings(spark_conf)) as spark:
-        from lisa.pipeline.jobs.restore import restore as run
-        from lisa.pipeline.jobs.server import Server
+    with shared.session("restore", source.settings()) as spark:
+        from lisa.pipeline.jobs.restore import restore as put_back
+        from lisa.pipeline.server import Server
 
-        result = run(
-            spark, source.open(spark), Server(options["url"], options["prefix"]), to,
-            topics=topics or None, ids=ids or None, expire=expire, settle_revived=settle_revived,
-            dry_run=dry_run, reopen=lambda: source.open(spark), stage=stages(chosen),
-        )  # fmt: skip
-    if chosen.json:
-        print_json(_document(result))
+        result = put_back(
+            spark,
+            source.open(spark),
+            Server(**connection),
+            to,
+            topics=topics or None,
+            ids=ids or None,
+            reopen=lambda: source.open(spark),
+            stage=shared.show_stage,
+            **choices,
+        )
+    if shared.json:
+        print_json(asdict(result) | {"possibly_lost": with_times(result.possibly_lost)})
     else:
         _show(result)
     if result.counts["unrestorable"]:
         raise click.exceptions.Exit(1)
 
 
-def stages(chosen: Chosen) -> Any:
-    """Tells a person on stderr what is being done; nothing for programs."""
-    return (lambda _: None) if chosen.json else lambda line: click.echo(f"{line} ...", err=True)
-
-
-def _document(result: Restoration) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from lisa.cli.output import iso
-
-    document = asdict(result)
-    for window in document["possibly_lost"]:
-        window |= {"after": iso(window["after_ms"]), "until": iso(window["until_ms"])}
-    return document
-
-
 def _show(result: Restoration) -> None:
-    from lisa.cli.output import iso, print_table
     from lisa.pipeline.jobs.restore import OUTCOMES
 
     counts = result.counts
     names = {"restored": "would be restored" if result.dry_run else "restored"}
     print_table(
-        ["messages", " ", "", ],
+        ["messages", " ", ""],
         [(names.get(name, name), f"{counts[name]:,}", what) for name, what in OUTCOMES.items()],
         title="Nothing was changed (dry run)" if result.dry_run else "",
-    )  # fmt: skip
+    )
     for outcome, rows in result.first.items():
-        more = counts[outcome] - len(rows)
-        print_table(
+        print_messages(
             [names.get(outcome, outcome), "topic", "due", "attempts ", "why"],
-            [(row["id"], row["topic"], iso(row["due_ms"]), row["attempts"], row["reason"])
-             for row in rows] + ([(f"and {more:,} more", "", "", "", "")] if more else []),
-        )  # fmt: skip
-    if result.possibly_lost:
-        print_table(
-            ["possibly lost: topic", "accepted after", "and before", ""],
-            [(place_of(one.topic, one.shard), iso(one.after_ms), iso(one.until_ms), one.reason)
-             for one in result.possibly_lost],
-        )  # fmt: skip
+            rows,
+            ["id", "topic", "due_ms", "attempts", "reason"],
+            total=counts[outcome],
+        )
+    print_windows(
+        ["possibly lost: topic", "accepted after", "and before", ""], result.possibly_lost
+    )
     click.echo(f"lists: {result.where} ({result.seconds:,.1f} s)")
 
 
 if __name__ == "__main__":
-    from lisa.cli.pipeline import run
-
     run(restore)

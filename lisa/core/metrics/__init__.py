@@ -1,6 +1,6 @@
-"""Numbers for Prometheus: what there is (`families`), where it is read, how it is shown.
+"""Metrics for Prometheus: definitions, collection, and output.
 
-`topics` reads what Redis knows of every topic, the same wherever it is asked. A role counts its own
-doings in a module of its own (`lisa.manager.metrics` and so on) and gives them as `Numbers`;
-`sharing` sums them over the processes of one role, `page` writes them as text.
+`families` defines every metric. `topics` reads the state of all topics from Redis, for any role.
+Each role counts its own events in its own module (`lisa.manager.metrics` and so on) as `Numbers`.
+`sharing` sums them over the processes of a role, and `page` writes them as text.
 """

@@ -1,38 +1,36 @@
-"""One reading of Redis for many scrapes."""
+"""Caches one reading of Redis for many scrapes."""
 
 from __future__ import annotations
 
 import time
 
-from lisa.core.errors import LisaError
 from lisa.core.metrics.numbers import Numbers, put
-
-__all__ = ["METRICS", "Reading"]
+from lisa.core.model.errors import LisaError
 
 METRICS = "/metrics"
 
 LASTS_S = 1.0
 SHARE = 20
-"""A reading lasts for so many times as long as it took, so that it costs little."""
+"""A reading is valid for this multiple of the time it took, which bounds its cost."""
 
 LASTS_AT_MOST_S = 5.0
-"""Scrapes of one address that are this far apart never see a topic's counter go back: behind it
-may be several workers, each with a reading of its own."""
+"""Scrapes of one address at least this far apart never see a topic's counter decrease, although
+several workers with their own readings may serve them."""
 
 
 class Reading:
-    """The last reading, and how long it counts. Whoever shares it takes turns at renewing it."""
+    """The last reading and its validity. Callers that share it renew it in turn."""
 
     def __init__(self) -> None:
         self._numbers: Numbers = {}
         self._until = 0.0
 
     def get(self) -> Numbers | None:
-        """The reading, unless it is to be made anew."""
+        """The reading, or None after its expiry."""
         return self._numbers if time.monotonic() < self._until else None
 
     def keep(self, found: Numbers | LisaError, began: float) -> Numbers:
-        """Take a new one, or why there is none; `began` is when it was asked for."""
+        """Store a new reading, or the error instead; `began` is when the reading started."""
         now = time.monotonic()
         self._numbers = {} if isinstance(found, LisaError) else found
         put(self._numbers, "lisa_up", float(not isinstance(found, LisaError)))

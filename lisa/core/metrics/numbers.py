@@ -1,4 +1,4 @@
-"""Numbers as they are counted, added up and handed on; no label and no name is checked here."""
+"""Metric values: counting and merging. Names and labels are not checked here."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from lisa.core.daemon.threads import unforeseen_errors
 from lisa.core.metrics.families import FAMILIES
 
-__all__ = ["Numbers", "Spread", "Tally", "Value", "add", "lasting", "merge", "of_process", "put"]
-
 Value: TypeAlias = float | list[float]
-"""One number; of a histogram how many lay in each bucket, one above the last bound, and the sum."""
+"""A number; for a histogram, the count of each bucket, the count above the last, and the sum."""
 
 Numbers: TypeAlias = dict[str, dict[tuple[str, ...], Value]]
-"""By the family's name and the values of its labels."""
+"""Values by family name and label values."""
 
 
 class Tally:
-    """Counts by the values of labels; threads may share one."""
+    """Counters by label values; safe to share between threads."""
 
     __slots__ = ("_counts", "_lock")
 
@@ -31,18 +30,18 @@ class Tally:
         self._lock = threading.Lock()
 
     def add(self, n: int, *labels: str) -> None:
-        """So many more."""
+        """Add `n` to one counter."""
         with self._lock:
             self._counts[labels] = self._counts.get(labels, 0) + n
 
     def numbers(self) -> dict[tuple[str, ...], Value]:
-        """All of them."""
+        """A copy of all counters."""
         with self._lock:
             return dict(self._counts)
 
 
 class Spread:
-    """How values spread over the bounds of a histogram; threads may share one."""
+    """A histogram; safe to share between threads."""
 
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
 
@@ -53,14 +52,14 @@ class Spread:
         self._lock = threading.Lock()
 
     def observe(self, value: float, times: int = 1) -> None:
-        """One more value, or the same for so many."""
-        place = bisect_left(self._bounds, value)
+        """Add a value, `times` times."""
+        index = bisect_left(self._bounds, value)
         with self._lock:
-            self._counts[place] += times
+            self._counts[index] += times
             self._sum += value * times
 
     def numbers(self) -> list[float]:
-        """As a histogram's value."""
+        """The histogram as a `Value`."""
         with self._lock:
             return [*self._counts, self._sum]
 
@@ -71,13 +70,13 @@ def put(numbers: Numbers, name: str, value: Value, *labels: str) -> None:
 
 
 def add(numbers: Numbers, name: str, value: Value, *labels: str) -> None:
-    """Add to one number, as its family is added up."""
+    """Add to one number, by sum or minimum according to its family."""
     rows = numbers.setdefault(name, {})
     rows[labels] = value if labels not in rows else _sum(name, rows[labels], value)
 
 
 def merge(parts: Iterable[Mapping[str, Mapping[tuple[str, ...], Value]]]) -> Numbers:
-    """The numbers of several processes as one."""
+    """Merge the numbers of several processes."""
     merged: Numbers = {}
     for part in parts:
         for name, rows in part.items():
@@ -87,7 +86,7 @@ def merge(parts: Iterable[Mapping[str, Mapping[tuple[str, ...], Value]]]) -> Num
 
 
 def lasting(numbers: Numbers) -> Numbers:
-    """What stays true of a process that has ended: counters and histograms."""
+    """The numbers that remain valid after their process has ended: counters and histograms."""
     return {name: rows for name, rows in numbers.items() if FAMILIES[name].kind != "gauge"}
 
 
@@ -95,15 +94,16 @@ def _sum(name: str, one: Value, other: Value) -> Value:
     if isinstance(one, list) and isinstance(other, list):
         return [a + b for a, b in zip(one, other, strict=True)]
     if isinstance(one, list) or isinstance(other, list):
-        raise TypeError(f"{name} is a histogram here and a number there")
+        raise TypeError(f"{name} is a histogram in one process and a number in another")
     return min(one, other) if FAMILIES[name].is_least else one + other
 
 
 def of_process() -> Numbers:
-    """What this process costs."""
+    """Metrics of this process."""
     numbers: Numbers = {}
     put(numbers, "lisa_processes", 1)
     put(numbers, "lisa_process_cpu_seconds_total", time.process_time())
+    put(numbers, "lisa_process_unforeseen_errors_total", unforeseen_errors())
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:  # not Linux

@@ -1,8 +1,8 @@
-"""The numbers of several processes of one role, summed: whoever is asked answers for all.
+"""Sums metrics over the processes of one role, so that any process can answer for all.
 
-Each process leaves its numbers in a file of its own, once a second and before it answers. So what
-one process tells is never less than what another told earlier, as far as counters go. Counters of
-processes that ended stay; their gauges go.
+Each process writes its numbers to its own file, once a second and before it answers. Counters in
+the sum therefore never decrease between answers of different processes. Counters of processes that
+ended are kept; their gauges are dropped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ import msgspec
 
 from lisa.core.metrics.numbers import Numbers, lasting, merge
 
-__all__ = ["WRITE_EACH_S", "Shared", "leave_numbers"]
-
 WRITE_EACH_S = 1.0
 GONE_AFTER_S = 10.0
-"""A process that did not write for so long has no gauges any more."""
+"""Gauges of a process that has not written for this long are dropped."""
 
 _SUFFIX = ".numbers"
 
 
 class _Left(msgspec.Struct, array_like=True):
-    """What a process left: when, by the machine's monotonic clock, and its numbers."""
+    """A process's numbers, and the time of writing by the monotonic clock."""
 
     at: float
     numbers: Numbers
@@ -41,7 +39,7 @@ _decoder = msgspec.msgpack.Decoder(_Left)
 
 
 class Shared:
-    """One directory that the processes of a family share."""
+    """A directory shared by the processes of a role."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,15 +47,15 @@ class Shared:
         self._ended = directory / "ended"
 
     def write(self, numbers: Callable[[], Numbers]) -> Numbers:
-        """Leave this process's numbers as they are now, in place of what it left before."""
-        with _writing:  # what was counted earlier never takes the place of what was later
+        """Replace this process's numbers in the directory with the current ones."""
+        with _writing:  # an earlier count must never replace a later one
             found = numbers()
             if found:
                 self._replace(self._own, found)
         return found
 
     def read(self) -> Numbers:
-        """The sum of what all have left."""
+        """The sum over all processes."""
         with self._locked(fcntl.LOCK_SH):
             found = [self._load(path) for path in [*self._left(), self._ended]]
         since = time.monotonic() - GONE_AFTER_S
@@ -66,7 +64,7 @@ class Shared:
         )
 
     def tidy(self) -> None:
-        """Put the counters of processes that ended into one file, so that files stay few."""
+        """Move the counters of ended processes into one file, to limit the number of files."""
         with self._locked(fcntl.LOCK_EX):
             dead = [path for path in self._left() if not _lives(int(path.name[: -len(_SUFFIX)]))]
             found = [self._load(path) for path in [*dead, self._ended]]
@@ -97,12 +95,12 @@ class Shared:
 
 
 def leave_numbers(directory: Path, numbers: Callable[[], Numbers]) -> None:
-    """Write this process's numbers, as long as it lives and has any, on a thread of its own."""
+    """Start a thread that writes this process's numbers as long as it runs."""
     shared = Shared(directory)
     shared.tidy()
 
     def work() -> None:
-        with suppress(FileNotFoundError):  # the parent is gone, and its directory with it
+        with suppress(FileNotFoundError):  # the parent removed the directory when it ended
             while True:
                 shared.write(numbers)
                 time.sleep(WRITE_EACH_S)

@@ -1,8 +1,8 @@
-"""The YAML, environment and flags of each role, as one frozen model per role.
+"""Settings from YAML, environment and flags, as one frozen model per role.
 
-`ManagerSettings.load(path)`, and the same of producer, consumer and gateway, reads the
-`lisa-delay-queue:` root of a YAML file, puts environment (`LISA_A__B`) and flags on top, and raises
-one `ConfigError`, in one line, for whatever cannot work.
+`ManagerSettings.load(path)`, and the same method of the other roles, reads the `lisa-delay-queue:`
+root of a YAML file, overrides it with environment variables (`LISA_A__B`) and flags, and raises
+ConfigError with a one-line message for any invalid value.
 """
 
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings

@@ -1,6 +1,6 @@
-"""The environment: `LISA_PREFIX`, `LISA_MANAGER_SERVER__TIMEOUT`, `LISA_REDIS_URL`.
+"""Reads environment variables: `LISA_PREFIX`, `LISA_MANAGER_SERVER__TIMEOUT`, `LISA_REDIS_URL`.
 
-Two underscores lead into a section. Lists and mappings are written as JSON or YAML.
+Two underscores separate section and key. Lists and mappings are written as JSON or YAML.
 """
 
 import difflib
@@ -10,21 +10,21 @@ from typing import Any
 
 import yaml
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.core.settings import names
 
 PREFIX = "LISA_"
 _ALIASES = {"LISA_REDIS_URL": "redis__url"}
 _ELSEWHERE = ("LISA_CONFIG",)
-# Kubernetes sets such names in every container for a service called lisa-something.
+# Kubernetes sets such variables in every container if a service is called lisa-something.
 _KUBERNETES = re.compile(r".*(SERVICE_HOST|SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP)(_\w+)?)?)")
 
 
 def read_environment(environ: Mapping[str, str], roles: names.Models) -> dict[str, Any]:
-    """The values that the environment gives, by the models' names.
+    """The settings given by the environment, under the models' names.
 
-    A name with `__`, or one very like a valid name, is a setting and refused when unknown; other
-    `LISA_` names belong to somebody else. An empty value counts as not set.
+    A variable with `__`, or one similar to a valid name, is refused if unknown; other `LISA_`
+    variables are ignored. An empty value counts as not set. Raises ConfigError.
     """
     tree: dict[str, Any] = {}
     valid = _valid(roles)
@@ -46,7 +46,7 @@ def read_environment(environ: Mapping[str, str], roles: names.Models) -> dict[st
 
 
 def _valid(roles: names.Models) -> dict[str, str]:
-    """Every valid variable, with the path of its key."""
+    """Every valid variable and the path of its key."""
     valid = dict(_ALIASES)
     for name, field in names.fields(roles).items():
         valid[PREFIX + name.upper()] = name
@@ -70,7 +70,7 @@ def _refuse_if_meant(variable: str, valid: Mapping[str, str]) -> None:
 
 
 def _value(variable: str, text: str, models: names.Models, name: str) -> Any:
-    """JSON or YAML where a list, a mapping or a section is meant; else the text itself."""
+    """Parse JSON or YAML for a list, a mapping or a section; return other values as text."""
     if names.is_text(names.fields(models)[name]) or not text.lstrip().startswith(("[", "{")):
         return text
     try:

@@ -1,8 +1,8 @@
-"""A validation error as one line: source, key, what is wrong, what to do."""
+"""Formats a validation error as one line: source, key, fault and fix."""
 
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.core.settings.names import kebab
 
 if TYPE_CHECKING:
@@ -10,17 +10,18 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-    from lisa.core.settings.layers import Layers
+    from lisa.core.settings.sources import Source
 
 _SECRET = ("url", "password", "username", "sentinel_password", "sentinel_username")
 
 
-def explain(error: "ValidationError", layers: "Layers") -> ConfigError:
-    """The first fault of a validation; the others show once it is mended."""
+def explain(error: "ValidationError", sources: "Sequence[Source]") -> ConfigError:
+    """A ConfigError for the first fault; further faults appear once it is fixed."""
     fault = error.errors(include_url=False)[0]
     location = fault["loc"]
-    key = _key(location)
-    return ConfigError(f"{layers.origin(location)}: {key}{_text(fault)}")
+    origins = (source.name for source in sources if location and source.holds(location))
+    origin = next(origins, sources[-1].name)
+    return ConfigError(f"{origin}: {_key(location)}{_text(fault)}")
 
 
 def _key(location: "Sequence[str | int]") -> str:
@@ -35,7 +36,7 @@ def _text(fault: "Mapping[str, Any]") -> str:
         return "is missing; add it"
     said = str(fault["msg"])
     if fault["type"] == "value_error":
-        # Lisa's own checks name value and cure themselves.
+        # Lisa's own checks already name the value and the fix.
         return said.removeprefix("Value error, ")
     text = said[:1].lower() + said[1:]
     if not any(step in _SECRET for step in fault["loc"]):

@@ -1,14 +1,13 @@
-"""The YAML file: the `lisa-delay-queue` root, and the server that `spring.redis` names."""
+"""Reads the YAML file: the `lisa-delay-queue` root, and the server under `spring.redis`."""
 
 import difflib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import yaml
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.core.settings.names import snake
 
 ROOT = "lisa-delay-queue"
@@ -16,12 +15,12 @@ _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-# `topic: 7`, `password: 0123` and `zone: +10:30` mean the text, as they do for Spring.
+# `topic: 7`, `password: 0123` and `zone: +10:30` are read as text, as Spring does.
 _TEXTS = ("topic", "group", "consumer", "username", "password", "zone")
 
 
-class _Loader(_Base):  # type: ignore[misc]  # which of the two loaders it is shows at run time
-    """Refuses a key that stands twice in one mapping; PyYAML would drop the first silently."""
+class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run time
+    """Refuses duplicate keys in a mapping; PyYAML would silently drop the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's
         seen = set()
@@ -37,40 +36,34 @@ class _Loader(_Base):  # type: ignore[misc]  # which of the two loaders it is sh
         return mapping
 
 
-@dataclass(frozen=True, slots=True)
-class SpringRedis:
-    """The `spring.redis` section as it stands in the file."""
-
-    section: dict[str, Any]
-
-    def settings(self, source: str) -> dict[str, str]:
-        """The same server as `redis` settings; empty where the section names none."""
-        values = {key: value for key, value in self.section.items() if value is not None}
-        for key in ("cluster", "sentinel"):
-            if key in values:
-                raise ConfigError(
-                    f"{source}: spring.redis.{key} is not read; "
-                    f"name the servers in {ROOT}.redis.url"
-                )
-        for key in ("host", "port", "password", "database", "url", "username"):
-            if "${" in str(values.get(key, "")):
-                raise ConfigError(
-                    f"{source}: spring.redis.{key} is a placeholder, which only Spring fills in; "
-                    "set LISA_REDIS_URL"
-                )
-        redis = {key: str(values[key]) for key in ("username", "password") if values.get(key)}
-        if "url" in values:
-            redis["url"] = str(values["url"])
-        elif {"host", "port", "database", "ssl"} & values.keys():
-            host = quote(str(values.get("host", "localhost")), safe=":[]")
-            scheme = "rediss" if values.get("ssl") is True else "redis"
-            port, database = values.get("port", 6379), values.get("database", 0)
-            redis["url"] = f"{scheme}://{host}:{port}/{database}"
-        return redis
+def spring_settings(source: str, section: dict[str, Any]) -> dict[str, str]:
+    """The `redis` settings of a section `spring.redis`; empty if it names no server."""
+    values = {key: value for key, value in section.items() if value is not None}
+    for key in ("cluster", "sentinel"):
+        if key in values:
+            raise ConfigError(
+                f"{source}: spring.redis.{key} is not supported; "
+                f"set the servers in {ROOT}.redis.url"
+            )
+    for key in ("host", "port", "password", "database", "url", "username"):
+        if "${" in str(values.get(key, "")):
+            raise ConfigError(
+                f"{source}: spring.redis.{key} is a placeholder, which only Spring resolves; "
+                "set LISA_REDIS_URL"
+            )
+    redis = {key: str(values[key]) for key in ("username", "password") if values.get(key)}
+    if "url" in values:
+        redis["url"] = str(values["url"])
+    elif {"host", "port", "database", "ssl"} & values.keys():
+        host = quote(str(values.get("host", "localhost")), safe=":[]")
+        scheme = "rediss" if values.get("ssl") is True else "redis"
+        port, database = values.get("port", 6379), values.get("database", 0)
+        redis["url"] = f"{scheme}://{host}:{port}/{database}"
+    return redis
 
 
-def read_file(path: Path) -> tuple[dict[Any, Any], SpringRedis]:
-    """The contents of the root and of `spring.redis`; `ConfigError` says what to do about it."""
+def read_file(path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """The contents of the root and of `spring.redis`. Raises ConfigError with the fix."""
     document = _document(path)
     roots = [key for key in document if snake(key) == snake(ROOT)]
     if len(roots) > 1:
@@ -81,12 +74,12 @@ def read_file(path: Path) -> tuple[dict[Any, Any], SpringRedis]:
         cure = f"rename {near[0]}" if near else f"put the settings under '{ROOT}:'"
         raise ConfigError(f"{path}: there is no {ROOT} in this file; {cure}")
     root = _section(path, document, roots[0]) if roots else {}
-    return root, SpringRedis({snake(key): value for key, value in spring.items()})
+    return root, {snake(key): value for key, value in spring.items()}
 
 
 def _document(path: Path) -> dict[Any, Any]:
     try:
-        # `.load` with a subclass of SafeLoader builds plain values only.
+        # `.load` with a subclass of SafeLoader creates plain values only.
         document = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)  # noqa: S506
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; check --config") from None
@@ -105,7 +98,7 @@ def _where(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     line = f" in line {mark.line + 1}" if mark else ""
     problem = getattr(error, "problem", None)
-    return f"{line}: {problem}; mend that line" if problem else line
+    return f"{line}: {problem}; fix that line" if problem else line
 
 
 def _section(path: Path, document: dict[Any, Any], key: str) -> dict[Any, Any]:

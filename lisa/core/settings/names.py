@@ -1,4 +1,4 @@
-"""Keys: their spellings, and the nearest valid one for a key that nobody knows."""
+"""Setting keys: spellings, and suggestions for unknown keys."""
 
 import difflib
 import re
@@ -9,29 +9,29 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 
 Models = Sequence[type[BaseModel]]
 
 
 def snake(key: object) -> str:
-    """`poll-timeout-millis`, `pollTimeoutMillis` and `poll_timeout_millis` are one key."""
+    """Normalise a key: `poll-timeout-millis` and `pollTimeoutMillis` are `poll_timeout_millis`."""
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key))
     return text.replace("-", "_").lower()
 
 
 def kebab(name: str) -> str:
-    """The spelling that messages and pages use."""
+    """The kebab-case spelling, used in messages and pages."""
     return name.replace("_", "-")
 
 
 def fields(models: Models) -> dict[str, FieldInfo]:
-    """The fields that any of the models has, by name."""
+    """The fields of all models, by name."""
     return {name: field for model in models for name, field in model.model_fields.items()}
 
 
 def sections(models: Models, name: str) -> list[type[BaseModel]]:
-    """The models that stand behind a key, itself or as a list; empty for a plain value."""
+    """The models of a section or a list of sections; empty for a plain value."""
     found: list[type[BaseModel]] = []
     for model in models:
         field = model.model_fields.get(name)
@@ -47,7 +47,7 @@ def is_list(field: FieldInfo) -> bool:
 
 
 def is_text(field: FieldInfo) -> bool:
-    """Whether the field holds text as it stands, so that nothing may be read into it."""
+    """Whether the field holds text, which must not be parsed."""
     annotation = field.annotation
     union = get_origin(annotation) in (Union, types.UnionType)
     members = [_bare(member) for member in (get_args(annotation) if union else (annotation,))]
@@ -57,8 +57,7 @@ def is_text(field: FieldInfo) -> bool:
 def normalise(source: str, given: Mapping[Any, Any], models: Models, at: str = "") -> Any:
     """The same tree under the models' names, without keys that have no value.
 
-    Raises `ConfigError` for a key that no model has, for one spelled twice, and for a section
-    that is not one.
+    Raises ConfigError for an unknown key, a key given twice, and a section that is not a mapping.
     """
     known = fields(models)
     tree: dict[str, Any] = {}
@@ -80,8 +79,8 @@ def _value(source: str, value: Any, models: Models, at: str, *, many: bool) -> A
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{source}: {at} is not a list; begin each entry with '- '")
         return [
-            _value(source, entry, models, f"{at}[{place}]", many=False)
-            for place, entry in enumerate(value)
+            _value(source, entry, models, f"{at}[{index}]", many=False)
+            for index, entry in enumerate(value)
         ]
     if isinstance(value, str) and "url" in fields(models):
         return {"url": value}
@@ -89,12 +88,12 @@ def _value(source: str, value: Any, models: Models, at: str, *, many: bool) -> A
         return value
     if not isinstance(value, Mapping):
         keys = ", ".join(kebab(name) for name in fields(models))
-        raise ConfigError(f"{source}: {at} is a section with keys of its own: {keys}")
+        raise ConfigError(f"{source}: {at} is a section with its own keys: {keys}")
     return normalise(source, value, models, f"{at}.")
 
 
 def unknown(source: str, shown: str, name: str, models: Models) -> ConfigError:
-    """The refusal of a key, with the nearest valid one or the section where it belongs."""
+    """An error for an unknown key, with the nearest valid key or the section it belongs to."""
     cure = nearest(name, fields(models))
     for section in fields(models):
         if name in fields(sections(models, section)):
@@ -103,7 +102,7 @@ def unknown(source: str, shown: str, name: str, models: Models) -> ConfigError:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`did you mean ...?`, or the whole list where nothing is near."""
+    """`did you mean ...?`, or the list of valid names if none is similar."""
     spelled = [kebab(each) for each in valid]
     near = difflib.get_close_matches(kebab(name), spelled, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"valid are {', '.join(spelled)}"

@@ -1,4 +1,4 @@
-"""One frozen settings model per role, and how it is loaded."""
+"""One frozen settings model per role, and the code that loads it."""
 
 import re
 from collections.abc import Mapping
@@ -14,19 +14,13 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from lisa.core.clock import parse_zone
-from lisa.core.errors import ConfigError
-from lisa.core.keys import DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
 from lisa.core.settings.explain import explain
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
-from lisa.core.settings.layers import Layers
 from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
@@ -34,17 +28,12 @@ from lisa.core.settings.sections import (
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,
+    checked,
     listed,
 )
+from lisa.core.settings.sources import read_sources
 
-_LAYERS = "layers"
-
-
-def _check_prefix(prefix: str) -> str:
-    try:
-        return Keys(prefix).prefix
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+_SOURCES = "sources"
 
 
 def _check_address(text: str) -> str:
@@ -63,21 +52,21 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class RoleSettings(BaseSettings):
-    """What every role is configured with."""
+    """Settings of every role."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     role: ClassVar[str]
 
     redis: RedisSettings = Field(default_factory=RedisSettings, description="The server.")
-    prefix: Annotated[str, AfterValidator(_check_prefix)] = Field(
+    prefix: Annotated[str, AfterValidator(checked(lambda prefix: Keys(prefix).prefix))] = Field(
         default=DEFAULT_PREFIX,
         description="First part of every key; all roles of a system share it.",
     )
     enabled: bool = Field(
         default=True,
-        description="`false`: the role says so in one line and ends with exit code 0. "
-        "Unset counts as true (the original started nothing without it).",
+        description="`false`: the role reports that it is disabled and exits with code 0. "
+        "Unset means true (the original system started nothing without it).",
     )
     groups: tuple[GroupSettings, ...] = Field(
         default=(), description="The topics and their groups."
@@ -86,37 +75,30 @@ class RoleSettings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the sources know it
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - reads names without a check
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not one of Lisa's sources
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - neither
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - does not check names
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags above environment above file: sections merge key by key, the rest is replaced."""
-        given = init_settings()
-        layers = given.get(_LAYERS)
-        if not isinstance(layers, Layers):
-            return (init_settings,)
-        known = settings_cls.model_fields
-        return tuple(
-            InitSettingsSource(settings_cls, {key: layer[key] for key in layer if key in known})
-            for layer in (layers.overrides, layers.environment, layers.file)
-        )
+        """The sources that `load` reads; sections merge key by key, other values replace."""
+        sources: tuple[PydanticBaseSettingsSource, ...] | None = init_settings().get(_SOURCES)
+        return sources or (init_settings,)
 
     @classmethod
     def load(cls, path: Path | str | None = None, **overrides: Any) -> Self:
-        """Read the file (if any), the environment and the overrides, each above the one before.
+        """Load the settings: overrides over environment over file.
 
-        Without `path` the file is the one that `LISA_CONFIG` names, if set. Overrides are this
-        model's fields, sections as mappings (`consumer_server={"concurrency": 8}`); `redis` may be
-        just the URL; None stands for a flag that was not given. Raises `ConfigError`, one line.
+        `path` defaults to `LISA_CONFIG`, if set. Overrides are fields of this model, with sections
+        as mappings (`consumer_server={"concurrency": 8}`); `redis` may be just the URL; None means
+        not given. Raises ConfigError with a one-line message.
         """
-        layers = Layers.read(path, overrides, ROLES)
-        given: dict[str, Any] = {_LAYERS: layers}
+        sources = read_sources(cls, path, overrides, ROLES)
+        given: dict[str, Any] = {_SOURCES: sources}
         try:
             return cls(**given)
         except ValidationError as error:
-            raise explain(error, layers) from None
+            raise explain(error, sources) from None
 
     @model_validator(mode="after")
     def _groups_agree(self) -> Self:
@@ -132,10 +114,10 @@ class RoleSettings(BaseSettings):
     def require_enabled(self) -> None:
         """Raise ConfigError if the configuration switches the role off."""
         if not self.enabled:
-            raise ConfigError("switched off by the configuration: enabled is false")
+            raise ConfigError("this role is disabled: the setting enabled is false")
 
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """The topics listed, each with the groups named for it (none named: empty)."""
+        """The listed topics and the groups named for each; empty if none is named."""
         found: dict[str, tuple[str, ...]] = {}
         for entry in self.groups:
             named = (entry.group,) if entry.group else ()
@@ -143,7 +125,7 @@ class RoleSettings(BaseSettings):
         return found
 
     def topic_options(self) -> dict[str, dict[str, object]]:
-        """Per topic listed, the options that the configuration sets, by their names in Redis."""
+        """The options set for each listed topic, by their names in Redis."""
         found: dict[str, dict[str, object]] = {}
         for entry in self.groups:
             options = found.setdefault(entry.topic, {})
@@ -151,14 +133,14 @@ class RoleSettings(BaseSettings):
                 if options.setdefault(name, value) != value:
                     key = "max-length" if name == "max_ready" else kebab(name)
                     raise ValueError(
-                        f"the groups of topic {entry.topic!r} disagree about {key}, an option of "
-                        "the whole topic; write it once"
+                        f"the groups of topic {entry.topic!r} disagree about {key}, which applies "
+                        "to the whole topic; set it once"
                     )
         shared = self._shared_options()
         return {topic: {**shared, **options} for topic, options in found.items()}
 
     def moving_sizes(self) -> dict[str, int]:
-        """Per topic that sets one, the batch of a promote call; of several groups the largest."""
+        """Batch size of promote calls by topic, where set; with several groups the largest."""
         found: dict[str, int] = {}
         for entry in self.groups:
             if entry.moving_size is not None:
@@ -170,27 +152,25 @@ class RoleSettings(BaseSettings):
 
 
 class LoggedSettings(RoleSettings):
-    """What a role that runs by itself is configured with besides."""
+    """Settings of a role with its own process: logging."""
 
     log_format: Annotated[Literal["text", "json"], BeforeValidator(_lower)] = Field(
         default="text", description="`text` for people, `json` for programs."
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = (
-        Field(
-            default="info", description="The least that is logged: debug, info, warning or error."
-        )
+        Field(default="info", description="Minimum level to log: debug, info, warning or error.")
     )
 
 
 class DaemonSettings(LoggedSettings):
-    """What a role that has no web server of its own, and runs handlers, is configured with."""
+    """Settings of a daemon that runs handlers."""
 
     http: Address | None = Field(
         default=None,
-        description="`HOST:PORT` where `/healthz` and `/metrics` are served. Unset: nowhere.",
+        description="`HOST:PORT` for `/healthz` and `/metrics`. Unset: not served.",
     )
     handlers: Modules = Field(
-        default=(), description="Modules to import, so that their signal receivers are connected."
+        default=(), description="Modules to import, to connect their signal receivers."
     )
 
 
@@ -204,8 +184,8 @@ class ManagerSettings(DaemonSettings):
     )
     default_group: Annotated[str, AfterValidator(check_group)] = Field(
         default="lisa",
-        description="The group declared for a topic whose consumers name none, "
-        "where the configuration names none either.",
+        description="The group declared for a topic if neither its consumers nor the settings "
+        "name one.",
     )
 
     def _shared_options(self) -> Mapping[str, object]:
@@ -219,8 +199,8 @@ class ProducerSettings(RoleSettings):
 
     zone: Annotated[InstanceOf[tzinfo], BeforeValidator(parse_zone)] | None = Field(
         default=None,
-        description="Zone of datetimes that name none: `Asia/Shanghai`, `+08:00`. "
-        "Unset: they are refused.",
+        description="Zone for naive datetimes: `Asia/Shanghai`, `+08:00`. "
+        "Unset: naive datetimes are refused.",
     )
     durability: DurabilityField = Field(
         default=None,
@@ -230,17 +210,17 @@ class ProducerSettings(RoleSettings):
 
 
 class ConsumerSettings(DaemonSettings):
-    """The consumer: reads, runs handlers, settles."""
+    """The consumer: reads messages, runs handlers, settles deliveries."""
 
     role: ClassVar[str] = "consumer"
 
     consumer_server: ConsumerServerSettings = Field(
-        default_factory=ConsumerServerSettings, description="Reading and running."
+        default_factory=ConsumerServerSettings, description="Reading messages, running handlers."
     )
     target: str | None = Field(
         default=None,
         min_length=1,
-        description="`pkg.module` or `pkg.module:name`, where the command line names none.",
+        description="`pkg.module` or `pkg.module:name`; the command line takes precedence.",
     )
 
     @model_validator(mode="after")
@@ -249,22 +229,22 @@ class ConsumerSettings(DaemonSettings):
         poll_ms = self.consumer_server.poll_timeout_millis
         if limit is not None and timedelta(milliseconds=poll_ms) >= limit:
             raise ValueError(
-                f"consumer-server.poll-timeout-millis ({poll_ms}) is not below "
-                f"redis.socket-timeout ({limit.total_seconds():g}s); raise the latter or remove it"
+                f"consumer-server.poll-timeout-millis ({poll_ms}) must be below "
+                f"redis.socket-timeout ({limit.total_seconds():g}s); raise or remove the latter"
             )
         return self
 
 
 class GatewaySettings(LoggedSettings):
-    """The gateway: HTTP for every language, the earlier systems' wire formats, the web page."""
+    """The gateway: an HTTP API, the earlier systems' wire formats, and the web page."""
 
     role: ClassVar[str] = "gateway"
 
     gateway_server: GatewayServerSettings = Field(
-        default_factory=GatewayServerSettings, description="Listening, and whom to let in."
+        default_factory=GatewayServerSettings, description="Address, access control and limits."
     )
     camellia: CamelliaSettings = Field(
-        default_factory=CamelliaSettings, description="Defaults of camellia's paths."
+        default_factory=CamelliaSettings, description="Defaults of the camellia API."
     )
 
 

@@ -1,10 +1,11 @@
-"""The sections that roles share or own: server, groups, manager-server, consumer-server."""
+"""Settings sections shared by roles: redis, groups, manager-server and consumer-server."""
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,77 +15,67 @@ from pydantic import (
     Field,
     InstanceOf,
     SecretStr,
-    ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
 
-from lisa.core.clock import parse_duration
-from lisa.core.cron import read_schedule
-from lisa.core.durability import Replicas, parse_durability
-from lisa.core.errors import ConfigError
-from lisa.core.keys import check_group, check_topic
-from lisa.core.options import check_option
-from lisa.core.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
-from lisa.core.transitions.promote import LARGEST_BATCH
-from lisa.core.transitions.reclaim import LARGEST_WINDOW
+from lisa.core.model.clock import parse_duration
+from lisa.core.model.cron import read_schedule
+from lisa.core.model.durability import Replicas, parse_durability
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.option_types import CountType, DurationType, FlagType, PolicyType
+from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, OPTIONS, Option, check_option
+from lisa.core.model.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
+
+T = TypeVar("T")
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Millis = Annotated[timedelta, BeforeValidator(partial(parse_duration, bare_ms=True))]
 Policy = Annotated[InstanceOf[RetryPolicy], BeforeValidator(RetryPolicy.parse)]
 
 
-def _durability(value: object) -> Replicas | None:
-    try:
-        return parse_durability(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+def checked(read: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A validator that calls `read`; its ConfigError becomes an error of the setting."""
+
+    def validate(value: Any) -> T:
+        try:
+            return read(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    return validate
 
 
-DurabilityField = Annotated[InstanceOf[Replicas] | None, BeforeValidator(_durability)]
+DurabilityField = Annotated[InstanceOf[Replicas] | None, BeforeValidator(checked(parse_durability))]
 Batch = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_BATCH))]
 Window = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_WINDOW))]
 
 
 def listed(value: object) -> object:
-    """Several names may be one text with commas, as the environment has to write them."""
+    """Split a comma-separated text into a list; environment variables have no lists."""
     if isinstance(value, str):
         return [name for part in value.split(",") if (name := part.strip())]
     return value
 
 
 def _check_schedule(text: str) -> str:
-    try:
-        read_schedule(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+    read_schedule(text)
     return text
 
 
-_TOPIC_OPTIONS = (
-    "max_length",
-    "ack_timeout",
-    "retry_delays",
-    "capacity",
-    "retention",
-    "dedupe_for",
-    "garbage_keep",
-    "journal",
-    "journal_max",
-    "max_body_bytes",
-    "shards",
-)
-Schedule = Annotated[str, AfterValidator(_check_schedule)]
+Schedule = Annotated[str, AfterValidator(checked(_check_schedule))]
 
 
 class Section(BaseModel):
-    """Frozen; unknown keys are refused."""
+    """A frozen section that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RedisSettings(Section):
-    """Where the server is, and how to reach it."""
+    """The server's address, credentials and TLS."""
 
     url: str = Field(
         default="redis://localhost:6379/0",
@@ -92,26 +83,26 @@ class RedisSettings(Section):
         description="The server: `redis://HOST:PORT/DB`, or `rediss://` for TLS. Also "
         "`redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and `redis+cluster://HOST:PORT,HOST:PORT`.",
     )
-    username: str | None = Field(default=None, description="User name, where the URL holds none.")
+    username: str | None = Field(default=None, description="User name, unless the URL has one.")
     password: SecretStr | None = Field(
-        default=None, description="Password, where the URL holds none."
+        default=None, description="Password, unless the URL has one."
     )
     sentinel_username: str | None = Field(
-        default=None, description="User name at the sentinels, where they ask for one."
+        default=None, description="User name for the sentinels, if they require one."
     )
     sentinel_password: SecretStr | None = Field(
-        default=None, description="Password at the sentinels, where they ask for one."
+        default=None, description="Password for the sentinels, if they require one."
     )
     socket_timeout: Duration | None = Field(
         default=None,
         gt=timedelta(0),
-        description="How long a reply may take. Unset: each role chooses, always above its polls.",
+        description="Maximum time for a reply. Unset: chosen by each role, longer than its polls.",
     )
     tls_ca_file: Path | None = Field(
-        default=None, description="Certificates to trust. Unset: the system's."
+        default=None, description="Trusted certificates. Unset: the system's."
     )
-    tls_cert_file: Path | None = Field(default=None, description="This client's own certificate.")
-    tls_key_file: Path | None = Field(default=None, description="The key of that certificate.")
+    tls_cert_file: Path | None = Field(default=None, description="The client's certificate.")
+    tls_key_file: Path | None = Field(default=None, description="The key of the certificate.")
     tls_check_hostname: bool = Field(
         default=True, description="Refuse a server whose certificate names another host."
     )
@@ -126,125 +117,102 @@ class RedisSettings(Section):
     @model_validator(mode="after")
     def _key_and_certificate(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls-cert-file and tls-key-file need each other; give both")
+            raise ValueError("tls-cert-file and tls-key-file must be set together")
         return self
 
 
-class GroupSettings(Section):
-    """One topic, the group of this deployment, and the topic's options."""
-
+class _GroupEntry(Section):
     topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic.")
     group: Annotated[str, AfterValidator(check_group)] | None = Field(
         default=None,
-        description="The group. A manager declares it; a consumer joins it. "
+        description="The group. Managers declare it; consumers join it. "
         "Unset: the topic's only group.",
     )
     consumer: str | None = Field(
         default=None,
         min_length=1,
-        description="First part of the consumer's name; host, pid and a random part follow.",
-    )
-    max_length: int | None = Field(
-        default=None,
-        description="`max_ready` of the topic: unread entries that a ready stream may hold. "
-        "What is due beyond that waits; nothing is dropped.",
+        description="Prefix of the consumer's name; host, pid and a random suffix follow.",
     )
     moving_size: Batch | None = Field(
         default=None,
         description=f"Messages per promote call, at most {LARGEST_BATCH}. "
-        "Calls follow each other until nothing is due.",
-    )
-    ack_timeout: Duration | None = Field(
-        default=None,
-        description="How long a delivery may stay unsettled. Unset: `manager-server.timeout`.",
-    )
-    retry_delays: Policy | None = Field(
-        default=None,
-        description="The pause before each retry. Unset: the retries of `manager-server`.",
-    )
-    capacity: int | None = Field(
-        default=None, description="Live messages before a send is refused. Unset: unlimited."
-    )
-    retention: Duration | None = Field(
-        default=None, description="How long settled ids are remembered. Unset: 60s. 0: not at all."
-    )
-    dedupe_for: Duration | None = Field(
-        default=None,
-        description="The same for messages that `lisa pipeline schedule` sent. Unset: 1d.",
-    )
-    garbage_keep: Duration | None = Field(
-        default=None, description="How long garbage is kept before it is purged. Unset: 90d."
-    )
-    journal: bool | None = Field(
-        default=None,
-        description="Write every transition down in the topic's journal, for `lisa pipeline`. "
-        "Unset: no.",
-    )
-    journal_max: int | None = Field(
-        default=None,
-        description="Events that the journal keeps where no archive has taken them. "
-        "Unset: 1000000.",
-    )
-    max_body_bytes: int | None = Field(
-        default=None, description="The largest encoded body, in bytes. Unset: 1048576."
-    )
-    shards: int | None = Field(
-        default=None,
-        description="Places, each with a key tag of its own, that a hot topic is spread over: it "
-        "then uses several nodes of a cluster. At most 64. Unset: 1.",
+        "Calls repeat until no message is due.",
     )
 
-    @field_validator(*_TOPIC_OPTIONS)
-    @classmethod
-    def _is_topic_option(cls, value: object, info: ValidationInfo) -> object:
+
+_YAML_TYPES = {DurationType: Duration, PolicyType: Policy, CountType: int, FlagType: bool}
+
+
+def _option_field(name: str, option: Option) -> tuple[Any, Any]:
+    """The pydantic field of one topic option."""
+
+    def check(value: Any) -> Any:
         if value is not None:
-            check_option(_option_name(str(info.field_name)), value)
+            check_option(name, value)
         return value
 
+    meaning = f"`{name}` of the topic. {option.text}" if option.yaml_name else option.text
+    unset = option.unset or option.kind.show(option.default)
+    return (
+        Annotated[_YAML_TYPES[type(option.kind)] | None, AfterValidator(check)],
+        Field(default=None, description=f"{meaning} Unset: {unset}."),
+    )
+
+
+_BY_KEY = {option.yaml_name or name: name for name, option in OPTIONS.items() if option.is_in_yaml}
+"""Key in YAML -> name of the topic option."""
+
+if TYPE_CHECKING:
+    _OptionKeys = _GroupEntry
+else:
+    _OptionKeys = create_model(
+        "_OptionKeys",
+        __base__=_GroupEntry,
+        **{key: _option_field(name, OPTIONS[name]) for key, name in _BY_KEY.items()},
+    )
+
+
+class GroupSettings(_OptionKeys):
+    """One topic, the group of this deployment, and the topic's options."""
+
     def options(self) -> dict[str, object]:
-        """The topic options that this entry sets itself, by their names in Redis."""
-        values = {_option_name(name): getattr(self, name) for name in _TOPIC_OPTIONS}
+        """The topic options that this entry sets, by their names in Redis."""
+        values = {name: getattr(self, key) for key, name in _BY_KEY.items()}
         return {name: value for name, value in values.items() if value is not None}
 
 
-def _option_name(field: str) -> str:
-    return "max_ready" if field == "max_length" else field
-
-
 class ManagerServerSettings(Section):
-    """When the manager's services run at the latest, and the defaults of its topics."""
+    """Schedules of the manager's services, and defaults for its topics."""
 
     crontab_move_to_ready_queue: Schedule = Field(
         default="0/1 * * * * ?",
-        description="When to promote: the safety net beside the promoter, "
-        "which wakes at each due time by itself.",
+        description="When to promote at the latest; the promoter also wakes at each due time.",
     )
     crontab_clean_stream: Schedule = Field(
-        default="0 */1 * * * ?", description="When to trim what is foreign from ready streams."
+        default="0 */1 * * * ?", description="When to remove foreign entries from ready streams."
     )
     crontab_process_pending_message: Schedule = Field(
         default="0/5 * * * * ?",
-        description="When to reclaim: the safety net beside the reclaimer, "
-        "which wakes when a lease can end.",
+        description="When to reclaim at the latest; the reclaimer also wakes when a lease can end.",
     )
     crontab_sweep: Schedule = Field(
         default="0/30 * * * * ?",
-        description="When to expire what is past its ttl, and to forget dead consumers "
+        description="When to expire messages that exceeded their ttl, and remove dead consumers "
         "and idle topics.",
     )
     range_start: Literal["-"] = Field(
         default="-",
-        description="Kept for files of the original. Every pending message is looked at.",
+        description="For compatibility with the original system. Every pending message is checked.",
     )
-    range_end: Literal["+"] = Field(default="+", description="As `range-start`.")
+    range_end: Literal["+"] = Field(default="+", description="See `range-start`.")
     count: Window = Field(
         default=LARGEST_WINDOW,
         description=f"Messages per reclaim call, at most {LARGEST_WINDOW}. "
-        "Calls follow each other to the end of the list.",
+        "Calls repeat to the end of the list.",
     )
     timeout: Millis = Field(
         default=timedelta(seconds=10),
-        description="`ack_timeout` of each topic listed, in milliseconds or with a unit.",
+        description="`ack_timeout` of every listed topic, in milliseconds or with a unit.",
     )
     delay_time: Millis = Field(
         default=DEFAULT_DELAY,
@@ -255,7 +223,7 @@ class ManagerServerSettings(Section):
     )
     retry: Policy | None = Field(
         default=None,
-        description="A whole retry policy, instead of `delay-time` and `max-retry-count`: "
+        description="A complete retry policy, replacing `delay-time` and `max-retry-count`: "
         "`0,0,2m,10m`, or a mapping (`fixed`, `exponential`, `delays`).",
     )
 
@@ -274,7 +242,7 @@ class ManagerServerSettings(Section):
         return self
 
     def options(self) -> dict[str, object]:
-        """The topic options that this section sets for every topic listed."""
+        """The topic options that this section sets for every listed topic."""
         options: dict[str, object] = {}
         if "timeout" in self.model_fields_set:
             options["ack_timeout"] = self.timeout
@@ -288,7 +256,7 @@ class ManagerServerSettings(Section):
 
 
 class ConsumerServerSettings(Section):
-    """How a consumer reads and runs handlers."""
+    """How a consumer reads messages and runs handlers."""
 
     poll_timeout_millis: int = Field(
         default=5_000,
@@ -299,12 +267,14 @@ class ConsumerServerSettings(Section):
     poll_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="The most messages that a consumer holds unstarted. "
-        "Unset: what its handlers finish in 50 ms.",
+        description="Maximum messages held but not started. "
+        "Unset: as many as the handlers finish in 50 ms.",
     )
-    concurrency: int = Field(default=1, ge=1, le=10_000, description="Handlers that run at a time.")
+    concurrency: int = Field(
+        default=1, ge=1, le=10_000, description="Handlers running in parallel."
+    )
     grace: Duration = Field(
         default=timedelta(seconds=10),
-        description="How long running handlers may take to finish once the consumer stops.",
+        description="Grace period for running handlers when the consumer stops.",
     )
     processes: int = Field(default=1, ge=1, le=1_024, description="Consumer processes to start.")

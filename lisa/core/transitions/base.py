@@ -1,73 +1,89 @@
-"""What every transition has in common: how its call is laid out."""
+"""Base classes of the transitions, and the layout of their calls."""
 
 from __future__ import annotations
 
+import random
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from lisa.core.errors import GroupRemoved
-from lisa.core.keys import TopicKeys
-
-__all__ = ["STEPS_PER_CALL", "Argument", "ById", "Elsewhere", "Transition", "letters", "text"]
+from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.keys import TopicKeys
 
 T = TypeVar("T")
 Argument = str | bytes | int
 
 STEPS_PER_CALL = 500
-"""One script call does at most so many id-times-group steps, so that none blocks for 5 ms."""
+"""Maximum number of steps (ids times groups) per script call, so that none blocks for 5 ms."""
 
 
 class Transition(ABC, Generic[T]):
-    """One call of one Lua script: what it is given, and what its reply means.
+    """One call of one Lua script: its keys, its arguments, and the meaning of its reply.
 
-    A transition knows its topic and, where it concerns one group, that group; the groups that are
-    declared come from the store, which builds the call again if they have changed meanwhile.
+    A transition knows its topic and, if it concerns a single group, that group. The store supplies
+    the declared groups, and builds the call again if they have changed.
     """
 
     __slots__ = ()
 
     script: ClassVar[str]
     steps: ClassVar[int] = 1
-    """What one id of a call costs, by measure (benchmarks/safety): see `Store.batch_size`."""
+    """Cost of one id in a call, as measured by benchmarks/safety; see `Store.batch_size`."""
+    group_steps: ClassVar[float | None] = None
+    """Additional cost of each further group of the topic; None: the same as `steps`."""
+    kept_ms: ClassVar[int] = 30_000
+    """How long the answer to a call is stored; must exceed the time in which callers repeat it."""
     minds_layout: ClassVar[bool] = False
-    """Whether the script compares the layout that the caller knows with the place's own."""
+    """Whether the script compares the caller's layout number with that of the shard."""
     topic: str
 
     @property
     def own_group(self) -> str | None:
-        """The group whose messages are moved; None if the topic's are."""
+        """The group whose messages move; None for a transition of the whole topic."""
         return None
 
     @property
     def fixed_groups(self) -> tuple[str, ...] | None:
-        """The groups to name whatever is declared; None to name those declared."""
+        """The groups to pass regardless of what is declared; None to pass the declared groups."""
         return None
 
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:  # noqa: ARG002  for those that have some
-        """The keys of single messages, in the order of the script's header."""
+    @property
+    def call_id(self) -> str:
+        """Identifies a call whose repeats get the first call's answer; empty if there is none."""
+        return ""
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:  # noqa: ARG002  used by overrides
+        """The keys of individual messages, in the order given in the script's header."""
         return ()
 
     @abstractmethod
     def args(self) -> Sequence[Argument]:
-        """The script's own arguments, without the number of the own group."""
+        """The script's own arguments, without the index of the own group."""
 
     @abstractmethod
     def parse(self, reply: Sequence[Any]) -> T:
-        """The meaning of a reply, which comes without its leading OK."""
+        """Parse a reply, given without its leading OK."""
+
+    def remainder(self, result: T) -> Transition[T] | None:  # noqa: ARG002  used by overrides
+        """The call for what remains after a call stopped at its byte budget; None if complete.
+
+        Its result is appended to the first one.
+        """
+        return None
 
     def refuse(self, reply: Sequence[Any]) -> None:
-        """Raise the error that a reply other than OK stands for."""
+        """Raise the error for a reply other than OK."""
         raise AssertionError(f"{self.script} answered {reply!r}")
 
     def build(
         self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""
     ) -> tuple[list[str], list[Argument]]:
-        """KEYS and ARGV for the groups given. Raises GroupRemoved if the own one is not there.
+        """KEYS and ARGV for the given groups. Raises GroupRemoved if `own_group` is not one.
 
-        layout: the number of the layout by which this place was chosen; empty: any will do.
+        layout: number of the layout by which this shard was chosen; empty to skip the check.
         """
         all_keys = list(keys.shared)
         for name in groups:
@@ -85,70 +101,96 @@ class Transition(ABC, Generic[T]):
         return all_keys, arguments
 
 
+class OfGroup:
+    """A transition that moves the messages of a single group."""
+
+    __slots__ = ()
+
+    group: str
+
+    @property
+    def own_group(self) -> str:
+        """The group whose messages move."""
+        return self.group
+
+
 class Elsewhere(StrEnum):
-    """What an older place says of a message that is another one's: see `ById.first_of`."""
+    """An older shard's answer about a message that it does not hold; see `ById.first_of`."""
 
     UNKNOWN = "unknown"
     SETTLED = "settled"
 
 
 class ById(Transition[list[T]]):
-    """A transition of single messages, which in a topic that is split lie in several places.
+    """A transition of individual messages, which a split topic spreads over its shards.
 
-    `columns` names the fields that hold something for each message, in one order; one item of the
-    result belongs to each.
+    `columns` names the fields that have one item per message, in the same order; the items of the
+    first are ids, or tuples that begin with the id. The result has one item per message.
     """
 
     __slots__ = ()
 
     columns: ClassVar[tuple[str, ...]]
+    outcomes: ClassVar[Mapping[str, Any]]
+    """The result for each letter of a reply that has one letter per message."""
 
     @property
     def asks_older(self) -> Literal["first", "after", "never"]:
-        """When the older places of a topic are asked, before the present one by `first_of`."""
+        """Whether to ask older shards before the current one (`first_of`), after it, or never."""
         return "after"
 
     @property
-    @abstractmethod
     def message_ids(self) -> Sequence[str]:
-        """The ids, in order."""
+        """The message ids, in order."""
+        return [one if isinstance(one, str) else one[0] for one in getattr(self, self.columns[0])]
+
+    def parse(self, reply: Sequence[Any]) -> list[T]:
+        """Parse a reply with one letter per message."""
+        outcomes = self.outcomes
+        return [outcomes[letter] for letter in letters(reply[0])]
 
     def is_nowhere(self, result: T) -> bool:
-        """Whether this place did nothing about a message, which may stand in another one."""
+        """Whether this shard did not have the message, so that another one may."""
         return not result
 
-    def may_be_settled(self, result: T) -> bool:  # noqa: ARG002  for those that do
-        """Whether this place answered by a tombstone, while the id may be live in an older one."""
+    def may_be_settled(self, result: T) -> bool:  # noqa: ARG002  used by overrides
+        """Whether this shard answered from a tombstone; the id may be live in an older shard."""
         return False
 
-    def first_of(self, place: str, picks: Sequence[int]) -> Transition[list[T | Elsewhere]]:
-        """What an older place is asked about some of the messages before the present one is."""
-        raise NotImplementedError(f"{self.script} asks older places after the present one")
+    def first_of(self, shard: str, picks: Sequence[int]) -> Transition[list[T | Elsewhere]]:
+        """The transition that asks an older shard about the picked messages first."""
+        raise NotImplementedError(f"{self.script} asks older shards after the current one")
 
     def revived(self, result: T) -> T:
-        """The present place's result for a message that an older one remembers as settled."""
+        """The current shard's result for a message that an older shard has settled."""
         return result
 
     def with_known_ids(self) -> Self:
-        """The same once an earlier call may have arrived somewhere."""
+        """A copy for a repeat, after an earlier call may have taken effect."""
         return self
 
-    def part(self, place: str, picks: Sequence[int]) -> Self:
-        """The same for some of the messages, at one place."""
+    def part(self, shard: str, picks: Sequence[int]) -> Self:
+        """A copy for the picked messages, to run on one shard."""
         n = len(self.message_ids)
         columns = {name: getattr(self, name) for name in self.columns}
-        cut = {
-            name: [column[i] for i in picks] for name, column in columns.items()
-            if len(column) == n
-        }  # fmt: skip
-        return replace(self, topic=place, **cut)  # type: ignore[type-var]  # all are dataclasses
+        cut: dict[str, Any] = {
+            name: [column[i] for i in picks] for name, column in columns.items() if len(column) == n
+        }
+        if self.call_id and len(picks) < n:  # a separate call id, stable for the same messages
+            cut["call_id"] = f"{self.call_id}-{zlib.crc32(repr(list(picks)).encode()):08x}"
+        return replace(self, topic=shard, **cut)  # type: ignore[type-var]  # all are dataclasses
+
+
+def new_call_id() -> str:
+    """A random, unique call id."""
+    return f"{random.getrandbits(64):016x}"
 
 
 def text(value: bytes | str | int) -> str:
-    """A reply's string, whatever hands wrote it."""
+    """Decode a string in a reply; invalid UTF-8 is replaced."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def letters(value: bytes | str) -> str:
-    """A reply that holds one letter a message."""
+    """Decode a reply with one letter per message."""
     return value.decode("ascii") if isinstance(value, bytes) else value

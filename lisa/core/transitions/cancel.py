@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, letters
-
-__all__ = ["Cancel", "Cancelled"]
+from lisa.core.model.keys import TopicKeys
+from lisa.core.transitions.base import Argument, ById
 
 
 class Cancelled(StrEnum):
-    """The truth about one id: only `CANCELLED` says that it will not be handled."""
+    """Outcome for one id. Only `CANCELLED` guarantees that the message will not be handled."""
 
     CANCELLED = "cancelled"
     IN_FLIGHT = "in_flight"
@@ -22,20 +20,21 @@ class Cancelled(StrEnum):
     UNKNOWN = "unknown"
 
 
-_OUTCOMES = {
-    "c": Cancelled.CANCELLED, "f": Cancelled.IN_FLIGHT,
-    "d": Cancelled.DONE, "u": Cancelled.UNKNOWN,
-}  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Cancel(ById[Cancelled]):
-    """Take messages back for good."""
+    """Cancel messages for good."""
 
     script: ClassVar[str] = "cancel"
     steps: ClassVar[int] = 6
+    group_steps: ClassVar[float | None] = 2
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("ids",)
+    outcomes: ClassVar[Mapping[str, Any]] = {
+        "c": Cancelled.CANCELLED,
+        "f": Cancelled.IN_FLIGHT,
+        "d": Cancelled.DONE,
+        "u": Cancelled.UNKNOWN,
+    }
     topic: str
     ids: Sequence[str]
 
@@ -45,15 +44,8 @@ class Cancel(ById[Cancelled]):
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids]
 
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return self.ids
-
     def is_nowhere(self, result: Cancelled) -> bool:
         return result is Cancelled.UNKNOWN
 
     def may_be_settled(self, result: Cancelled) -> bool:
         return result in (Cancelled.CANCELLED, Cancelled.DONE)
-
-    def parse(self, reply: Sequence[Any]) -> list[Cancelled]:
-        return [_OUTCOMES[letter] for letter in letters(reply[0])]

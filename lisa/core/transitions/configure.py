@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, Transition
-
-__all__ = ["Configure"]
+from lisa.core.transitions.base import Argument, Transition, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
 class Configure(Transition[int]):
-    """Write options in the form of their hash; None takes one away. Answers how many changed.
+    """Write encoded options; None removes one. Returns the number of options changed.
 
-    A declaration (`declared`) changes only what a declaration last wrote.
+    With `declared`, changes only options that a declaration wrote last.
     """
 
     script: ClassVar[str] = "configure"
+    fixed_groups: ClassVar[tuple[str, ...]] = ()
     topic: str
     values: Mapping[str, str | None]
     declared: bool = False
-
-    @property
-    def fixed_groups(self) -> tuple[str, ...]:
-        return ()
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         arguments: list[Argument] = ["declare" if self.declared else "set", len(self.values)]

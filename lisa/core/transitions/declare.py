@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lisa.core.errors import RemovalUnfinished
-from lisa.core.transitions.base import Argument, Transition
-
-__all__ = ["Declare"]
+from lisa.core.model.errors import RemovalUnfinished, TooManyGroups
+from lisa.core.model.sharding import topic_of
+from lisa.core.transitions.base import Argument, Transition, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
 class Declare(Transition[bool]):
-    """Declare a group and make its stream; answers whether it is new: a repeated call says no.
+    """Declare a group and create its stream. Returns whether the group is new.
 
-    Raises RemovalUnfinished if it owes messages since its removal.
-    only_mend: leave a group alone that is not declared (any more).
-    only_lost: declare it only if it owes messages though nobody removed it.
+    Raises RemovalUnfinished if the group still owes messages from before its removal, and
+    TooManyGroups if it is new and the topic has its maximum number of groups.
+    only_mend: do nothing if the group is not declared (any longer).
+    only_lost: declare the group only if it owes messages although it was never removed.
+    unlimited: ignore `max_groups`, because the topic had the group before. Shards always ignore it,
+        because they follow their topic.
     """
 
     script: ClassVar[str] = "declare"
@@ -26,21 +28,30 @@ class Declare(Transition[bool]):
     group: str
     only_mend: bool = False
     only_lost: bool = False
+    unlimited: bool = False
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     @property
     def fixed_groups(self) -> tuple[str, ...]:
         return (self.group,)
 
     def args(self) -> Sequence[Argument]:
-        return (2 if self.only_lost else int(self.only_mend),)
+        is_limited = not (self.unlimited or self.only_lost) and topic_of(self.topic) == self.topic
+        return (2 if self.only_lost else int(self.only_mend), int(is_limited))
 
     def parse(self, reply: Sequence[Any]) -> bool:
-        return bool(reply[0])
+        return bool(int(reply[0]))
 
     def refuse(self, reply: Sequence[Any]) -> None:
         if reply[0] == b"OWES":
             raise RemovalUnfinished(
-                f"group {self.group!r} was removed from topic {self.topic!r}, and what it owed is "
-                "not settled yet: it can be declared again once that is done"
+                f"group {self.group!r} was removed from topic {self.topic!r}, but the removal is "
+                "still settling its messages; declare it again once the removal is complete"
+            )
+        if reply[0] == b"MANY":
+            raise TooManyGroups(
+                f"group {self.group!r} is not declared: topic {self.topic!r} has {reply[1]} groups "
+                f"and allows {reply[2]} (its option max_groups). Every group gets a copy of every "
+                "message; remove unused groups, or raise the option"
             )
         Transition.refuse(self, reply)

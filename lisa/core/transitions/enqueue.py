@@ -8,15 +8,13 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-from lisa.core.errors import InvalidMessage, TopicFull
-from lisa.core.keys import TopicKeys
+from lisa.core.model.errors import InvalidMessage, TopicFull
+from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, letters
-
-__all__ = ["Enqueue", "OnDuplicate", "Sent"]
 
 
 class OnDuplicate(StrEnum):
-    """What becomes of a message whose id is live, or was settled within the retention."""
+    """What to do with a message whose id is live, or was settled within the retention."""
 
     KEEP = "keep"
     REPLACE = "replace"
@@ -24,7 +22,7 @@ class OnDuplicate(StrEnum):
 
 
 class Sent(StrEnum):
-    """What became of one message."""
+    """Outcome of sending one message."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -37,7 +35,7 @@ _OUTCOMES = {"a": Sent.ACCEPTED, "d": Sent.DUPLICATE, "r": Sent.REPLACED, "x": S
 
 
 def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
-    """How many are given, then each with its message's number, from 1."""
+    """The number of values that are not None, then each with its message's number, from 1."""
     if values.count(None) == len(values):
         return [0]
     given = [(number, value) for number, value in enumerate(values, 1) if value is not None]
@@ -46,16 +44,17 @@ def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
 
 @dataclass(frozen=True, slots=True)
 class Enqueue(ById[Sent]):
-    """Send messages, by columns, that share one send token. Raises TopicFull, InvalidMessage.
+    """Send messages, given in columns, with one send token. Raises TopicFull, InvalidMessage.
 
-    dues: '+<ms>' for a delay, else epoch ms in decimal; one for each message, or one for all.
-    ttls_ms, policies: None where a message has none of its own; empty if no message has.
-    are_ids_new: they were made for this call and nobody knows them yet, so if one is known, the
-        call is a replay and all are: the script need not ask for each.
+    dues: '+<ms>' for a delay, else epoch ms in decimal; one per message, or one for all.
+    ttls_ms, policies: None for a message without its own value; empty if no message has one.
+    are_ids_new: the ids were generated for this call. If the first one is known, the call is a
+        repeat, so the script need not check the others.
     """
 
     script: ClassVar[str] = "enqueue"
     steps: ClassVar[int] = 2
+    group_steps: ClassVar[float | None] = 0.5
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("ids", "dues", "envelopes", "ttls_ms", "policies")
     topic: str
@@ -79,23 +78,26 @@ class Enqueue(ById[Sent]):
         return self.args_of(kind)
 
     def args_of(self, kind: str) -> Sequence[Argument]:
-        """The arguments, by what is known of the ids."""
+        """The arguments; `kind` states what is known about the ids."""
         ids = self.ids
         return [
-            self.token, self.on_duplicate.value, kind, len(ids), len(self.dues), *self.dues,
-            *self.envelopes, *_numbered(self.ttls_ms), *_numbered(self.policies),
-        ]  # fmt: skip
-
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return self.ids
+            self.token,
+            self.on_duplicate.value,
+            kind,
+            len(ids),
+            len(self.dues),
+            *self.dues,
+            *self.envelopes,
+            *_numbered(self.ttls_ms),
+            *_numbered(self.policies),
+        ]
 
     @property
     def asks_older(self) -> Literal["first", "after", "never"]:
         return "never" if self.are_ids_new else "first"
 
-    def first_of(self, place: str, picks: Sequence[int]) -> Transition[list[Sent | Elsewhere]]:
-        return Known(place, self.part(place, picks))
+    def first_of(self, shard: str, picks: Sequence[int]) -> Transition[list[Sent | Elsewhere]]:
+        return Known(shard, self.part(shard, picks))
 
     def revived(self, result: Sent) -> Sent:
         return Sent.REPLACED if result is Sent.ACCEPTED else result
@@ -112,20 +114,20 @@ class Enqueue(ById[Sent]):
     def refuse(self, reply: Sequence[Any]) -> None:
         if reply[0] == b"FULL":
             raise TopicFull(
-                f"topic {self.topic!r} holds {reply[1]} live messages and takes at most "
-                f"{reply[2]} (its option capacity); nothing of this call was sent"
+                f"topic {self.topic!r} holds {reply[1]} live messages and allows at most "
+                f"{reply[2]} (its option capacity); this call sent nothing"
             )
         if reply[0] == b"LARGE":
             raise InvalidMessage(
                 f"the body of message {self.ids[reply[1] - 1]!r} has {reply[2]} bytes; "
-                f"topic {self.topic!r} takes at most {reply[3]} (its option max_body_bytes)"
+                f"topic {self.topic!r} allows at most {reply[3]} (its option max_body_bytes)"
             )
         Transition.refuse(self, reply)
 
 
 @dataclass(frozen=True, slots=True)
 class Known(Transition[list[Sent | Elsewhere]]):
-    """The same at a place that takes no new messages: what it knows of each id counts."""
+    """An `Enqueue` for a closed shard, which only reports what it knows of each id."""
 
     script: ClassVar[str] = "enqueue"
     minds_layout: ClassVar[bool] = True

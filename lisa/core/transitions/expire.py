@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters
-
-__all__ = ["Expire", "Expired"]
+from lisa.core.model.keys import TopicKeys
+from lisa.core.transitions.base import Argument, Transition, letters, new_call_id
 
 
 class Expired(StrEnum):
-    """What became of one id. `ORPHAN`: there was a ttl without a live message."""
+    """Outcome for one id. `ORPHAN`: the id had a ttl but no live message."""
 
     EXPIRED = "expired"
     IN_FLIGHT = "in_flight"
@@ -23,26 +21,29 @@ class Expired(StrEnum):
 
 
 _OUTCOMES = {
-    "x": Expired.EXPIRED, "f": Expired.IN_FLIGHT, "n": Expired.NOT_DUE, "o": Expired.ORPHAN,
-}  # fmt: skip
+    "x": Expired.EXPIRED,
+    "f": Expired.IN_FLIGHT,
+    "n": Expired.NOT_DUE,
+    "o": Expired.ORPHAN,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Expire(Transition[list[tuple[Expired, bytes]]]):
-    """End messages that are past their ttl; with `wanted` also answers their envelopes."""
+class Expire(Transition[list[Expired]]):
+    """End messages that have exceeded their ttl."""
 
     script: ClassVar[str] = "expire"
     steps: ClassVar[int] = 8
+    kept_ms: ClassVar[int] = 600_000
     topic: str
     ids: Sequence[str]
-    wanted: bool = False
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
 
     def args(self) -> Sequence[Argument]:
-        return [int(self.wanted), len(self.ids), *self.ids]
+        return [len(self.ids), *self.ids]
 
-    def parse(self, reply: Sequence[Any]) -> list[tuple[Expired, bytes]]:
-        said = letters(reply[0])
-        return [(_OUTCOMES[letter], reply[i]) for i, letter in enumerate(said, 1)]
+    def parse(self, reply: Sequence[Any]) -> list[Expired]:
+        return [_OUTCOMES[letter] for letter in letters(reply[0])]

@@ -1,4 +1,4 @@
-"""Takes away consumers' names that nobody uses."""
+"""Deletes unused consumer names."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, Transition, text
-
-__all__ = ["Forget"]
+from lisa.core.transitions.base import Argument, OfGroup, Transition, text
 
 
 @dataclass(frozen=True, slots=True)
-class Forget(Transition[list[str]]):
-    """Forget consumers idle for `least_idle_ms` with nothing pending; answers which."""
+class Forget(OfGroup, Transition[list[str]]):
+    """Delete consumers idle for `least_idle_ms` with nothing pending. Returns their names."""
 
     script: ClassVar[str] = "forget"
     topic: str
     group: str
     consumers: Sequence[str]
     least_idle_ms: int
-
-    @property
-    def own_group(self) -> str:
-        return self.group
 
     def args(self) -> Sequence[Argument]:
         return [self.least_idle_ms, len(self.consumers), *self.consumers]

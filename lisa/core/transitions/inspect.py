@@ -1,21 +1,19 @@
-"""Where an id stands, in every group."""
+"""The state of ids, in every group."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.keys import TopicKeys
+from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, ById, text
 
-__all__ = ["Inspect", "Inspection", "Place", "Tombstone"]
 
+class GroupState(NamedTuple):
+    """A message's state in one group: `state` is ready, in_flight, retry or garbage.
 
-class Place(NamedTuple):
-    """Where one group has the message: `state` is ready, in_flight, retry or garbage.
-
-    `due_ms` is the due time of the next or present attempt; in garbage, the time of death.
+    `due_ms` is the due time of the current or next attempt; in garbage, the time of death.
     """
 
     group: str
@@ -29,7 +27,7 @@ class Place(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """What is left of a settled message."""
+    """The record of a settled message."""
 
     token: str
     state: str
@@ -39,28 +37,34 @@ class Tombstone(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """All that is known of one id; all empty if it is unknown.
+    """Everything known about one id; all fields are empty if it is unknown.
 
-    `envelope` is the whole of it if bodies were wanted, else its head.
+    `envelope` is complete if bodies were requested, else only its head.
     """
 
     envelope: bytes
     tombstone: Tombstone | None
     waiting_due_ms: int | None
     expires_ms: int | None
-    places: list[Place]
+    group_states: list[GroupState]
 
 
 def _number(value: bytes) -> int | None:
     return int(float(value)) if value else None
 
 
-def _place(row: Sequence[Any]) -> Place:
+def _group_state(row: Sequence[Any]) -> GroupState:
     group, state, due, failed, consumer, idle, reason, entry = row
-    return Place(
-        text(group), text(state), _number(due), int(failed), text(consumer) or None,
-        idle if isinstance(idle, int) else None, text(reason) or None, text(entry) or None,
-    )  # fmt: skip
+    return GroupState(
+        text(group),
+        text(state),
+        _number(due),
+        int(failed),
+        text(consumer) or None,
+        idle if isinstance(idle, int) else None,
+        text(reason) or None,
+        text(entry) or None,
+    )
 
 
 def _tombstone(value: bytes) -> Tombstone | None:
@@ -72,7 +76,7 @@ def _tombstone(value: bytes) -> Tombstone | None:
 
 @dataclass(frozen=True, slots=True)
 class Inspect(ById[Inspection]):
-    """Look at ids without changing anything."""
+    """Read the state of ids without changing anything."""
 
     script: ClassVar[str] = "inspect"
     steps: ClassVar[int] = 4
@@ -88,12 +92,12 @@ class Inspect(ById[Inspection]):
     def args(self) -> Sequence[Argument]:
         return [int(self.bodies), len(self.ids), *self.ids]
 
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return self.ids
-
     def is_nowhere(self, result: Inspection) -> bool:
-        return not (result.envelope or result.tombstone or result.places)
+        return not (result.envelope or result.tombstone or result.group_states)
+
+    def remainder(self, result: list[Inspection]) -> Inspect | None:
+        done = len(result)
+        return replace(self, ids=self.ids[done:]) if done < len(self.ids) else None
 
     def may_be_settled(self, result: Inspection) -> bool:
         return result.tombstone is not None and not result.envelope
@@ -101,8 +105,11 @@ class Inspect(ById[Inspection]):
     def parse(self, reply: Sequence[Any]) -> list[Inspection]:
         return [
             Inspection(
-                envelope, _tombstone(stone), _number(due), _number(ends),
-                [_place(row) for row in places],
+                envelope,
+                _tombstone(stone),
+                _number(due),
+                _number(ends),
+                [_group_state(row) for row in group_states],
             )
-            for envelope, stone, due, ends, *places in reply[1:]
-        ]  # fmt: skip
+            for envelope, stone, due, ends, *group_states in reply[1:]
+        ]

@@ -1,24 +1,22 @@
-"""Puts ids right that a foreign hand, or a lost server, left standing wrongly."""
+"""Repairs the state of ids that another program or the loss of a server left inconsistent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, text
-
-__all__ = ["Mend"]
+from lisa.core.model.keys import TopicKeys
+from lisa.core.transitions.base import Argument, Transition, new_call_id, text
 
 
 @dataclass(frozen=True, slots=True)
 class Mend(Transition[list[list[str]]]):
-    """Mend ids; answers for each what was wrong. With `judge` it says so and changes nothing.
+    """Repair ids. Returns the faults found for each. With `judge`, reports and changes nothing.
 
-    `entry-lost`: its stream entry was gone; `no-place`: live, but nowhere; `second-place`: in two
-    places at once; `leftover`: a group remembers failures of a message that it does not owe;
-    `no-body`: a record without a live message.
+    `entry-lost`: the stream entry was missing; `no-place`: live, but in no group's data;
+    `second-place`: in two states at the same time; `leftover`: a group has failures recorded for a
+    message that it does not owe; `no-body`: a record without a live message.
     """
 
     script: ClassVar[str] = "mend"
@@ -26,6 +24,7 @@ class Mend(Transition[list[list[str]]]):
     topic: str
     ids: Sequence[str]
     judge: bool = False
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return [keys.body(message_id) for message_id in self.ids]

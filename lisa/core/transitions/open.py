@@ -1,4 +1,4 @@
-"""ready -> in flight: the bodies, and the instant of hand-over."""
+"""ready -> in flight: reads the bodies and the time of delivery."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.keys import TopicKeys
-from lisa.core.stream import Entry
-from lisa.core.transitions.base import Argument, Transition, letters
-
-__all__ = ["Open", "Opened"]
+from lisa.core.model.keys import TopicKeys
+from lisa.core.model.stream import Entry
+from lisa.core.transitions.base import Argument, OfGroup, Transition, letters
 
 
 class Opened(NamedTuple):
-    """What is behind some entries; `envelopes` and `past_ttl` have one item for each of them.
+    """The first of the entries, as many as the byte budget allows, and at least one.
 
-    An envelope is None where there is nothing to hand out: it was cleared, or went back because
+    `envelopes` and `past_ttl` have one item per opened entry; the caller calls again for the rest.
+    An envelope is None if there is nothing to deliver: the entry was cleared, or returned because
     the topic is paused.
     """
 
@@ -28,19 +27,25 @@ class Opened(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Open(Transition[Opened]):
-    """Open what XREADGROUP or pull gave to this group's consumer."""
+class Open(OfGroup, Transition[Opened]):
+    """Open the first of the entries that XREADGROUP or pull gave to this group's consumer.
+
+    late: the consumer's name, if much of the leases may have elapsed; the leases then restart.
+    """
 
     script: ClassVar[str] = "open"
     steps: ClassVar[int] = 2
+    group_steps: ClassVar[float | None] = 0
     topic: str
     group: str
     entries: Sequence[Entry]
     ack_timeout_ms: int | None = None
+    late: str = ""
 
     @property
-    def own_group(self) -> str:
-        return self.group
+    def call_id(self) -> str:
+        # An entry is opened once, so calls with the same first entry are repeats.
+        return f"open:{self.group}:{self.entries[0].entry}"
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         body = keys.body("")
@@ -48,9 +53,12 @@ class Open(Transition[Opened]):
 
     def args(self) -> Sequence[Argument]:
         return [
-            "" if self.ack_timeout_ms is None else self.ack_timeout_ms, len(self.entries),
-            *[entry.id for entry in self.entries], *[entry.entry for entry in self.entries],
-        ]  # fmt: skip
+            "" if self.ack_timeout_ms is None else self.ack_timeout_ms,
+            self.late,
+            len(self.entries),
+            *[entry.id for entry in self.entries],
+            *[entry.entry for entry in self.entries],
+        ]
 
     def parse(self, reply: Sequence[Any]) -> Opened:
         now_us, timeout, paused, past_ttl, *envelopes = reply

@@ -6,33 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from lisa.core.model.options import LARGEST_BATCH
 from lisa.core.transitions.base import Argument, Transition, text
-
-__all__ = ["LARGEST_BATCH", "Promote", "Promoted"]
-
-LARGEST_BATCH = 250
-"""Messages that one call moves, at most."""
 
 
 class Promoted(NamedTuple):
-    """What one call did.
+    """Result of one call.
 
-    `next_due_ms` is the earliest due left, None if nothing waits; `full` how many groups have no
-    room; `cut_short` whether more may be due already; `expired` ids past their ttl, left in place.
+    `next_due_ms` is the earliest remaining due time, None if nothing waits; with several groups it
+    ignores overdue retries of a full group. `full` names the groups without room for their due
+    messages. `cut_short`: more messages may be due now. `interval_ms`: the topic's option.
+    `expired`: ids that exceeded their ttl, which were not moved.
     """
 
     moved: int
-    full: int
+    full: tuple[str, ...]
     next_due_ms: int | None
     now_ms: int
     paused: bool
     cut_short: bool
+    interval_ms: int
     expired: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Promote(Transition[Promoted]):
-    """Move what is due by Redis's clock, at most `limit` messages."""
+    """Promote up to `limit` messages that are due by Redis's clock."""
 
     script: ClassVar[str] = "promote"
     topic: str
@@ -42,8 +41,14 @@ class Promote(Transition[Promoted]):
         return (self.limit,)
 
     def parse(self, reply: Sequence[Any]) -> Promoted:
-        moved, full, next_due, now, paused, cut, *expired = reply
+        moved, full, next_due, now, paused, cut, interval, *expired = reply
         return Promoted(
-            moved, full, int(next_due) if next_due else None, int(now), bool(paused), bool(cut),
+            moved,
+            tuple(text(full).split(",")) if full else (),
+            int(next_due) if next_due else None,
+            int(now),
+            bool(paused),
+            bool(cut),
+            int(interval),
             [text(message_id) for message_id in expired],
-        )  # fmt: skip
+        )

@@ -1,4 +1,4 @@
-"""Takes from a topic's journal what the archives have, or what it has no room for."""
+"""Trims a topic's journal: events that all archives have, or beyond `journal_max` without any."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.keys import TopicKeys
+from lisa.core.model.keys import TopicKeys
 from lisa.core.transitions.base import Argument, Transition
 
-__all__ = ["ARCHIVE_HOLDS_MS", "NOT_AN_ARCHIVE", "RECORD", "Prune", "Pruned"]
-
 ARCHIVE_HOLDS_MS = 2 * 86_400_000
-"""So long after its last report an archive is waited for: one that runs each night is."""
+"""How long events are kept for an archive after its last report; allows for a nightly run."""
 
 NOT_AN_ARCHIVE = "~"
-"""So begin the fields beside the archives' records: what was trimmed, and when."""
+"""Prefix of the fields that are not archive records: what was trimmed, and when."""
 
 RECORD = re.compile(r"([0-9]+-[0-9]+) ([0-9]+) ([0-9]+)")
-"""What an archive reports, entry, number and when: one of another form holds nothing back."""
+"""An archive's record: entry, number and time. Other values do not hold events back."""
 
 
 class Pruned(NamedTuple):
-    """Events removed, those of them that no archive had taken, those left; whether to go on."""
+    """Events removed, how many of them were not archived, events left, and whether to continue."""
 
     removed: int
     lost: int
@@ -33,10 +31,10 @@ class Pruned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prune(Transition[Pruned]):
-    """One call takes at most `limit` events. `archives` are the names that have a record.
+    """Remove at most `limit` events per call. `archives` are the names of archives with a record.
 
-    With bodies of several KB each event has memory of its own to give back: ten thousand of them
-    would hold up the server for 5 to 9 ms.
+    With bodies of several KB each event frees its own memory: ten thousand of them would block the
+    server for 5 to 9 ms.
     """
 
     script: ClassVar[str] = "prune"

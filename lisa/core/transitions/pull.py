@@ -1,19 +1,17 @@
-"""ready -> in flight, for those who keep no connection blocked on the stream."""
+"""ready -> in flight, for callers that do not block on the stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.stream import Entry, parse_entry
-from lisa.core.transitions.base import Argument, Transition, text
-
-__all__ = ["Pull", "Pulled"]
+from lisa.core.model.stream import Entry, parse_entry
+from lisa.core.transitions.base import Argument, OfGroup, Transition, new_call_id, text
 
 
 class Pulled(NamedTuple):
-    """Entries taken, and the last id that the group was given: XREAD from it waits for more."""
+    """The entries taken, and the group's last delivered id, from which XREAD waits for more."""
 
     paused: bool
     last_id: str
@@ -21,20 +19,18 @@ class Pulled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pull(Transition[Pulled]):
-    """Take at most `most` messages at once; open gives their bodies."""
+class Pull(OfGroup, Transition[Pulled]):
+    """Take at most `most` messages without waiting; `Open` reads their bodies."""
 
     script: ClassVar[str] = "pull"
     steps: ClassVar[int] = 2
+    group_steps: ClassVar[float | None] = 0
     topic: str
     group: str
     consumer: str
     most: int
     ack_timeout_ms: int | None = None
-
-    @property
-    def own_group(self) -> str:
-        return self.group
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         timeout: Argument = "" if self.ack_timeout_ms is None else self.ack_timeout_ms

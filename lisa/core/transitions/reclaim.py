@@ -1,24 +1,29 @@
-"""in flight for too long -> retry or garbage."""
+"""in flight past the ack timeout -> retry or garbage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.transitions.base import Argument, Transition, text
+from lisa.core.model.options import LARGEST_WINDOW
+from lisa.core.transitions.base import Argument, OfGroup, Transition, new_call_id, text
 from lisa.core.transitions.retry import Retried, new_seed, parse_failed
-
-__all__ = ["FIRST", "LARGEST_WINDOW", "Reclaim", "Reclaimed", "TakenBack"]
 
 FIRST = "-"
 
-LARGEST_WINDOW = 50
-"""Pending entries that one call looks at, at most; and as many leases."""
+
+class ClockState(StrEnum):
+    """Server clock during a call: as expected, later than possible, or set back."""
+
+    FINE = ""
+    LATER = "later"
+    AHEAD = "ahead"
 
 
-class TakenBack(NamedTuple):
-    """One message; `due_ms` is what it had been delivered for, None if nobody knows any more."""
+class ReclaimedMessage(NamedTuple):
+    """One reclaimed message; `due_ms` is the due time of its delivery, None if unknown."""
 
     id: str
     due_ms: int | None
@@ -26,43 +31,57 @@ class TakenBack(NamedTuple):
 
 
 class Reclaimed(NamedTuple):
-    """One window's result; `cursor` is None at the end of the list.
+    """Result for one window; `cursor` is None at the end of the list.
 
-    `next_end_ms` is how long until the next lease seen here ends, None if none was seen.
+    `next_end_ms` is the time until the next lease in the window ends, None if there is none.
+    `clock` says whether the server's clock was as expected.
     """
 
     cursor: str | None
     next_end_ms: int | None
     cleared: int
-    moved: list[TakenBack]
+    moved: list[ReclaimedMessage]
+    clock: ClockState = ClockState.FINE
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaim(Transition[Reclaimed]):
-    """Look at one window of a group's pending list, from `start` on."""
+class Reclaim(OfGroup, Transition[Reclaimed]):
+    """Check one window of a group's pending list, from `start` on.
+
+    latest_ms: the latest time that the server's clock can plausibly show; if it shows a later time,
+        nothing is reclaimed.
+    """
 
     script: ClassVar[str] = "reclaim"
+    kept_ms: ClassVar[int] = 600_000
     topic: str
     group: str
     start: str = FIRST
     end: str = "+"
     window: int = LARGEST_WINDOW
+    latest_ms: int | None = None
     seed: int = field(default_factory=new_seed)
-
-    @property
-    def own_group(self) -> str:
-        return self.group
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
-        return (self.seed, self.start, self.end, self.window)
+        latest: Argument = "" if self.latest_ms is None else self.latest_ms
+        return (self.seed, self.start, self.end, self.window, latest)
 
     def parse(self, reply: Sequence[Any]) -> Reclaimed:
-        cursor, next_end, cleared, *rest = reply
+        clock, cursor, next_end, cleared, *rest = reply
+        ends_ms = int(next_end)
         moved = [
-            TakenBack(
-                text(rest[i]), int(rest[i + 1]) if rest[i + 1] else None,
+            ReclaimedMessage(
+                text(rest[i]),
+                int(rest[i + 1]) if rest[i + 1] else None,
                 parse_failed(rest[i + 2], rest[i + 3]),
             )
             for i in range(0, len(rest), 4)
-        ]  # fmt: skip
-        return Reclaimed(text(cursor) or None, None if next_end < 0 else next_end, cleared, moved)
+        ]
+        return Reclaimed(
+            text(cursor) or None,
+            None if ends_ms < 0 else ends_ms,
+            int(cleared),
+            moved,
+            ClockState(text(clock)),
+        )

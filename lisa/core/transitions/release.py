@@ -1,37 +1,27 @@
-"""in flight -> ready, unhandled."""
+"""in flight -> ready, without an attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, ById, letters
-
-__all__ = ["Release"]
+from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
-class Release(ById[bool]):
-    """Give deliveries, as (id, entry) pairs, back to the group; answers which were still held."""
+class Release(OfGroup, ById[bool]):
+    """Return deliveries, as (id, entry) pairs, to the group. Returns which were still held."""
 
     script: ClassVar[str] = "release"
     steps: ClassVar[int] = 4
+    group_steps: ClassVar[float | None] = 0
     columns: ClassVar[tuple[str, ...]] = ("receipts",)
+    outcomes: ClassVar[Mapping[str, Any]] = {"y": True, "s": False}
     topic: str
     group: str
     receipts: Sequence[tuple[str, str]]
-
-    @property
-    def own_group(self) -> str:
-        return self.group
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         return [len(self.receipts), *(part for receipt in self.receipts for part in receipt)]
-
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return [one for one, _ in self.receipts]
-
-    def parse(self, reply: Sequence[Any]) -> list[bool]:
-        return [letter == "y" for letter in letters(reply[0])]

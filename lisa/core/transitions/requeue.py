@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, ById, letters
-
-__all__ = ["Requeue"]
+from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue(ById[bool]):
-    """Give dead messages a new life; answers which ids were in the group's garbage."""
+class Requeue(OfGroup, ById[bool]):
+    """Move dead messages to retry. Returns which ids were in the group's garbage."""
 
     script: ClassVar[str] = "requeue"
     steps: ClassVar[int] = 3
+    group_steps: ClassVar[float | None] = 0
     columns: ClassVar[tuple[str, ...]] = ("ids",)
+    outcomes: ClassVar[Mapping[str, Any]] = {"y": True, "n": False}
     topic: str
     group: str
     ids: Sequence[str]
-
-    @property
-    def own_group(self) -> str:
-        return self.group
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids]
-
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return self.ids
-
-    def parse(self, reply: Sequence[Any]) -> list[bool]:
-        return [letter == "y" for letter in letters(reply[0])]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, letters
-
-__all__ = ["Reschedule", "Rescheduled"]
+from lisa.core.model.keys import TopicKeys
+from lisa.core.transitions.base import Argument, ById, new_call_id
 
 
 class Rescheduled(StrEnum):
-    """The truth about one id: only `RESCHEDULED` says that its due time is the new one."""
+    """Outcome for one id. Only `RESCHEDULED` means that the due time has changed."""
 
     RESCHEDULED = "rescheduled"
     IN_FLIGHT = "in_flight"
@@ -22,22 +20,23 @@ class Rescheduled(StrEnum):
     UNKNOWN = "unknown"
 
 
-_OUTCOMES = {
-    "s": Rescheduled.RESCHEDULED, "f": Rescheduled.IN_FLIGHT,
-    "d": Rescheduled.DONE, "u": Rescheduled.UNKNOWN,
-}  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Reschedule(ById[Rescheduled]):
-    """Give (id, due) pairs a new due time: '+<ms>' is a delay, else epoch ms in decimal."""
+    """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal."""
 
     script: ClassVar[str] = "reschedule"
     steps: ClassVar[int] = 8
     minds_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("items",)
+    outcomes: ClassVar[Mapping[str, Any]] = {
+        "s": Rescheduled.RESCHEDULED,
+        "f": Rescheduled.IN_FLIGHT,
+        "d": Rescheduled.DONE,
+        "u": Rescheduled.UNKNOWN,
+    }
     topic: str
     items: Sequence[tuple[str, str]]
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return [key(message_id) for message_id, _ in self.items for key in (keys.body, keys.done)]
@@ -45,15 +44,8 @@ class Reschedule(ById[Rescheduled]):
     def args(self) -> Sequence[Argument]:
         return [len(self.items), *(part for item in self.items for part in item)]
 
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return [one for one, _ in self.items]
-
     def is_nowhere(self, result: Rescheduled) -> bool:
         return result is Rescheduled.UNKNOWN
 
     def may_be_settled(self, result: Rescheduled) -> bool:
         return result is Rescheduled.DONE
-
-    def parse(self, reply: Sequence[Any]) -> list[Rescheduled]:
-        return [_OUTCOMES[letter] for letter in letters(reply[0])]

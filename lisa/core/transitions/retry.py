@@ -1,4 +1,4 @@
-"""in flight -> retry, or garbage once the attempts are used up."""
+"""in flight -> retry, or garbage after the last attempt."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from lisa.core.transitions.ack import NO_LATENESS
-from lisa.core.transitions.base import Argument, ById, text
-
-__all__ = ["Failed", "Failure", "Retried", "Retry", "new_seed", "parse_failed"]
+from lisa.core.transitions.ack import NO_LATENESS, Settlement
+from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id, text
 
 
 class Failed(StrEnum):
-    """Where a failed message went."""
+    """Outcome for one failed message."""
 
     RETRYING = "retrying"
     DEAD = "dead"
@@ -23,17 +21,29 @@ class Failed(StrEnum):
 
 
 class Failure(NamedTuple):
-    """One failed delivery. `delay`: None by policy, milliseconds, or 'discard' (garbage now)."""
+    """One failed delivery. `delay`: None for the policy's, milliseconds, or 'discard' for garbage.
+
+    With `attempt`, a repeated call finds the message where the first call put it, at any later
+    time.
+    """
 
     id: str
     entry: str
     reason: str
     delay: int | Literal["discard"] | None = None
     lateness: str = NO_LATENESS
+    attempt: int = 0
+
+    @classmethod
+    def of(
+        cls, one: Settlement, reason: str, delay: int | Literal["discard"] | None = None
+    ) -> Failure:
+        """The failure of a delivery that a client holds."""
+        return cls(one.id, one.entry, reason, delay, one.lateness, one.attempt)
 
 
 class Retried(NamedTuple):
-    """What became of it; `due_ms` is that of the next attempt, None if there is none."""
+    """Outcome of one failure; `due_ms` is that of the next attempt, None if there is none."""
 
     outcome: Failed
     due_ms: int | None
@@ -41,47 +51,45 @@ class Retried(NamedTuple):
 
 
 def new_seed() -> int:
-    """Lua's random numbers start the same in every script, so callers bring a seed."""
+    """A random seed: Lua's random numbers start with the same value in every script."""
     return random.getrandbits(31)
 
 
-def parse_failed(outcome: bytes, failed_attempts: int) -> Retried:
-    """The letter of one failed message: 'r' and its due, 'g' or 's'."""
+def parse_failed(outcome: bytes, failed_attempts: int | bytes) -> Retried:
+    """Parse one outcome: 'r' and the due time, 'g' for garbage, or 's' for stale."""
     said = text(outcome)
     if said[0] == "r":
-        return Retried(Failed.RETRYING, int(said[1:]), failed_attempts)
-    return Retried(Failed.DEAD if said == "g" else Failed.STALE, None, failed_attempts)
+        return Retried(Failed.RETRYING, int(said[1:]), int(failed_attempts))
+    return Retried(Failed.DEAD if said == "g" else Failed.STALE, None, int(failed_attempts))
 
 
 @dataclass(frozen=True, slots=True)
-class Retry(ById[Retried]):
-    """Give up deliveries of one group for this time."""
+class Fail(OfGroup, ById[Retried]):
+    """Fail deliveries of one group."""
 
     script: ClassVar[str] = "retry"
     steps: ClassVar[int] = 4
+    group_steps: ClassVar[float | None] = 0
+    kept_ms: ClassVar[int] = 60_000
     columns: ClassVar[tuple[str, ...]] = ("failures",)
     topic: str
     group: str
     failures: Sequence[Failure]
-    seed: int = field(default_factory=new_seed)
-
-    @property
-    def own_group(self) -> str:
-        return self.group
+    seed: int = field(default_factory=new_seed, compare=False)
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         lateness = "".join([one.lateness for one in self.failures])
         arguments: list[Argument] = [self.seed, lateness, len(self.failures)]
-        for message_id, entry, reason, delay, _ in self.failures:
+        for message_id, entry, reason, delay, _, attempt in self.failures:
             arguments += (
-                message_id, entry, "" if delay is None else delay,
+                message_id,
+                entry,
+                attempt,
+                "" if delay is None else delay,
                 reason.encode("utf-8", "replace")[:1024],
-            )  # fmt: skip
+            )
         return arguments
-
-    @property
-    def message_ids(self) -> Sequence[str]:
-        return [one.id for one in self.failures]
 
     def is_nowhere(self, result: Retried) -> bool:
         return result.outcome is Failed.STALE

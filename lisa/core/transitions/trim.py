@@ -1,4 +1,4 @@
-"""Removes from a group's stream what is foreign."""
+"""Removes foreign entries from a group's stream."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.transitions.base import Argument, Transition, text
-
-__all__ = ["Trim", "Trimmed"]
+from lisa.core.transitions.base import Argument, OfGroup, Transition, text
 
 
 class Trimmed(NamedTuple):
-    """One window's result; `cursor` is None at the end.
+    """Result for one window; `cursor` is None at the end.
 
-    Fewer `entries` in the stream than ids in the index (`indexed`) means that a foreign hand took
-    some: mend puts their messages right.
+    If the stream has fewer `entries` than the index has ids (`indexed`), another program deleted
+    some; `Mend` repairs their messages.
     """
 
     cursor: str | None
@@ -25,18 +23,14 @@ class Trimmed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trim(Transition[Trimmed]):
-    """Look at one window of a group's stream, from `start` on."""
+class Trim(OfGroup, Transition[Trimmed]):
+    """Check one window of a group's stream, from `start` on."""
 
     script: ClassVar[str] = "trim"
     topic: str
     group: str
     start: str = "-"
     window: int = 200
-
-    @property
-    def own_group(self) -> str:
-        return self.group
 
     def args(self) -> Sequence[Argument]:
         return (self.start, self.window)

@@ -1,21 +1,19 @@
-"""Removes a group; what it owed is settled page by page."""
+"""Removes a group and settles, page by page, the messages that it owes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition
-
-__all__ = ["Undeclare", "Undeclared"]
+from lisa.core.model.keys import TopicKeys
+from lisa.core.transitions.base import Argument, Transition, new_call_id
 
 
 class Undeclared(NamedTuple):
-    """Messages settled for good by this page, and whether nothing more is to be done.
+    """Messages settled by this page, and whether the removal is over.
 
-    That is: the group's keys are gone, or it was declared anew meanwhile.
+    A removal is over when the group's keys are gone, or when the group was declared again.
     """
 
     settled: int
@@ -24,20 +22,21 @@ class Undeclared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Undeclare(Transition[Undeclared]):
-    """One page: the group is declared no more, and `ids` are no longer owed to it.
+    """One page of a removal: deletes the declaration, and settles `ids` for the group.
 
-    begun: this is not the removal's first call, so it does nothing if the group is declared (anew).
-    rest: there is no removal; only drop keys without messages, if nobody declares the group.
+    begun: not the removal's first call, so do nothing if the group is declared (again).
+    rest: no removal; only delete keys without messages if the group is not declared.
     """
 
     script: ClassVar[str] = "undeclare"
-    steps: ClassVar[int] = 4  # as Purge: it does the same to an id, and asks all other groups
+    steps: ClassVar[int] = 4  # as for Purge, which does the same per id
     topic: str
     group: str
     ids: Sequence[str] = ()
     drop: bool = False
     begun: bool = False
     rest: bool = False
+    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         single = [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
@@ -48,4 +47,4 @@ class Undeclare(Transition[Undeclared]):
         return [self.group, begun, int(self.drop), len(self.ids), *self.ids]
 
     def parse(self, reply: Sequence[Any]) -> Undeclared:
-        return Undeclared(reply[0], bool(reply[1]))
+        return Undeclared(int(reply[0]), bool(int(reply[1])))

@@ -1,1 +1,1 @@
-"""The wire formats of the systems that Lisa succeeds: one module for each."""
+"""HTTP APIs compatible with other delay queues, one module for each."""

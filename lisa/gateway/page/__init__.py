@@ -1,35 +1,35 @@
-"""The web page: what an operator looks at, and, where it is allowed, acts on.
+"""The web page for operators: shows topics, messages and roles, and optionally changes them.
 
-HTML from templates, kept live by htmx; nothing is fetched from elsewhere and nothing is built. It
-works without scripts, too, only that it then stands still and shows tables instead of plots.
+HTML from templates, refreshed by htmx. All files come from the gateway, without a build step.
+Without scripts the page does not refresh and shows tables instead of plots.
 """
 
 from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import (
     actions,
     assets,
-    entrance,
     garbage,
+    login,
     message,
     messages,
     overview,
-    people,
+    roles,
     topic,
 )
-from lisa.gateway.page.sight import Sight
-from lisa.gateway.page.visits import View, as_endpoint
+from lisa.gateway.page.snapshot_cache import SnapshotCache
+from lisa.gateway.page.view_context import View, as_endpoint
 
 __all__ = ["routes"]
 
 VIEWS: dict[str, View] = {
     "/": overview.show,
     "/search": message.search,
-    "/consumers": people.consumers,
-    "/managers": people.managers,
+    "/consumers": roles.consumers,
+    "/managers": roles.managers,
     "/topics/{topic}": topic.show,
     "/topics/{topic}/garbage": garbage.show,
     "/topics/{topic}/messages": messages.show,
@@ -38,12 +38,12 @@ VIEWS: dict[str, View] = {
 }
 
 
-def routes(hub: Hub) -> list[BaseRoute]:
-    """The page's addresses."""
-    sight = Sight(hub)
+def routes(hub: GatewayContext) -> list[BaseRoute]:
+    """The routes of the page."""
+    snapshots = SnapshotCache(hub)
     found: list[BaseRoute] = [
-        Route(path, as_endpoint(hub, sight, view)) for path, view in VIEWS.items()
+        Route(path, as_endpoint(hub, snapshots, view)) for path, view in VIEWS.items()
     ]
-    act = as_endpoint(hub, sight, actions.act)
+    act = as_endpoint(hub, snapshots, actions.act)
     found.append(Route("/topics/{topic}/act", act, methods=["POST"]))
-    return [*found, *entrance.routes(hub), *assets.routes()]
+    return [*found, *login.routes(hub), *assets.routes()]

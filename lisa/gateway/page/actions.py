@@ -1,6 +1,6 @@
-"""What the page can change. Every form is posted, carries its session's key, and says what to do.
+"""Actions from the web page. Every form is posted and carries its session's anti-forgery key.
 
-What cannot be taken back, or touches more than what was ticked, is asked about once more.
+Actions that cannot be undone, or that affect more than the selected messages, ask for confirmation.
 """
 
 from __future__ import annotations
@@ -16,35 +16,33 @@ from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import garbage as garbage_flows
 from lisa.admin import topics as topic_flows
-from lisa.core.clock import parse_duration
-from lisa.core.errors import InvalidMessage
-from lisa.core.keys import check_id
+from lisa.core.model.clock import parse_duration
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import check_id
 from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.page import sessions
 from lisa.gateway.page.garbage import selection_of
-from lisa.gateway.page.visits import Visit, read_form, safe_path
-from lisa.gateway.problems import Problem
-
-__all__ = ["act"]
+from lisa.gateway.page.view_context import PageRequest, read_form, safe_path
+from lisa.gateway.problems import ErrorResponse
 
 _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 PATIENCE_S = 5.0
-"""How long a browser waits for work on much garbage, which then goes on by itself."""
+"""How long a request waits for an action on all garbage, which then runs on in the background."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A posted form: what to do, and to what."""
+class FormAction:
+    """A posted form: the action and the messages it applies to."""
 
-    visit: Visit
+    visit: PageRequest
     topic: str
     verb: str
     picked: tuple[tuple[str, str], ...]
     fields: dict[str, str] = field(default_factory=dict)
 
     def id(self) -> str:
-        """The one message that is meant. Raises InvalidMessage."""
+        """The id of the message to act on. Raises InvalidMessage."""
         return check_id(self.fields.get("id", ""))
 
 
@@ -56,110 +54,108 @@ class _Done(NamedTuple):
 
 class _Verb(NamedTuple):
     scope: Scope
-    work: Callable[[Order], Awaitable[_Done]]
+    work: Callable[[FormAction], Awaitable[_Done]]
     question: str | None = None
-    """Asked before it is done."""
+    """The question to confirm before the action runs; None runs it immediately."""
 
 
-async def act(visit: Visit) -> Response:
-    """Do what a form says, and go back to where it stood."""
+async def act(visit: PageRequest) -> Response:
+    """Run a form's action and redirect to the page that it came from."""
     pairs = await read_form(visit.request)
     fields = dict(pairs)
     if not visit.may_act:
-        raise Forbidden("this page only shows: start the gateway with --allow-actions")
+        raise Forbidden("this page is read-only: start the gateway with --allow-actions")
     if visit.is_new or not sessions.is_form_key(visit.token, visit.cookie, fields.get("key", "")):
-        raise Forbidden("this form is not from this session: go back, reload, and try again")
+        raise Forbidden("the form is not from this session: go back, reload the page and try again")
     topic = visit.topic()
     verb, _, one = fields.get("do", "").partition(" ")
     picks = [one] if one else [value for name, value in pairs if name == "pick"]
-    order = Order(visit, topic, verb, _picked(picks), fields)
+    action = FormAction(visit, topic, verb, _picked(picks), fields)
     known = VERBS.get(verb)
     if known is None:
-        raise Problem(400, "form", f"there is nothing to do called {verb!r}")
+        raise ErrorResponse(400, "form", f"unknown action {verb!r}")
     if not visit.token.allows(known.scope, topic):
         raise Forbidden(f"token {visit.token.name!r} does not allow scope {known.scope} on {topic}")
     if known.question and fields.get("sure") != "yes":
-        # What dies while the visitor reads the question was not asked about.
-        until = str(await _now_ms(order) + 1)
-        order = replace(order, fields={**fields, "until": until})
+        # Messages that die after the question is shown are excluded.
+        until = str(await _now_ms(action) + 1)
+        action = replace(action, fields={**fields, "until": until})
         kept = [(name, value) for name, value in pairs if name not in ("key", "until")]
         kept.append(("until", until))
-        count = await _how_many(order)
+        count = await _how_many(action)
         return visit.page(
-            "sure.html", topic=topic, question=known.question.format(n=f"{count:,}"), count=count,
-            kept=kept, back=safe_path(fields.get("back", "/")),
-        )  # fmt: skip
-    done = await known.work(order)
-    visit.sight.look_again()
+            "confirm.html",
+            topic=topic,
+            question=known.question.format(n=f"{count:,}"),
+            count=count,
+            kept=kept,
+            back=safe_path(fields.get("back", "/")),
+        )
+    done = await known.work(action)
+    visit.snapshots.clear()
     return RedirectResponse(_back(fields, done), 303)
 
 
 def _back(fields: dict[str, str], done: _Done) -> str:
     path = safe_path(fields.get("back", "/"))
-    told = {name: value for name, value in done._asdict().items() if value != ""}
-    return f"{path}{'&' if '?' in path else '?'}{urlencode(told)}"
+    notice = {name: value for name, value in done._asdict().items() if value != ""}
+    return f"{path}{'&' if '?' in path else '?'}{urlencode(notice)}"
 
 
 def _picked(values: list[str]) -> tuple[tuple[str, str], ...]:
-    """Group and id of what was ticked. Raises InvalidMessage."""
+    """Group and id of each selected message. Raises InvalidMessage."""
     found = []
     for value in values:
         group, slash, message_id = value.partition("/")
         if not slash:
-            raise InvalidMessage(f"{value!r} names no group and message")
+            raise InvalidMessage(f"{value!r} is not of the form GROUP/ID")
         found.append((group, check_id(message_id)))
     return tuple(found)
 
 
-async def _now_ms(order: Order) -> int:
-    store = order.visit.hub.store
+async def _now_ms(action: FormAction) -> int:
+    store = action.visit.hub.store
     return await store.drive(store.server_time_us()) // 1000
 
 
-async def _selection(order: Order) -> garbage_flows.Selection:
-    """What matches; of that only what was dead when the visitor was asked."""
-    given = {name: order.fields.get(name, "") for name in ("group", "reason", "older")}
-    until = order.fields.get("until", "")
-    asked_ms = int(until) if _INSTANT.match(until) else await _now_ms(order) + 1
-    found = selection_of(order.topic, **given, now_ms=asked_ms)
+async def _selection(action: FormAction) -> garbage_flows.GarbageSelection:
+    """The garbage that matches the filter and was dead when the confirmation was shown."""
+    given = {name: action.fields.get(name, "") for name in ("group", "reason", "older")}
+    until = action.fields.get("until", "")
+    asked_ms = int(until) if _INSTANT.match(until) else await _now_ms(action) + 1
+    found = selection_of(action.topic, **given, now_ms=asked_ms)
     return found if found.died_before_ms is not None else replace(found, died_before_ms=asked_ms)
 
 
-async def _how_many(order: Order) -> int:
-    if order.verb == "purge":
-        return len(order.picked)
-    if not order.verb.endswith("_all"):
+async def _how_many(action: FormAction) -> int:
+    if action.verb == "purge":
+        return len(action.picked)
+    if not action.verb.endswith("_all"):
         return 1
-    store = order.visit.hub.store
-    return await store.drive(garbage_flows.matching(store, await _selection(order)))
+    store = action.visit.hub.store
+    return await store.drive(garbage_flows.matching(store, await _selection(action)))
 
 
-async def _pause(order: Order) -> _Done:
-    store = order.visit.hub.store
-    await store.drive(topic_flows.pause(store, order.topic))
-    return _Done("paused")
+async def _switch(action: FormAction) -> _Done:
+    store, flow = action.visit.hub.store, _SWITCHES[action.verb]
+    await store.drive(flow(store, action.topic))
+    return _Done(f"{action.verb}d")
 
 
-async def _resume(order: Order) -> _Done:
-    store = order.visit.hub.store
-    await store.drive(topic_flows.resume(store, order.topic))
-    return _Done("resumed")
-
-
-async def _some(order: Order) -> _Done:
-    store, flow = order.visit.hub.store, _FLOWS[order.verb]
+async def _some(action: FormAction) -> _Done:
+    store, flow = action.visit.hub.store, _FLOWS[action.verb]
     by_group: dict[str, list[str]] = {}
-    for group, message_id in order.picked:
+    for group, message_id in action.picked:
         by_group.setdefault(group, []).append(message_id)
     done = 0
     for group, ids in by_group.items():
-        done += sum(await store.drive(flow(store, order.topic, group, ids)))
-    return _Done(f"{order.verb}d", done, len(order.picked))
+        done += sum(await store.drive(flow(store, action.topic, group, ids)))
+    return _Done(f"{action.verb}d", done, len(action.picked))
 
 
-async def _all(order: Order) -> _Done:
-    hub, verb = order.visit.hub, order.verb.removesuffix("_all")
-    selection, done = await _selection(order), 0
+async def _all(action: FormAction) -> _Done:
+    hub, verb = action.visit.hub, action.verb.removesuffix("_all")
+    selection, done = await _selection(action), 0
 
     def count(n: int) -> None:
         nonlocal done
@@ -175,40 +171,41 @@ async def _all(order: Order) -> _Done:
             failed.append(error)
             raise
 
-    task = hub.keep_running(work(), f"{verb} garbage of {order.topic}")
+    task = hub.run_task(work(), f"{verb} garbage of {action.topic}")
     await asyncio.wait([task], timeout=PATIENCE_S)
     if failed:
         raise failed[0]
-    return _Done(f"{verb}d" if task.done() else f"{verb}_goes_on", done)
+    return _Done(f"{verb}d" if task.done() else f"{verb}_continues", done)
 
 
 _FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}
+_SWITCHES = {"pause": topic_flows.pause, "resume": topic_flows.resume}
 
 
-async def _cancel(order: Order) -> _Done:
-    said = await order.visit.hub.sender.cancel(order.topic, order.id())
-    return _Done("cancel", str(said))
+async def _cancel(action: FormAction) -> _Done:
+    outcome = await action.visit.hub.sender.cancel(action.topic, action.id())
+    return _Done("cancel", str(outcome))
 
 
-async def _fire(order: Order) -> _Done:
-    said = await order.visit.hub.sender.fire_now(order.topic, order.id())
-    return _Done("fire", str(said))
+async def _fire(action: FormAction) -> _Done:
+    outcome = await action.visit.hub.sender.fire_now(action.topic, action.id())
+    return _Done("fire", str(outcome))
 
 
-async def _reschedule(order: Order) -> _Done:
-    delay = parse_duration(order.fields.get("delay", ""))
-    said = await order.visit.hub.sender.reschedule(order.topic, order.id(), delay=delay)
-    return _Done("reschedule", str(said))
+async def _reschedule(action: FormAction) -> _Done:
+    delay = parse_duration(action.fields.get("delay", ""))
+    outcome = await action.visit.hub.sender.reschedule(action.topic, action.id(), delay=delay)
+    return _Done("reschedule", str(outcome))
 
 
-_FINAL = "This cannot be taken back."
+_FINAL = "This cannot be undone."
 VERBS = {
-    "pause": _Verb(Scope.OPERATE, _pause),
-    "resume": _Verb(Scope.OPERATE, _resume),
+    "pause": _Verb(Scope.OPERATE, _switch),
+    "resume": _Verb(Scope.OPERATE, _switch),
     "requeue": _Verb(Scope.OPERATE, _some),
-    "purge": _Verb(Scope.OPERATE, _some, f"Purge {{n}} for good? {_FINAL}"),
-    "requeue_all": _Verb(Scope.OPERATE, _all, "Requeue all {n}? They become due now."),
-    "purge_all": _Verb(Scope.OPERATE, _all, f"Purge all {{n}} for good? {_FINAL}"),
+    "purge": _Verb(Scope.OPERATE, _some, f"Purge {{n}}? {_FINAL}"),
+    "requeue_all": _Verb(Scope.OPERATE, _all, "Requeue all {n}? They become due immediately."),
+    "purge_all": _Verb(Scope.OPERATE, _all, f"Purge all {{n}}? {_FINAL}"),
     "cancel": _Verb(Scope.PRODUCE, _cancel, f"Cancel this message? {_FINAL}"),
     "fire": _Verb(Scope.PRODUCE, _fire),
     "reschedule": _Verb(Scope.PRODUCE, _reschedule),

@@ -1,4 +1,4 @@
-"""How bodies are shown: JSON indented, text as it is, bytes as a dump; never more than a bound."""
+"""Formats bodies for the page: JSON indented, text unchanged, bytes as a hex dump; size-limited."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lisa.core.envelope import Envelope
-
-__all__ = ["Body", "shown"]
+from lisa.core.model.envelope import Envelope
 
 DUMP_BYTES = 2_048
 MOST_GROWTH = 4
-"""Indented JSON that is so many times as long as the body is nested deeply: shown as it is."""
+"""JSON that grows beyond this factor when indented is deeply nested; it is shown unchanged."""
 
 KINDS = {"j": "JSON", "s": "text", "b": "bytes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body for people; `more` says that this is only its beginning."""
+    """A formatted body. `more`: only the beginning is included."""
 
     kind: str
     text: str
@@ -29,7 +27,7 @@ class Body:
 
 
 def shown(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
-    """The first `most` bytes of a body. `whole`: the envelope has all of it."""
+    """The first `most` bytes of a body, formatted. `whole`: the envelope has the complete body."""
     data, kind = envelope.body[:most], KINDS.get(envelope.kind, "bytes")
     more = not whole or len(envelope.body) > most
     if kind == "JSON" and not more:
@@ -38,7 +36,7 @@ def shown(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
         except (msgspec.DecodeError, UnicodeDecodeError):
             kind = "damaged JSON"
         except RecursionError:
-            pass  # nested too deep to be indented: shown as it stands
+            pass  # too deeply nested to indent: shown unchanged
         else:
             if len(indented) <= max(DUMP_BYTES, MOST_GROWTH * len(data)):
                 return Body(kind, indented, None, more)
@@ -51,7 +49,7 @@ def shown(envelope: Envelope, *, most: int, whole: bool = True) -> Body:
 
 
 def _dump(data: bytes) -> str:
-    """Offset, hexadecimal and what is readable, sixteen bytes a line."""
+    """A hex dump: offset, hexadecimal and ASCII, sixteen bytes per line."""
     lines = []
     for at in range(0, len(data), 16):
         part = data[at : at + 16]

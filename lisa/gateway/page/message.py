@@ -1,4 +1,4 @@
-"""One message: where it stands, what it carries, and its whole story; and how it is found."""
+"""The page of one message (state, body, history), and the search for a message by id."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from starlette.responses import RedirectResponse, Response
 from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.reading import entry_number
-from lisa.admin.story import Event
-from lisa.core.envelope import decode_envelope, id_time_ms
-from lisa.core.errors import ConfigError, InvalidMessage, LisaError
-from lisa.core.keys import check_id, check_topic
-from lisa.core.shards import base
-from lisa.core.store import chunks
+from lisa.admin.story import StoryEvent
+from lisa.core.model.envelope import decode_envelope, id_time_ms
+from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
+from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.sharding import Topic, topic_of
+from lisa.core.store.inspection import found
+from lisa.core.store.store import chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.gateway.page.bodies import Body, shown
 from lisa.gateway.page.rendering import message_link
-from lisa.gateway.page.sight import LOOK_S
-from lisa.gateway.page.visits import Visit
-from lisa.gateway.problems import Problem
-from lisa.producer.found import found
-
-__all__ = ["search", "show"]
+from lisa.gateway.page.snapshot_cache import LOOK_S
+from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.problems import ErrorResponse
 
 BODY_BYTES = 64 * 1024
 MOST_TOPICS = 2_000
@@ -29,35 +27,38 @@ TOPICS_PER_STEP = 100
 EVENTS_PER_LOOK = 20_000
 STORY_S = 2.0
 SLACK_MS = 60_000
-"""How far the clock of whoever made an id may be ahead of Redis's."""
+"""How far the clock that generated an id may be ahead of the Redis clock."""
 
 
-async def search(visit: Visit) -> Response:
-    """Find an id in one topic or in all; the only one is shown at once."""
+async def search(visit: PageRequest) -> Response:
+    """Search one topic or all topics for an id; a single hit redirects to its page."""
     wanted = visit.query.get("q", "").strip()
     if not wanted:
-        return visit.page("search.html", wanted="", hits=None, looked=0, left_out=0)
+        return visit.page("search.html", wanted="", hits=None, searched=0, left_out=0)
     message_id = check_id(wanted)
     named = visit.query.get("topic")
-    scene = await visit.scene()
-    topics = [check_topic(named)] if named else list(scene.lines)
+    snapshot = await visit.snapshot()
+    topics = [check_topic(named)] if named else list(snapshot.lines)
     topics = [topic for topic in topics if visit.token.sees(topic)]
     hits = await _hits(visit, topics[:MOST_TOPICS], message_id)
     if len(hits) == 1:
         return RedirectResponse(message_link(hits[0], message_id), 303)
     return visit.page(
-        "search.html", wanted=message_id, hits=hits, looked=min(len(topics), MOST_TOPICS),
+        "search.html",
+        wanted=message_id,
+        hits=hits,
+        searched=min(len(topics), MOST_TOPICS),
         left_out=max(0, len(topics) - MOST_TOPICS),
-    )  # fmt: skip
+    )
 
 
-async def _hits(visit: Visit, topics: list[str], message_id: str) -> list[str]:
-    """The topics that know an id. Raises LisaError."""
+async def _hits(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
+    """The topics that have a message with this id. Raises LisaError."""
     store, hits = visit.hub.store, []
     for some in chunks(topics, TOPICS_PER_STEP):
-        layouts = await store.drive(store.layouts(some))
+        layouts = await store.drive(store.layouts(list(map(Topic, some))))
         looks = [
-            Inspect(layout.place(topic, message_id, count), [message_id], bodies=False)
+            Inspect(layout.shard_for(Topic(topic), message_id, count), [message_id], bodies=False)
             for topic, layout in zip(some, layouts, strict=True)
             for count in dict.fromkeys((layout.shards, *layout.older))
         ]
@@ -65,36 +66,48 @@ async def _hits(visit: Visit, topics: list[str], message_id: str) -> list[str]:
         for look, answer in zip(looks, answers, strict=True):
             if isinstance(answer, LisaError):
                 raise answer
-            if found(base(look.topic), message_id, answer[0]) is not None:
-                hits.append(base(look.topic))
+            if found(topic_of(look.topic), message_id, answer[0]) is not None:
+                hits.append(topic_of(look.topic))
     return list(dict.fromkeys(hits))
 
 
-async def show(visit: Visit) -> Response:
-    """A message's page."""
+async def show(visit: PageRequest) -> Response:
+    """The page of a message."""
     topic = visit.topic()
     message_id = check_id(visit.request.path_params.get("id") or visit.query.get("id", ""))
     seen = await _look(visit, topic, message_id)
     what = found(topic, message_id, seen)
-    scene = await visit.scene()
-    told = await _story(visit, topic, message_id, seen, scene.at_ms)
-    if what is None and not told.events and told.cursor is None:
-        raise Problem(404, "unknown-message", f"nothing is known of message {message_id!r} on topic"
-                      f" {topic!r}: it never was, or its tombstone is gone")  # fmt: skip
+    snapshot = await visit.snapshot()
+    history = await _history(visit, topic, message_id, seen, snapshot.at_ms)
+    if what is None and not history.events and history.cursor is None:
+        raise ErrorResponse(
+            404,
+            "unknown-message",
+            f"message {message_id!r} is unknown on topic {topic!r}: it was never sent, or its "
+            "tombstone has expired",
+        )
     body, headers, fault = _content(seen)
     return visit.page(
-        "message.html", topic=topic, id=message_id, what=what, seen=seen, body=body,
-        headers=headers, fault=fault, told_story=told, now_ms=scene.at_ms,
+        "message.html",
+        topic=topic,
+        id=message_id,
+        what=what,
+        seen=seen,
+        body=body,
+        headers=headers,
+        fault=fault,
+        history=history,
+        now_ms=snapshot.at_ms,
         stone=seen.tombstone if what and what.state.value in _FINAL else None,
-    )  # fmt: skip
+    )
 
 
-async def _look(visit: Visit, topic: str, message_id: str) -> Inspection:
-    """Where it stands: at this instant for who comes, shared by all who stay and watch."""
+async def _look(visit: PageRequest, topic: str, message_id: str) -> Inspection:
+    """The message's state: fresh for a page load, shared between refreshes of open pages."""
     settler = visit.hub.settler
     if "hx-request" not in visit.request.headers:
         return await settler.look(topic, message_id)
-    return await visit.sight.share(
+    return await visit.snapshots.share(
         ("look", topic, message_id), LOOK_S, lambda: settler.look(topic, message_id)
     )
 
@@ -102,65 +115,71 @@ async def _look(visit: Visit, topic: str, message_id: str) -> Inspection:
 _FINAL = ("acked", "cancelled", "expired", "purged")
 
 
-class _Story:
-    """What is known of the past, and how much of the journal was looked at."""
+class _History:
+    """A message's events, and how much of the journal was searched."""
 
     def __init__(self, journal: journal_flows.Journal) -> None:
         self.journal = journal
-        self.events: list[Event] = []
-        self.looked = 0
+        self.events: list[StoryEvent] = []
+        self.searched = 0
         self.back_to_ms: int | None = None
         self.cursor: str | None = None
 
 
-async def _story(
-    visit: Visit, topic: str, message_id: str, seen: Inspection, now_ms: int
-) -> _Story:
+async def _history(
+    visit: PageRequest, topic: str, message_id: str, seen: Inspection, now_ms: int
+) -> _History:
     store = visit.hub.store
-    journal = await visit.sight.flow(
+    journal = await visit.snapshots.flow(
         ("journal", topic), STORY_S, lambda: journal_flows.journal(store, topic)
     )
-    told, cursor = _Story(journal), visit.query.get("before")
+    history, cursor = _History(journal), visit.query.get("before")
     if not journal.events:
-        return told
+        return history
     born_ms = id_time_ms(message_id)
-    # An id from the future tells only of a clock that is wrong, or of a foreign maker.
-    is_told = born_ms is not None and born_ms <= now_ms + SLACK_MS
-    not_before = max(0, born_ms - SLACK_MS) if born_ms and is_told else 0
+    # An id from the future means a wrong clock or an id of another format.
+    is_plausible = born_ms is not None and born_ms <= now_ms + SLACK_MS
+    not_before = max(0, born_ms - SLACK_MS) if born_ms and is_plausible else 0
     try:
-        read = await visit.sight.flow(
-            ("story", topic, message_id, cursor), STORY_S,
+        read = await visit.snapshots.flow(
+            ("story", topic, message_id, cursor),
+            STORY_S,
             lambda: story.read_back(
-                store, topic, message_id, cursor=cursor, most=EVENTS_PER_LOOK,
+                store,
+                topic,
+                message_id,
+                cursor=cursor,
+                most=EVENTS_PER_LOOK,
                 not_before_ms=not_before,
             ),
-        )  # fmt: skip
+        )
     except ValueError:
-        raise ConfigError(f"{cursor!r} is no place in the journal; leave it out") from None
+        raise ConfigError(f"before={cursor!r} is not a journal position; omit it") from None
     events = {event.entry: event for event in read.events}
     if read.cursor is not None:
         known = _instants(seen, born_ms, now_ms)
-        near = await visit.sight.flow(
-            ("near", topic, message_id), STORY_S,
+        near = await visit.snapshots.flow(
+            ("near", topic, message_id),
+            STORY_S,
             lambda: story.around(store, topic, message_id, known),
-        )  # fmt: skip
+        )
         events |= {event.entry: event for event in near}
-    told.events = sorted(events.values(), key=lambda event: entry_number(event.entry))
-    told.looked, told.back_to_ms, told.cursor = read.looked, read.back_to_ms, read.cursor
-    if any(event.state in ("sent", "restored") for event in told.events):
-        told.cursor = None  # its beginning was found
-    return told
+    history.events = sorted(events.values(), key=lambda event: entry_number(event.entry))
+    history.searched, history.back_to_ms, history.cursor = read.looked, read.back_to_ms, read.cursor
+    if any(event.state in ("sent", "restored") for event in history.events):
+        history.cursor = None  # the first event was found
+    return history
 
 
 def _instants(seen: Inspection, born_ms: int | None, now_ms: int) -> list[int]:
-    """When something must have happened to a message, as far as its present state tells."""
+    """Times at which the message's state says that something happened to it."""
     found = [born_ms, seen.waiting_due_ms]
     if seen.tombstone is not None:
         found += [seen.tombstone.at_ms, seen.tombstone.due_ms]
-    for place in seen.places:
-        found.append(place.due_ms)
-        if place.idle_ms is not None:
-            found.append(now_ms - place.idle_ms)
+    for copy in seen.group_states:
+        found.append(copy.due_ms)
+        if copy.idle_ms is not None:
+            found.append(now_ms - copy.idle_ms)
     return sorted({instant for instant in found if instant is not None and instant <= now_ms})
 
 

@@ -1,4 +1,4 @@
-"""Templates, and how numbers and times look. Whatever is put into a template is escaped."""
+"""Template rendering, and filters that format numbers and times. All values are escaped."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lisa.core.clock import human, ms_datetime
+from lisa.core.model.clock import human, ms_datetime
 from lisa.gateway.page.assets import asset
-
-__all__ = ["answer", "link", "render"]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Nothing from elsewhere, and nothing that stands in the page itself, is run or applied."""
+"""Only scripts and styles served by this gateway are allowed; inline ones are not."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "private, no-cache",
     "Vary": "Cookie",
-    # Without any referrer a browser says "Origin: null" of this page's own forms, too.
+    # Without a referrer, browsers send "Origin: null" even for this page's own forms.
     "Referrer-Policy": "same-origin",
 }
 _UNITS = re.compile(r"(\d)([a-z])")
@@ -34,9 +32,9 @@ LARGEST_DATE_MS = 253_402_300_799_999
 
 
 def count(value: float | None) -> str:
-    """A whole number: exact up to six digits, then in thousands, millions and so on."""
+    """A whole number: exact below 100,000, then in thousands (k), millions (M) or billions (G)."""
     if value is None:
-        return "–"  # noqa: RUF001  the dash that tables have for "nothing"
+        return "–"  # noqa: RUF001  the dash for an empty table cell
     if abs(value) < 100_000:
         return f"{value:,.0f}"
     power = 3 if abs(value) >= 999.5e6 else 2 if abs(value) >= 999_500 else 1
@@ -45,7 +43,7 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """So many a second."""
+    """A rate per second."""
     if value is None or value >= 100:
         return count(value)
     if 0 < value < 0.05:
@@ -54,7 +52,7 @@ def rate(value: float | None) -> str:
 
 
 def span(ms: float | None) -> str:
-    """A duration, as short as it can be said."""
+    """A duration in milliseconds as short text, such as `1.5 s`."""
     if ms is None:
         return "–"  # noqa: RUF001  as in `count`
     if ms < 10:
@@ -67,19 +65,19 @@ def span(ms: float | None) -> str:
 
 
 def stamp(ms: int | None) -> str:
-    """An instant, to the second."""
+    """A time in epoch milliseconds, to the second."""
     if ms is None:
         return "–"  # noqa: RUF001  as in `count`
     return f"{ms_datetime(max(0, min(ms, LARGEST_DATE_MS))):%Y-%m-%d %H:%M:%S}"
 
 
 def exact(ms: int | None) -> str:
-    """An instant, to the millisecond."""
+    """A time in epoch milliseconds, to the millisecond."""
     return stamp(ms) if ms is None else f"{stamp(ms)}.{ms % 1000:03d}"
 
 
 def away(ms: int | None, now_ms: int) -> str:
-    """How far away an instant is."""
+    """The distance of a time from now, such as `in 5 s` or `2 m ago`."""
     if ms is None:
         return ""
     distance = span(round(abs(ms - now_ms) / 1000) * 1000)
@@ -89,7 +87,7 @@ def away(ms: int | None, now_ms: int) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes for people."""
+    """A number of bytes, such as `1.5 MiB`."""
     if value is None:
         return "–"  # noqa: RUF001  as in `count`
     power = next((i for i in range(3) if value < 1024 ** (i + 1)), 3)
@@ -100,14 +98,14 @@ def size(value: int | None) -> str:
 
 
 def link(*parts: str, **query: Any) -> str:
-    """An address on this gateway, each part and value quoted; what is None is left out."""
+    """A path on this gateway, parts and values quoted; None and empty values are omitted."""
     path = "/" + "/".join(quote(part, safe="") for part in parts)
     given = {name: value for name, value in query.items() if value is not None and value != ""}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def message_link(topic: str, message_id: str) -> str:
-    """The address of a message's page. A browser would take the ids "." and ".." for folders."""
+    """The path of a message's page. Browsers would resolve the ids "." and ".." as folders."""
     if message_id in (".", ".."):
         return link("topics", topic, "message", id=message_id)
     return link("topics", topic, "messages", message_id)
@@ -115,8 +113,11 @@ def message_link(topic: str, message_id: str) -> str:
 
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-)  # fmt: skip
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _templates.filters.update(
     count=count, rate=rate, span=span, stamp=stamp, exact=exact, away=away, size=size
 )
@@ -124,12 +125,12 @@ _templates.globals.update(asset=asset, link=link, message_link=message_link)
 
 
 def render(template: str, /, **values: Any) -> bytes:
-    """A template as bytes; hostile surrogates in foreign ids become question marks."""
+    """A rendered template as bytes; lone surrogates in ids become question marks."""
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 
 def answer(request: Request, body: bytes, status: int = 200) -> Response:
-    """A page; 304 to a browser that has exactly this one."""
+    """An HTML response; 304 if the browser's cached copy is current."""
     tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
     headers = {**HEADERS, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:

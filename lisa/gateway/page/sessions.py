@@ -1,8 +1,8 @@
-"""Who looks at the page: a signed cookie instead of a token in every request.
+"""Sessions of the web page: a signed cookie instead of a token in each request.
 
-The cookie holds a token's name and when it ends, signed with a key that follows from the token: so
-any gateway that knows the token knows the session, none has to remember it, and a token that is
-taken away takes its sessions along. A form carries a second signature, of the cookie itself.
+The cookie holds the token's name and an expiry time, signed with a key derived from the token.
+Any gateway with that token can verify the session without storing it, and removing the token ends
+its sessions. A form carries a second signature, over the cookie.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from starlette.responses import Response
 
 from lisa.gateway.access import EVERYTHING, Access, Token
 
-__all__ = ["COOKIE", "forget", "form_key", "give", "is_form_key", "issue", "read"]
-
 COOKIE = "lisa_session"
 LASTS_S = 12 * 3600
 MOST_BYTES = 1024
@@ -30,14 +28,14 @@ _decoder = msgspec.json.Decoder(tuple[str, int, str])
 
 
 def issue(token: Token) -> str:
-    """A new session of a token, as the cookie holds it."""
+    """The cookie value for a new session of a token."""
     content = (token.name, int(time.time()) + LASTS_S, secrets.token_urlsafe(12))
     payload = base64.urlsafe_b64encode(msgspec.json.encode(content)).decode().rstrip("=")
     return f"{payload}.{_sign(token, 'session', payload)}"
 
 
 def read(access: Access, cookie: str | None) -> Token | None:
-    """The token whose session a cookie is, or None for one that ended or was never issued."""
+    """The token of a session cookie; None if the cookie has expired or is not valid."""
     if not cookie or len(cookie) > MOST_BYTES or not cookie.isascii():
         return None
     payload, _, signature = cookie.partition(".")
@@ -53,19 +51,19 @@ def read(access: Access, cookie: str | None) -> Token | None:
 
 
 def form_key(token: Token, cookie: str) -> str:
-    """What a form of this session carries, and no other page can know."""
+    """The anti-forgery key that every form of this session carries."""
     return _sign(token, "form", cookie)
 
 
 def is_form_key(token: Token, cookie: str | None, given: str) -> bool:
-    """Whether a form came from this session's own page."""
+    """Whether a form's key belongs to this session."""
     if not cookie or not given.isascii():
         return False
     return hmac.compare_digest(form_key(token, cookie), given)
 
 
 def give(request: Request, response: Response, cookie: str) -> None:
-    """Set the cookie: for this site only, out of any script's reach."""
+    """Set the cookie: same-site only and not readable by scripts."""
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     response.set_cookie(
         COOKIE, cookie, max_age=LASTS_S, httponly=True, samesite="strict", secure=secure
@@ -73,7 +71,7 @@ def give(request: Request, response: Response, cookie: str) -> None:
 
 
 def forget(response: Response) -> None:
-    """Take the cookie away."""
+    """Delete the cookie."""
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
 

@@ -1,7 +1,7 @@
-"""Pushes: each delivery of a group is POSTed to a web hook, signed, and settled by the answer.
+"""Pushes: each delivery of a group is POSTed to a web hook, signed, and settled by the response.
 
-Any number of gateways share the work: each takes what its targets have room for, as consumers do.
-Targets are set by `lisa topic push`, and by the native API.
+Any number of gateways share the work: each pulls as many messages as its targets have capacity for.
+Targets are set with `lisa topic push` or through the native API.
 """
 
 from __future__ import annotations
@@ -10,36 +10,31 @@ from weakref import WeakKeyDictionary
 
 from starlette.routing import BaseRoute
 
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.push.allowed import Allowed
-from lisa.gateway.push.supervisor import Supervisor
+from lisa.gateway.push.supervisor import PushSupervisor
 
-__all__ = ["allowed_of", "look_now", "routes", "start"]
+__all__ = ["allowed_of", "reload_targets", "routes"]
 
-_supervisors: WeakKeyDictionary[Hub, Supervisor] = WeakKeyDictionary()
+_supervisors: WeakKeyDictionary[GatewayContext, PushSupervisor] = WeakKeyDictionary()
 
 
-def allowed_of(hub: Hub) -> Allowed:
-    """Where this gateway's pushes may go. Raises ConfigError for a list that cannot be read."""
+def allowed_of(hub: GatewayContext) -> Allowed:
+    """The addresses that pushes may connect to. Raises ConfigError if `push-allow` is invalid."""
     return Allowed.of(hub.settings.gateway_server.push_allow)
 
 
-async def look_now(hub: Hub, topic: str) -> None:
-    """A topic's targets were changed through this gateway: it need not find out by itself."""
+async def reload_targets(hub: GatewayContext, topic: str) -> None:
+    """Reload a topic's targets immediately after a change made through this gateway."""
     if (supervisor := _supervisors.get(hub)) is not None:
-        await supervisor.look_at(topic)
+        await supervisor.reload(topic)
 
 
-def routes(hub: Hub) -> list[BaseRoute]:
-    """None: the native API has them. A list that cannot be read ends the start here.
+def routes(hub: GatewayContext) -> list[BaseRoute]:
+    """No routes, since the native API has them; only adds the service that pushes.
 
-    Raises ConfigError.
+    Raises ConfigError if `push-allow` is invalid.
     """
-    allowed_of(hub)
+    supervisor = _supervisors[hub] = PushSupervisor(hub, allowed_of(hub))
+    hub.add_service(supervisor.run, "push")
     return []
-
-
-def start(hub: Hub) -> None:
-    """Push, until the hub closes."""
-    supervisor = _supervisors[hub] = Supervisor(hub, allowed_of(hub))
-    hub.keep_running(supervisor.run(), "push")

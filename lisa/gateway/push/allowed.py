@@ -1,8 +1,8 @@
-"""Where pushes may go: the gateway's allow-list, and never an internal address unless listed.
+"""The allow-list for push targets. Internal addresses are forbidden unless their network is listed.
 
-A URL is written by whoever may operate a topic, yet the gateway stands inside the network: without
-this check it could be made to reach what its writer cannot (server-side request forgery). A name
-says nothing about that, so what is judged is the address that a connection is about to go to.
+Anyone with the scope `operate` can set a URL, but the gateway runs inside the network. Without this
+check it could be made to call internal services (server-side request forgery). Host names prove
+nothing, so the check applies to the IP address that a connection is about to use.
 """
 
 from __future__ import annotations
@@ -20,31 +20,29 @@ from ipaddress import (
 )
 from typing import NamedTuple
 
-from lisa.core.errors import ConfigError
-
-__all__ = ["Allowed", "NotAllowed"]
+from lisa.core.model.errors import ConfigError
 
 _Address = IPv4Address | IPv6Address
 _NAME = re.compile(r"[a-z0-9*?_-]+(\.[a-z0-9*?_-]+)*\Z")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _UNICAST = IPv6Network("2000::/3")
 _AZURE = IPv4Address("168.63.129.16")
-"""Azure's own services for its machines: reached from inside only, though the number is public."""
+"""Azure's host services: a public address that is reachable only from inside Azure."""
 
 
 class NotAllowed(Exception):
-    """A push would have gone where none may go."""
+    """The address of a push target is not allowed."""
 
 
 class Allowed(NamedTuple):
-    """The allow-list: patterns of host names, and networks. Both empty: any public address."""
+    """An allow-list of host name patterns and networks. If both are empty, any public address."""
 
     names: tuple[str, ...] = ()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
     def of(cls, entries: Sequence[str]) -> Allowed:
-        """Read it. Raises ConfigError."""
+        """Parse the entries of `push-allow`. Raises ConfigError."""
         names: list[str] = []
         networks: list[IPv4Network | IPv6Network] = []
         for entry in entries:
@@ -61,25 +59,28 @@ class Allowed(NamedTuple):
         return cls(tuple(names), tuple(networks))
 
     def check(self, host: str, address: str) -> str:
-        """The address to connect to for a host. Raises NotAllowed."""
+        """Return the address to connect to for a host. Raises NotAllowed."""
         try:
             found = _plain(ip_address(address))
         except ValueError:
-            raise NotAllowed(f"{address!r} is no address") from None
+            raise NotAllowed(f"{address!r} is not an IP address") from None
         if any(found in network for network in self.networks):
             return str(found)
         named = any(fnmatch.fnmatchcase(host.lower().rstrip("."), name) for name in self.names)
         if (self.names or self.networks) and not named:
-            raise NotAllowed(f"{host} ({found}) is not on the gateway's push-allow list")
+            raise NotAllowed(f"{host} ({found}) is not in the gateway's push-allow list")
         if not all(_is_public(one) for one in _forms(found)):
             raise NotAllowed(
-                f"{host} is at {found}, an internal address whose network the gateway's push-allow "
-                "does not list"
+                f"{host} resolves to {found}, an internal address whose network is not in the "
+                "gateway's push-allow list"
             )
         return str(found)
 
     def check_literal(self, host: str) -> None:
-        """The same for a host that is an address itself; names are judged when they connect."""
+        """Check a host that is a literal address. Host names pass; they are checked on connecting.
+
+        Raises NotAllowed.
+        """
         try:
             address = ip_address(host.strip("[]"))
         except ValueError:
@@ -88,13 +89,13 @@ class Allowed(NamedTuple):
 
 
 def _plain(address: _Address) -> _Address:
-    """An IPv4 address in its IPv6 clothes is that IPv4 address."""
+    """The IPv4 address of an IPv4-mapped IPv6 address; other addresses unchanged."""
     mapped = getattr(address, "ipv4_mapped", None)
     return mapped or address
 
 
 def _forms(address: _Address) -> Iterator[_Address]:
-    """The address, and the IPv4 address that a gateway of the network takes out of it."""
+    """The address, and the IPv4 address embedded in it for 6to4 or NAT64."""
     yield address
     if isinstance(address, IPv6Address):
         if address.sixtofour is not None:
@@ -105,7 +106,7 @@ def _forms(address: _Address) -> Iterator[_Address]:
 
 def _is_public(address: _Address) -> bool:
     if isinstance(address, IPv6Address) and address in _NAT64:
-        return True  # what stands inside of it is judged by itself
+        return True  # the embedded IPv4 address is checked separately
     if isinstance(address, IPv6Address) and address not in _UNICAST:
         return False
     return (

@@ -1,8 +1,8 @@
-"""Connections that go to the very address that was judged.
+"""Connects only to addresses that passed the allow-list.
 
-httpcore is given names and would look them up itself, after anyone else has: a name that led to a
-public address when it was checked could lead inside a moment later (DNS rebinding). So the lookup,
-the judgement and the connection are one step here. TLS still checks the certificate for the name.
+httpcore would resolve a host name again after the check, and the name could then resolve to an
+internal address (DNS rebinding). Here, lookup, check and connection are therefore one step. TLS
+still verifies the certificate against the host name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import httpcore
 
 from lisa.gateway.push.allowed import Allowed, NotAllowed
 
-__all__ = ["GuardedBackend"]
-
 MOST_TRIED = 4
-"""Addresses of one name that are tried before a push fails."""
+"""Maximum number of a host's addresses to try before the push fails."""
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """A network for httpcore that looks names up, judges the addresses, then connects."""
+    """An httpcore network backend that resolves a host, checks its addresses, and connects."""
 
     def __init__(
         self, allowed: Allowed, network: httpcore.AsyncNetworkBackend | None = None
@@ -41,7 +39,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to an address of the host that pushes may go to. Raises NotAllowed."""
+        """Connect to an allowed address of a host. Raises NotAllowed if there is none."""
         began = time.monotonic()
         permitted: list[str] = []
         refusal: NotAllowed | None = None
@@ -65,11 +63,11 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise fault
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, as httpcore asks for it."""
+        """Sleep; part of httpcore's interface."""
         await asyncio.sleep(seconds)
 
     async def _addresses(self, host: str, port: int, timeout: float | None) -> list[str]:
-        """The host's addresses. Pushes to one host share a lookup: each of them takes a thread."""
+        """The host's addresses. Concurrent pushes to a host share one lookup (one thread)."""
         key = host, port
         lookup = self._lookups.get(key)
         if lookup is None:
@@ -79,12 +77,12 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(lookup)
         except TimeoutError:
-            raise httpcore.ConnectTimeout(f"no address of {host} was found in time") from None
+            raise httpcore.ConnectTimeout(f"the DNS lookup of {host} timed out") from None
 
     def _looked_up(self, key: tuple[str, int], lookup: asyncio.Task[list[str]]) -> None:
         del self._lookups[key]
         if not lookup.cancelled():
-            lookup.exception()  # seen, also if whoever asked has gone
+            lookup.exception()  # mark as retrieved, even if the caller was cancelled
 
 
 async def _look_up(host: str, port: int) -> list[str]:
@@ -92,5 +90,5 @@ async def _look_up(host: str, port: int) -> list[str]:
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise httpcore.ConnectError(f"{host} is not known: {error}") from None
+        raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

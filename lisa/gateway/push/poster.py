@@ -1,10 +1,9 @@
-"""One push: a request, and what its answer means."""
+"""Sends one push as an HTTP request and interprets the response."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,47 +14,45 @@ from typing import NamedTuple
 import httpcore
 import httpx
 
-from lisa.admin.push import PushTarget, key_of
-from lisa.core.message import Message
+from lisa.admin.push import StoredPushTarget, key_of
+from lisa.core.model.message import Message
 from lisa.gateway.push.allowed import Allowed, NotAllowed
 from lisa.gateway.push.network import GuardedBackend
 from lisa.gateway.push.signing import body_of, headers_of
 
-__all__ = ["Answer", "Poster", "Verdict"]
-
 KEEP_ALIVE_S = 4.0
-"""Shorter than the five seconds that common servers keep idle connections for."""
+"""Shorter than the five seconds after which common servers close idle connections."""
 
 MOST_KEPT = 100
 MOST_READ = 16 * 1024
-"""Bytes of an answer that are read, so that its connection can be used again."""
+"""Bytes of a response body that are read so that the connection can be reused."""
 
 SHOWN = 200
 LONGEST_WAIT = 24 * 3600
-"""Seconds that a Retry-After is heeded for at most."""
+"""Upper limit for Retry-After, in seconds."""
 
 
-class Verdict(Enum):
-    """What an answer asks for."""
+class PushVerdict(Enum):
+    """How to settle a delivery after a push."""
 
     DONE = "done"
     LATER = "later"
     FAILED = "failed"
 
 
-class Answer(NamedTuple):
-    """What a target made of a push; `wait_s` with `LATER`, `reason` with all but `DONE`."""
+class PushResult(NamedTuple):
+    """The result of a push. `reason` is set unless `DONE`; `wait_s` is set for `LATER`."""
 
-    verdict: Verdict
+    verdict: PushVerdict
     reason: str = ""
     wait_s: float = 0.0
 
 
 class Poster:
-    """Sends pushes.
+    """Sends pushes over pooled connections.
 
-    No redirect is followed, no cookie kept, no proxy used: a request goes to the address that was
-    judged, or nowhere.
+    Follows no redirects, keeps no cookies and uses no proxy, so that requests go only to addresses
+    that passed the allow-list.
     """
 
     def __init__(self, allowed: Allowed) -> None:
@@ -64,41 +61,45 @@ class Poster:
 
     def _connections(self) -> httpcore.AsyncConnectionPool:
         if self._pool is None:
-            # Late: most gateways push nothing, and reading the certificates takes its time.
+            # Created lazily: most gateways push nothing, and loading the certificates is slow.
             self._pool = httpcore.AsyncConnectionPool(
                 ssl_context=httpx.create_ssl_context(),
-                max_connections=None,  # each target is bounded by itself
+                max_connections=None,  # each target has its own limit
                 max_keepalive_connections=MOST_KEPT,
                 keepalive_expiry=KEEP_ALIVE_S,
                 network_backend=GuardedBackend(self._allowed),
             )
         return self._pool
 
-    async def post(self, target: PushTarget, message: Message, timeout_s: float) -> Answer:
-        """Push a message; whatever goes wrong is an answer, too."""
+    async def post(
+        self, target: StoredPushTarget, message: Message, timeout_s: float
+    ) -> PushResult:
+        """Push a message. Failures are returned as a result, not raised."""
         body, media_type = body_of(message)
         headers = headers_of(message, media_type, body, key_of(target.secret), int(time.time()))
-        answer: Answer | None = None
+        answer: PushResult | None = None
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._connections().stream(
-                    "POST", target.url,
-                    headers=[("content-length", str(len(body))), *headers], content=body,
+                    "POST",
+                    target.url,
+                    headers=[("content-length", str(len(body))), *headers],
+                    content=body,
                     extensions={"timeout": dict.fromkeys(_TIMEOUTS, timeout_s)},
                 ) as response,
-            ):  # fmt: skip
-                answer = _judged(response, "")
+            ):
+                answer = _answer_of(response, "")
                 with suppress(httpcore.NetworkError, httpcore.ProtocolError):
-                    answer = _judged(response, await _text(response))
+                    answer = _answer_of(response, await _text(response))
         except NotAllowed as error:
-            return Answer(Verdict.FAILED, f"not allowed: {error}")
+            return PushResult(PushVerdict.FAILED, f"not allowed: {error}")
         except (TimeoutError, httpcore.TimeoutException):
-            # An answer whose body is slow has been given all the same.
-            return answer or Answer(Verdict.FAILED, f"no answer within {timeout_s:g} s")
+            # A response with a slow body still counts.
+            return answer or PushResult(PushVerdict.FAILED, f"no response within {timeout_s:g} s")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            said = str(error) or type(error).__name__
-            return answer or Answer(Verdict.FAILED, f"no answer: {said}"[:SHOWN])
+            detail = str(error) or type(error).__name__
+            return answer or PushResult(PushVerdict.FAILED, f"no response: {detail}"[:SHOWN])
         return answer
 
     async def close(self) -> None:
@@ -110,24 +111,25 @@ class Poster:
 _TIMEOUTS = ("connect", "read", "write", "pool")
 
 
-def _judged(response: httpcore.Response, said: str) -> Answer:
+def _answer_of(response: httpcore.Response, text: str) -> PushResult:
     status = response.status
     if 200 <= status < 300:
-        return Answer(Verdict.DONE)
+        return PushResult(PushVerdict.DONE)
     with suppress(ValueError):
-        said = f"{HTTPStatus(status).phrase}: {said}" if said else HTTPStatus(status).phrase
+        phrase = HTTPStatus(status).phrase
+        text = f"{phrase}: {text}" if text else phrase
     if 300 <= status < 400:
-        said = "redirects are not followed"
-    reason = f"{status} {said}".strip()
+        text = "redirects are not followed"
+    reason = f"{status} {text}".strip()
     if status in (429, 503):
         wait_s = _wait_s(response)
         if wait_s > 0:
-            return Answer(Verdict.LATER, reason, wait_s)
-    return Answer(Verdict.FAILED, reason)
+            return PushResult(PushVerdict.LATER, reason, wait_s)
+    return PushResult(PushVerdict.FAILED, reason)
 
 
 def _wait_s(response: httpcore.Response) -> float:
-    """Seconds that a Retry-After asks for, as number or as date; 0 without one."""
+    """The seconds in a Retry-After header, given as number or date; 0 if absent."""
     headers = {name.lower(): value for name, value in response.headers}
     value = headers.get(b"retry-after", b"").decode("latin-1").strip()
     if value.isascii() and value.isdigit():
@@ -143,16 +145,12 @@ def _wait_s(response: httpcore.Response) -> float:
 
 
 async def _text(response: httpcore.Response) -> str:
-    """The start of an answer in one line; the rest is read up to a bound and dropped."""
+    """The start of a response body as one line; the rest is read up to a limit and dropped."""
     read = bytearray()
-    async for chunk in _chunks(response):
+    async for chunk in response.aiter_stream():
         read += chunk
         if len(read) > MOST_READ:
             break
     text = bytes(read[: 4 * SHOWN]).decode("utf-8", "replace")
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= SHOWN else f"{line[:SHOWN]} ..."
-
-
-def _chunks(response: httpcore.Response) -> AsyncIterator[bytes]:
-    return response.aiter_stream()

@@ -1,7 +1,7 @@
-"""What a push carries: the message as a request, signed by the scheme of Standard Webhooks.
+"""The headers and body of a push request, signed according to Standard Webhooks.
 
-`webhook-signature` is `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`, so a target
-verifies it with one of the libraries for that scheme, and the secret that a person was shown.
+`webhook-signature` is `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`. A target can
+verify it with any Standard Webhooks library and the target's secret.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ from urllib.parse import quote
 
 import msgspec
 
-from lisa.core.message import Message
-
-__all__ = ["body_of", "headers_of", "sign"]
+from lisa.core.model.message import Message
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
 _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z")
 _PLAIN = re.compile(r"[\x21-\x24\x26-\x7e]+\Z")
-"""Visible, and no percent sign: what is sent is never another id's percent-encoding."""
+"""Visible ASCII without %, so that no id is sent as the percent-encoding of another."""
 
 MOST_HEADER_BYTES = 8 * 1024
-"""Of a message's own headers: more than that most servers refuse."""
+"""Limit for a message's own headers; most servers reject more."""
 
 AGENT = f"lisa-gateway/{version('lisa-delay-queue')}"
 
 
 def body_of(message: Message) -> tuple[bytes, str]:
-    """A message's body as bytes, and their media type."""
+    """A message's body as bytes, and its media type."""
     body: Any = message.body
     if isinstance(body, bytes):
         return body, "application/octet-stream"
@@ -52,10 +50,10 @@ def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
 def headers_of(
     message: Message, media_type: str, body: bytes, key: bytes, timestamp: int
 ) -> list[tuple[str, str]]:
-    """All headers but those of the connection.
+    """All headers of a push, except those of the connection.
 
-    An id with a percent sign or characters that no header holds is percent-encoded, and signed as
-    it is sent.
+    An id with a percent sign, or with characters not allowed in headers, is percent-encoded; the
+    signature covers the encoded id.
     """
     written = message.id
     if not _PLAIN.match(written):
@@ -77,7 +75,7 @@ def headers_of(
 
 
 def _own_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Those that are legal in HTTP, up to a bound; the others are left out."""
+    """The message's headers that are legal in HTTP, up to a size limit; others are dropped."""
     found, size = [], 0
     for name, value in headers.items():
         if not _TOKEN.match(name) or not (value == "" or _VALUE.match(value)):

@@ -1,66 +1,42 @@
-"""The archive: every transition, and every message as it stood last; in Parquet or a database."""
+"""The archive: every transition and the last state of every message, in Parquet or a database."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from lisa.pipeline.archive.records import Gap, TopicRecord
+from lisa.pipeline.archive.base import Archive
+from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-__all__ = ["Archive", "Gap", "TopicRecord", "default_name", "open_archive"]
-
-
-class Archive(ABC):
-    """What jobs ask of an archive, wherever it stands. It is opened as it stands at that moment."""
-
-    @abstractmethod
-    def log(self) -> DataFrame:
-        """Every committed event: LOG_SCHEMA."""
-
-    @abstractmethod
-    def messages(self) -> DataFrame:
-        """One row per message and life, current with the log: MESSAGES_SCHEMA."""
-
-    @abstractmethod
-    def offsets(self) -> dict[str, tuple[str, int]]:
-        """For each journal the last committed event: entry id and running number.
-
-        By its place: the topic, or one of the places of a topic that is split (see core.shards).
-        """
-
-    @abstractmethod
-    def topics(self) -> dict[str, TopicRecord]:
-        """For each topic what is needed to set it up again."""
-
-    @abstractmethod
-    def gaps(self) -> Sequence[Gap]:
-        """What the log lacks, by name."""
+__all__ = ["Archive", "ArchiveGap", "TopicRecord", "default_name", "open_archive"]
 
 
 def open_archive(
     spark: SparkSession, where: str, properties: Mapping[str, str] | None = None
 ) -> Archive:
-    """The archive at a directory or URL that Hadoop knows, or at a JDBC URL.
+    """Open the archive at a directory, a URL that Hadoop supports, or a JDBC URL.
 
-    properties: for JDBC (user, password, prefix ...). Raises ConfigError if there is none.
+    properties: for JDBC: user, password, table_prefix and settings of the driver.
+
+    Raises ConfigError if the archive does not exist.
     """
     if where.startswith("jdbc:"):
-        from lisa.pipeline.archive import jdbc
+        from lisa.pipeline.archive.database import Database
+        from lisa.pipeline.archive.jdbc_reader import JdbcArchive
 
-        return cast("Archive", jdbc.open(spark, where, dict(properties or {})))
+        return JdbcArchive(spark, Database.of(where, properties or {}))
     from lisa.pipeline.archive.parquet import ParquetArchive
 
     return ParquetArchive.open(spark, where)
 
 
 def default_name(where: str) -> str:
-    """The name under which an archive reports to the journal, where none is given."""
+    """The default name under which an archive reports its progress to the journal."""
     plain = re.sub(r"[?;].*", "", where).rstrip("/")
     last = re.sub(r"[^A-Za-z0-9_.-]", "-", plain.rpartition("/")[2])[:40].lstrip("~-") or "archive"
     return f"{last}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
-"""Few large files out of many small ones.
+"""Merges many small files into few large ones.
 
-Files of like size are put together, so that each row is written anew only a few times on its way
-from a batch's file to one of the full size, however small the batches are.
+Only files of similar size are merged, so each row is rewritten only a few times between the file
+of its batch and a file of full size, however small the batches are.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from lisa.pipeline.archive.manifest import Manifest, Swap
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FULL_BYTES", "MANY", "Group", "candidates", "compact", "exchange"]
-
 FULL_BYTES = 128 * 1024 * 1024
 MANY = 16
-"""So many files of like size are worth it while their day lasts."""
+"""Number of files of similar size that are merged while their day is not over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files of one table, day and topic, to be put together."""
+    """Files of one table, day and topic that are merged together; `size` in bytes."""
 
     table: str
     paths: tuple[str, ...]
@@ -35,16 +33,16 @@ class Group:
 
 
 def candidates(
-    manifest: Manifest, today: str, *, skip: Collection[str], all_of_it: bool = False
+    manifest: Manifest, today: str, *, skip: Collection[str], everything: bool = False
 ) -> Iterator[Group]:
-    """What is due: of past days whatever is small, of today's many of like size."""
-    places: dict[str, list[str]] = defaultdict(list)
+    """Groups to merge: all small files of past days, and today's if many have a similar size."""
+    folders: dict[str, list[str]] = defaultdict(list)
     for path, size in manifest.files.items():
         if path not in skip and path not in manifest.unfolded and size < FULL_BYTES // 2:
-            places[path.rpartition("/")[0]].append(path)
-    for place, paths in sorted(places.items()):
-        table, day = place.split("/")[:2]
-        past = all_of_it or day.removeprefix("day=") < today
+            folders[path.rpartition("/")[0]].append(path)
+    for folder, paths in sorted(folders.items()):
+        table, day = folder.split("/")[:2]
+        past = everything or day.removeprefix("day=") < today
         sizes = manifest.files
         alike: dict[int, list[str]] = defaultdict(list)
         for path in paths:
@@ -55,7 +53,7 @@ def candidates(
 
 
 def compact(rows: DataFrame, group: Group) -> DataFrame:
-    """The rows of a group in as few partitions as its size asks for, in order."""
+    """Sort the rows of a group into as many partitions as files of full size are needed."""
     order = ("at", "seq") if "seq" in rows.columns else ("settled_at", "id")
     parts = max(1, math.ceil(group.size / FULL_BYTES))
     if parts == 1:
@@ -64,7 +62,7 @@ def compact(rows: DataFrame, group: Group) -> DataFrame:
 
 
 def exchange(manifest: Manifest, group: Group, fresh: dict[str, int]) -> Manifest:
-    """The manifest with what came out in place of the group's files."""
+    """The manifest with the merged files (`fresh`: path -> bytes) instead of the group's files."""
     files = {path: size for path, size in manifest.files.items() if path not in group.paths}
     swap = Swap(int(time.time() * 1000), group.paths, tuple(fresh))
     return replace(manifest, files=files | fresh, swaps=(*manifest.swaps, swap))

@@ -1,4 +1,4 @@
-"""PostgreSQL and MariaDB as Spark reaches them: address, driver, statements, what went wrong."""
+"""PostgreSQL and MariaDB through JDBC: URL, driver, SQL statements and errors."""
 
 from __future__ import annotations
 
@@ -12,49 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
-from lisa.core.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.pipeline.archive.drivers import CONNECT_SECONDS, Kind, kind_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Connection", "Database", "jdbc_settings"]
-
-JARS = Path("/usr/share/java")
-"""Where Debian's packages put their drivers."""
-
-CONNECT_SECONDS = 10
-
 FETCH_ROWS = 200
-"""So many may each carry an envelope of 1 MiB without filling a worker's memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What differs between the kinds of database, besides their SQL."""
-
-    name: str
-    driver: str
-    jar: str
-    package: str
-    settings: Mapping[str, str]
-
-
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("postgresql", "org.postgresql.Driver", "postgresql.jar", "libpostgresql-jdbc-java", {
-            "reWriteBatchedInserts": "true", "connectTimeout": str(CONNECT_SECONDS),
-            "tcpKeepAlive": "true", "ApplicationName": "lisa",
-        }),
-        Kind("mariadb", "org.mariadb.jdbc.Driver", "mariadb-java-client.jar", "libmariadb-java", {
-            "rewriteBatchedStatements": "true", "connectTimeout": str(1000 * CONNECT_SECONDS),
-            "tcpKeepAlive": "true",
-            # Spark and our SQL quote names as the standard says, and a backslash is a backslash.
-            "sessionVariables": "sql_mode='ANSI_QUOTES,NO_BACKSLASH_ESCAPES,STRICT_TRANS_TABLES,"
-                                "NO_ENGINE_SUBSTITUTION'",
-        }),
-    )
-}  # fmt: skip
+"""Small enough that rows with envelopes of 1 MiB fit into a worker's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +33,43 @@ class Database:
 
     @classmethod
     def of(cls, where: str, properties: Mapping[str, str]) -> Database:
-        """A database by its JDBC URL.
+        """The database at a JDBC URL.
 
-        properties: `user`, `password`, `table_prefix` (empty unless given); any other goes to the
-        driver. Raises ConfigError for what is none.
+        properties: `user`, `password`, `table_prefix` (empty by default); all others are passed to
+        the driver. Raises ConfigError if the URL or the prefix is not valid.
         """
         rest = dict(properties)
         prefix = rest.pop("table_prefix", "")
         if not re.fullmatch(r"([a-z][a-z0-9_]{0,23})?", prefix):
             raise ConfigError(
-                f"table_prefix {prefix!r} is not up to 24 characters a-z 0-9 _, a letter first"
+                f"table_prefix {prefix!r} is not valid: use up to 24 characters a-z 0-9 _, "
+                "starting with a letter"
             )
         kind = kind_of(where)
         return cls(where, kind, {**kind.settings, **rest}, prefix)
 
     @property
     def shown(self) -> str:
-        """The URL without what may hold a password."""
+        """The URL without user and query, which may contain a password."""
         return re.sub(r"//[^/@]*@", "//", re.split("[?;]", self.url)[0])
 
     def statements(self, name: str, **parts: str) -> list[str]:
-        """The statements of that name, ready to run."""
+        """The SQL statements of that name, with {p} and the given parts filled in."""
         text = _library(self.kind.name)[name]
         for part, value in {"p": self.prefix, **parts}.items():
             text = text.replace(f"{{{part}}}", value)
         return [one.strip() for one in text.split(";\n") if one.strip()]
 
     def read(self, spark: SparkSession, *queries: str) -> DataFrame:
-        """What the queries find, each read by a worker of its own."""
-        # Spark has a list of conditions for that, but on that way it turns the names of the
-        # driver's settings into lower case, and the driver then knows none of them.
+        """The union of the queries' rows; each query is read by its own task."""
+        # Spark's own `predicates` would do, but it passes the names of the driver's settings in
+        # lower case, and the driver ignores them.
         reader = spark.read.format("jdbc").options(**self._options(), fetchsize=str(FETCH_ROWS))
         found = [reader.option("dbtable", f"({query}) AS found").load() for query in queries]
         return reduce(DataFrame.unionAll, found)
 
     def insert(self, rows: DataFrame, table: str, *, batch: int) -> None:
-        """Append rows to a table, by Spark's workers. batch: rows in one insert."""
+        """Append rows to a table from Spark's workers. batch: rows per insert."""
         writer = rows.write.format("jdbc").options(**self._options(), batchsize=str(batch))
         writer.option("dbtable", self.prefix + table).mode("append").save()
 
@@ -111,21 +77,21 @@ class Database:
         return {**self.properties, "url": self.url, "driver": self.kind.driver}
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Raise what the database or its driver says as one line: an error of Lisa's family.
+    def translated_errors(self) -> Iterator[None]:
+        """Turn errors of the database and its driver into Lisa's errors, of one line each.
 
-        ConfigError for a password, right or name that is wrong, ServerUnavailable where nobody
-        answers.
+        Raises ConfigError for a wrong password, name or missing privilege, ServerUnavailable if
+        the database cannot be reached, LisaError for any other database error.
         """
         try:
             yield
         except LisaError:
             raise
         except Exception as error:
-            told = _told(error)
-            if told is None:
+            found = _sql_error(error)
+            if found is None:
                 raise
-            state, text = told
+            state, text = found
             if state.startswith(("28", "3D", "42")):
                 raise ConfigError(f"{self.shown} refused: {text}") from None
             if state.startswith(("08", "57P", "53", "70")):
@@ -133,44 +99,18 @@ class Database:
             raise LisaError(f"{self.shown} failed: {text}") from error
 
 
-def kind_of(where: str) -> Kind:
-    """The kind of database that a JDBC URL names. Raises ConfigError."""
-    found = re.match(r"jdbc:(\w+)://", where)
-    if not found or found[1] not in KINDS:
-        raise ConfigError(
-            f"{re.split('[?;@]', where)[0]!r} is not jdbc:postgresql://HOST/DATABASE or "
-            "jdbc:mariadb://HOST/DATABASE"
-        )
-    return KINDS[found[1]]
-
-
-def jdbc_settings(where: str, driver_jar: str | Path | None = None) -> dict[str, str]:
-    """What a new Spark session has to be told so that it finds the database's driver.
-
-    driver_jar: a file; without it the one of Debian's package, where that is installed. Raises
-    ConfigError for a file that is not there.
-    """
-    kind = kind_of(where)
-    jar = Path(driver_jar) if driver_jar else JARS / kind.jar
-    if jar.is_file():
-        return {"spark.jars": str(jar.resolve())}
-    if driver_jar:
-        raise ConfigError(f"there is no driver {jar}")
-    return {}  # spark-submit may have been given it; `connect` says so if it was not
-
-
-class Connection:
-    """A connection of the driver process itself: what it does is one transaction, or a lock."""
+class JdbcConnection:
+    """A JDBC connection of Spark's driver process, for transactions and locks."""
 
     def __init__(self, spark: SparkSession, database: Database) -> None:
         self._database = database
-        # Spark offers JDBC to tables only; transactions need the driver's own interface.
+        # Spark's JDBC source only reads and writes tables; transactions need the JDBC driver.
         self._jvm: Any = spark._jvm  # noqa: SLF001
-        with database.telling():
+        with database.translated_errors():
             self._connection = self._connect()
 
     def run(self, name: str, **parts: str) -> None:
-        """Run the statements of that name."""
+        """Run the statements of that name, in order."""
         statement = self._connection.createStatement()
         try:
             for text in self._database.statements(name, **parts):
@@ -179,13 +119,13 @@ class Connection:
             statement.close()
 
     def put(self, name: str, *values: str | int | None) -> None:
-        """Run one statement with values."""
+        """Run the statement of that name with values for its parameters."""
         for text in self._database.statements(name):
             with self._prepared(text, values) as prepared:
                 prepared.executeUpdate()
 
     def ask(self, text: str, *values: str | int | None) -> list[tuple[Any, ...]]:
-        """The rows of a query, columns as text, None where null."""
+        """The rows of a query; all columns as text, None for null."""
         with self._prepared(text, values) as prepared:
             found = prepared.executeQuery()
             width = range(1, found.getMetaData().getColumnCount() + 1)
@@ -195,16 +135,16 @@ class Connection:
             return rows
 
     def has_tables(self) -> bool:
-        """Whether there is an archive."""
+        """Whether the archive's tables exist."""
         return self.ask(self._database.statements("exists")[0]) != [("0",)]
 
     def has_shards(self) -> bool:
-        """Whether its tables tell of which shard an event is; those of layout 1 do not."""
+        """Whether the tables have a column `shard`; those of layout 1 do not."""
         return self.ask(self._database.statements("has_shards")[0]) != [("0",)]
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what is run inside."""
+        """Commit at the end, or roll back if an exception is raised."""
         self._connection.setAutoCommit(False)
         try:
             yield
@@ -218,31 +158,31 @@ class Connection:
                 self._connection.setAutoCommit(True)
 
     def alive(self) -> bool:
-        """Whether the database still answers on this connection."""
+        """Whether the connection is still valid."""
         return bool(self._connection.isValid(CONNECT_SECONDS))
 
     def close(self) -> None:
-        """Give it up, and every lock it holds."""
+        """Close the connection; the database releases its locks."""
         self._connection.close()
 
     @contextmanager
     def _prepared(self, text: str, values: tuple[str | int | None, ...]) -> Iterator[Any]:
         prepared = self._connection.prepareStatement(text)
         try:
-            for place, value in enumerate(values, 1):
+            for position, value in enumerate(values, 1):
                 if value is None:
-                    prepared.setNull(place, self._jvm.java.sql.Types.NULL)
+                    prepared.setNull(position, self._jvm.java.sql.Types.NULL)
                 elif isinstance(value, int):
-                    prepared.setLong(place, value)
+                    prepared.setLong(position, value)
                 else:
-                    prepared.setString(place, value)
+                    prepared.setString(position, value)
             yield prepared
         finally:
             prepared.close()
 
     def _connect(self) -> Any:
         kind = self._database.kind
-        # DriverManager sees only what the JVM was started with, not the files of spark.jars.
+        # DriverManager only sees the JVM's initial class path, not the files of spark.jars.
         loader = self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
         try:
             driver = loader.loadClass(kind.driver).newInstance()
@@ -250,8 +190,8 @@ class Connection:
             if "ClassNotFoundException" not in str(error):
                 raise
             raise ConfigError(
-                f"Spark has no driver for {kind.name} ({kind.driver}): apt-get install "
-                f"{kind.package}, or name the file: --driver-jar FILE (spark-submit: --jars FILE)"
+                f"Spark has no driver for {kind.name} ({kind.driver}): install it with apt-get "
+                f"install {kind.package}, or add --driver-jar FILE (spark-submit: --jars FILE)"
             ) from None
         settings = self._jvm.java.util.Properties()
         for name, value in self._database.properties.items():
@@ -261,15 +201,18 @@ class Connection:
 
 @cache
 def _library(kind: str) -> dict[str, str]:
-    text = (Path(__file__).parent / "sql" / f"{kind}.sql").read_text("utf-8")
-    found = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(found[1::2], found[2::2], strict=True))
+    statements: dict[str, str] = {}
+    for name in ("common", kind):
+        text = (Path(__file__).parent / "sql" / f"{name}.sql").read_text("utf-8")
+        found = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+        statements |= zip(found[1::2], found[2::2], strict=True)
+    return statements
 
 
-def _told(error: BaseException) -> tuple[str, str] | None:
-    """SQLSTATE and text of the first SQLException among an error's causes; None if there is none.
+def _sql_error(error: BaseException) -> tuple[str, str] | None:
+    """SQLSTATE and message of the first SQLException among an error's causes; None without one.
 
-    What failed in a task of Spark's comes as text only.
+    The SQLSTATE is empty for an error in a Spark task, because Spark only passes on the text.
     """
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:
@@ -282,8 +225,8 @@ def _told(error: BaseException) -> tuple[str, str] | None:
     return ("", _line(found[1] or found[2])) if found else None
 
 
-def _is(thing: Any, name: str) -> bool:
-    kind = thing.getClass()
+def _is(error: Any, name: str) -> bool:
+    kind = error.getClass()
     while kind is not None and kind.getName() != name:
         kind = kind.getSuperclass()
     return kind is not None

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["Folder", "Stored"]
 
 
 class Stored(NamedTuple):
@@ -23,10 +21,10 @@ class Stored(NamedTuple):
 
 
 class Folder:
-    """Paths are relative to it. What is renamed appears whole or not at all.
+    """A directory; all paths are relative to it. Renames are atomic.
 
-    It also outlasts a power cut: the journal, on another machine, may forget what stands here.
-    Hadoop sees to that everywhere but on a local disk.
+    Writes are durable, because the journal trims events as soon as the archive has them. Hadoop
+    ensures durability on its own file systems; on a local disk this class calls fsync.
     """
 
     def __init__(self, spark: SparkSession, where: str) -> None:
@@ -37,8 +35,8 @@ class Folder:
             root = jvm.org.apache.hadoop.fs.Path(where)
             self._fs = root.getFileSystem(conf)
             self._root = self._fs.makeQualified(root)
-            # With the checksums that Hadoop keeps beside the files of a local disk no file is
-            # replaced at once: who reads meanwhile finds none, or one that seems damaged.
+            # On a local disk Hadoop keeps checksum files. With them, a file cannot be replaced
+            # atomically: a concurrent reader finds no file, or a wrong checksum.
             local = self._fs.getScheme() == "file" and hasattr(self._fs, "getRaw")
             self._texts = self._fs.getRaw() if local else self._fs
         except Py4JJavaError as error:
@@ -49,15 +47,15 @@ class Folder:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.where}/{path}" if path else self.where)
 
     def url(self, path: str = "") -> str:
-        """A path as Spark's readers and writers take it."""
+        """The URL of a path, for Spark's readers and writers."""
         return f"{self.where}/{path}" if path else self.where
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or directory."""
+        """Whether the file or directory exists."""
         return bool(self._fs.exists(self._path(path)))
 
     def read(self, path: str) -> str | None:
-        """A text file, None if there is none."""
+        """The content of a text file, None if it does not exist."""
         from_java = self._jvm.org.apache.hadoop.io.IOUtils
         try:
             stream = self._texts.open(self._path(path))
@@ -73,7 +71,7 @@ class Folder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """A text file that appears whole, in place of one of that name."""
+        """Write or replace a text file atomically."""
         temporary = f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.tmp"
         stream = self._texts.create(self._path(temporary), True)  # noqa: FBT003  Java's
         try:
@@ -82,12 +80,12 @@ class Folder:
             stream.close()
         self.sync(temporary)
         if not self._texts.rename(self._path(temporary), self._path(path)):
-            self.delete(path)  # HDFS does not replace
+            self.delete(path)  # HDFS does not rename onto an existing file
             self.rename(temporary, path)
         self.sync(path.rpartition("/")[0])
 
     def write_new(self, path: str, text: str) -> bool:
-        """A text file, unless there is one of that name already."""
+        """Create a text file; False if the file already exists."""
         try:
             stream = self._texts.create(self._path(path), False)  # noqa: FBT003  Java's
         except Py4JJavaError as error:
@@ -99,16 +97,16 @@ class Folder:
         return True
 
     def rename(self, path: str, to: str) -> None:
-        """Move a file; the directory is made if need be."""
+        """Move a file, creating the target directory. Raises OSError if the move fails."""
         target = self._path(to)
         self._fs.mkdirs(target.getParent())
         self.sync(path)
         if not self._fs.rename(self._path(path), target):
-            raise OSError(f"{self.url(path)} cannot be moved to {self.url(to)}")
+            raise OSError(f"cannot move {self.url(path)} to {self.url(to)}")
         self.sync(to.rpartition("/")[0])
 
     def copy(self, path: str, to: str) -> None:
-        """Copy a file, over one of that name."""
+        """Copy a file, replacing the target."""
         util = self._jvm.org.apache.hadoop.fs.FileUtil
         self._fs.mkdirs(self._path(to).getParent())
         util.copy(self._fs, self._path(path), self._fs, self._path(to), False, True, self._conf)  # noqa: FBT003  Java's
@@ -116,7 +114,7 @@ class Folder:
         self.sync(to.rpartition("/")[0])
 
     def sync(self, path: str) -> None:
-        """Have a file's bytes, or a directory's names, on the disk, where that is a local one."""
+        """Flush a file or directory to disk (fsync); does nothing on other file systems."""
         url = self.url(path)
         if not url.startswith("file:"):
             return
@@ -127,18 +125,18 @@ class Folder:
             os.close(opened)
 
     def delete(self, path: str) -> None:
-        """Remove a file, or a directory with all that is in it; nothing is all right, too."""
+        """Remove a file, or a directory recursively; does nothing if it does not exist."""
         self._fs.delete(self._path(path), True)  # noqa: FBT003  Java's
 
     def names(self, path: str) -> list[str]:
-        """What stands directly in a directory, in order; nothing if there is none."""
+        """Sorted names of a directory's entries; empty if it does not exist."""
         if not self.exists(path):
             return []
         found = self._fs.listStatus(self._path(path))
         return sorted(one.getPath().getName() for one in found)
 
     def files(self, path: str) -> list[Stored]:
-        """All files below a directory that Spark wrote, in order; none of its marks."""
+        """All files below a directory, sorted; without Spark's markers (names with `_` or `.`)."""
         if not self.exists(path):
             return []
         found, walk = [], self._fs.listFiles(self._path(path), True)  # noqa: FBT003  Java's

@@ -1,21 +1,22 @@
 """The archive in a database: PostgreSQL or MariaDB, reached through JDBC.
 
-A batch is written in four steps, all of which may be repeated:
+A batch is written in four idempotent steps:
 
-1. Spark's workers write its events into a table of their own, `lisa_staged_events`.
+1. Spark's workers write the events to a staging table, `lisa_staged_events`.
 2. The messages concerned are folded from all of their events, those in `message_log` and the
    staged ones, and written to `lisa_staged_messages`.
-3. One transaction adds the staged events to `message_log`, puts the staged rows into `messages`,
-   and records offsets, topics and gaps.
-4. The staged tables are dropped.
+3. One transaction adds the staged events to `message_log`, upserts the staged rows into
+   `messages`, and records offsets, topics and gaps.
+4. The staging tables are dropped.
 
-Killed before the end of the transaction, nothing has happened; killed behind it, the same batch
-written again adds no event, as each stands in the log under its own key, and folds to the same
-rows. So it does not matter what Spark's checkpoint remembers.
+If the process is killed before the commit, the archive is unchanged. If it is killed afterwards
+and the batch is written again, no event is added, because events have a primary key, and the fold
+yields the same rows. So the state of Spark's checkpoint does not matter.
 
-The transaction runs on the connection that holds the archive's lock since before the first step.
-So no other archive process has come between, and a row never goes back; and if the database
-restarted, and emptied the staged tables, that connection is gone and nothing is committed.
+The transaction runs on the connection that has held the archive's lock since before step 1.
+Therefore no other archive process can write in between, and rows never go back to older states. If
+the database restarts and empties the staging tables, that connection breaks and nothing is
+committed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from lisa.core.clock import datetime_ms
-from lisa.core.errors import ConfigError
-from lisa.core.shards import base, shard_of
-from lisa.pipeline.archive.database import Connection, Database, jdbc_settings
+from lisa.core.model.clock import datetime_ms
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import shard_suffix, topic_of, topics_of
+from lisa.pipeline.archive.base import PresentTopics
+from lisa.pipeline.archive.batches import gaps_of, is_new, summarize
+from lisa.pipeline.archive.database import Database, JdbcConnection
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.jdbc_reader import JdbcArchive
+from lisa.pipeline.archive.parquet import with_log_columns
 from lisa.pipeline.archive.rows import (
     JSON_COLUMNS,
     LOG_COLUMNS,
@@ -43,82 +47,97 @@ from lisa.pipeline.archive.rows import (
     to_log_rows,
     to_message_rows,
 )
-from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
+from lisa.pipeline.archive.schemas import LOG_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lisa.pipeline.archive.records import Gap, TopicRecord
-
-__all__ = ["JdbcArchive", "JdbcWriter", "jdbc_settings", "open", "writer"]
+    from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 
 LOCK_SECONDS = 15
-"""How long a killed predecessor may hold its lock: until its Java, too, has ended."""
+"""How long to wait for the lock of a killed predecessor, whose JVM may still be stopping."""
 
 STAGED_BYTES = 8 << 20
-"""About what one insert of Spark's may hold in memory."""
-
-
-def writer(spark: SparkSession, where: str, properties: Mapping[str, str]) -> JdbcWriter:
-    """Write to the archive in a database; its tables are made where they are missing.
-
-    where: jdbc:postgresql://... or jdbc:mariadb://... properties: `user`, `password`,
-    `table_prefix`; others go to the driver. Raises ConfigError where another archive process
-    writes to the same tables, ServerUnavailable where nobody answers.
-    """
-    return JdbcWriter(spark, Database.of(where, properties))
-
-
-def open(spark: SparkSession, where: str, properties: Mapping[str, str]) -> JdbcArchive:  # noqa: A001
-    """Read the archive in a database. Raises ConfigError where there is none."""
-    return JdbcArchive(spark, Database.of(where, properties))
+"""Approximate memory limit of one of Spark's inserts."""
 
 
 class JdbcWriter:
-    """Takes batches of events, each exactly once. Hold one per archive; `close` it."""
+    """The only writer of a database's tables; creates missing ones. `close` it.
 
-    def __init__(self, spark: SparkSession, database: Database) -> None:
+    where: jdbc:postgresql://... or jdbc:mariadb://... properties: `user`, `password`,
+    `table_prefix`; all others are passed to the driver. topics: called for each batch.
+
+    Raises ConfigError if another archive process writes to the same tables, ServerUnavailable if
+    the database cannot be reached.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        where: str,
+        properties: Mapping[str, str],
+        *,
+        topics: PresentTopics = lambda _: {},
+    ) -> None:
         self._spark = spark
-        self._database = database
+        self._database = Database.of(where, properties)
+        self._topics = topics
         self._connection = self._open()
+        self._offsets = self.archive().offsets()
+        self._is_first = True
 
     def write(
         self,
-        batch: DataFrame,
-        batch_id: int,
-        topics: Mapping[str, TopicRecord] | None = None,
-        gaps: Iterable[Gap] = (),
-    ) -> None:
-        """Add the events of a batch, rows of LOG_SCHEMA. The same again changes nothing.
+        events: DataFrame,
+        batch: int,
+        query: str = "",  # noqa: ARG002  only files need it
+    ) -> tuple[int, Sequence[ArchiveGap]]:
+        """Add a batch exactly once; returns the number of new events, and the gaps in it."""
+        if self._is_first:
+            # If the checkpoint was lost, Spark may repeat archived events.
+            events = events.where(is_new(self._offsets))
+        rows = with_log_columns(events).select(*LOG_SCHEMA.names).persist()
+        try:
+            found = summarize(rows)
+            self._is_first = False
+            if not found:
+                return 0, ()
+            gaps = gaps_of(rows) if any(one.gaps for one in found.values()) else ()
+            offsets = {journal: one.last for journal, one in found.items() if one.last is not None}
+            with self._database.translated_errors():
+                if not self._connection.alive():  # the server restarted, or closed the connection
+                    self._connection = self._open()
+                self._stage(to_log_rows(rows))
+                self._commit(batch, offsets, self._topics(topics_of(found)), gaps)
+                self._connection.run("clear")
+        finally:
+            rows.unpersist()
+        self._offsets |= offsets
+        return sum(one.events for one in found.values()), gaps
 
-        topics: options and groups of the batch's topics as they now are. gaps: those that the
-        batch showed.
-        """
-        with self._database.telling():
-            if not self._connection.alive():  # the server was restarted, or idleness ended it
-                self._connection = self._open()
-            rows = to_log_rows(batch).persist()
-            try:
-                places, most_bytes = _survey(rows)
-                if places is not None:
-                    self._stage(rows, most_bytes)
-                self._commit(batch_id, places or {}, topics or {}, gaps, staged=places is not None)
-            finally:
-                rows.unpersist()
-            self._connection.run("clear")
+    def offsets(self) -> Mapping[str, tuple[str, int]]:
+        """Journal -> entry id and number of its last archived event."""
+        return self._offsets
+
+    def gaps(self) -> Sequence[ArchiveGap]:
+        """The recorded gaps."""
+        return self.archive().gaps()
+
+    def tidy(self, *, last: bool, behind: bool) -> None:
+        """Does nothing: `write` keeps the tables current."""
 
     def archive(self) -> JdbcArchive:
-        """What has been written, for reading."""
+        """Open the archive for reading."""
         return JdbcArchive(self._spark, self._database)
 
     def close(self) -> None:
-        """Let another one write."""
+        """Close the connection and release the archive's lock."""
         self._connection.close()
 
-    def _open(self) -> Connection:
-        """A connection that holds the archive's lock, with nothing of a predecessor about."""
-        connection = Connection(self._spark, self._database)
-        with self._database.telling():
+    def _open(self) -> JdbcConnection:
+        """Connect, take the archive's lock, create tables and drop old staging tables."""
+        connection = JdbcConnection(self._spark, self._database)
+        with self._database.translated_errors():
             try:
                 _lock(connection, self._database)
                 connection.run("tables")
@@ -130,57 +149,63 @@ class JdbcWriter:
                 raise
         return connection
 
-    def _stage(self, rows: DataFrame, most_bytes: int) -> None:
+    def _stage(self, rows: DataFrame) -> None:
+        """Write the rows, and the messages that they and earlier events fold to, to staging tables.
+
+        rows: rows of the table `message_log`.
+        """
+        size = sf.coalesce(sf.max(sf.octet_length("envelope")), sf.lit(0))
+        [[most_bytes]] = rows.agg(size).collect()
+        batch = max(1, min(2000, STAGED_BYTES // (most_bytes + 500)))
         log = names(LOG_COLUMNS)
         self._connection.run("stage_events", log=log)
         self._connection.run("stage_messages", messages=names(MESSAGE_COLUMNS))
-        self._insert(rows, "lisa_staged_events", most_bytes)
-        self._connection.run("staged_events")
         spark, database = self._spark, self._database
+        database.insert(rows, "lisa_staged_events", batch=batch)
+        self._connection.run("staged_events")
         old = ", ".join(f'old."{name}"' for name in LOG_COLUMNS)
         [history] = database.statements("history", old=old)
         staged = f"SELECT {log} FROM {database.prefix}lisa_staged_events"  # noqa: S608
-        events = database.read(spark, history, staged)
-        messages = fold(from_log_rows(events))
-        self._insert(to_message_rows(messages), "lisa_staged_messages", most_bytes)
+        messages = fold(from_log_rows(database.read(spark, history, staged)))
+        database.insert(to_message_rows(messages), "lisa_staged_messages", batch=batch)
 
     def _commit(
         self,
-        batch_id: int,
-        places: Mapping[str, tuple[str, int]],
+        batch: int,
+        offsets: Mapping[str, tuple[str, int]],
         topics: Mapping[str, TopicRecord],
-        gaps: Iterable[Gap],
-        *,
-        staged: bool,
+        gaps: Iterable[ArchiveGap],
     ) -> None:
         connection = self._connection
         with connection.transaction():
-            if staged:
-                connection.run("add_events", log=names(LOG_COLUMNS))
-                connection.run("put_messages", **_put_messages(self._database.kind.name))
+            connection.run("add_events", log=names(LOG_COLUMNS))
+            connection.run("put_messages", **_put_messages(self._database.kind.name))
             for topic, record in topics.items():
                 groups = json.dumps(list(record.groups))
                 connection.put("put_topic", topic, json.dumps(dict(record.options)), groups)
-            for place, (entry, number) in places.items():
-                shard = shard_of(place) or ""
-                connection.put("put_offset", base(place), shard, entry, number)
+            for journal, (entry, number) in offsets.items():
+                shard = shard_suffix(journal) or ""
+                connection.put("put_offset", topic_of(journal), shard, entry, number)
             for gap in gaps:
                 connection.put(
-                    "add_gap", gap.topic, gap.shard or "", gap.after_id or "", gap.after_number,
-                    gap.to_id, gap.to_number, gap.reason, datetime_ms(gap.at),
-                )  # fmt: skip
-            connection.put("put_archive", batch_id, time.time_ns() // 1_000_000)
+                    "add_gap",
+                    gap.topic,
+                    gap.shard or "",
+                    gap.after_id or "",
+                    gap.after_number,
+                    gap.to_id,
+                    gap.to_number,
+                    gap.reason,
+                    datetime_ms(gap.at),
+                )
+            connection.put("put_archive", batch, time.time_ns() // 1_000_000)
 
-    def _insert(self, rows: DataFrame, table: str, most_bytes: int) -> None:
-        size = max(1, min(2000, STAGED_BYTES // (most_bytes + 500)))
-        self._database.insert(rows, table, batch=size)
 
-
-def _lock(connection: Connection, database: Database) -> None:
-    """Be the only one who writes to these tables, as long as the connection lasts."""
+def _lock(connection: JdbcConnection, database: Database) -> None:
+    """Take the archive's lock; the connection holds it until it is closed. Raises ConfigError."""
     name = f"lisa archive {connection.ask(database.statements('here')[0])} {database.prefix}"
     digest = hashlib.sha256(name.encode()).digest()
-    # PostgreSQL's locks are known by a number, MariaDB's by a name, the same in all databases.
+    # PostgreSQL identifies locks by number, MariaDB by a name that is global to the server.
     mark = int.from_bytes(digest[:8], "big", signed=True)
     key = mark if database.kind.name == "postgresql" else f"lisa{digest.hex()[:40]}"
     deadline = time.monotonic() + LOCK_SECONDS
@@ -188,27 +213,9 @@ def _lock(connection: Connection, database: Database) -> None:
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"another archive process writes to {database.shown} with table prefix "
-                f"{database.prefix!r}: end it, or give this one a prefix of its own"
+                f"{database.prefix!r}: stop that process, or use another table prefix"
             )
         time.sleep(0.1)
-
-
-def _survey(rows: DataFrame) -> tuple[dict[str, tuple[str, int]] | None, int]:
-    """Place -> the batch's last event there (none for a gap), and the most bytes of a row's data.
-
-    None instead if there are no rows at all.
-    """
-    place = sf.when(sf.col("state") != GAP_STATE, sf.struct("at", "seq", "number"))
-    size = sf.coalesce(sf.octet_length("envelope"), sf.lit(0))
-    by_journal = rows.groupBy(journal_of().alias("journal"))
-    found = by_journal.agg(sf.max(place).alias("last"), sf.max(size).alias("size"))
-    lasts = found.collect()
-    places = {
-        row["journal"]: (f"{row['last']['at']}-{row['last']['seq']}", row["last"]["number"])
-        for row in lasts
-        if row["last"] is not None
-    }
-    return (places if lasts else None), max((row["size"] for row in lasts), default=0)
 
 
 def _put_messages(kind: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads the archive in a database."""
+"""Reads an archive from a database."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.clock import ms_datetime
-from lisa.core.errors import ConfigError
-from lisa.core.shards import place_of
-from lisa.pipeline.archive import Archive, Gap, TopicRecord
-from lisa.pipeline.archive.database import Connection, Database
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import shard_named
+from lisa.pipeline.archive.base import Archive
+from lisa.pipeline.archive.database import Database, JdbcConnection
+from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.rows import (
     LOG_COLUMNS,
     MESSAGE_COLUMNS,
@@ -23,19 +24,17 @@ from lisa.pipeline.archive.rows import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["JdbcArchive"]
-
 LAYOUT = 2
-"""The version of the tables that this build makes; it reads the earlier ones, too.
+"""The layout of the tables that this version creates; it also reads older layouts.
 
-2: with a column `shard`.
+2: adds the column `shard`.
 """
 
 ROWS_PER_READER = 250_000
 
 
 class JdbcArchive(Archive):
-    """What is in an archive: all that was committed when each part of it is read."""
+    """An archive in a database. Each method reads what is committed at the time of its call."""
 
     def __init__(self, spark: SparkSession, database: Database) -> None:
         self._spark = spark
@@ -43,39 +42,39 @@ class JdbcArchive(Archive):
         with self._connected() as connection:
             if not connection.has_tables():
                 raise ConfigError(
-                    f"{database.shown} holds no archive with table prefix {database.prefix!r}"
+                    f"there is no archive in {database.shown} with table prefix {database.prefix!r}"
                 )
             _check_layout(connection, database)
             self._shard = '"shard"' if connection.has_shards() else "''"
 
     def log(self) -> DataFrame:
-        """Rows of LOG_SCHEMA: every event, in no order."""
+        """Every committed event: rows of LOG_SCHEMA, in no particular order."""
         return from_log_rows(self._table("message_log", LOG_COLUMNS, "at"))
 
     def messages(self) -> DataFrame:
-        """Rows of MESSAGES_SCHEMA: one per message and life, as of the log."""
+        """One row per message and life, current with the log: MESSAGES_SCHEMA."""
         return from_message_rows(self._table("messages", MESSAGE_COLUMNS, "id"))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
-        """How far the archive has come: place -> entry id and number of its last event."""
+        """Journal -> entry id and number of its last committed event."""
         return {
-            place_of(topic, shard): (entry, int(number))
+            shard_named(topic, shard): (entry, int(number))
             for topic, shard, entry, number, _, _ in self._ask("topics")
             if entry
         }
 
     def topics(self) -> dict[str, TopicRecord]:
-        """Each topic's options and groups as last seen, to build it anew from."""
+        """Topic -> its options and groups when last seen, as needed to restore it."""
         return {
             topic: TopicRecord(json.loads(options), tuple(json.loads(groups)))
             for topic, shard, _, _, options, groups in self._ask("topics")
             if not shard
         }
 
-    def gaps(self) -> list[Gap]:
-        """The gaps that the journal had."""
+    def gaps(self) -> list[ArchiveGap]:
+        """The events that the log lacks."""
         return [
-            Gap(
+            ArchiveGap(
                 topic,
                 after or None,
                 _number(first),
@@ -93,7 +92,7 @@ class JdbcArchive(Archive):
             return connection.ask(self._database.statements(name, shard=self._shard)[0])
 
     def _table(self, name: str, columns: Iterable[str], by: str) -> DataFrame:
-        """A table in parts of about ROWS_PER_READER rows, each found by the primary key."""
+        """Read a table in parts of about ROWS_PER_READER rows, selected by primary key."""
         table = self._database.prefix + name
         with self._connected() as connection:
             parts = _parts(connection, self._database, table, by)
@@ -102,25 +101,26 @@ class JdbcArchive(Archive):
         return self._database.read(self._spark, *(f"{select} {part}" for part in parts))
 
     @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        connection = Connection(self._spark, self._database)
+    def _connected(self) -> Iterator[JdbcConnection]:
+        connection = JdbcConnection(self._spark, self._database)
         try:
-            with self._database.telling():
+            with self._database.translated_errors():
                 yield connection
         finally:
             connection.close()
 
 
-def _check_layout(connection: Connection, database: Database) -> None:
+def _check_layout(connection: JdbcConnection, database: Database) -> None:
     [[layout]] = connection.ask(database.statements("layout")[0])
     if int(layout) > LAYOUT:
         raise ConfigError(
-            f"the archive in {database.shown} has layout {layout}; this build reads up to {LAYOUT}"
+            f"the archive in {database.shown} has layout {layout}; this version of Lisa reads "
+            f"layouts up to {LAYOUT}"
         )
 
 
-def _parts(connection: Connection, database: Database, table: str, by: str) -> list[str]:
-    """Conditions that each hold for some ROWS_PER_READER rows; every row meets exactly one."""
+def _parts(connection: JdbcConnection, database: Database, table: str, by: str) -> list[str]:
+    """SQL conditions that split a table into parts of about ROWS_PER_READER rows."""
     parts: list[str] = []
     small: list[str] = []
     pending = 0
@@ -139,7 +139,7 @@ def _parts(connection: Connection, database: Database, table: str, by: str) -> l
 
 
 def _ranges(
-    connection: Connection, database: Database, table: str, by: str, topic: str
+    connection: JdbcConnection, database: Database, table: str, by: str, topic: str
 ) -> list[str]:
     [query] = database.statements(
         "bounds", table=table, column=f'"{by}"', rows=str(ROWS_PER_READER)
@@ -156,7 +156,7 @@ def _ranges(
 
 
 def _quoted(text: str) -> str:
-    # A backslash is a backslash: PostgreSQL's default, and how our sessions in MariaDB are set.
+    # Backslash is no escape character: PostgreSQL's default, and set for our MariaDB sessions.
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,4 +1,4 @@
-"""Only one process writes to an archive's directory at a time."""
+"""A lease that lets only one process write to an archive's directory at a time."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import time
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.clock import human
-from lisa.core.errors import ConfigError
+from lisa.core.model.clock import human
+from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from lisa.pipeline.archive.folder import Folder
 
-__all__ = ["Lease"]
-
 PATH = "_lisa/lease.json"
 BEAT_S = 10.0
 STALE_S = 60.0
-"""A holder on another machine that was not heard of for so long is gone."""
+"""A lease that was not renewed for this long is expired."""
 
 
 class Lease:
-    """Held from `take` to `release`, renewed by a thread of its own.
+    """A lease held from `take` to `release`, renewed by a background thread.
 
-    A holder that was killed on this machine is known by its process, one on another by its
-    silence. A holder that was only asleep finds, before it commits, that it holds it no more.
+    A killed holder is detected by its process id on the same host, otherwise after STALE_S without
+    a renewal. A holder that was only suspended notices the loss in `check`, before it commits.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -38,7 +36,7 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lisa-lease", daemon=True)
 
     def take(self) -> None:
-        """Raises ConfigError that names the holder, if there is one."""
+        """Take the lease. Raises ConfigError if another process holds it."""
         for _ in range(3):
             if self._folder.write_new(PATH, self._text()):
                 self._thread.start()
@@ -47,28 +45,28 @@ class Lease:
             if holder is not None and _is_alive(holder):
                 raise ConfigError(
                     f"another process writes to {self._folder.where}: process {holder['pid']} on "
-                    f"{holder['host']}, last heard of "
-                    f"{human(int(1000 * max(0.0, time.time() - holder['seen'])))} ago; end it, or "
-                    "give this archive another directory"
+                    f"{holder['host']}, whose lease was renewed "
+                    f"{human(int(1000 * max(0.0, time.time() - holder['seen'])))} ago; stop that "
+                    "process, or use another directory"
                 )
             self._folder.delete(PATH)
-        raise ConfigError(f"{self._folder.url(PATH)} cannot be taken: somebody else is quicker")
+        raise ConfigError(f"another process has taken the lease {self._folder.url(PATH)}")
 
     def check(self) -> None:
-        """Raises ConfigError if somebody else has taken it meanwhile."""
+        """Raises ConfigError if another process has taken the lease."""
         for _ in range(20):
             holder = self._read()
             if holder is not None:
                 break
-            time.sleep(0.05)  # HDFS does not replace a file: the beat is between two
+            time.sleep(0.05)  # on HDFS a renewal deletes the file before it renames the new one
         if holder is None or holder["token"] != self.token:
             raise ConfigError(
-                "this process was silent for too long: another one writes to "
+                "this process did not renew its lease in time: another process writes to "
                 f"{self._folder.where} now"
             )
 
     def release(self) -> None:
-        """Let another one in."""
+        """Stop renewing the lease and delete it."""
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -77,16 +75,20 @@ class Lease:
             self._folder.delete(PATH)
 
     def _text(self) -> str:
-        return json.dumps({
-            "token": self.token, "pid": os.getpid(), "host": socket.gethostname(),
-            "seen": time.time(),
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "token": self.token,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "seen": time.time(),
+            }
+        )
 
     def _read(self) -> dict[str, Any] | None:
         text = self._folder.read(PATH)
         try:
             found: dict[str, Any] | None = json.loads(text) if text else None
-        except ValueError:  # killed while it wrote its first lease
+        except ValueError:  # the holder was killed while writing its first lease
             return None
         return found
 

@@ -1,9 +1,9 @@
-"""What an archive consists of: the files that count, and how far it has come.
+"""The manifest of an archive in Parquet: its files, and the offsets of its journals.
 
-`_lisa/NNNNNNNN.json` is version N. The highest one that is there is the truth: files that it does
-not name are leftovers or not committed yet. It appears by one rename, and by nothing else does
-anything become part of the archive. So that a commit costs the same however many files there are,
-the long list stands in `_lisa/files-NNNNNNNN.json`, and a version says what has changed since.
+`_lisa/NNNNNNNN.json` is version N; the highest version is current. Files that it does not list are
+leftovers or not committed yet. A commit is the rename that creates the next version. To keep the
+cost of a commit independent of the number of files, the full list is in
+`_lisa/files-NNNNNNNN.json`, and each version only lists the changes since.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.errors import ConfigError
-from lisa.pipeline.archive.records import Gap, TopicRecord
+import msgspec
+
+from lisa.core.model.errors import ConfigError
+from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 
 if TYPE_CHECKING:
     from lisa.pipeline.archive.folder import Folder
-
-__all__ = ["HIDDEN", "Manifest", "Swap", "base_of", "load", "publish", "sweep"]
 
 HIDDEN = "_lisa"
 MOST_CHANGES = 500
@@ -30,10 +30,11 @@ _DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Files that a compaction made: hidden ones are read now, the old ones are still in sight.
+    """A compaction whose old files still exist: readers use the new, hidden files.
 
-    Whoever opened the archive before reads the old ones. An hour later nobody does, and copies of
-    the new ones take their places.
+    Readers that opened the archive earlier still use the old files. After the retention time
+    (`keep`), the new files are copied to the table's directory and the old ones are deleted.
+    `since_ms`: epoch ms of the compaction.
     """
 
     since_ms: int
@@ -43,13 +44,17 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One version of an archive. All paths are below its directory.
+    """One version of an archive. All paths are relative to its directory.
 
-    files: of `message_log` and `messages`, their sizes by path. queries: the last batch of each
-    streaming query. offsets: for each journal, by its place, the last event. unfolded: events
-    (files of the log) that came since the last fold. live: the events of messages that had not
-    ended by then.
-    dropped: files that nobody needs from an instant (epoch ms) on.
+    at_ms: epoch ms of its commit.
+    files: path -> bytes of the files of `message_log` and `messages`.
+    queries: streaming query -> its last committed batch.
+    offsets: journal -> entry id and number of its last event.
+    unfolded: path -> bytes of the log files written since the last fold.
+    live: files with the events of messages that had not ended at the last fold; `live_events` is
+        the number of these events.
+    dropped: files to delete, with the epoch ms from which they may be deleted.
+    base: the version whose full list of files this version's changes refer to.
     """
 
     version: int = 0
@@ -58,7 +63,7 @@ class Manifest:
     queries: dict[str, int] = field(default_factory=dict)
     offsets: dict[str, tuple[str, int]] = field(default_factory=dict)
     topics: dict[str, TopicRecord] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[ArchiveGap, ...] = ()
     unfolded: dict[str, int] = field(default_factory=dict)
     live: tuple[str, ...] = ()
     live_events: int = 0
@@ -67,7 +72,7 @@ class Manifest:
     base: int = 0
 
     def next(self, **changes: Any) -> Manifest:
-        """The version after this one."""
+        """The next version, with changes."""
         return replace(self, version=self.version + 1, at_ms=int(time.time() * 1000), **changes)
 
 
@@ -85,74 +90,57 @@ def _versions(names: Iterable[str]) -> list[int]:
 
 
 def load(folder: Folder) -> Manifest | None:
-    """The present version, None where there is no archive."""
+    """The current version, None without an archive."""
     while True:
         versions = _versions(folder.names(HIDDEN))
         if not versions:
             return None
         text = folder.read(_path(versions[-1]))
-        if text is not None:  # else swept away between the two looks: there is a newer one
+        if text is not None:  # else deleted since it was listed: a newer version exists
             return _read(folder, json.loads(text))
 
 
-def _read(folder: Folder, told: dict[str, Any]) -> Manifest:
-    base = folder.read(_base_path(told["base"])) if told["base"] else None
+def _read(folder: Folder, document: dict[str, Any]) -> Manifest:
+    base = folder.read(_base_path(document["base"])) if document["base"] else None
     files: dict[str, int] = json.loads(base) if base else {}
-    for path in told["removed"]:
+    for path in document["removed"]:
         files.pop(path, None)
-    return Manifest(
-        version=told["version"], at_ms=told["at_ms"], files=files | told["added"],
-        queries=told["queries"],
-        offsets={place: (entry, number) for place, (entry, number) in told["offsets"].items()},
-        topics={
-            topic: TopicRecord(options, tuple(groups))
-            for topic, (options, groups) in told["topics"].items()
-        },
-        gaps=tuple(
-            Gap(**(gap | {"at": datetime.fromisoformat(gap["at"])})) for gap in told["gaps"]
-        ),
-        unfolded=told["unfolded"], live=tuple(told["live"]), live_events=told["live_events"],
-        swaps=tuple(Swap(s["since_ms"], tuple(s["old"]), tuple(s["new"])) for s in told["swaps"]),
-        dropped=tuple((path, at) for path, at in told["dropped"]), base=told["base"],
-    )  # fmt: skip
+    return msgspec.convert(document | {"files": files | document["added"]}, Manifest)
 
 
 def publish(
     folder: Folder, made: Manifest, base: dict[str, int]
 ) -> tuple[Manifest, dict[str, int]]:
-    """Make a version the present one. `base`: the list that it is told against; gives the next.
+    """Commit a version; returns it and the full list of files for the next commit.
 
-    Raises ConfigError where somebody else has committed that version.
+    base: path -> bytes, the full list that this version's changes refer to.
+
+    Raises ConfigError if another process has committed this version.
     """
     added = {path: size for path, size in made.files.items() if base.get(path) != size}
     removed = [path for path in base if path not in made.files]
     if len(added) + len(removed) > MOST_CHANGES:
         folder.write(_base_path(made.version), json.dumps(made.files))
         made, base, added, removed = replace(made, base=made.version), dict(made.files), {}, []
-    told = {
-        "version": made.version, "at_ms": made.at_ms, "base": made.base, "added": added,
-        "removed": removed, "queries": made.queries, "offsets": made.offsets,
-        "topics": {t: [dict(r.options), r.groups] for t, r in made.topics.items()},
-        "gaps": [asdict(gap) | {"at": gap.at.isoformat()} for gap in made.gaps],
-        "unfolded": made.unfolded, "live": made.live, "live_events": made.live_events,
-        "swaps": [asdict(swap) for swap in made.swaps], "dropped": made.dropped,
-    }  # fmt: skip
+    document = asdict(replace(made, files={}))
+    del document["files"]
+    document |= {"added": added, "removed": removed}
     if folder.exists(_path(made.version)):
-        # One that slept between its lease's check and here; what another committed stays.
-        raise ConfigError(f"another process writes to {folder.where} now: it was quicker")
-    folder.write(_path(made.version), json.dumps(told))
+        # This process was suspended after it checked its lease; keep the other one's commit.
+        raise ConfigError(f"another process has committed to {folder.where}; this one must stop")
+    folder.write(_path(made.version), json.dumps(document, default=datetime.isoformat))
     return made, base
 
 
 def base_of(folder: Folder, made: Manifest) -> dict[str, int]:
-    """The list that a version's files are told against."""
+    """The full list of files (path -> bytes) that a version's changes refer to."""
     text = folder.read(_base_path(made.base)) if made.base else None
     found: dict[str, int] = json.loads(text) if text else {}
     return found
 
 
 def sweep(folder: Folder, present: Manifest, keep_ms: int) -> None:
-    """Remove versions that nobody reads any more: followed by another for `keep_ms`."""
+    """Delete versions that were replaced more than `keep_ms` before the current one."""
     names = folder.names(HIDDEN)
     versions = _versions(names)
     kept = [v for v in versions if v >= present.version]

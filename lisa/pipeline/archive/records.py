@@ -1,21 +1,19 @@
-"""What an archive knows besides its two tables."""
+"""Records that an archive has besides its two tables: topics and gaps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
-from lisa.core.shards import place_of
-
-__all__ = ["Gap", "TopicRecord"]
+from lisa.core.model.sharding import shard_named
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRecord:
-    """A topic as it was last seen: enough to build it anew on an empty server.
+class TopicRecord(NamedTuple):
+    """A topic when last seen, as needed to restore it on an empty server.
 
-    options: as they stand in Redis. groups: those declared.
+    options: as stored in Redis. groups: the declared groups.
     """
 
     options: Mapping[str, str]
@@ -23,12 +21,14 @@ class TopicRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Events that no archive ever saw.
+class ArchiveGap:
+    """Events that are missing from the archive.
 
-    after_id, after_number: entry id and number of the last event before them; None at the start.
-    to_id, to_number: of the first event behind them, None where there was none yet. at: when the
-    gap was met, or the time of the event before it. shard: whose journal lacks them.
+    after_id, after_number: entry id and number of the last event before the gap; None at the start
+        of the journal.
+    to_id, to_number: the same of the first event after the gap; None if there was none yet.
+    at: when the gap was found, or the time of the event before it.
+    shard: the shard whose journal has the gap; None for the topic's own journal.
     """
 
     topic: str
@@ -41,6 +41,6 @@ class Gap:
     shard: str | None = None
 
     @property
-    def place(self) -> str:
-        """Where the journal is that lacks them."""
-        return place_of(self.topic, self.shard)
+    def journal(self) -> str:
+        """The journal that has the gap, as in `orders` or `orders~3of8`."""
+        return shard_named(self.topic, self.shard)

@@ -1,1 +1,1 @@
-"""What `lisa pipeline NAME` does, as functions of a Spark session."""
+"""The jobs of `lisa pipeline NAME` as functions."""

@@ -1,6 +1,7 @@
-"""What a job leaves behind: lists as Parquet and CSV, a summary as JSON, all in one directory.
+"""Writes the output of a job: lists as Parquet and CSV, and a summary as JSON.
 
-The directory is any that Hadoop knows, so the same works on a cluster.
+The output directory may be on any file system that Hadoop supports, so this also works on a
+cluster.
 """
 
 from __future__ import annotations
@@ -9,55 +10,44 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
+from lisa.pipeline.archive.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Folder"]
 
-
-class Folder:
-    """One job's output directory. Raises ConfigError if there is something in it already."""
+class OutputFolder:
+    """One job's output directory. Raises ConfigError if it is not empty."""
 
     def __init__(self, spark: SparkSession, where: str) -> None:
-        self._spark = spark
-        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  Hadoop's file systems have no face in Python
-        self._path = jvm.org.apache.hadoop.fs.Path
-        root = self._path(where)
-        self._files = root.getFileSystem(
-            spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  likewise
-        )
-        if self._files.exists(root) and len(self._files.listStatus(root)) > 0:
-            raise ConfigError(f"{where} is not empty; name a new directory for the job's lists")
-        self._files.mkdirs(root)
-        self.where = str(root.toString()).removeprefix("file:")
+        self._folder = Folder(spark, where)
+        if self._folder.names(""):
+            raise ConfigError(f"{where} is not empty; use a new directory for the job's lists")
+        self.where = where.removeprefix("file:").rstrip("/")
 
     def path(self, *parts: str) -> str:
-        """A path inside it."""
+        """A path inside the directory."""
         return "/".join([self.where, *parts])
 
-    def write_text(self, name: str, text: str) -> str:
-        """Write one small file; its path."""
-        out = self._files.create(self._path(self.path(name)))
-        try:
-            out.write(bytearray(text.encode()))
-        finally:
-            out.close()
-        return self.path(name)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> str:
-        """Write `summary.json`; its path."""
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`."""
         document = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-        return self.write_text("summary.json", document.decode() + "\n")
+        self._folder.write("summary.json", document.decode() + "\n")
 
-    def remove(self, *parts: str) -> None:
-        """Remove a part of it."""
-        self._files.delete(self._path(self.path(*parts)), True)  # noqa: FBT003  Java's signature
+    def remove(self, name: str) -> None:
+        """Remove a file or directory inside the directory."""
+        self._folder.delete(name)
+
+    def work_copy(self, rows: DataFrame, name: str) -> DataFrame:
+        """Write rows to files of the directory `work`, and return them read from there."""
+        where = self.path("work", name)
+        rows.write.parquet(where)
+        return rows.sparkSession.read.schema(rows.schema).parquet(where)
 
     def write_csv(self, rows: DataFrame, *parts: str, by: str | None = None) -> None:
-        """Rows as CSV with a header; a directory for each value of `by`."""
+        """Append rows as CSV with a header; with `by`, one directory per value of that column."""
         writer = rows.write.mode("append").option("header", "true").option("escape", '"')
         (writer.partitionBy(by) if by else writer).csv(self.path(*parts))

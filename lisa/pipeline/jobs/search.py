@@ -1,4 +1,4 @@
-"""The job `search`: messages by id, state, due time and body, in archive and queue together."""
+"""The job `search`: finds messages by id, state, due time and body, in archive and queue."""
 
 from __future__ import annotations
 
@@ -11,48 +11,76 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from lisa.core.errors import ConfigError
+from lisa.core.model.errors import ConfigError
 from lisa.pipeline.jobs.fields import FieldTest
-from lisa.pipeline.jobs.lives import chosen
+from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.source.read_columns import READ_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from lisa.pipeline.archive import Archive
-    from lisa.pipeline.jobs.server import Server
-
-__all__ = ["COLUMNS", "STATES", "Query", "search"]
+    from lisa.pipeline.server import Server
 
 LIVE_STATES = ("in_flight", "ready", "retry", "garbage", "waiting")
-"""In the order in which a message of several groups shows its state: the first present."""
+"""In order of precedence: a message of several groups has the first of these states."""
 
 STATES = (*LIVE_STATES, "acked", "cancelled", "expired", "purged", "lost")
 
 COLUMNS = (
-    "topic", "id", "token", "source", "state", "due", "expires", "attempts", "reason", "groups",
-    "headers", "kind", "body", "body_text", "body_json", "sent_at", "updated_at", "settled",
-    "settled_at", "late_us",
-)  # fmt: skip
-"""What a search gives, and what its SQL may name."""
+    "topic",
+    "id",
+    "token",
+    "source",
+    "state",
+    "due",
+    "expires",
+    "attempts",
+    "reason",
+    "groups",
+    "headers",
+    "kind",
+    "body",
+    "body_text",
+    "body_json",
+    "sent_at",
+    "updated_at",
+    "settled",
+    "settled_at",
+    "late_us",
+)
+"""The columns of the result; SQL conditions may use them."""
 
 KEY = ["topic", "id", "token"]
 EARLIEST_FIRST = ["due", "topic", "id"]
-LIVE_SCHEMA = StructType([
-    READ_SCHEMA[name] for name in (
-        "topic", "group", "id", "state", "due", "attempts", "reason", "expires", "headers", "kind",
-        "body", "envelope",
-    )
-])  # fmt: skip
-PLACE = "struct<group string, state string, attempts int, due timestamp, reason string>"
+LIVE_SCHEMA = StructType(
+    [
+        READ_SCHEMA[name]
+        for name in (
+            "topic",
+            "group",
+            "id",
+            "state",
+            "due",
+            "attempts",
+            "reason",
+            "expires",
+            "headers",
+            "kind",
+            "body",
+            "envelope",
+        )
+    ]
+)
+GROUP = "struct<group string, state string, attempts int, due timestamp, reason string>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """What is looked for: all conditions that are given hold together.
+    """Conditions of a search; a message must meet every one. None means no condition.
 
-    due_after, due_before: aware datetimes; the first is inside the range, the second is not.
-    where: SQL over COLUMNS.
+    due_after, due_before: aware datetimes; `due_after` is inclusive, `due_before` exclusive.
+    where: SQL condition on COLUMNS.
     """
 
     topics: Sequence[str] | None = None
@@ -65,13 +93,16 @@ class Query:
 
 
 def search(
-    spark: SparkSession, query: Query, *, archive: Archive | None = None,
+    spark: SparkSession,
+    query: Query,
+    *,
+    archive: Archive | None = None,
     server: Server | None = None,
-) -> DataFrame:  # fmt: skip
-    """Rows of COLUMNS, one for each life of a message, the earliest due first.
+) -> DataFrame:
+    """Rows of COLUMNS, one for each life of a message, ordered by due time.
 
-    `source` says who knows it: archive, live or both. What both know is told as the server has it
-    now. At least one of the two is needed. Raises ConfigError for SQL that Spark refuses.
+    Column `source` is archive, live or both; a message found in both has its live state. Raises
+    ConfigError without archive and server, or if Spark rejects the SQL condition.
     """
     sides = []
     if server is not None:
@@ -98,7 +129,7 @@ def _filtered(rows: DataFrame, condition: str) -> DataFrame:
     except (AnalysisException, ParseException) as error:
         first = (error.getMessage() or str(error)).strip().splitlines()[0]
         raise ConfigError(
-            f"the condition {condition!r} cannot be used: {first} (columns: {', '.join(COLUMNS)})"
+            f"condition {condition!r} cannot be used: {first} (columns: {', '.join(COLUMNS)})"
         ) from None
 
 
@@ -107,9 +138,9 @@ def _json_text() -> Column:
 
 
 def _matching_body(rows: DataFrame, query: Query) -> DataFrame:
-    """Add the text of bodies, and keep those that meet the conditions on fields.
+    """Add column `body_text`, and filter by the conditions on fields.
 
-    A body never changes within a life, so each side is filtered before the two are matched.
+    A body never changes within a life, so both sides are filtered before they are joined.
     """
     text = sf.when(sf.col("kind").isin("j", "s"), sf.col("body").cast("string"))
     rows = rows.withColumn("body_text", text)
@@ -130,53 +161,61 @@ def _conditions(query: Query) -> list[Column]:
 
 
 def _archived(archive: Archive, query: Query) -> DataFrame:
-    place = sf.transform(
+    groups = sf.transform(
         "groups",
-        lambda one: sf.struct(*[one[name].alias(name) for name in
-                                ("group", "state", "attempts", "due", "reason")]),
-    )  # fmt: skip
-    rows = chosen(archive.messages(), query.topics, query.ids)
-    return rows.withColumns({"groups": place.cast(f"array<{PLACE}>"), "source": sf.lit("archive")})
+        lambda one: sf.struct(
+            *[one[name].alias(name) for name in ("group", "state", "attempts", "due", "reason")]
+        ),
+    )
+    rows = selected(archive.messages(), query.topics, query.ids)
+    return rows.withColumns({"groups": groups.cast(f"array<{GROUP}>"), "source": sf.lit("archive")})
 
 
 def _live(spark: SparkSession, server: Server, query: Query) -> DataFrame:
-    """One row for each live message: its places put together."""
+    """One row per live message, combined from its groups."""
     reader = spark.read.format("lisa").options(**server.as_options()).schema(LIVE_SCHEMA)
     if query.topics is not None:
         reader = reader.option("topic", ",".join(query.topics))
-    places = chosen(reader.load(), None, query.ids)
+    live = selected(reader.load(), None, query.ids)
     token = sf.substring("envelope", 2, 8).cast("string")
-    places = places.withColumn("token", token).drop("envelope")
+    live = live.withColumn("token", token).drop("envelope")
     rank = sf.array_position(sf.lit(list(LIVE_STATES)), sf.col("state"))
-    place = sf.struct("group", "state", "attempts", "due", "reason").cast(PLACE)
-    rows = places.groupBy(*KEY).agg(
+    group = sf.struct("group", "state", "attempts", "due", "reason").cast(GROUP)
+    rows = live.groupBy(*KEY).agg(
         sf.min_by("state", rank).alias("state"),
         sf.min_by("due", rank).alias("due"),
         sf.min_by("reason", rank).alias("reason"),
         sf.max("expires").alias("expires"),
         sf.max("attempts").alias("attempts"),
-        sf.array_sort(sf.collect_list(sf.when(sf.col("group").isNotNull(), place))).alias("groups"),
+        sf.array_sort(sf.collect_list(sf.when(sf.col("group").isNotNull(), group))).alias("groups"),
         *[sf.first(name).alias(name) for name in ("headers", "kind", "body")],
     )
-    unknown = {name: sf.lit(None).cast("timestamp") for name in
-               ("sent_at", "updated_at", "settled_at")}  # fmt: skip
-    return rows.withColumns({
-        **unknown, "source": sf.lit("live"), "settled": sf.lit(False),  # noqa: FBT003
-        "late_us": sf.lit(None).cast("bigint"),
-    })  # fmt: skip
+    unknown = {
+        name: sf.lit(None).cast("timestamp") for name in ("sent_at", "updated_at", "settled_at")
+    }
+    return rows.withColumns(
+        {
+            **unknown,
+            "source": sf.lit("live"),
+            "settled": sf.lit(False),  # noqa: FBT003
+            "late_us": sf.lit(None).cast("bigint"),
+        }
+    )
 
 
 def _together(live: DataFrame, archived: DataFrame) -> list[DataFrame]:
-    """What is live, with what only the archive knows of it; and what only the archive holds."""
+    """Live messages, completed with columns of the archive; and messages only in the archive."""
     kept = ("sent_at", "updated_at", "late_us")
     extra = archived.select(
         *[sf.col(name).alias(f"a_{name}") for name in KEY],
         *[sf.col(name).alias(f"a_{name}") for name in kept],
     )
     same = [sf.col(name).eqNullSafe(sf.col(f"a_{name}")) for name in KEY]
-    both = live.drop(*kept).join(extra, same, "left").withColumn(
-        "source", sf.when(sf.col("a_id").isNotNull(), "both").otherwise("live")
-    )  # fmt: skip
+    both = (
+        live.drop(*kept)
+        .join(extra, same, "left")
+        .withColumn("source", sf.when(sf.col("a_id").isNotNull(), "both").otherwise("live"))
+    )
     both = both.withColumns({name: sf.col(f"a_{name}") for name in kept})
     columns = [name for name in COLUMNS if name != "body_json"]
     return [both.select(*columns), archived.join(live, KEY, "left_anti").select(*columns)]

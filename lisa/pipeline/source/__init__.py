@@ -11,9 +11,9 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format `lisa`; safe to repeat."""
+    """Register the data source `lisa` with a Spark session. Idempotent."""
     from lisa.pipeline.source.source import LisaDataSource
 
-    # Without it Spark refuses a source in Python that knows filters, even where there are none.
+    # Spark requires this setting for a Python data source that implements pushFilters.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(LisaDataSource)

@@ -1,34 +1,32 @@
-"""Entries of a topic's journal as Arrow columns.
+"""Converts entries of a topic's journal to Arrow columns.
 
-An entry is a flat list of names and values. They are gathered by column, without an object per
-event: a reader that catches up has millions of them before it.
+An entry is a flat list of names and values. Values are collected by column, without an object per
+event, because a reader may have to catch up with millions of events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lisa.core.envelope import decode_envelope
-from lisa.core.errors import InvalidMessage
-from lisa.core.shards import base, shard_of
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.sharding import shard_suffix, topic_of
 from lisa.pipeline.source.read_columns import to_batch
 
 if TYPE_CHECKING:
-    from lisa.pipeline.source.marks import Gap
-
-__all__ = ["Events", "Item", "gap_batch", "number_of", "opened"]
+    from lisa.pipeline.source.marks import JournalGap
 
 Item = Sequence[Any]
-"""An entry as XRANGE gives it: its id, and names and values by turns."""
+"""An entry as XRANGE returns it: its id, and a list of alternating names and values."""
 
 _HEAD = [b"n", b"actor", b"id", b"state", b"group", b"attempt"]
 _WIDTH = 2 * len(_HEAD)
 _ENTRY_BYTES = 300
-"""What an event takes in a reply, its envelope apart."""
+"""Approximate size of an event in a reply, without its envelope."""
 
 _TEXT = ("policy", "reason", "place")
 _TIMES = ("due", "expires")
@@ -37,7 +35,7 @@ _US = pa.timestamp("us", "UTC")
 
 
 def number_of(item: Item) -> int | None:
-    """The running number of an event; None for an entry that is none."""
+    """The number of an event; None for an entry that is not an event."""
     flat = item[1]
     if not flat:
         return None
@@ -48,18 +46,11 @@ def number_of(item: Item) -> int | None:
         return None
 
 
-class Size(NamedTuple):
-    """How large the entries of a page were, in bytes."""
-
-    total: int
-    largest: int
-
-
 class Events:
-    """Gathers entries of one journal, and gives them as record batches of a schema."""
+    """Collects entries of one journal, and returns them as record batches of a schema."""
 
-    def __init__(self, place: str, schema: pa.Schema) -> None:
-        self._place = place
+    def __init__(self, journal: str, schema: pa.Schema) -> None:
+        self._journal = journal
         self._schema = schema
         self._clear()
 
@@ -72,13 +63,13 @@ class Events:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, items: Sequence[Item]) -> tuple[list[int], Size]:
-        """Take a page. Gives the running numbers of its events, and how large they were.
+    def add(self, items: Sequence[Item]) -> list[int]:
+        """Add a page of entries; returns the numbers of its events.
 
-        Entries that are no events (written by a foreign hand) are passed over.
+        Entries that Lisa did not write are skipped.
         """
         entries, heads, extras = self._entries, self._heads, self._extras
-        first, largest, total = len(entries), 0, 0
+        first, total = len(entries), 0
         for item in items:
             entry, flat = item
             width = len(flat)
@@ -90,34 +81,31 @@ class Events:
             for k in range(_WIDTH, width, 2):
                 name = flat[k]
                 if name == b"envelope":
-                    length = len(flat[k + 1])
-                    total += length
-                    largest = max(largest, length)
+                    total += len(flat[k + 1])
                 if name in extras:
                     extras[name].append((len(entries), flat[k + 1]))
                 else:
                     extras[name] = [(len(entries), flat[k + 1])]
             entries.append(entry)
             heads.append(flat[1:_WIDTH:2])
-        size = Size(total + _ENTRY_BYTES * len(items), largest + _ENTRY_BYTES)
         try:
             numbers = list(map(int, map(itemgetter(0), heads[first:])))
-        except ValueError:  # a foreign hand's looks like an event, but has no number
+        except ValueError:  # a foreign entry has the fields of an event, but no valid number
             del entries[first:], heads[first:]
             for name, values in extras.items():
                 extras[name] = [one for one in values if one[0] < first]
             return self.add([item for item in items if number_of(item) is not None])
-        self.size += size.total
-        return numbers, size
+        self.size += total + _ENTRY_BYTES * len(items)
+        return numbers
 
     def take(self) -> pa.RecordBatch:
-        """What was gathered since the last batch, in the order of the journal."""
+        """The events added since the last batch, in journal order."""
         rows = len(self._entries)
         numbers, actors, ids, states, groups, attempts = zip(*self._heads, strict=True)
         stamps = b"-".join(self._entries).split(b"-")
         columns: dict[str, Any] = {
-            "topic": pa.repeat(pa.scalar(base(self._place)), rows),
-            "shard": pa.repeat(pa.scalar(shard_of(self._place), pa.string()), rows),
+            "topic": pa.repeat(pa.scalar(topic_of(self._journal)), rows),
+            "shard": pa.repeat(pa.scalar(shard_suffix(self._journal), pa.string()), rows),
             "group": _texts([one or None for one in groups]),
             "id": _texts([one or None for one in ids]),
             "state": _texts(states),
@@ -141,23 +129,23 @@ class Events:
         return to_batch(self._schema, columns, rows)
 
     def _sparse(self, name: bytes, rows: int) -> list[bytes | None]:
-        """A field that not every event has."""
+        """The column of an optional field."""
         values: list[bytes | None] = [None] * rows
         for at, value in self._extras.get(name, ()):
             values[at] = value
         return values
 
 
-def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
-    """The one row that stands for events which are gone."""
+def gap_batch(gap: JournalGap, schema: pa.Schema) -> pa.RecordBatch:
+    """One row of state `gap` that represents missing events."""
     milliseconds, sequence = gap.where
     columns = {
-        "topic": [base(gap.place)],
-        "shard": [shard_of(gap.place)],
+        "topic": [topic_of(gap.journal)],
+        "shard": [shard_suffix(gap.journal)],
         "state": ["gap"],
         "at": _times([b"%d" % milliseconds]),
         "attempt": [0],
-        "reason": [gap.told()],
+        "reason": [gap.describe()],
         "settled": [False],
         "seq": [sequence],
         "number": [gap.first],
@@ -166,7 +154,10 @@ def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def opened(envelopes: Sequence[bytes | None]) -> dict[str, list[Any]]:
-    """Columns kind, headers and body of envelopes; a body is the whole of one that is unknown."""
+    """Columns kind, headers and body of envelopes.
+
+    For an envelope of unknown version, kind and headers are None and body is the whole envelope.
+    """
     kinds: list[str | None] = []
     headers: list[list[tuple[str, str]] | None] = []
     bodies: list[bytes | None] = []
@@ -176,7 +167,7 @@ def opened(envelopes: Sequence[bytes | None]) -> dict[str, list[Any]]:
             try:
                 envelope = decode_envelope(data)
             except InvalidMessage:
-                pass  # unknown: without a kind, its body the whole of it
+                pass  # unknown version: keep the whole envelope as body
             else:
                 kind, body = envelope.kind, envelope.body
                 names = list(envelope.headers.items())
@@ -187,7 +178,7 @@ def opened(envelopes: Sequence[bytes | None]) -> dict[str, list[Any]]:
 
 
 def _in_order(item: Item) -> list[bytes] | None:
-    """The fields of an event that stand in another order, those of every event first."""
+    """The fields of an event with those of _HEAD first; None if the entry is not an event."""
     if number_of(item) is None:
         return None
     flat = item[1]
@@ -201,7 +192,7 @@ def _in_order(item: Item) -> list[bytes] | None:
 def _texts(values: Sequence[bytes | None]) -> pa.Array:
     try:
         return pa.array(values, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:  # not UTF-8: a foreign hand's
+    except pa.ArrowInvalid:  # a foreign entry that is not UTF-8
         return pa.array([v if v is None else v.decode("utf-8", "replace") for v in values])
 
 

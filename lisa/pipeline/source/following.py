@@ -1,9 +1,8 @@
-"""Looking along a journal in bounded steps: where it begins, how far it goes, what is gone.
+"""Finds the unread events of journals, and gaps in them, with commands of bounded cost.
 
-A topic that was never split has one; of one that is split each place has its own, followed by
-itself.
-No command here reads more than one event, however many there are: marks between two known ones
-are found by their running numbers.
+A topic has one journal, a sharded topic one per shard; each is followed separately. No command here
+reads more than one event: positions between two known events are found by interpolating event
+numbers.
 """
 
 from __future__ import annotations
@@ -12,106 +11,117 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lisa.admin.reading import ask_stream, entry_number
-from lisa.core.errors import LisaError
-from lisa.core.flow import Flow
-from lisa.core.keys import TopicKeys
-from lisa.core.shards import base, bases
-from lisa.core.store import Store
+from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import TopicKeys
+from lisa.core.model.sharding import JOURNALED, Topic, shard_suffix, topic_of, topics_of
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store
 from lisa.pipeline.source.events import number_of
-from lisa.pipeline.source.marks import Gap, Mark, before
+from lisa.pipeline.source.marks import JournalGap, Mark, before
 
-__all__ = [
-    "OLDER", "TRIMMED", "Ahead", "archived", "earliest", "is_any_archived", "journals", "latest",
-    "look", "mark_at", "record_archived", "step_over",
-]  # fmt: skip
-
-_PROBES = 200  # every third halves the distance, and no span has more than 63 halves
+_PROBES = 200  # every third probe halves the distance, and 63 halvings are always enough
 OLDER = "the server came back empty or older than what was read"
-TRIMMED = "they were trimmed away, or lost by the server, before they were read"
+TRIMMED = "they were trimmed, or lost by the server, before they were read"
 
 
-class Ahead(NamedTuple):
-    """What lies before a reader: it goes on behind `begin`, up to `last`; `gap` comes first.
+class Unread(NamedTuple):
+    """The unread part of a journal: the events after `begin`, up to and including `last`.
 
-    `older`: the stream's ids lie below what was read; it must be stepped over to be read on.
+    gap: missing events before them.
+    older: the server came back with lower entry ids than those already read; `raise_last_id` is
+        needed before new events can be read.
     """
 
     begin: Mark
     last: Mark
-    gap: Gap | None = None
+    gap: JournalGap | None = None
     older: bool = False
 
 
-def latest(store: Store, places: Sequence[str]) -> Flow[dict[str, Mark | None]]:
-    """The last event of each journal, None where there is none."""
-    keys = [store.keys.topic(place).events for place in places]
+def latest(store: Store, names: Sequence[str]) -> Flow[dict[str, Mark | None]]:
+    """Journal -> its last event, None if it is empty."""
+    keys = [store.keys.topic(journal).events for journal in names]
     replies = yield from store.commands([("XREVRANGE", key, "+", "-", "COUNT", 1) for key in keys])
     found: dict[str, Mark | None] = {}
-    for place, key, items in zip(places, keys, replies, strict=True):
+    for journal, key, items in zip(names, keys, replies, strict=True):
         number = number_of(items[0]) if items else None
         if items and number is None:
-            found[place] = yield from _search(store, "XREVRANGE", key, "+", "-")
+            found[journal] = yield from _search(store, "XREVRANGE", key, "+", "-")
         else:
-            found[place] = Mark(items[0][0].decode(), number or 0) if items else None
+            found[journal] = Mark(items[0][0].decode(), number or 0) if items else None
     return found
 
 
-def earliest(store: Store, place: str) -> Flow[Mark | None]:
-    """The mark before a journal's first event, None where there is none."""
-    first = yield from _search(store, "XRANGE", store.keys.topic(place).events, "-", "+")
+def earliest(store: Store, journal: str) -> Flow[Mark | None]:
+    """The position before a journal's first event, None if it is empty."""
+    first = yield from _search(store, "XRANGE", store.keys.topic(journal).events, "-", "+")
     return Mark(before(first.entry), first.number - 1) if first else None
 
 
-def look(store: Store, place: str, start: Mark, last: Mark | None) -> Flow[Ahead | None]:
-    """What lies behind `start`, given the last event; None where there is nothing new.
+def find_unread(store: Store, journal: str, start: Mark, last: Mark | None) -> Flow[Unread | None]:
+    """The events after `start`, given the journal's last event; None if there are none.
 
-    Asks the server only where the last event is not the one at `start`.
+    Sends no command if the last event is the one at `start`.
     """
     if last is not None and last.entry == start.entry:
         return None
-    keys = store.keys.topic(place)
+    keys = store.keys.topic(journal)
     if last is not None and last.where > start.where:
         first = yield from _search(store, "XRANGE", keys.events, f"({start.entry}", "+")
         if first is None:
-            return None  # emptied between the two questions: seen at the next look
+            return None  # emptied between the two commands: found by the next call
         if first.number == start.number + 1:
-            return Ahead(start, last)
+            return Unread(start, last)
         trimmed = first.number > start.number + 1
-        gap = Gap(
-            place, TRIMMED if trimmed else OLDER, start.entry, start.number + 1,
-            first.number - 1 if trimmed else None, first.entry,
-        )  # fmt: skip
-        return Ahead(Mark(start.entry, first.number - 1), last, gap)
-    return (yield from _nothing_behind(store, keys, start, last))
+        gap = JournalGap(
+            journal,
+            TRIMMED if trimmed else OLDER,
+            start.entry,
+            start.number + 1,
+            first.number - 1 if trimmed else None,
+            first.entry,
+        )
+        return Unread(Mark(start.entry, first.number - 1), last, gap)
+    return (yield from _find_loss(store, keys, start, last))
 
 
-def _nothing_behind(
+def _find_loss(
     store: Store, keys: TopicKeys, start: Mark, last: Mark | None
-) -> Flow[Ahead | None]:
-    """Where no event lies behind `start`: nothing is new, all was lost, or the server is older."""
+) -> Flow[Unread | None]:
+    """Called without events after `start`: find out whether events were lost.
+
+    None if there is no new event. Otherwise all new events were lost, or the server came back with
+    an older state.
+    """
     before_top = yield from _journaled(store, keys)
     top = yield from _top(store, keys)
     total = yield from _journaled(store, keys)
     if total != before_top:
-        return None  # an event came meanwhile, so the next look finds it
+        return None  # an event was added meanwhile: found by the next call
     if top is None or entry_number(top) >= start.where:
         if total > start.number:
-            gap = Gap(keys.topic, TRIMMED, start.entry, start.number + 1, total, None)
+            gap = JournalGap(keys.topic, TRIMMED, start.entry, start.number + 1, total, None)
             here = Mark(top or start.entry, total)
-            return Ahead(here, here, gap)
+            return Unread(here, here, gap)
         if top is not None or total == start.number:
             return None
     here = Mark(start.entry, last.number if last is not None else total)
-    gap = Gap(keys.topic, OLDER, start.entry, start.number + 1, None, None)
-    return Ahead(here, here, gap, older=True)
+    gap = JournalGap(keys.topic, OLDER, start.entry, start.number + 1, None, None)
+    return Unread(here, here, gap, older=True)
 
 
 def _journaled(store: Store, keys: TopicKeys) -> Flow[int]:
-    return int((yield from store.command("HGET", keys.stats, "journaled")) or 0)
+    """How many events were ever written; for a deleted shard, the topic's options hold it."""
+    found = yield from store.command("HGET", keys.stats, "journaled")
+    shard = shard_suffix(keys.topic)
+    if found is None and shard is not None:
+        options = store.keys.topic(topic_of(keys.topic)).options
+        found = yield from store.command("HGET", options, JOURNALED + shard)
+    return int(found or 0)
 
 
 def _top(store: Store, keys: TopicKeys) -> Flow[str | None]:
-    """The highest id that the stream ever gave out, None where there is no stream."""
+    """The stream's last generated id, None without a stream."""
     reply = yield from ask_stream(store, "XINFO", "STREAM", keys.events)
     if not reply:
         return None
@@ -119,29 +129,29 @@ def _top(store: Store, keys: TopicKeys) -> Flow[str | None]:
     return str(fields[b"last-generated-id"].decode())
 
 
-def step_over(store: Store, place: str, mark: Mark) -> Flow[None]:
-    """Let the stream's next event have a higher id than `mark`; done before, it changes nothing."""
-    key = store.keys.topic(place).events
+def raise_last_id(store: Store, journal: str, mark: Mark) -> Flow[None]:
+    """Make the stream's next event have a higher id than `mark`. Idempotent."""
+    key = store.keys.topic(journal).events
     try:
         if (yield from ask_stream(store, "XSETID", key, mark.entry)) is None:
-            # The key is gone: it comes back as an empty stream. The group serves for that alone.
+            # The key does not exist: creating a group creates an empty stream.
             yield from store.command("XGROUP", "CREATE", key, "lisa-step-over", "$", "MKSTREAM")
             yield from store.command("XGROUP", "DESTROY", key, "lisa-step-over")
             yield from store.command("XSETID", key, mark.entry)
     except LisaError as error:
-        # The stream has passed that id by itself meanwhile: what was wanted.
+        # The stream has passed that id meanwhile.
         if "smaller than" not in str(error):
             raise
 
 
 def mark_at(
-    store: Store, place: str, between: tuple[Mark, Mark], wanted: int, slack: int
+    store: Store, journal: str, between: tuple[Mark, Mark], wanted: int, slack: int
 ) -> Flow[Mark]:
-    """A mark behind an event whose number is `wanted` or up to `slack` less, between two marks.
+    """The position after an event with number `wanted`, or up to `slack` less.
 
-    Guesses by the time of events, as one looks up a name in a telephone book.
+    between: positions before and after that event. Uses interpolation search by event time.
     """
-    key = store.keys.topic(place).events
+    key = store.keys.topic(journal).events
     low, high = between
     low_at, high_at = low.where, high.where
     low_number, high_number = low.number, high.number
@@ -165,9 +175,9 @@ def mark_at(
 def _between(
     low: tuple[int, int], high: tuple[int, int], steps: int, span: int, turn: int
 ) -> tuple[int, int] | None:
-    """An id above `low` and below `high`, about where the event `steps` further on should be."""
+    """An entry id between `low` and `high`, estimated to be `steps` events after `low`."""
     if low[0] == high[0]:
-        guess = low[1] + max(1, steps)  # events of one millisecond stand side by side
+        guess = low[1] + max(1, steps)  # sequence numbers within a millisecond are consecutive
         guess = guess if guess < high[1] else (low[1] + high[1]) // 2
         return (low[0], guess) if low[1] < guess < high[1] else None
     width = high[0] - low[0]
@@ -181,7 +191,7 @@ def _between(
 
 
 def _search(store: Store, command: str, key: str, start: str, end: str) -> Flow[Mark | None]:
-    """The first event from an id on, in the direction of the command."""
+    """The first event between two ids, in the direction of the command (XRANGE or XREVRANGE)."""
     while True:
         items = yield from store.command(command, key, start, end, "COUNT", 1)
         if not items:
@@ -190,46 +200,46 @@ def _search(store: Store, command: str, key: str, start: str, end: str) -> Flow[
         entry = items[0][0].decode()
         if number is not None:
             return Mark(entry, number)
-        start = f"({entry}"  # a foreign hand's
+        start = f"({entry}"  # skip a foreign entry
 
 
 def journals(store: Store, named: Sequence[str]) -> Flow[list[str]]:
-    """The places that have a journal: of the topics named, or of all that are registered.
+    """The existing journals of the named topics, or of all registered topics.
 
-    Those of every number of shards that a topic ever had, and what is listed though its topic's
-    server lost what it knew of it.
+    Includes journals of earlier shards, and of registered shards whose topic's server has lost the
+    layout.
     """
-    listed = yield from store.places()
-    topics = dict.fromkeys(named or bases(listed))
+    listed = yield from store.shards()
+    topics = dict.fromkeys(map(Topic, named) if named else topics_of(listed))
     if not topics:
         return []
     layouts = yield from store.layouts(list(topics))
-    places = {one for one in listed if base(one) in topics}
+    names = {one for one in listed if topic_of(one) in topics}
     for topic, layout in zip(topics, layouts, strict=True):
-        places.update(layout.counted(topic))
-    asked = sorted(places)
+        names.update(layout.counted(Topic(topic)))
+    asked = sorted(names)
     there = yield from store.commands(
-        [("EXISTS", store.keys.topic(place).events) for place in asked]
+        [("EXISTS", store.keys.topic(journal).events) for journal in asked]
     )
-    return [place for place, exists in zip(asked, there, strict=True) if exists]
+    return [journal for journal, exists in zip(asked, there, strict=True) if exists]
 
 
-def archived(store: Store, place: str, name: str) -> Flow[Mark | None]:
-    """How far an archive says it has come with a journal; None where it says nothing readable."""
-    told = yield from store.command("HGET", store.keys.topic(place).archived, name)
-    return _told(told)
+def archived(store: Store, journal: str, name: str) -> Flow[Mark | None]:
+    """The last event of a journal that an archive has reported; None without a valid report."""
+    reply = yield from store.command("HGET", store.keys.topic(journal).archived, name)
+    return _reported(reply)
 
 
-def is_any_archived(store: Store, places: Sequence[str], name: str) -> Flow[bool]:
-    """Whether an archive says of any of some journals how far it has come."""
+def is_any_archived(store: Store, names: Sequence[str], name: str) -> Flow[bool]:
+    """Whether an archive has reported its progress for any of some journals."""
     replies = yield from store.commands(
-        [("HGET", store.keys.topic(place).archived, name) for place in places]
+        [("HGET", store.keys.topic(journal).archived, name) for journal in names]
     )
-    return any(_told(reply) is not None for reply in replies)
+    return any(_reported(reply) is not None for reply in replies)
 
 
-def _told(told: bytes | None) -> Mark | None:
-    parts = told.decode("utf-8", "replace").split() if told else []
+def _reported(reply: bytes | None) -> Mark | None:
+    parts = reply.decode("utf-8", "replace").split() if reply else []
     try:
         entry_number(parts[0])
         return Mark(parts[0], int(parts[1]))
@@ -238,11 +248,11 @@ def _told(told: bytes | None) -> Mark | None:
 
 
 def record_archived(store: Store, name: str, marks: Mapping[str, Mark]) -> Flow[None]:
-    """Let the manager know how far an archive has come: what lies behind may be trimmed."""
+    """Report an archive's progress: the manager may trim all events up to these marks."""
     now_ms = (yield from store.server_time_us()) // 1000
     commands = [
-        ("HSET", store.keys.topic(place).archived, name, f"{mark.entry} {mark.number} {now_ms}")
-        for place, mark in marks.items()
+        ("HSET", store.keys.topic(journal).archived, name, f"{mark.entry} {mark.number} {now_ms}")
+        for journal, mark in marks.items()
     ]
     if commands:
         yield from store.commands(commands)

@@ -1,9 +1,9 @@
-"""Ids for rows that have none, and the tokens of calls: what makes a repeated job add nothing.
+"""Derives ids for rows without ids, and send tokens, so that a repeated job adds nothing.
 
-A row's id is made from the job's name, the row's content and its ordinal among equal rows. It is
-the same whatever partition the row lies in, whichever attempt of a task sends it, and when the
-whole job is run again. Ordinals are counted within one task; equal rows that lie in several tasks
-would so get one id twice, which `lisa.pipeline.source.equal` finds and mends at the end.
+A row's id is derived from the job's name, the row's content and its ordinal among equal rows. It is
+independent of the row's partition and of the attempt of the task, and is the same when the job is
+repeated. Ordinals are counted within a task, so equal rows in several tasks get the same ids;
+`lisa.pipeline.source.duplicate_rows` corrects this at the end.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import repeat
 
-from lisa.pipeline.source.columns import Rows
-
-__all__ = ["DIGEST_BYTES", "Identity", "Tokens", "digest_of", "id_of"]
+from lisa.pipeline.source.rows import MessageColumns
 
 DIGEST_BYTES = 12
 MOST_SEEN = 1_000_000
-"""Ids of one generation of tokens; beyond, a new one begins, so that memory stays bounded."""
+"""Maximum number of ids per token; bounds the memory of a task."""
 
 
 def id_of(digest: bytes, ordinal: int) -> str:
-    """The id of the row with this digest that is the nth of its kind, from 1."""
+    """The id of the nth row with this digest; ordinals begin at 1."""
     return digest.hex() if ordinal == 1 else f"{digest.hex()}-{ordinal}"
 
 
@@ -34,17 +32,23 @@ def digest_of(message_id: str) -> bytes:
 
 
 class Identity:
-    """Gives ids to the rows of one task."""
+    """Assigns ids to the rows of one task."""
 
     def __init__(self, job: str) -> None:
         self._seeded = blake2b(job.encode() + b"\0", digest_size=DIGEST_BYTES)
         self._seen: set[bytes] = set()
         self._again: Counter[bytes] = Counter()
 
-    def ids(self, rows: Rows) -> list[str]:
-        """An id for each row."""
-        columns = zip(rows.dues, rows.ttls_ms, rows.policies, rows.topics or repeat(""), rows.tails,
-                      strict=False)  # fmt: skip
+    def ids(self, rows: MessageColumns) -> list[str]:
+        """One id per row, in order."""
+        columns = zip(
+            rows.dues,
+            rows.ttls_ms,
+            rows.policies,
+            rows.topics or repeat(""),
+            rows.tails,
+            strict=False,
+        )
         seeded, seen, again = self._seeded, self._seen, self._again
         made = []
         for due, ttl_ms, policy, topic, tail in columns:
@@ -61,10 +65,11 @@ class Identity:
 
 
 class Tokens:
-    """Send tokens of one task and topic: the same in every attempt, whatever the order of rows.
+    """Send tokens of one task and topic; equal in every attempt, independent of the order of rows.
 
-    All calls share one token, so that a repeated row is answered as the first time. An id that
-    comes again is another message, not a repetition: with it a new token begins.
+    All calls share one token, so that a row repeated by another attempt gets the first answer
+    again. If an id occurs twice within a task, the second row is another message and starts a new
+    token.
     """
 
     def __init__(self, run: str, partition: int, topic: str) -> None:
@@ -74,7 +79,7 @@ class Tokens:
         self._next()
 
     def token_for(self, ids: Sequence[str]) -> str:
-        """The token of the call that sends these."""
+        """The token of the call that sends these ids."""
         hashes = set(map(hash, ids))
         if len(self._seen) >= MOST_SEEN or not self._seen.isdisjoint(hashes):
             self._next()
@@ -85,5 +90,5 @@ class Tokens:
         self._generation += 1
         self._seen.clear()
         digest = blake2b(f"{self._about}{self._generation}".encode(), digest_size=6).digest()
-        # The tilde tells the scripts to keep tombstones for as long as `dedupe_for` says.
+        # The tilde makes the scripts keep tombstones for `dedupe_for`.
         self._token = "~" + urlsafe_b64encode(digest).decode()[:7]

@@ -1,23 +1,13 @@
-"""`spark.readStream.format("lisa")`: follows the journal, exactly once.
+"""`spark.readStream.format("lisa")`: reads the journal, exactly once.
 
-Options: `topic` (one, or several with commas; without it all that have a journal, new ones as they
-come), `starting` (`earliest`, `latest`), `max_events_per_batch`, `partitions`, `fail_on_gap`,
-`archive` (a name under which the journal is told how far this reader has come).
-
-An offset names for each journal the last event that was read, {"orders": {"id": "...", "n": 17}};
-each place of a topic that is split has one, "orders~3of8". Where it is needed, it also names what
-the batch that ends there begins with: `from`, where that is not the end of the batch before, and
-`gap`. So a batch that is repeated after a crash is the same again. A journal that had no share of
-the first batch is named, too, with its beginning as both: what came with a later change is not.
+See `journal_options` for the options and `journal_offsets` for the offsets.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,259 +17,235 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from lisa.core.errors import ConfigError, LisaError
-from lisa.core.keys import check_topic
-from lisa.core.shards import base, bases
-from lisa.pipeline.source import options
+from lisa.core.model.errors import LisaError
+from lisa.core.model.sharding import topic_of, topics_of
 from lisa.pipeline.source.events import gap_batch
 from lisa.pipeline.source.following import (
-    Ahead,
+    Unread,
     archived,
     earliest,
+    find_unread,
     is_any_archived,
     journals,
     latest,
-    look,
     mark_at,
+    raise_last_id,
     record_archived,
-    step_over,
 )
-from lisa.pipeline.source.marks import CURE, START, Gap, Mark, shares
+from lisa.pipeline.source.journal_offsets import JournalRange, Offset, range_of, stored_offset
+from lisa.pipeline.source.journal_options import JournalOptions
+from lisa.pipeline.source.journal_range import read_range
+from lisa.pipeline.source.marks import ADVICE, START, JournalGap, Mark, shares
 from lisa.pipeline.source.read_columns import arrow_schema, checked
-from lisa.pipeline.source.stretches import read_stretch
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from lisa.core.store import SyncStore
+    from lisa.core.store.store import SyncStore
 
-__all__ = ["JournalReader", "Stretch"]
-
-Offset = dict[str, dict[str, Any]]
-
-_OPTIONS = options.SERVER | {
-    "topic", "starting", "max_events_per_batch", "partitions", "fail_on_gap", "archive",
-}  # fmt: skip
-_MAX_EVENTS = 500_000
 _WORTH_A_TASK = 5_000  # events; a task costs some 10 ms
-_LOOK_FOR_PLACES_S = 1.0  # Spark asks for news a hundred times a second
+_LIST_JOURNALS_EVERY_S = 1.0  # Spark calls latestOffset a hundred times per second
 _log = logging.getLogger("lisa.pipeline")
 
 
-@dataclass(frozen=True)
-class Stretch(InputPartition):
-    """Events behind `begin` up to `end`, or, if there are none, a gap alone."""
-
-    place: str
-    begin: Mark
-    end: Mark
-    gap: Gap | None = None
-
-
 class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the journal of some topics. Raises ConfigError for options that cannot work."""
+    """Reads the journals of some topics. Raises ConfigError for invalid options."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        options.refuse_unknown(given, _OPTIONS, "readStream")
-        self._server = options.server_of(given)
+        self._options = JournalOptions.parse(given)
         self._schema = checked(schema)
-        named = [one.strip() for one in given.get("topic", "").split(",")]
-        self._named = [check_topic(one) for one in named if one]
-        self._starting = options.choice(given, "starting", ("earliest", "latest"), "earliest")
-        self._max_events = options.whole_number(given, "max_events_per_batch") or _MAX_EVENTS
-        cores = max(2, os.cpu_count() or 2)
-        self._tasks = options.whole_number(given, "partitions") or cores
-        self._fail_on_gap = options.flag(given, "fail_on_gap", default=True)
-        self._archive = _archive_name(given)
         self._fence: dict[str, Mark] | None = None
         self._news: Offset | None = None
-        self._places: list[str] = []
-        self._places_at = float("-inf")
+        self._journals: list[str] = []
+        self._listed_at = float("-inf")
         self._open: SyncStore | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the connection: workers make their own."""
+        """The state without the connection; workers open their own."""
         return {**self.__dict__, "_open": None}
 
     @property
     def _store(self) -> SyncStore:
         if self._open is None:
-            self._open = options.open_store(*self._server)
+            self._open = self._options.server.connect()
         return self._open
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's names
-        """Where a new query begins.
+        """The start offset of a new query.
 
-        Journals that are not named here begin at their archive's record or their first event, when
-        they are first seen.
+        Journals without an offset start after the last event recorded by their archive, or at their
+        first event, when they are first seen.
         """
-        if self._starting == "earliest":
+        if self._options.from_earliest:
             return {}
         store, offset = self._store, {}
-        lasts = store.drive(latest(store, self._known_places()))
-        for place in sorted({*lasts, *self._named}):
-            last = lasts.get(place)
-            recorded = self._recorded(place)
-            if recorded is None and self._is_followed(place):
+        lasts = store.drive(latest(store, self._known_journals()))
+        for journal in sorted({*lasts, *self._options.topics}):
+            last = lasts.get(journal)
+            recorded = self._recorded(journal)
+            if recorded is None and self._is_followed(journal):
                 recorded = START
-            offset[place] = (recorded or last or START).stored()
+            offset[journal] = (recorded or last or START).stored()
         return offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """At most `max_events_per_batch`, over all topics."""
-        return ReadMaxRows(self._max_events)
+        """At most `max_events_per_batch`, summed over all topics."""
+        return ReadMaxRows(self._options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Put up a fence behind what there is now; nothing is read beyond."""
+        """Remember the present last events; nothing after this fence is read."""
         store = self._store
-        lasts = store.drive(latest(store, self._known_places()))
-        self._fence = {place: last for place, last in lasts.items() if last is not None}
+        lasts = store.drive(latest(store, self._known_journals()))
+        self._fence = {journal: last for journal, last in lasts.items() if last is not None}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The end of the next batch: `start` itself where nothing is new.
+        """The end offset of the next batch; equal to `start` if there are no new events.
 
-        Raises LisaError that names a gap, unless gaps are to be recorded.
+        Raises LisaError if there is a gap and `fail_on_gap` is set.
         """
         store = self._store
-        places = sorted({*self._known_places(), *start})
-        lasts = store.drive(latest(store, places))
-        self._news = {place: last.stored() for place, last in lasts.items() if last is not None}
-        ahead: dict[str, Ahead] = {}
-        for place in places:
-            found = self._ahead(place, start, lasts[place])
+        names = sorted({*self._known_journals(), *start})
+        lasts = store.drive(latest(store, names))
+        self._news = {journal: last.stored() for journal, last in lasts.items() if last is not None}
+        ahead: dict[str, Unread] = {}
+        for journal in names:
+            found = self._ahead(journal, start, lasts[journal])
             if found is not None:
-                ahead[place] = found
+                ahead[journal] = found
         ends = self._ends(ahead, limit, start)
         offset = dict(start)
-        for place, end in ends.items():
-            offset[place] = _stored(start.get(place), ahead[place], end)
+        for journal, end in ends.items():
+            offset[journal] = stored_offset(start.get(journal), ahead[journal], end)
         return dict(sorted(offset.items()))
 
-    def _ahead(self, place: str, start: Offset, last: Mark | None) -> Ahead | None:
-        """What may be read next of one journal, gaps judged and the fence kept."""
+    def _ahead(self, journal: str, start: Offset, last: Mark | None) -> Unread | None:
+        """The unread events of one journal, up to the fence. Raises LisaError for a gap."""
         store = self._store
-        begin = Mark.of(start[place]) if place in start else self._begin(place, start)
+        begin = Mark.of(start[journal]) if journal in start else self._begin(journal, start)
         if begin is None:
             return None
-        found = store.drive(look(store, place, begin, last))
+        found = store.drive(find_unread(store, journal, begin, last))
         if found is None:
             return None
         if found.gap is not None:
-            _judge(found.gap, fail=self._fail_on_gap)
+            _handle_gap(found.gap, fail=self._options.fail_on_gap)
             if found.older:
-                store.drive(step_over(store, place, found.begin))
-        return found if self._fence is None else self._fenced(found, self._fence.get(place))
+                store.drive(raise_last_id(store, journal, found.begin))
+        return found if self._fence is None else self._fenced(found, self._fence.get(journal))
 
-    def _begin(self, place: str, start: Offset) -> Mark | None:
-        """Where a journal is begun that was not read yet; None where there is nothing.
+    def _begin(self, journal: str, start: Offset) -> Mark | None:
+        """The start position of a journal that was not read before; None if it is empty.
 
-        One that came to a topic which is followed, by this reader or its archive, begins with its
-        first event of all: what was trimmed of it is missing.
+        If this reader or its archive already follows another journal of the topic, a new journal
+        starts at event number 1, so that trimmed events are reported as a gap.
         """
-        recorded = self._recorded(place)
+        recorded = self._recorded(journal)
         if recorded is not None:
             return recorded
-        if base(place) in bases(start) or self._is_followed(place):
+        if topic_of(journal) in topics_of(start) or self._is_followed(journal):
             return START
-        return self._store.drive(earliest(self._store, place))
+        return self._store.drive(earliest(self._store, journal))
 
-    def _fenced(self, found: Ahead, fence: Mark | None) -> Ahead | None:
-        """The same up to the fence; where that lies behind, only a gap is left to be told."""
+    def _fenced(self, found: Unread, fence: Mark | None) -> Unread | None:
+        """The unread events up to the fence; only the gap if all events are after the fence."""
         if fence is not None and fence.where >= found.last.where:
             return found
-        # After a gap for which the server is to blame, numbers and fence may be of two lives.
+        # After the server came back older or empty, the fence may be from before its return.
         inside = fence is not None and found.begin.where < fence.where
         if inside and fence is not None and found.begin.number < fence.number:
             return found._replace(last=fence)
         return found._replace(last=found.begin) if found.gap is not None else None
 
-    def _ends(self, ahead: Mapping[str, Ahead], limit: ReadLimit, start: Offset) -> dict[str, Mark]:
-        """How far the next batch goes: to the end, or as far as its limit allows."""
-        ends = {place: one.last for place, one in ahead.items()}
+    def _ends(
+        self, ahead: Mapping[str, Unread], limit: ReadLimit, start: Offset
+    ) -> dict[str, Mark]:
+        """The end of the next batch in each journal, within the limit."""
+        ends = {journal: one.last for journal, one in ahead.items()}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         counts = {
-            place: one.last.number - one.begin.number
-            for place, one in ahead.items()
+            journal: one.last.number - one.begin.number
+            for journal, one in ahead.items()
             if one.last.number > one.begin.number
         }
         if most is None or sum(counts.values()) <= most:
             return ends
         store = self._store
-        for place, share in shares(counts, most).items():
-            one = ahead[place]
-            if share < counts[place]:
+        for journal, share in shares(counts, most).items():
+            one = ahead[journal]
+            if share < counts[journal]:
                 wanted, slack = one.begin.number + share, share // 20
-                end = store.drive(mark_at(store, place, (one.begin, one.last), wanted, slack))
-                ends[place] = end
+                end = store.drive(mark_at(store, journal, (one.begin, one.last), wanted, slack))
+                ends[journal] = end
                 stays = end == one.begin and one.gap is None
-                if stays and (place in start or self._recorded(place) is not None):
-                    del ends[place]  # one that nobody knows yet is named, where it begins
+                if stays and (journal in start or self._recorded(journal) is not None):
+                    del ends[journal]  # a journal without offset gets its start position
         return ends
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The last event of each journal, as last heard of."""
+        """The last known event of each journal."""
         return self._news
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The batch between two offsets in stretches, more of them for larger journals."""
+        """The batch between two offsets as ranges; larger journals are split into more ranges."""
         batch = [
-            _stretch(place, start.get(place), ends)
-            for place, ends in end.items()
-            if ends != start.get(place)
+            range_of(journal, start.get(journal), ends)
+            for journal, ends in end.items()
+            if ends != start.get(journal)
         ]
         total = sum(max(0, one.end.number - one.begin.number) for one in batch)
         pieces: list[InputPartition] = []
         for one in batch:
             if one.gap is not None:
-                pieces.append(Stretch(one.place, one.begin, one.begin, one.gap))
+                pieces.append(JournalRange(one.journal, one.begin, one.begin, one.gap))
             count = one.end.number - one.begin.number
-            tasks = min(self._tasks * count // max(total, 1), count // _WORTH_A_TASK)
+            tasks = min(self._options.partitions * count // max(total, 1), count // _WORTH_A_TASK)
             pieces += self._split(one, max(1, tasks))
         return pieces
 
-    def _split(self, whole: Stretch, tasks: int) -> list[Stretch]:
+    def _split(self, whole: JournalRange, tasks: int) -> list[JournalRange]:
         store, pieces, begin = self._store, [], whole.begin
         count = whole.end.number - whole.begin.number
         for task in range(1, tasks):
             wanted = whole.begin.number + count * task // tasks
             found = store.drive(
-                mark_at(store, whole.place, (begin, whole.end), wanted, count // tasks // 10)
+                mark_at(store, whole.journal, (begin, whole.end), wanted, count // tasks // 10)
             )
             if found.number > begin.number:
-                pieces.append(Stretch(whole.place, begin, found))
+                pieces.append(JournalRange(whole.journal, begin, found))
                 begin = found
         if whole.end.where > begin.where:
-            pieces.append(Stretch(whole.place, begin, whole.end))
+            pieces.append(JournalRange(whole.journal, begin, whole.end))
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One stretch, in record batches. Raises LisaError that names a gap, as `latestOffset`."""
-        if not isinstance(partition, Stretch):
+        """The events of one range as record batches. Raises LisaError as `latestOffset` does."""
+        if not isinstance(partition, JournalRange):
             return
         schema = arrow_schema(self._schema)
         if partition.gap is not None:
             yield gap_batch(partition.gap, schema)
             return
-        store = options.open_store(*self._server)
-        try:
-            for piece in read_stretch(
-                store, partition.place, partition.begin, partition.end, schema
+        with self._options.server.open() as store:
+            for piece in read_range(
+                store, partition.journal, partition.begin, partition.end, schema
             ):
-                if isinstance(piece, Gap):
-                    _judge(piece, fail=self._fail_on_gap)
+                if isinstance(piece, JournalGap):
+                    _handle_gap(piece, fail=self._options.fail_on_gap)
                     yield gap_batch(piece, schema)
                 else:
                     yield piece
-        finally:
-            store.close()
 
     def commit(self, end: Offset) -> None:
-        """Tell the journal how far this reader has come, if it has a name."""
-        if self._archive is not None:
-            store = self._store
-            marks = {place: Mark.of(stored) for place, stored in end.items()}
-            store.drive(record_archived(store, self._archive, marks))
+        """Report this reader's progress to the journal, if option `archive` is set."""
+        if self._options.archive is not None:
+            store, known = self._store, set(self._known_journals())
+            marks = {
+                journal: Mark.of(stored)
+                for journal, stored in end.items()
+                if journal in known or topic_of(journal) == journal  # shards may have been deleted
+            }
+            store.drive(record_archived(store, self._options.archive, marks))
 
     def stop(self) -> None:
         """Close the connection."""
@@ -287,60 +253,30 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open.close()
             self._open = None
 
-    def _known_places(self) -> list[str]:
+    def _known_journals(self) -> list[str]:
         now = time.monotonic()
-        if now - self._places_at >= _LOOK_FOR_PLACES_S:
+        if now - self._listed_at >= _LIST_JOURNALS_EVERY_S:
             store = self._store
-            self._places = store.drive(journals(store, self._named))
-            self._places_at = now
-        return self._places
+            self._journals = store.drive(journals(store, self._options.topics))
+            self._listed_at = now
+        return self._journals
 
-    def _recorded(self, place: str) -> Mark | None:
-        if self._archive is None:
+    def _recorded(self, journal: str) -> Mark | None:
+        if self._options.archive is None:
             return None
         store = self._store
-        return store.drive(archived(store, place, self._archive))
+        return store.drive(archived(store, journal, self._options.archive))
 
-    def _is_followed(self, place: str) -> bool:
-        """Whether this reader's archive has come to any place of the same topic."""
-        if self._archive is None:
+    def _is_followed(self, journal: str) -> bool:
+        """Whether this reader's archive has reported progress for any journal of the same topic."""
+        if self._options.archive is None:
             return False
-        beside = [one for one in self._known_places() if base(one) == base(place)]
+        beside = [one for one in self._known_journals() if topic_of(one) == topic_of(journal)]
         store = self._store
-        return store.drive(is_any_archived(store, beside, self._archive))
+        return store.drive(is_any_archived(store, beside, self._options.archive))
 
 
-def _stretch(place: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> Stretch:
-    """What one journal's part of a batch holds, from its offsets alone."""
-    begins = end.get("from") or start
-    begin = Mark.of(begins) if begins else Mark.of(end)
-    told = end.get("gap")
-    return Stretch(place, begin, Mark.of(end), Gap(place, *told) if told else None)
-
-
-def _stored(start: Mapping[str, Any] | None, ahead: Ahead, end: Mark) -> dict[str, Any]:
-    """One journal's part of an offset."""
-    stored = end.stored()
-    if start is None or Mark.of(start) != ahead.begin:
-        stored["from"] = ahead.begin.stored()
-    if ahead.gap is not None:
-        stored["gap"] = list(ahead.gap[1:])
-    return stored
-
-
-def _judge(gap: Gap, *, fail: bool) -> None:
+def _handle_gap(gap: JournalGap, *, fail: bool) -> None:
     if fail:
-        raise LisaError(f"{gap.told()}. {CURE}")
-    _log.warning("%s", gap.told())
-
-
-def _archive_name(given: Mapping[str, str]) -> str | None:
-    name = given.get("archive", "").strip()
-    if not name:
-        return None
-    plain = name.replace("_", "").replace(".", "").replace("-", "")
-    if len(name) > 64 or not name.isascii() or not (plain.isalnum() or not plain):
-        raise ConfigError(
-            f"archive {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ . -"
-        )
-    return name
+        raise LisaError(f"{gap.describe()}. {ADVICE}")
+    _log.warning("%s", gap.describe())

@@ -1,7 +1,7 @@
-"""Marks in a journal, and named gaps between them.
+"""Positions in a journal, and gaps between events.
 
-Events carry the numbers 1, 2, 3, ... of their journal, so two marks tell how many events lie
-between them, and what is missing has a name. Each place of a topic that is split has a journal.
+Events of a journal are numbered 1, 2, 3, ..., so the number of events between two positions is
+known, and missing events can be named. Each shard of a sharded topic has its own journal.
 """
 
 from __future__ import annotations
@@ -11,54 +11,53 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
 from lisa.admin.reading import entry_number
-from lisa.core.shards import base, shard_of
+from lisa.core.model.sharding import shard_suffix, topic_of
 
-__all__ = ["START", "Gap", "Mark", "after", "before", "shares"]
-
-_LARGEST = 2**63 - 1  # of a sequence number that Spark's bigint can hold; Redis's go further
+_LARGEST = 2**63 - 1  # largest sequence number in Spark's bigint; Redis allows larger ones
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-CURE = (
-    "To go on without them set the option fail_on_gap=false: each gap is then one row of state "
-    "'gap'. So that it does not happen again, read more often, raise the topic's journal_max, or "
-    "name this reader with the option archive: the journal then waits for it"
+ADVICE = (
+    "To continue without these events, set option fail_on_gap=false: each gap is then one row of "
+    "state 'gap'. To prevent gaps, read more often, raise the topic's journal_max, or set option "
+    "archive to a name: the journal then keeps events until this reader has read them"
 )
 
 
 class Mark(NamedTuple):
-    """A place behind one event: the id of its entry and its number; what follows is not read."""
+    """A position in a journal, right after an event: the event's entry id and number."""
 
     entry: str
     number: int
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
-        """From its form in an offset."""
+        """Convert from the form stored in an offset."""
         return cls(str(stored["id"]), int(stored["n"]))
 
     def stored(self) -> dict[str, Any]:
-        """Its form in an offset."""
+        """The form stored in an offset."""
         return {"id": self.entry, "n": self.number}
 
     @property
     def where(self) -> tuple[int, int]:
-        """The entry's id as numbers, which compare as ids do."""
+        """The entry id as milliseconds and sequence number, which compare like ids."""
         return entry_number(self.entry)
 
 
 START = Mark("0-0", 0)
-"""Before the first event of all."""
+"""The position before the first event."""
 
 
-class Gap(NamedTuple):
-    """Events that are gone, or that nobody can tell any more.
+class JournalGap(NamedTuple):
+    """Missing events of a journal.
 
-    `behind` is the last event before them. `first` and `last` are their numbers; `last` is None
-    where the server came back empty or older, and so how many there were is unknown. `until` is
-    the id of the first event after them, None where there is none yet.
+    why: the reason. behind: entry id of the last event before the gap. first, last: numbers of the
+    first and last missing event; `last` is None if the server came back empty or older, so that
+    their number is unknown. until: entry id of the first event after the gap, None if there is none
+    yet.
     """
 
-    place: str
+    journal: str
     why: str
     behind: str
     first: int
@@ -67,23 +66,23 @@ class Gap(NamedTuple):
 
     @property
     def where(self) -> tuple[int, int]:
-        """A place for the gap in the order of events: right behind the last one before it."""
+        """The gap's position in the order of events: right after the event before it."""
         return entry_number(after(self.behind))
 
-    def told(self) -> str:
-        """The gap in words: numbers, ids, times, and why."""
+    def describe(self) -> str:
+        """The gap as text: event numbers, entry ids with times, and the reason."""
         if self.last is None:
-            what = f"events from {self.first} on, how many is unknown"
+            what = f"an unknown number of events from {self.first} on"
         elif self.first == self.last:
             what = f"event {self.first}"
         else:
             what = f"events {self.first} to {self.last}"
         until = f", before {_shown(self.until)}" if self.until else ""
-        shard = shard_of(self.place)
-        of = f"{base(self.place)!r}, shard {shard}," if shard else repr(self.place)
+        shard = shard_suffix(self.journal)
+        of = f"{topic_of(self.journal)!r}, shard {shard}," if shard else repr(self.journal)
         return (
             f"the journal of topic {of} lacks {what}: "
-            f"behind {_shown(self.behind)}{until}: {self.why}"
+            f"after {_shown(self.behind)}{until}: {self.why}"
         )
 
 
@@ -97,7 +96,7 @@ def _shown(entry: str) -> str:
 
 
 def after(entry: str) -> str:
-    """The next id that there could be."""
+    """The smallest id greater than `entry`."""
     milliseconds, sequence = entry_number(entry)
     if sequence >= _LARGEST:
         return f"{milliseconds + 1}-0"
@@ -105,7 +104,7 @@ def after(entry: str) -> str:
 
 
 def before(entry: str) -> str:
-    """The id before, such that what follows it begins with this one."""
+    """The largest id smaller than `entry`."""
     milliseconds, sequence = entry_number(entry)
     if sequence:
         return f"{milliseconds}-{sequence - 1}"
@@ -113,12 +112,12 @@ def before(entry: str) -> str:
 
 
 def shares(counts: Mapping[str, int], limit: int) -> dict[str, int]:
-    """How many of each journal's events fit into `limit`: small ones whole, others alike."""
+    """Split `limit` fairly: journal -> number of events; small journals are read whole."""
     given: dict[str, int] = {}
     left = limit
     ordered = sorted(counts.items(), key=lambda pair: (pair[1], pair[0]))
-    for i, (place, count) in enumerate(ordered):
+    for i, (journal, count) in enumerate(ordered):
         fair = -(-left // (len(ordered) - i))
-        given[place] = min(count, fair)
-        left -= given[place]
+        given[journal] = min(count, fair)
+        left -= given[journal]
     return given

@@ -1,9 +1,9 @@
-"""What became of rows: counted by task, added up on the driver, written as a report."""
+"""Outcomes of rows: counted per task, added up on the driver, written as a report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,15 +11,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from lisa.pipeline.source import files
 
-__all__ = ["REASONS", "Counts", "Spare", "TaskResult", "added", "report_of", "write_report"]
-
 REASONS = 10
-"""How many reasons of refused rows a report quotes."""
+"""Maximum number of reasons of refused rows in a report."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Rows of one topic by outcome."""
+    """Number of rows of one topic by outcome."""
 
     accepted: int = 0
     duplicate: int = 0
@@ -27,23 +25,14 @@ class Counts:
     refused: int = 0
 
     def add(self, other: Counts) -> None:
-        """Count another's too."""
-        self.accepted += other.accepted
-        self.duplicate += other.duplicate
-        self.replaced += other.replaced
-        self.refused += other.refused
-
-    def as_dict(self) -> dict[str, int]:
-        """By name."""
-        return {
-            "accepted": self.accepted, "duplicate": self.duplicate,
-            "replaced": self.replaced, "refused": self.refused,
-        }  # fmt: skip
+        """Add the counts of `other`."""
+        for name, number in asdict(other).items():
+            setattr(self, name, getattr(self, name) + number)
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
-    """A row that can be sent once more under another ordinal."""
+class DuplicateRow:
+    """A row answered as a duplicate; it may be sent again with another ordinal."""
 
     topic: str
     due: str
@@ -54,25 +43,25 @@ class Spare:
 
 @dataclass(slots=True)
 class TaskResult(WriterCommitMessage):
-    """What one task did.
+    """The result of one task.
 
-    digests: of the rows that were given ids and sent, one behind the other (see `identity`).
-    spares: of those of them that were known already, by digest, as many as may be kept.
+    digests: concatenated digests of all sent rows whose ids were derived (see `identity`).
+    duplicates: digest -> row, for those that were answered as duplicates; limited in size.
     """
 
     topics: dict[str, Counts] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     digests: bytes = b""
-    spares: dict[bytes, Spare] = field(default_factory=dict)
+    duplicates: dict[bytes, DuplicateRow] = field(default_factory=dict)
 
     def counts(self, topic: str) -> Counts:
-        """Those of one topic, to be added to."""
+        """The counts of one topic, which callers may change."""
         return self.topics.setdefault(topic, Counts())
 
 
 def added(results: Iterable[TaskResult | None]) -> TaskResult:
-    """All tasks' counts, reasons and files together."""
+    """The sum of all tasks' counts, and their reasons and files."""
     whole = TaskResult()
     for one in results:
         if one is None:
@@ -85,19 +74,19 @@ def added(results: Iterable[TaskResult | None]) -> TaskResult:
 
 
 def report_of(result: TaskResult, **about: Any) -> dict[str, Any]:
-    """The document that option `report` asks for."""
+    """The JSON document that option `report` writes."""
     total = Counts()
     for counts in result.topics.values():
         total.add(counts)
     return {
         **about,
-        **total.as_dict(),
-        "topics": {topic: counts.as_dict() for topic, counts in sorted(result.topics.items())},
+        **asdict(total),
+        "topics": {topic: asdict(counts) for topic, counts in sorted(result.topics.items())},
         "reasons": result.reasons,
         "refused_files": sorted(result.files),
     }
 
 
-def write_report(place: str, document: dict[str, Any]) -> None:
-    """Write a report where it is wanted, whole or not at all. Raises ConfigError."""
-    files.write(place, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+def write_report(target: str, document: dict[str, Any]) -> None:
+    """Write a report to a path or URL, atomically. Raises ConfigError if that fails."""
+    files.write(target, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

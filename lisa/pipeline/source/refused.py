@@ -1,4 +1,4 @@
-"""Rows that were not sent, written down with their reasons."""
+"""Writes refused rows and their reasons to a file."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ import pyarrow as pa
 from lisa.pipeline.source import files
 from lisa.pipeline.source.outcome import REASONS, TaskResult
 
-__all__ = ["Refused"]
-
 
 class Refused:
-    """Takes the refused rows of one task: JSON lines `{topic, id, reason, row}` in a file of it.
+    """Writes the refused rows of one task to a file of JSON lines `{topic, id, reason, row}`.
 
-    The file is named by run and partition, so that a repeated attempt of the task replaces it.
-    Without a directory only the first reasons are kept, in the result.
+    The file name contains run and partition, so a repeated attempt of the task replaces the file.
+    Without a directory, only the first reasons are kept, in the result.
     """
 
     def __init__(self, directory: str | None, name: str, result: TaskResult) -> None:
-        self._place = files.join(directory, f"{name}.jsonl") if directory else None
+        self._path = files.join(directory, f"{name}.jsonl") if directory else None
         self._result = result
         self._stream: Any = None
 
     def add(
-        self, batch: pa.RecordBatch | None, number: int, topic: str, message_id: str | None,
+        self,
+        batch: pa.RecordBatch | None,
+        number: int,
+        topic: str,
+        message_id: str | None,
         reason: str,
-    ) -> None:  # fmt: skip
-        """Note one row of an Arrow batch; None where the row itself is not at hand."""
+    ) -> None:
+        """Add one row of an Arrow batch; batch is None if the row itself is not available."""
         self._result.counts(topic).refused += 1
         if len(self._result.reasons) < REASONS:
             named = f"{topic} {message_id}".strip() if message_id else topic
             self._result.reasons.append(f"{named}: {reason}" if named else reason)
-        if self._place is None:
+        if self._path is None:
             return
         if self._stream is None:
-            self._stream = files.open_new(self._place)
-            self._result.files.append(self._place)
+            self._stream = files.open_new(self._path)
+            self._result.files.append(self._path)
         row = None
         if batch is not None:
             row = batch.slice(number, 1).to_pylist(maps_as_pydicts="lossy")[0]
@@ -46,6 +48,6 @@ class Refused:
         self._stream.write(msgspec.json.encode(line, enc_hook=str) + b"\n")
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the file."""
         if self._stream is not None:
             self._stream.close()

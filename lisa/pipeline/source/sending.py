@@ -1,47 +1,42 @@
-"""What one task of a write does: rows of Arrow batches to script calls."""
+"""Sends messages of a write, and counts their outcomes."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from itertools import islice
-from typing import TypeVar
+from typing import Any
 
 import pyarrow as pa
 
-from lisa.core.clock import duration_ms
-from lisa.core.envelope import HEAD_BYTES, encode_head
-from lisa.core.errors import InvalidMessage, LisaError, TopicFull
-from lisa.core.spread import spread
-from lisa.core.store import SyncStore
+from lisa.core.model.backoff import Backoff
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.envelope import HEAD_BYTES, encode_head
+from lisa.core.model.errors import InvalidMessage, LisaError, TopicFull
+from lisa.core.model.sharding import Topic
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
-from lisa.pipeline.source.columns import Rows, read_rows
-from lisa.pipeline.source.identity import Identity, Tokens, digest_of
-from lisa.pipeline.source.outcome import Spare, TaskResult
-from lisa.pipeline.source.pace import Pace
+from lisa.pipeline.server import Server
+from lisa.pipeline.source.identity import Tokens
+from lisa.pipeline.source.outcome import TaskResult
+from lisa.pipeline.source.rate import SharedRate
 from lisa.pipeline.source.refused import Refused
 from lisa.producer.calls import fitting
 
-__all__ = ["Manner", "Sender", "Task"]
-
-T = TypeVar("T")
-
 REGISTER_EVERY_S = 20.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-SPARE_BYTES = 4 << 20
-"""What one task may hand to the driver in rows that may have to be sent under another ordinal."""
+LONGEST_FULL_S = 1.0
+"""Maximum pause before a message is sent again to a full topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How rows are to be sent: what the options say of it."""
+class WriteOptions:
+    """The parsed options of a write."""
 
-    url: str
-    prefix: str
+    server: Server
     topic: str | None = None
     on_duplicate: OnDuplicate = OnDuplicate.KEEP
     batch: int | None = None
@@ -49,13 +44,12 @@ class Manner:
     job: str | None = None
     dedupe_for: timedelta | None = None
     refused: str | None = None
-    patience: timedelta = timedelta(seconds=10)
     json_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Messages of one topic, by columns; `numbers` are their places in the Arrow batch."""
+class SendPart:
+    """Messages of one topic, as columns; `numbers` are their row numbers in the Arrow batch."""
 
     numbers: Sequence[int]
     ids: Sequence[str]
@@ -64,48 +58,42 @@ class Part:
     ttls_ms: Sequence[int | None]
     policies: Sequence[str | None]
 
-    def cut(self, start: int, end: int | None = None) -> Part:
-        """Some of them."""
-        part = slice(start, end)
-        return Part(self.numbers[part], self.ids[part], self.dues[part], self.tails[part],
-                    self.ttls_ms[part], self.policies[part])  # fmt: skip
+    def cut(self, start: int, end: int | None = None) -> SendPart:
+        """The messages from index `start` up to but not including `end`."""
+        return self._of_each(lambda column: column[start:end])
 
-    def picked(self, places: Sequence[int]) -> Part:
-        """Those at some places."""
-        return Part(
-            _picked(self.numbers, places), _picked(self.ids, places), _picked(self.dues, places),
-            _picked(self.tails, places), _picked(self.ttls_ms, places),
-            _picked(self.policies, places),
-        )  # fmt: skip
+    def picked(self, positions: Sequence[int]) -> SendPart:
+        """The messages at the given indexes."""
+        return self._of_each(lambda column: [column[index] for index in positions])
 
-
-def _picked(column: Sequence[T], places: Sequence[int]) -> list[T]:
-    return [column[place] for place in places]
+    def _of_each(self, select: Callable[[Sequence[Any]], Sequence[Any]]) -> SendPart:
+        return SendPart(*(select(getattr(self, one.name)) for one in fields(self)))
 
 
 class Sender:
-    """Sends messages of any topics, and counts what became of them."""
+    """Sends messages of any topics, and counts their outcomes."""
 
     def __init__(
-        self, manner: Manner, store: SyncStore, run: str, partition: int, result: TaskResult
+        self, options: WriteOptions, store: SyncStore, run: str, partition: int, result: TaskResult
     ) -> None:
-        self._manner = manner
+        self._options = options
         self._store = store
         self._about = (run, partition)
         self._tokens: dict[str, Tokens] = {}
         self._registered: dict[str, float] = {}
         self._largest: dict[str, int] = {}
         self._full_since: float | None = None
-        self._pace = Pace(store, run, manner.max_rate) if manner.max_rate else None
+        self._pace = SharedRate(store, run, options.max_rate) if options.max_rate else None
         self._result = result
-        self._refused = Refused(manner.refused, f"refused-{run}-{partition}", result)
+        self._refused = Refused(options.refused, f"refused-{run}-{partition}", result)
         self.batch: pa.RecordBatch | None = None
-        """Where the messages that are sent next come from."""
+        """The Arrow batch of the messages being sent."""
 
-    def send(self, topic: str, part: Part) -> Iterator[tuple[Part, Sequence[Sent]]]:
-        """Send messages of one topic; what became of those that were not refused, call by call.
+    def send(self, topic: str, part: SendPart) -> Iterator[tuple[SendPart, Sequence[Sent]]]:
+        """Send messages of one topic; yields sent messages and their outcomes, call by call.
 
-        Raises LisaError where the server does not answer, or refuses all.
+        Refused messages are recorded, not yielded. Raises LisaError if the server does not answer
+        or rejects the whole call.
         """
         self._open(topic)
         part = self._without_large(topic, part)
@@ -122,21 +110,21 @@ class Sender:
             start = end
 
     def refuse(self, topic: str, number: int, message_id: str | None, reason: str) -> None:
-        """Note a row that is not sent."""
+        """Record a row that is not sent."""
         self._refused.add(self.batch, number, topic, message_id, reason)
 
     def close(self) -> None:
-        """Finish what was written beside."""
+        """Close the file of refused rows."""
         self._refused.close()
 
     def _size(self, topic: str) -> int:
         size = self._store.batch_size(topic, Enqueue)
-        if self._manner.batch:
-            size = min(size, self._manner.batch)
+        if self._options.batch:
+            size = min(size, self._options.batch)
         return min(size, self._pace.allowance) if self._pace else size
 
     def _open(self, topic: str) -> None:
-        """Make the topic known, now and again; at first, learn of it and lengthen its memory."""
+        """Register the topic every REGISTER_EVERY_S; on first use, read and adjust its options."""
         seen, now = self._registered.get(topic), time.monotonic()
         if seen is not None and now - seen < REGISTER_EVERY_S:
             return
@@ -145,45 +133,49 @@ class Sender:
         if seen is None:
             drive(store.groups(topic))
             options = drive(store.options(topic))
-            wanted = self._manner.dedupe_for
+            wanted = self._options.dedupe_for
             if wanted is not None and wanted > options.dedupe_for:
                 store.call(Configure(topic, {"dedupe_for": str(duration_ms(wanted))}))
-                drive(spread(store, topic))
+                drive(spread(store, Topic(topic)))
             self._largest[topic] = options.max_body_bytes
             self._tokens[topic] = Tokens(*self._about, topic)
         self._registered[topic] = now
 
-    def _without_large(self, topic: str, part: Part) -> Part:
-        """Refuse bodies that the topic does not take before they travel there."""
+    def _without_large(self, topic: str, part: SendPart) -> SendPart:
+        """Refuse bodies above the topic's limit before sending them."""
         limit, before_headers = self._largest[topic], HEAD_BYTES - 10
         longest = limit + before_headers
         if max(map(len, part.tails), default=0) <= longest:
             return part
         kept = []
-        for place, tail in enumerate(part.tails):
+        for index, tail in enumerate(part.tails):
             size = len(tail) - before_headers - int(tail[1:before_headers], 16)
             if size <= limit:
-                kept.append(place)
+                kept.append(index)
                 continue
-            reason = (f"the body has {size} bytes; topic {topic!r} takes at most {limit} "
-                      "(its option max_body_bytes)")  # fmt: skip
-            self.refuse(topic, part.numbers[place], part.ids[place], reason)
+            reason = (
+                f"the body has {size} bytes; topic {topic!r} accepts at most {limit} "
+                "(option max_body_bytes)"
+            )
+            self.refuse(topic, part.numbers[index], part.ids[index], reason)
         return part.picked(kept)
 
-    def _call(self, topic: str, token: str, part: Part) -> Iterator[tuple[Part, list[Sent]]]:
-        """Send what fits one call, in several where some of it is refused."""
+    def _call(
+        self, topic: str, token: str, part: SendPart
+    ) -> Iterator[tuple[SendPart, list[Sent]]]:
+        """Send one call; split it if some of its messages are rejected."""
         left, size = part, len(part.ids)
         while left.ids:
             one = left.cut(0, size)
             try:
                 outcomes = self._patient(topic, token, one)
                 if size >= len(part.ids):
-                    self._full_since = None  # there was room without looking for the last of it
+                    self._full_since = None  # the topic accepted an unsplit call
             except (InvalidMessage, TopicFull) as error:
                 if size > 1:
-                    size = (size + 1) // 2  # the good ones among them are found by halving
+                    size = (size + 1) // 2  # bisect to find the valid messages
                     continue
-                layout = self._store.known_layout(topic)
+                layout = self._store.known_layout(Topic(topic))
                 if isinstance(error, TopicFull) and not (layout and layout.is_split):
                     self._refuse_all(topic, left, error)
                     return
@@ -193,16 +185,24 @@ class Sender:
             yield one, outcomes
             left = left.cut(size)
 
-    def _patient(self, topic: str, token: str, part: Part) -> list[Sent]:
-        """One script call. A full topic may be waited for, but not again for each call."""
+    def _patient(self, topic: str, token: str, part: SendPart) -> list[Sent]:
+        """Send one script call, waiting for space in a full topic.
+
+        The total time of waiting is bounded by `patience`, over all calls.
+        """
         head = encode_head(token)
         alike = part.dues.count(part.dues[0]) == len(part.dues)
         call = Enqueue(
-            topic, token, part.ids, part.dues[:1] if alike else part.dues,
-            [head + tail for tail in part.tails], part.ttls_ms, part.policies,
-            self._manner.on_duplicate,
-        )  # fmt: skip
-        pause = FIRST_PAUSE_S
+            topic,
+            token,
+            part.ids,
+            part.dues[:1] if alike else part.dues,
+            [head + tail for tail in part.tails],
+            part.ttls_ms,
+            part.policies,
+            self._options.on_duplicate,
+        )
+        backoff = Backoff(longest_s=LONGEST_FULL_S)
         while True:
             if self._pace is not None:
                 self._pace.wait_for(len(part.ids))
@@ -212,90 +212,23 @@ class Sender:
                 now = time.monotonic()
                 if self._full_since is None:
                     self._full_since = now
-                left = self._full_since + self._manner.patience.total_seconds() - now
+                left = self._full_since + self._options.server.patience.total_seconds() - now
                 if left <= 0:
                     raise
-                time.sleep(min(pause, left))
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                time.sleep(backoff.take(left))
 
-    def _refuse_all(self, topic: str, part: Part, error: LisaError) -> None:
+    def _refuse_all(self, topic: str, part: SendPart, error: LisaError) -> None:
         for number, one in zip(part.numbers, part.ids, strict=True):
             self.refuse(topic, number, one, str(error))
 
-    def _count(self, topic: str, part: Part, outcomes: Sequence[Sent]) -> None:
+    def _count(self, topic: str, part: SendPart, outcomes: Sequence[Sent]) -> None:
         counts = self._result.counts(topic)
         counts.accepted += outcomes.count(Sent.ACCEPTED)
         counts.duplicate += outcomes.count(Sent.DUPLICATE)
         counts.replaced += outcomes.count(Sent.REPLACED)
         if Sent.REJECTED not in outcomes:
             return
-        for place, outcome in enumerate(outcomes):
+        for index, outcome in enumerate(outcomes):
             if outcome is Sent.REJECTED:
-                reason = "the id is known already (on_duplicate=reject)"
-                self.refuse(topic, part.numbers[place], part.ids[place], reason)
-
-
-class Task:
-    """Sends the rows of one partition."""
-
-    def __init__(
-        self, manner: Manner, store: SyncStore, *, run: str, partition: int, job: str | None
-    ) -> None:
-        self._manner = manner
-        self._result = TaskResult()
-        self._sender = Sender(manner, store, run, partition, self._result)
-        self._identity = Identity(job) if job is not None else None
-        self._digests = bytearray()
-        self._spare_bytes = 0
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
-        """Send all. Raises LisaError."""
-        try:
-            for batch in batches:
-                self._sender.batch = batch
-                self._send(read_rows(batch, json_text=self._manner.json_text))
-        finally:
-            self._sender.close()
-        self._result.digests = bytes(self._digests)
-        return self._result
-
-    def _send(self, rows: Rows) -> None:
-        for number, reason in sorted(rows.refused.items()):
-            topic = self._manner.topic or (rows.topics or ())[number]
-            self._sender.refuse(topic, number, rows.ids[number] if rows.ids else None, reason)
-        numbers, rows = rows.good()
-        ids = (rows.ids or ()) if self._identity is None else self._identity.ids(rows)
-        whole = Part(numbers, ids, rows.dues, rows.tails, rows.ttls_ms, rows.policies)
-        for topic, part in self._by_topic(rows.topics, whole):
-            for sent, outcomes in self._sender.send(topic, part):
-                if self._identity is not None:
-                    self._remember(topic, sent, outcomes)
-
-    def _by_topic(self, topics: Sequence[str] | None, whole: Part) -> Iterator[tuple[str, Part]]:
-        if topics is None:
-            yield self._manner.topic or "", whole
-            return
-        places: dict[str, list[int]] = defaultdict(list)
-        for place, topic in enumerate(topics):
-            places[topic].append(place)
-        for topic, some in places.items():
-            yield topic, whole.picked(some)
-
-    def _remember(self, topic: str, part: Part, outcomes: Sequence[Sent]) -> None:
-        """Keep what kinds of rows there were; of those whose id was known, the rows themselves.
-
-        An equal one may lie in another task: this one is then sent under another ordinal.
-        """
-        self._digests += b"".join(map(digest_of, part.ids))
-        if outcomes.count(Sent.ACCEPTED) == len(outcomes):
-            return
-        for place, outcome in enumerate(outcomes):
-            if outcome is Sent.ACCEPTED:
-                continue
-            self._spare_bytes += len(part.tails[place]) + 100
-            if self._spare_bytes > SPARE_BYTES:
-                return
-            self._result.spares[digest_of(part.ids[place])] = Spare(
-                topic, part.dues[place], part.tails[place], part.ttls_ms[place],
-                part.policies[place],
-            )  # fmt: skip
+                reason = "the id already exists (on_duplicate=reject)"
+                self.refuse(topic, part.numbers[index], part.ids[index], reason)

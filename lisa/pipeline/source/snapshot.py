@@ -1,12 +1,12 @@
-"""`spark.read.format("lisa")`: what is live, one row per message and place.
+"""`spark.read.format("lisa")`: live messages, one row per message and group.
 
-Options: `topic` (one, or several with commas; without it all that are registered), `state` (some of
-waiting, ready, in_flight, retry, garbage), `partitions` (tasks for each large set). Filters on
-`topic`, `state`, `group`, `id` and `due` reach the server: an id is looked up, not searched for.
+Options: `topic` (one, or several separated by commas; default: all registered topics), `state`
+(some of waiting, ready, in_flight, retry, garbage), `partitions` (tasks per large set). Filters on
+`topic`, `state`, `group`, `id` and `due` are pushed down: an id is looked up, not scanned for.
 
-Messages move while they are read. One that stood in the same place throughout is read exactly
-once. One that moved may be seen where it was, where it went, in both, or (where it moved to a place
-already read) not at all; what moved within one group's places is seen once at most.
+Messages change state during the read. A message that keeps its state is read exactly once. A
+message that changes its state may appear in the old state, in the new one, in both, or (if the new
+state was read before) not at all. Within one group, a message appears at most once.
 """
 
 from __future__ import annotations
@@ -29,36 +29,39 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from lisa.admin.messages import State
+from lisa.admin.messages import LiveState
 from lisa.admin.reading import Position, pairs_of
-from lisa.core.clock import EPOCH
-from lisa.core.errors import ConfigError, InvalidMessage
-from lisa.core.flow import Flow
-from lisa.core.keys import check_topic
-from lisa.core.shards import Layout, base
+from lisa.core.model.clock import EPOCH
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import check_topic
+from lisa.core.model.sharding import Layout, Topic, topic_of
+from lisa.core.redis.flow import Flow
+from lisa.pipeline.server import Server
 from lisa.pipeline.source import options
-from lisa.pipeline.source.places import ABOVE, Part, Rows, read_part
+from lisa.pipeline.source.live_messages import ABOVE, ReadPart, read_part
+from lisa.pipeline.source.live_rows import RowCollector
 from lisa.pipeline.source.read_columns import arrow_schema, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from lisa.core.store import Store
-
-__all__ = ["SnapshotReader"]
+    from lisa.core.store.store import Store
 
 _OPTIONS = options.SERVER | {"topic", "state", "partitions"}
-_STATES = tuple(state.value for state in State)
+_STATES = tuple(state.value for state in LiveState)
 _MILLISECOND = timedelta(milliseconds=1)
 _TASKS = 4
 _WORTH_SPLITTING = 20_000  # members of a set
-_MOST_IN_A_TASK = 250_000  # each task remembers the ids that it gave
+_MOST_IN_A_TASK = 250_000  # each task remembers the ids it has returned
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is read; None is everything. `low_ms` and `high_ms` bound what has a due time."""
+class Selection:
+    """The messages to read; None means no restriction.
+
+    low_ms, high_ms: inclusive bounds of due times, epoch ms.
+    """
 
     topics: frozenset[str] | None = None
     states: frozenset[str] = frozenset(_STATES)
@@ -69,11 +72,11 @@ class Wanted:
 
 
 class SnapshotReader(DataSourceReader):
-    """Reads what is live. Raises ConfigError for options that cannot work."""
+    """Reads live messages. Raises ConfigError for invalid options."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         options.refuse_unknown(given, _OPTIONS, "read")
-        self._server = options.server_of(given)
+        self._server = Server.of(given.get("url"), given.get("prefix"))
         self._schema = checked(schema)
         self._tasks = options.whole_number(given, "partitions") or _TASKS
         topics = frozenset(check_topic(one) for one in _listed(given, "topic"))
@@ -81,12 +84,13 @@ class SnapshotReader(DataSourceReader):
         for state in states:
             if state not in _STATES:
                 raise ConfigError(
-                    f"format(\"lisa\"), option 'state': {state!r} is none of {', '.join(_STATES)}"
+                    f"format(\"lisa\"), option 'state': {state!r} is not one of "
+                    f"{', '.join(_STATES)}"
                 )
-        self._wanted = Wanted(topics or None, states or frozenset(_STATES))
+        self._wanted = Selection(topics or None, states or frozenset(_STATES))
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Narrow what is read; gives back what Spark has to look at itself."""
+        """Restrict the selection; yields the filters that Spark must evaluate itself."""
         for one in filters:
             narrowed = _narrowed(self._wanted, one)
             if narrowed is not None:
@@ -95,25 +99,22 @@ class SnapshotReader(DataSourceReader):
                 yield one
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ranges of large sets, and what else there is group by group."""
-        store = options.open_store(*self._server)
-        try:
+        """The parts to read: ranges of large sets, and one part per group for the rest."""
+        with self._server.open() as store:
             return store.drive(self._parts(store))
-        finally:
-            store.close()
 
     def _parts(self, store: Store) -> Flow[list[InputPartition]]:
         wanted, parts = self._wanted, []
         names = wanted.topics if wanted.topics is not None else (yield from store.topics())
         for topic in sorted(names):
-            with suppress(InvalidMessage):  # a filter may ask for what can be no topic
+            with suppress(InvalidMessage):  # a filter may contain an invalid topic
                 check_topic(topic)
-                layout = yield from store.layout(topic)
-                for place in layout.places(topic):
-                    parts += yield from self._of_place(store, place, layout)
+                layout = yield from store.layout(Topic(topic))
+                for shard in layout.active(Topic(topic)):
+                    parts += yield from self._of_shard(store, shard, layout)
         return parts
 
-    def _of_place(self, store: Store, topic: str, layout: Layout) -> Flow[list[InputPartition]]:
+    def _of_shard(self, store: Store, topic: str, layout: Layout) -> Flow[list[InputPartition]]:
         wanted, keys = self._wanted, store.keys.topic(topic)
         groups = yield from store.groups(topic)
         if wanted.groups is not None:
@@ -122,18 +123,21 @@ class SnapshotReader(DataSourceReader):
         if wanted.ids is not None:
             states = wanted.states if waits else wanted.states - {"waiting"}
             counts = (layout.shards, *layout.older)
-            mine = [one for one in sorted(wanted.ids)
-                    if topic in {layout.place(base(topic), one, n) for n in counts}]  # fmt: skip
-            return [Part(topic, states, groups=groups, ids=tuple(mine))]
+            mine = [
+                one
+                for one in sorted(wanted.ids)
+                if topic in {layout.shard_for(topic_of(topic), one, n) for n in counts}
+            ]
+            return [ReadPart(topic, states, groups=groups, ids=tuple(mine))]
         parts: list[InputPartition] = []
         if waits:
-            parts += yield from self._ranges(store, keys.waiting, Part(topic, {"waiting"}))
+            parts += yield from self._ranges(store, keys.waiting, ReadPart(topic, {"waiting"}))
         for name in groups:
             small = set(wanted.states & {"ready", "in_flight"})
             own = keys.group(name)
             for state, key in (("retry", own.retry), ("garbage", own.garbage)):
                 if state in wanted.states:
-                    whole = Part(topic, {state}, groups=(name,))
+                    whole = ReadPart(topic, {state}, groups=(name,))
                     ranges = yield from self._ranges(store, key, whole)
                     if len(ranges) > 1:
                         parts += ranges
@@ -141,17 +145,19 @@ class SnapshotReader(DataSourceReader):
                         small.add(state)
             if small:
                 bounds = _bounds(wanted)
-                parts.append(Part(topic, small, (name,), after=bounds[0], until=bounds[1]))
+                parts.append(ReadPart(topic, small, (name,), after=bounds[0], until=bounds[1]))
         return parts
 
-    def _ranges(self, store: Store, key: str, whole: Part) -> Flow[list[Part]]:
-        """A sorted set in ranges of about one size; none where it is empty."""
+    def _ranges(self, store: Store, key: str, whole: ReadPart) -> Flow[list[ReadPart]]:
+        """Split a sorted set into ranges of similar size; empty if the set is empty."""
         low, high = self._wanted.low_ms, self._wanted.high_ms
         lowest = "-inf" if low is None else low
-        below, count = yield from store.commands([
-            ("ZCOUNT", key, "-inf", f"({lowest}"),
-            ("ZCOUNT", key, lowest, "+inf" if high is None else high),
-        ])  # fmt: skip
+        below, count = yield from store.commands(
+            [
+                ("ZCOUNT", key, "-inf", f"({lowest}"),
+                ("ZCOUNT", key, lowest, "+inf" if high is None else high),
+            ]
+        )
         after, until = _bounds(self._wanted)
         if not count:
             return []
@@ -170,29 +176,26 @@ class SnapshotReader(DataSourceReader):
         return [*ranges, replace(whole, after=after, until=until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One part, in record batches."""
-        if not isinstance(partition, Part):
+        """The messages of one part as record batches."""
+        if not isinstance(partition, ReadPart):
             return
         schema = arrow_schema(self._schema)
-        store = options.open_store(*self._server)
-        try:
-            yield from read_part(store, partition, Rows(partition.topic, schema))
-        finally:
-            store.close()
+        with self._server.open() as store:
+            yield from read_part(store, partition, RowCollector(partition.topic, schema))
 
 
 def _listed(given: Mapping[str, str], name: str) -> list[str]:
     return [one.strip() for one in given.get(name, "").split(",") if one.strip()]
 
 
-def _bounds(wanted: Wanted) -> tuple[Position | None, tuple[int, bytes] | None]:
-    """Before the first and behind the last that has a wanted due time."""
+def _bounds(wanted: Selection) -> tuple[Position | None, tuple[int, bytes] | None]:
+    """Positions before the first and after the last message with a selected due time."""
     after = None if wanted.low_ms is None else Position(wanted.low_ms, "")
     return after, None if wanted.high_ms is None else (wanted.high_ms, ABOVE)
 
 
-def _narrowed(wanted: Wanted, one: Filter) -> Wanted | None:
-    """What a filter leaves, or None for one that the server cannot answer."""
+def _narrowed(wanted: Selection, one: Filter) -> Selection | None:
+    """The selection restricted by a filter; None if the filter cannot be pushed down."""
     if isinstance(one, (EqualTo, In)):
         values = one.value if isinstance(one, In) else (one.value,)
         match one.attribute:
@@ -210,7 +213,7 @@ def _narrowed(wanted: Wanted, one: Filter) -> Wanted | None:
         return None
     if not isinstance(one.value, datetime):
         return None
-    # Rounded down, both bounds let through a little more than was asked for: Spark looks again.
+    # Rounded down, the bounds select slightly too much; Spark applies the exact filter again.
     at_ms = (one.value.astimezone(UTC) - EPOCH) // _MILLISECOND
     low, high = wanted.low_ms, wanted.high_ms
     if not isinstance(one, (LessThan, LessThanOrEqual)):

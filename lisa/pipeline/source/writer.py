@@ -1,6 +1,6 @@
-"""The writing faces of the data source: a DataFrame's rows become messages.
+"""The writers of the data source: they send a DataFrame's rows as messages.
 
-What is pickled and sent to tasks is a description; each task opens a connection of its own.
+Tasks receive pickled options, not a client; each task opens its own connection.
 """
 
 from __future__ import annotations
@@ -14,169 +14,172 @@ from uuid import uuid4
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from lisa.core.errors import ConfigError, LisaError
-from lisa.core.keys import check_topic
-from lisa.core.options import PRODUCER_RETRY_TIME
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import check_topic
+from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.pipeline.source import equal, files
+from lisa.pipeline.server import Server
+from lisa.pipeline.source import duplicate_rows, files
 from lisa.pipeline.source.columns import check_columns
 from lisa.pipeline.source.options import (
     SERVER,
     choice,
     duration,
     number,
-    open_store,
     refuse_unknown,
-    server_of,
     whole_number,
 )
 from lisa.pipeline.source.outcome import TaskResult, added, report_of, write_report
-from lisa.pipeline.source.sending import Manner, Task
+from lisa.pipeline.source.sending import WriteOptions
+from lisa.pipeline.source.task import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-__all__ = ["BATCH", "OPTIONS", "QUERY", "LisaStreamWriter", "LisaWriter", "read_manner"]
-
 OPTIONS = SERVER | {
-    "topic", "on_duplicate", "batch", "max_rate", "job", "dedupe_for", "report", "refused",
-    "patience", "body_format",
-}  # fmt: skip
+    "topic",
+    "on_duplicate",
+    "batch",
+    "max_rate",
+    "job",
+    "dedupe_for",
+    "report",
+    "refused",
+    "patience",
+    "body_format",
+}
 """The options of a write."""
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Where a task of a stream finds its query, the same after a restart, and its batch."""
+"""Spark's local properties with the query id, which survives restarts, and the batch number."""
 
 _log = logging.getLogger("lisa.pipeline")
 
 
-def read_manner(given: Mapping[str, str], schema: StructType) -> Manner:
-    """Check options and columns, before any row is sent. Raises ConfigError."""
+def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
+    """Parse and check options and columns. Raises ConfigError if they are not valid."""
     refuse_unknown(given, OPTIONS, "write")
-    url, prefix = server_of(given)
+    patience = duration(given, "patience")
+    server = Server.of(
+        given.get("url"),
+        given.get("prefix"),
+        PRODUCER_RETRY_TIME if patience is None else patience,
+    )
     topic, job = given.get("topic"), given.get("job")
     if job is not None and not job.strip():
-        raise ConfigError("format(\"lisa\"), option 'job': a name is not empty")
+        raise ConfigError("format(\"lisa\"), option 'job': the name must not be empty")
     check_columns(schema, topic=topic, job=job)
     on_duplicate = OnDuplicate(choice(given, "on_duplicate", list(OnDuplicate), OnDuplicate.KEEP))
     if on_duplicate is not OnDuplicate.KEEP and "id" not in schema.fieldNames():
         raise ConfigError(
             f"format(\"lisa\"), option 'on_duplicate': {on_duplicate.value!r} needs a column "
-            "'id': ids that are made from the row meet only rows that are the same"
+            "'id': an id derived from a row can only be a duplicate of an equal row"
         )
     for name in ("report", "refused"):
         if given.get(name):
-            files.check_place(given[name], name)
-    patience = duration(given, "patience")
-    return Manner(
-        url=url, prefix=prefix, topic=None if topic is None else check_topic(topic),
-        on_duplicate=on_duplicate, batch=whole_number(given, "batch"),
+            files.check_target(given[name], name)
+    return WriteOptions(
+        server=server,
+        topic=None if topic is None else check_topic(topic),
+        on_duplicate=on_duplicate,
+        batch=whole_number(given, "batch"),
         max_rate=number(given, "max_rate"),
         job=job if "id" not in schema.fieldNames() else None,
-        dedupe_for=duration(given, "dedupe_for"), refused=given.get("refused") or None,
-        patience=PRODUCER_RETRY_TIME if patience is None else patience,
+        dedupe_for=duration(given, "dedupe_for"),
+        refused=given.get("refused") or None,
         json_text=choice(given, "body_format", ("text", "json"), "text") == "json",
-    )  # fmt: skip
-
-
-def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    return [one for one in messages if isinstance(one, TaskResult)]
+    )
 
 
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise LisaError("this is for Spark's tasks, each of which has a context")
+        raise LisaError("there is no Spark task context; the writer must run in a Spark task")
     return context
 
 
 def _run_task(
-    manner: Manner, run: str, job: str | None, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions, run: str, job: str | None, batches: Iterator[pa.RecordBatch]
 ) -> TaskResult:
-    store = open_store(manner.url, manner.prefix, manner.patience)
-    try:
-        task = Task(manner, store, run=run, partition=_context().partitionId(), job=job)
+    with options.server.open() as store:
+        task = Task(options, store, run=run, partition=_context().partitionId(), job=job)
         return task.run(batches)
-    finally:
-        store.close()
 
 
 def _finish(
-    manner: Manner, run: str, messages: Sequence[WriterCommitMessage | None], report: str | None,
+    options: WriteOptions,
+    run: str,
+    messages: Sequence[WriterCommitMessage | None],
+    report: str | None,
     **about: Any,
-) -> None:  # fmt: skip
-    """On the driver, when all tasks are through: send what is left, and tell what became of it."""
-    results = _results(messages)
+) -> None:
+    """Run on the driver after all tasks: send missing duplicate rows, and write the report."""
+    results = [one for one in messages if isinstance(one, TaskResult)]
     whole = added(results)
     try:
-        if manner.job is not None:
-            store = open_store(manner.url, manner.prefix, manner.patience)
-            try:
-                equal.complete(manner, store, run, results, whole)
-            finally:
-                store.close()
+        if options.job is not None:
+            with options.server.open() as store:
+                duplicate_rows.send_missing(options, store, run, results, whole)
     finally:
         document = report_of(whole, run=run, **about)
         if report:
             write_report(report, document)
         if document["refused"]:
-            _log.warning("%d rows were refused: %s", document["refused"],
-                         "; ".join(whole.reasons))  # fmt: skip
+            _log.warning("%d rows were refused: %s", document["refused"], "; ".join(whole.reasons))
 
 
 class LisaWriter(DataSourceArrowWriter):
-    """Sends the rows of a DataFrame; safe to repeat, whole or in part."""
+    """Sends the rows of a DataFrame. Idempotent, as a whole and per task."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self.manner = read_manner(given, schema)
+        self.options = read_options(given, schema)
         self.report = given.get("report") or None
         self.run = uuid4().hex[:16]
         self.began = time.time()
-        # A server that is not there is told of once and at once, not by each attempt of each task.
-        store = open_store(self.manner.url, self.manner.prefix, self.manner.patience)
-        try:
+        # Report an unreachable server immediately, not after every attempt of every task.
+        with self.options.server.open() as store:
             store.drive(store.check_schema())
-        finally:
-            store.close()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task."""
-        return _run_task(self.manner, self.run, self.manner.job, iterator)
+        """Send the rows of one task."""
+        return _run_task(self.options, self.run, self.options.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are through."""
+        """Complete the write after all tasks have finished."""
         seconds = round(time.time() - self.began, 3)
-        _finish(self.manner, self.run, messages, self.report,
-                job=self.manner.job, seconds=seconds)  # fmt: skip
+        _finish(
+            self.options, self.run, messages, self.report, job=self.options.job, seconds=seconds
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing is taken back: the job is to be run again, which adds what is missing."""
+        """Keep what was sent: running the job again sends the missing rows."""
 
 
 class LisaStreamWriter(DataSourceStreamArrowWriter):
-    """Sends each batch of a stream; a batch that is repeated after a fall adds nothing."""
+    """Sends each batch of a stream; a batch that is repeated after a failure adds nothing."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self.manner = read_manner(given, schema)
+        self.options = read_options(given, schema)
         self.report = given.get("report") or None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task of one batch."""
+        """Send the rows of one task of one batch."""
         context = _context()
         run = f"{context.getLocalProperty(QUERY)}-{context.getLocalProperty(BATCH)}"
-        return _run_task(self.manner, run, self._job(run), iterator)
+        return _run_task(self.options, run, self._job(run), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """One batch is through."""
+        """Complete a batch after all of its tasks have finished."""
         report = files.join(self.report, f"batch-{batchId}.json") if self.report else None
-        _finish(self.manner, f"batch-{batchId}", messages, report,
-                job=self.manner.job, batch=batchId)  # fmt: skip
+        _finish(
+            self.options, f"batch-{batchId}", messages, report, job=self.options.job, batch=batchId
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is taken back: Spark repeats the batch."""
+        """Keep what was sent: Spark repeats the batch."""
 
     def _job(self, run: str) -> str | None:
-        """Equal rows of two batches are two messages."""
-        return None if self.manner.job is None else f"{self.manner.job}\0{run}"
+        """The name from which ids are derived; equal rows of two batches are different messages."""
+        return None if self.options.job is None else f"{self.options.job}\0{run}"

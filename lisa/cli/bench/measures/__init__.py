@@ -1,1 +1,1 @@
-"""One module a measure; each has `measure(run)`, which adds figures to `run.results`."""
+"""One module per measure; each has `measure(run)`, which adds figures to `run.results`."""

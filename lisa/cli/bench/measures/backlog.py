@@ -1,4 +1,4 @@
-"""What promoting a message costs with few and with very many waiting."""
+"""The cost of promoting a message with a small and a large backlog."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from lisa import Producer
 from lisa.admin.topics import set_options
 from lisa.cli.bench.results import Results
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import Server, debian_binary, fresh_server
+from lisa.cli.bench.server import BenchServer, debian_binary, fresh_server
 from lisa.cli.bench.subject import TOPIC, bodies, open_store, prepared
 from lisa.cli.bench.work import now_ms
-from lisa.core.store import SyncStore
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote
-
-__all__ = ["NAME", "ON_DEBIAN", "amounts", "figure", "measure"]
 
 NAME = "backlog"
 ROUNDS = 3
@@ -30,22 +28,22 @@ BATCH = 500
 
 
 def figure(waiting: int, what: str = "redis") -> str:
-    """The name of a figure: `redis` or `wall`, with so many waiting."""
+    """The name of a figure, `redis` or `wall`, for a number of waiting messages."""
     return f"{what} with {waiting:,} waiting"
 
 
 def amounts(results: Results) -> list[int]:
-    """How many were waiting when it was measured, from few to many."""
+    """The measured backlogs in ascending order."""
     names = results.names(NAME, "lisa")
     found = (name.removesuffix(" waiting").rpartition(" ")[2] for name in names)
     return sorted({int(amount.replace(",", "")) for amount in found})
 
 
 def measure(run: Run) -> None:
-    """Figures: microseconds for each promoted message, of the server's processor and the clock.
+    """Figures: server CPU time and wall time per promoted message, in microseconds.
 
-    All amounts stand at the same time, a server each, and take turns at being measured. On the
-    embedded server, and on `redis-server` where it is on PATH: their allocators differ.
+    Each backlog has its own server; they are measured in turns. Runs on the embedded server and on
+    `redis-server` if it is on PATH, because their allocators differ.
     """
     _on(run, "lisa", None)
     binary = None if run.sizes.mode == "quick" else debian_binary()
@@ -67,7 +65,7 @@ def _on(run: Run, subject: str, binary: Path | None) -> None:
 
 class _Backlog(NamedTuple):
     waiting: int
-    server: Server
+    server: BenchServer
     producer: Producer
     store: SyncStore
 
@@ -80,7 +78,7 @@ def _backlog(waiting: int, binary: Path | None) -> Iterator[_Backlog]:
         open_store(server) as store,
     ):
         store.drive(set_options(store, TOPIC, {"max_ready": NO_LIMIT}))
-        # A second apart each few, as real ones are: equal scores would sort by id alone.
+        # Spread due times as in real backlogs: equal scores would sort by id alone.
         for number, start in enumerate(range(0, waiting, BATCH)):
             some = bodies(min(BATCH, waiting - start))
             producer.send_many(TOPIC, some, delay=timedelta(days=1, seconds=number))

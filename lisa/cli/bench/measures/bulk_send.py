@@ -1,4 +1,4 @@
-"""Many messages by one call: Lisa's `send_many` against MSET + ZADD, 500 a call."""
+"""Bulk sends: Lisa's `send_many` against MSET + ZADD, 500 per call."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from datetime import timedelta
 
 from lisa.cli.bench.floor import BODY, Floor
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import Server, fresh_server
+from lisa.cli.bench.server import BenchServer, fresh_server
 from lisa.cli.bench.subject import TOPIC, bodies, prepared
-
-__all__ = ["NAME", "measure"]
 
 NAME = "bulk_send"
 
 
 def measure(run: Run) -> None:
-    """Figures: rate, the sender's and the server's processor time a message."""
+    """Figures: rate, and the sender's and the server's CPU time per message."""
     for _ in run.repeats("sending in bulk"):
         with fresh_server() as server:
             _floor(run, server)
@@ -24,7 +22,7 @@ def measure(run: Run) -> None:
             _lisa(run, server)
 
 
-def _floor(run: Run, server: Server) -> None:
+def _floor(run: Run, server: BenchServer) -> None:
     count = run.sizes.bulk
     floor = Floor(server.client)
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
@@ -35,10 +33,10 @@ def _floor(run: Run, server: Server) -> None:
     clocks.add(run, "floor", count)
 
 
-def _lisa(run: Run, server: Server) -> None:
+def _lisa(run: Run, server: BenchServer) -> None:
     count = run.sizes.bulk
     with prepared(server) as producer:
-        # A list: a body is there before it is sent, as the floor's ids are.
+        # A list, so that creating the bodies is not measured, like the floor's ids.
         ready = list(bodies(count))
         producer.send_many(TOPIC, [BODY] * 500, delay=timedelta(hours=1))
         clocks = _Clocks(server)
@@ -47,7 +45,7 @@ def _lisa(run: Run, server: Server) -> None:
 
 
 class _Clocks:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: BenchServer) -> None:
         self._server = server
         self._redis_us = server.cpu_us()
         self._cpu_s = time.process_time()

@@ -1,4 +1,4 @@
-"""Fifty thousand messages due at one instant: when the last is handed over."""
+"""Fifty thousand messages due at one instant: the lateness of the last one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from lisa.cli.bench.server import fresh_server
 from lisa.cli.bench.subject import lisa_at_work
 from lisa.cli.bench.work import drain
 
-__all__ = ["NAME", "measure"]
-
 NAME = "burst"
 
 
 def measure(run: Run) -> None:
-    """Figures: the last one's lateness, and N divided by the drain rate (of a run before)."""
+    """Figures: lateness of the last message, and N divided by the rate of an earlier drain."""
     count = run.sizes.burst
     for number in run.repeats("a burst", slow=True):
         rates = run.results.values(DRAIN, "lisa", "rate")

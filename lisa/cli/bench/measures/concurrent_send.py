@@ -1,4 +1,4 @@
-"""A hundred asyncio tasks, each sending one message at a time."""
+"""Concurrent sends: a hundred asyncio tasks, each sending one message at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from datetime import timedelta
 from lisa import AsyncProducer
 from lisa.cli.bench.floor import BODY
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import Server, fresh_server
+from lisa.cli.bench.server import BenchServer, fresh_server
 from lisa.cli.bench.subject import TOPIC, prepared
-
-__all__ = ["NAME", "TASKS", "measure"]
 
 NAME = "concurrent_send"
 TASKS = 100
@@ -20,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 
 def measure(run: Run) -> None:
-    """Figures: messages a second by one `send` after another, and by a hundred tasks."""
+    """Figures: messages per second with sequential sends and with a hundred tasks."""
     for _ in run.repeats("sending from many tasks"):
         with fresh_server() as server, prepared(server) as producer:
             count = max(TASKS, run.sizes.single)
@@ -34,7 +32,7 @@ def measure(run: Run) -> None:
             run.results.add(NAME, "lisa", "rate", each * TASKS / seconds, "1/s")
 
 
-async def _by_tasks(server: Server, each: int) -> float:
+async def _by_tasks(server: BenchServer, each: int) -> float:
     async with AsyncProducer(server.url) as producer:
 
         async def one_task(count: int) -> None:

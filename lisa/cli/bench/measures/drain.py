@@ -1,4 +1,4 @@
-"""Messages that are all due at one instant, and what their whole life costs."""
+"""Messages due at one instant: the rate and the cost of their life cycle."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from lisa.cli.bench.server import fresh_server
 from lisa.cli.bench.subject import floor_at_work, lisa_at_work
 from lisa.cli.bench.work import Drained, drain
 
-__all__ = ["NAME", "head_s", "measure", "tombstone_ms"]
-
 NAME = "drain"
 tombstone_ms = floor.RETENTION_MS
 
 
 def head_s(count: int) -> float:
-    """How long before the due instant sending begins: longer than it takes on a busy machine."""
+    """How long before the due time to start sending: enough on a busy machine."""
     return 1.0 + count * 20e-6
 
 
 def measure(run: Run) -> None:
-    """Figures: what the floor's life cycle costs and allows, and what it does at work; Lisa's."""
+    """Figures: cost and limit of the floor's life cycle; drains of the floor and of Lisa."""
     for _ in run.repeats("draining"):
         _life(run, "floor")
         _life(run, "floor without index and tombstones", bare=True)
@@ -60,7 +58,7 @@ def _lisa(run: Run) -> None:
 
 
 def add(run: Run, measure: str, subject: str, drained: Drained, *, on_redis: bool = True) -> None:
-    """The figures of one drain."""
+    """Add the figures of one drain."""
     run.results.add(measure, subject, "rate", drained.rate, "1/s")
     if on_redis:
         run.results.add(measure, subject, "redis", drained.redis_us, "us")

@@ -1,4 +1,4 @@
-"""What a manager costs that has nothing to do, with one topic and with a thousand."""
+"""The cost of an idle manager with one topic and with a thousand topics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from lisa.cli.bench.server import fresh_server
 from lisa.cli.bench.subject import LisaAtWork, lisa_at_work
 from lisa.cli.bench.work import now_ms
 
-__all__ = ["NAME", "measure"]
-
 NAME = "idle"
 SETTLE_S = 3.0
 SAMPLED_BY_S = 5.0  # into a minute
@@ -20,7 +18,7 @@ INTROSPECTION = {"info", "config|get"}
 
 
 def measure(run: Run) -> None:
-    """Figures: share of a core, commands a second a topic, and how late a message then is."""
+    """Figures: CPU share, commands per second and topic, and lateness of single messages."""
     for _ in run.repeats("idle", slow=True):
         for topics in (1, run.sizes.topics):
             _with(run, topics)
@@ -31,7 +29,7 @@ def _with(run: Run, count: int) -> None:
     tail = f" with {'1 topic' if count == 1 else f'{count:,} topics'}"
     with fresh_server() as server, lisa_at_work(server, consumers=0, topics=names) as work:
         time.sleep(SETTLE_S)
-        _let_the_sample_pass(run.sizes.idle_seconds)
+        _avoid_sampling(run.sizes.idle_seconds)
         calls, redis_us, began = server.calls(), server.cpu_us(), time.monotonic()
         manager_s = work.cpu_seconds()["manager"]
         time.sleep(run.sizes.idle_seconds)
@@ -48,10 +46,10 @@ def _with(run: Run, count: int) -> None:
         run.results.add_lateness(NAME, "lisa", late_us, tail.strip())
 
 
-def _let_the_sample_pass(seconds: float) -> None:
-    """Wait if a manager's look at all counters, early in each minute, came within so many seconds.
+def _avoid_sampling(seconds: float) -> None:
+    """Wait if the manager would sample its counters within the next `seconds`.
 
-    The first one writes a sample for each topic; where nothing changes the others write none.
+    The first sampling, early in a minute, writes an entry for each topic.
     """
     into_minute_s = time.time() % 60
     if into_minute_s < SAMPLED_BY_S or into_minute_s + seconds > 60:
@@ -59,7 +57,7 @@ def _let_the_sample_pass(seconds: float) -> None:
 
 
 def _busiest(before: dict[str, int], after: dict[str, int]) -> int:
-    """Calls of the command that was called most often."""
+    """The number of calls of the most frequent command."""
     return max(
         (n - before.get(name, 0) for name, n in after.items() if name not in INTROSPECTION),
         default=0,
@@ -67,7 +65,7 @@ def _busiest(before: dict[str, int], after: dict[str, int]) -> int:
 
 
 def _probe(work: LisaAtWork) -> list[int]:
-    """Send messages one by one to one of the topics; how late each is, in microseconds."""
+    """Send single messages to one of the topics; returns their lateness in microseconds."""
     work.start_consumers(1)
     work.ledger.mark()
     for _ in range(PROBES):

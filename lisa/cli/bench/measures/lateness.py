@@ -1,4 +1,4 @@
-"""How late messages are that fall due one by one, and many at one instant."""
+"""The lateness of messages that fall due at a constant rate."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from lisa.cli.bench.measures.drain import head_s
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import fresh_server
 from lisa.cli.bench.subject import floor_at_work, lisa_at_work
-from lisa.cli.bench.work import drain, lateness
-
-__all__ = ["HALF", "NAME", "RATE", "STEADY", "measure"]
+from lisa.cli.bench.work import drain, paced
 
 NAME = "lateness"
 RATE = 1_000.0
@@ -18,14 +16,14 @@ HALF = "half of capacity"
 
 
 def measure(run: Run) -> None:
-    """Figures: percentiles at 1,000/s beside a bare 2 ms poller, and at half of capacity."""
+    """Figures: percentiles at 1,000/s, against a 2 ms poller, and at half of capacity."""
     count = max(20, int(RATE * run.sizes.paced_seconds))
     for _ in run.repeats("lateness at 1,000/s"):
         with fresh_server() as server, floor_at_work(server) as bare:
-            late = lateness(bare, count, RATE, head_s(count))
+            late = paced(bare, count, RATE, head_s(count)).lateness_us
             run.results.add_lateness(NAME, "floor", late, STEADY)
         with fresh_server() as server, lisa_at_work(server) as lisa:
-            late = lateness(lisa, count, RATE, head_s(count))
+            late = paced(lisa, count, RATE, head_s(count)).lateness_us
             run.results.add_lateness(NAME, "lisa", late, STEADY)
     _at_half(run)
 
@@ -39,6 +37,6 @@ def _at_half(run: Run) -> None:
                 capacity = drain(work, count, head_s(count)).rate
             rate = capacity / 2
             count = max(20, int(rate * run.sizes.paced_seconds / 2))
-            late = lateness(work, count, rate, head_s(count))
+            late = paced(work, count, rate, head_s(count)).lateness_us
         run.results.add(NAME, "lisa", "rate at half of capacity", rate, "1/s")
         run.results.add_lateness(NAME, "lisa", late, HALF)

@@ -1,4 +1,4 @@
-"""Bytes of the server's memory for each waiting message."""
+"""Bytes of server memory per waiting message."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+from lisa import Producer
 from lisa.cli.bench.floor import Floor
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import debian_binary, fresh_server
+from lisa.cli.bench.server import BenchServer, debian_binary, fresh_server
 from lisa.cli.bench.subject import TOPIC, bodies, prepared
-
-__all__ = ["EMBEDDED", "NAME", "measure"]
 
 NAME = "memory"
 FAR_MS = 4_000_000_000_000
@@ -19,7 +18,7 @@ EMBEDDED, DEBIAN = "embedded server", "redis-server"
 
 
 def measure(run: Run) -> None:
-    """Figures: a message of 100 bytes with a generated id, due in an hour; two servers."""
+    """Figures: bytes for a body of 100 bytes with a generated id, on two servers."""
     for _ in run.repeats("memory"):
         _on(run, EMBEDDED, None)
         if (binary := debian_binary()) is not None:
@@ -37,10 +36,17 @@ def _on(run: Run, name: str, binary: Path | None) -> None:
         Floor(server.client).send({f"{number:022d}": FAR_MS for number in range(count)})
         floor = (server.memory() - before) / count
     with fresh_server(binary) as server:
-        with prepared(server) as producer:
-            before = server.memory()
+        with prepared(server):
+            pass
+        before = _without_buffers(server)
+        with Producer(server.url) as producer:
             producer.send_many(TOPIC, bodies(count), delay=timedelta(hours=1))
-        time.sleep(0.2)  # for the server to give back the closed connection's buffers
-        lisa = (server.memory() - before) / count
+        lisa = (_without_buffers(server) - before) / count
     run.results.add(NAME, "floor", name, floor, "bytes")
     run.results.add(NAME, "lisa", name, lisa, "bytes")
+
+
+def _without_buffers(server: BenchServer) -> int:
+    """The server's memory once it has freed the buffers of closed connections."""
+    time.sleep(0.2)
+    return server.memory()

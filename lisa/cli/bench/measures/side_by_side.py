@@ -1,4 +1,4 @@
-"""Several managers and as many consumers on one topic."""
+"""Several managers and consumers on one topic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from lisa.cli.bench.server import fresh_server
 from lisa.cli.bench.subject import lisa_at_work
 from lisa.cli.bench.work import drain
 
-__all__ = ["NAME", "measure"]
-
 NAME = "side_by_side"
 
 
 def measure(run: Run) -> None:
-    """Figures: those of `drain`, for each number of managers and consumers."""
+    """Figures: as `drain`, for each number of managers and consumers."""
     for number in run.sizes.side_by_side:
         for _ in run.repeats(f"{number} managers and consumers"):
             with (

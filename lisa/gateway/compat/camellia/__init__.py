@@ -1,29 +1,21 @@
-"""Camellia's delay queue, as its clients know it: `/camellia/delayQueue/*`, `/camellia/health/*`.
+"""The HTTP API of Camellia's delay queue: `/camellia/delayQueue/*` and `/camellia/health/*`.
 
-Its Java SDK works unchanged. What the original does wrong is not kept: the page
-`docs/how-to/from-camellia.md` tells what differs, and tests go by the numbers of those defects.
+Its Java SDK works unchanged. Defects of the original are not reproduced:
+`docs/how-to/from-camellia.md` lists the differences, and tests refer to the defects by number.
 """
 
 from __future__ import annotations
 
-from weakref import WeakValueDictionary
-
 from starlette.routing import BaseRoute
 
-from lisa.gateway.compat.camellia.face import Face
-from lisa.gateway.hub import Hub
+from lisa.gateway.compat.camellia.endpoints import Endpoints
+from lisa.gateway.context import GatewayContext
 
-__all__ = ["routes", "start"]
-
-_faces: WeakValueDictionary[str, Face] = WeakValueDictionary()  # their routes keep them
+__all__ = ["routes"]
 
 
-def routes(hub: Hub) -> list[BaseRoute]:
-    """Its paths on a hub."""
-    face = _faces[hub.name] = Face(hub)
-    return face.routes()
-
-
-def start(hub: Hub) -> None:
-    """Begin to count by intervals."""
-    hub.keep_running(_faces[hub.name].monitor.run(), "camellia's monitor")
+def routes(hub: GatewayContext) -> list[BaseRoute]:
+    """The routes of Camellia's API. Adds the service that counts requests per interval."""
+    endpoints = Endpoints(hub)
+    hub.add_service(endpoints.monitor.run, "camellia's monitor")
+    return endpoints.routes()

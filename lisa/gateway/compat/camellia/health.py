@@ -1,7 +1,7 @@
-"""Whether this server is in service: how the original is taken out of a load balancer's list.
+"""The in-service flag, with which the original is taken out of a load balancer.
 
-`offline` takes it out, and answers 500 until no client has come for 20 s: then it may be stopped.
-All workers of one gateway see the same state, in memory that they share.
+`offline` clears the flag and answers 500 until there was no client request for 20 s; the server can
+then be stopped. All workers of one gateway share the state through shared memory.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import struct
 import time
 from mmap import mmap
 
-__all__ = ["IDLE_S", "Service"]
-
 IDLE_S = 20.0
 
 _STATE = struct.Struct("=?7xd")
 _LAST_USE = struct.Struct("=d")
 
 
-class Service:
-    """In service or not, and when a client last came."""
+class ServiceState:
+    """The in-service flag and the time of the last client request."""
 
     def __init__(self, shared: mmap) -> None:
         self._shared = shared
@@ -27,22 +25,22 @@ class Service:
             self.used()
 
     def used(self) -> None:
-        """A client came."""
-        # The monotonic clock is one for all processes of a machine.
+        """Record a client request."""
+        # All processes of a machine share the monotonic clock.
         _LAST_USE.pack_into(self._shared, 8, time.monotonic())
 
     @property
     def is_online(self) -> bool:
-        """Whether it is in service."""
+        """Whether the server is in service."""
         offline: bool = _STATE.unpack_from(self._shared)[0]
         return not offline
 
     def go_online(self) -> None:
-        """Into service."""
+        """Put the server in service."""
         self._shared[0] = 0
 
     def go_offline(self) -> bool:
-        """Out of service; True once no client has come for so long that it may be stopped."""
+        """Take the server out of service; True once idle for `IDLE_S`, when it may be stopped."""
         self._shared[0] = 1
         last: float = _STATE.unpack_from(self._shared)[1]
         return time.monotonic() - last > IDLE_S

@@ -1,7 +1,7 @@
-"""The original's Prometheus names, at a path of their own; `/metrics` is Lisa's.
+"""Metrics with the original's Prometheus names, on a separate path; `/metrics` has Lisa's own.
 
-What only a Java machine has is left out: `memory_info`, `gc`, and of `info` the labels `vm_vendor`,
-`vm_name`, `vm_version`, `jvm_info` and `java_version`.
+JVM metrics are omitted: `memory_info`, `gc`, and the labels `vm_vendor`, `vm_name`, `vm_version`,
+`jvm_info` and `java_version` of `info`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import lisa
 from lisa.gateway.compat.camellia.monitor import MonitorData, TimeGapStats
 from lisa.gateway.compat.camellia.topics import BANDS, TopicInfo
 
-__all__ = ["exposition"]
-
 Sample = tuple[dict[str, str], float | int]
 
 _started_ms = time.time_ns() // 1_000_000
@@ -28,20 +26,26 @@ _started = time.monotonic()
 def exposition(
     prefix: str, data: MonitorData, topics: Sequence[TopicInfo], cpu_usage: float
 ) -> str:
-    """All of it, in Prometheus's text format."""
+    """All metrics in Prometheus's text format."""
     uptime_ms = round(1000 * (time.monotonic() - _started))
     families: list[tuple[str, str, list[Sample]]] = [
         ("info", "Info", [(_info(), 1)]),
         ("uptime", "Uptime", [({}, uptime_ms)]),
         ("start_time", "StartTime", [({}, _started_ms)]),
-        ("cpu", "Cpu", [({"type": "cpu_num"}, os.cpu_count() or 1),
-                        ({"type": "usage"}, round(cpu_usage, 6))]),
+        (
+            "cpu",
+            "Cpu",
+            [({"type": "cpu_num"}, os.cpu_count() or 1), ({"type": "usage"}, round(cpu_usage, 6))],
+        ),
         ("request", "Request", list(_requests(data))),
         ("pull_msg_time_gap", "Pull Msg Time Gap", list(_gaps(data.pull_msg_time_gap_stats_list))),
-        ("ready_queue_time_gap", "Ready Queue Time Gap",
-         list(_gaps(data.ready_queue_time_gap_stats_list))),
+        (
+            "ready_queue_time_gap",
+            "Ready Queue Time Gap",
+            list(_gaps(data.ready_queue_time_gap_stats_list)),
+        ),
         ("topic_info", "Topic Info", list(_topics(topics))),
-    ]  # fmt: skip
+    ]
     lines = []
     for name, about, samples in families:
         full = prefix + name
@@ -80,7 +84,7 @@ def _topics(topics: Sequence[TopicInfo]) -> Iterator[Sample]:
             ("readyQueueSize", one.ready_queue_size),
             ("ackQueueSize", one.ack_queue_size),
             ("waitingQueueSize", one.waiting_queue_size),
-            *zip(BANDS, msgspec.structs.astuple(one.waiting_queue_info), strict=True),
+            *zip(BANDS, one.waiting_queue_info.values(), strict=True),
         ]
         for name, value in sizes:
             yield {"topic": one.topic, "type": name}, value

@@ -1,4 +1,4 @@
-"""What happened in the last interval: what this process answered, and what managers moved."""
+"""Statistics per interval: this process's requests, and counters changed by managers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import TypeVar
 
 import msgspec
 
-from lisa.admin.parts import counted, summed
 from lisa.admin.reading import ask_all
+from lisa.admin.shards import counted
 from lisa.admin.topics import TOPICS_PER_STEP
-from lisa.core.errors import LisaError
-from lisa.core.flow import Flow
-from lisa.core.store import AsyncStore, Store, chunks, pairs
+from lisa.core.model.errors import LisaError
+from lisa.core.model.sharding import Topic
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import AsyncStore, Store, chunks, pairs, summed
 from lisa.core.transitions.base import text
-from lisa.gateway.compat.camellia.clock import Clock
+from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg
-from lisa.gateway.waiting import Delivery
-
-__all__ = ["Monitor", "MonitorData", "RequestStats", "TimeGapStats"]
+from lisa.gateway.pull_queue import HandedOut
 
 log = logging.getLogger("lisa.gateway.camellia")
 
@@ -32,9 +31,9 @@ _COUNTED = (("promoted",), ("expired", "garbage"), ("reclaimed",))
 
 
 class RequestStats(msgspec.Struct, rename="camel"):
-    """One topic's counts in one interval, messages where messages were pulled.
+    """One topic's counts in one interval; `pull_msg` counts messages, not requests.
 
-    The last three are the topic's own, whichever process made them so.
+    The last three are counters of the topic, changed by any process.
     """
 
     topic: str
@@ -49,7 +48,7 @@ class RequestStats(msgspec.Struct, rename="camel"):
 
 
 class TimeGapStats(msgspec.Struct):
-    """Milliseconds between two instants of messages, over one interval."""
+    """Statistics of a time difference in milliseconds, over one interval."""
 
     topic: str
     count: int = 0
@@ -57,14 +56,14 @@ class TimeGapStats(msgspec.Struct):
     max: int = 0
 
     def add(self, gap_ms: int) -> None:
-        """One more message."""
+        """Add one message."""
         self.count += 1
         self.avg += (gap_ms - self.avg) / self.count
         self.max = max(self.max, gap_ms)
 
 
 class MonitorData(msgspec.Struct, rename="camel"):
-    """One interval: from due to hand-over (pull), and from due to the ready queue (ready)."""
+    """Statistics of one interval, with delays from due to delivery and from due to promotion."""
 
     request_stats_list: list[RequestStats] = []
     pull_msg_time_gap_stats_list: list[TimeGapStats] = []
@@ -82,9 +81,9 @@ class _Interval:
 
 
 class Monitor:
-    """Counts, and keeps what the last whole interval counted."""
+    """Counts in intervals and keeps the last complete interval."""
 
-    def __init__(self, store: AsyncStore, clock: Clock, interval_s: float) -> None:
+    def __init__(self, store: AsyncStore, clock: ServerTime, interval_s: float) -> None:
         self._store = store
         self._clock = clock
         self._interval_s = interval_s
@@ -95,11 +94,11 @@ class Monitor:
         self.cpu_usage = 0.0
 
     def of(self, topic: str) -> RequestStats:
-        """A topic's counts in the present interval."""
+        """A topic's counts in the current interval."""
         return _of(self._now.requests, topic, RequestStats)
 
-    def pulled(self, deliveries: Sequence[Delivery], messages: Sequence[DelayMsg]) -> None:
-        """Messages are handed out."""
+    def pulled(self, deliveries: Sequence[HandedOut], messages: Sequence[DelayMsg]) -> None:
+        """Count delivered messages."""
         now_ms = self._clock.about_ms()
         for delivery, message in zip(deliveries, messages, strict=True):
             self.of(message.topic).pull_msg += 1
@@ -108,13 +107,13 @@ class Monitor:
             gap = max(0, now_ms - message.trigger_time)
             _of(self._now.pulls, message.topic, TimeGapStats).add(gap)
             if message.retry == 1:
-                # An entry's id begins with the instant of its promotion, by Redis's clock.
+                # An entry's id starts with the time of its promotion, by the Redis clock.
                 ready_ms = int(delivery.receipt.settlement.entry.partition("-")[0])
                 gap = max(0, ready_ms - message.trigger_time)
                 _of(self._now.readies, message.topic, TimeGapStats).add(gap)
 
     def last(self, sees: Callable[[str], bool]) -> MonitorData:
-        """The last whole interval, of those topics that may be seen."""
+        """The last complete interval, limited to the topics that `sees` accepts."""
 
         def shown(by_topic: dict[str, _S]) -> list[_S]:
             return [by_topic[topic] for topic in sorted(by_topic) if sees(topic)]
@@ -123,7 +122,7 @@ class Monitor:
         return MonitorData(shown(one.requests), shown(one.pulls), shown(one.readies))
 
     async def run(self) -> None:
-        """End an interval when its time is over, until cancelled."""
+        """Start a new interval every `interval_s` seconds, until cancelled."""
         await self._count()
         ends = time.monotonic()
         while True:
@@ -141,7 +140,7 @@ class Monitor:
             await self._clock.now_us()
             counters = await self._store.drive(_counters(self._store))
         except LisaError as error:
-            log.warning("this interval's trigger counts come with a later one's: %s", error)
+            log.warning("trigger counts are delayed to a later interval: %s", error)
             return
         before, self._counters = self._counters, counters
         if before is None:
@@ -168,11 +167,11 @@ def _counters(store: Store) -> Flow[Counters]:
     topics = yield from store.topics()
     for some in chunks(topics, TOPICS_PER_STEP):
         parts = yield from counted(store, some)
-        places = [(topic, place) for topic in some for place in parts[topic]]
-        commands = [("HGETALL", store.keys.topic(place).stats) for _, place in places]
+        shards = [(topic, shard) for topic in some for shard in parts[topic]]
+        commands = [("HGETALL", store.keys.topic(shard).stats) for _, shard in shards]
         replies = yield from ask_all(store, commands)
-        by_topic: dict[str, dict[str, int]] = {}
-        for (topic, _), reply in zip(places, replies, strict=True):
+        by_topic: dict[Topic, dict[str, int]] = {}
+        for (topic, _), reply in zip(shards, replies, strict=True):
             stats = {text(name): int(value) for name, value in pairs(reply or []).items()}
             by_topic[topic] = summed([by_topic.get(topic, {}), stats])
         for topic, stats in by_topic.items():

@@ -1,8 +1,8 @@
-"""What camellia's clients ask of a queue, in Lisa's transitions.
+"""Camellia's queue operations, in terms of Lisa's transitions.
 
-Its wire format has no receipt: an ack names an id, and settles whichever delivery holds it. This
-process remembers the receipts that it handed out lately, so that most acks need no look-up and are
-proven; the others look for the holder.
+The wire format has no receipts: an ack names an id and settles its current delivery. This process
+remembers the receipts of recent pulls, so that most acks need no lookup and cannot settle another
+delivery. Other acks look up the current delivery.
 """
 
 from __future__ import annotations
@@ -13,41 +13,39 @@ from datetime import timedelta
 
 import uuid_utils
 
-from lisa.core.clock import MAX_DUE_MS, duration_ms
-from lisa.core.envelope import fence_of
-from lisa.core.errors import DuplicateMessage
-from lisa.core.retry_policy import MAX_RETRIES, RetryPolicy
+from lisa.core.model.clock import MAX_DUE_MS, duration_ms
+from lisa.core.model.envelope import fence_of
+from lisa.core.model.errors import DuplicateMessage
+from lisa.core.model.retry_policy import MAX_RETRIES, RetryPolicy
 from lisa.core.settings import CamelliaSettings
 from lisa.core.transitions.ack import Acked, Settlement
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.core.transitions.retry import Failed
-from lisa.gateway.compat.camellia.clock import Clock
+from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg, Origin, as_found, as_sent, is_alive
-from lisa.gateway.hub import Hub
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.receipts import Receipt
 from lisa.gateway.settling import TRIES
-from lisa.gateway.waiting import Delivery
 from lisa.producer import Outgoing
-
-__all__ = ["Queue"]
 
 MOST_RECEIPTS = 20_000
 NO_ENTRY = "0-0"
-"""An entry that no stream has: what is settled with it is settled as a late success."""
+"""An entry that is in no stream; an ack with it counts as late."""
 
 PARTLY = ("+", "R")
-"""Marks of an envelope that one of several groups has settled."""
+"""Fence suffixes of an envelope that at least one of several groups has settled."""
 
 NACKED = "ackMsg with ack=false"
 DELETED = "deleteMsg while it was being handled"
 
 
 class Queue:
-    """The queue of every topic; methods raise LisaError."""
+    """Queue operations on all topics. Methods raise LisaError."""
 
-    def __init__(self, hub: Hub, clock: Clock) -> None:
+    def __init__(self, hub: GatewayContext, clock: ServerTime) -> None:
         self._hub = hub
         self._clock = clock
         self._settings: CamelliaSettings = hub.settings.camellia
@@ -60,12 +58,12 @@ class Queue:
     async def send(
         self, topic: str, text: str, *, message_id: str, delay_ms: int, ttl_ms: int, max_retry: int
     ) -> DelayMsg:
-        """Send a message, or find the one that has its id already: it as it stands."""
-        message_id = message_id or uuid_utils.uuid7().hex  # in order of their making
+        """Send a message, or return the current state of the message that already has its id."""
+        message_id = message_id or uuid_utils.uuid7().hex  # ordered by creation
         retries = self._settings.max_retry if max_retry < 0 else min(max_retry, MAX_RETRIES)
         for _ in range(TRIES):
             now_us = await self._clock.now_us()
-            # Rounded so that it is never early, and that without a delay it is due at once.
+            # Rounded up so that it is never early; without a delay, down so that it is due now.
             produce_ms = -(-now_us // 1000) if delay_ms > 0 else now_us // 1000
             trigger_ms = produce_ms + max(0, delay_ms)
             wanted_ms = ttl_ms if ttl_ms > 0 else duration_ms(self._settings.ttl)
@@ -74,53 +72,59 @@ class Queue:
             sent = await self._hub.sender.offer(
                 topic,
                 Outgoing(
-                    text, id=message_id, at_ms=trigger_ms, ttl=timedelta(milliseconds=lasts_ms),
-                    retry=self._policy(retries), headers=origin.header,
+                    text,
+                    id=message_id,
+                    at_ms=trigger_ms,
+                    ttl=timedelta(milliseconds=lasts_ms),
+                    retry=self._policy(retries),
+                    headers=origin.header,
                 ),
-            )  # fmt: skip
+            )
             if sent.outcome is not Sent.DUPLICATE:
                 return as_sent(topic, message_id, text, origin, is_due=delay_ms <= 0)
             known = await self.get(topic, message_id)
             if known is not None:
                 return known
-            # Its tombstone has gone between the two calls: now the id is free.
+            # Its tombstone expired between the two calls, so the id is free now.
         raise DuplicateMessage(
-            f"id {message_id!r} of topic {topic!r} is taken by a message that stands nowhere: its "
-            "group is being removed, or `lisa fsck` tells more"
+            f"id {message_id!r} of topic {topic!r} belongs to a message without a state: its group "
+            "is being removed, or the topic is damaged (run `lisa fsck`)"
         )
 
     async def get(self, topic: str, message_id: str) -> DelayMsg | None:
-        """A message as it stands; None if it is unknown."""
+        """The current state of a message; None if it is unknown."""
         seen = await self._hub.settler.look(topic, message_id)
         return as_found(topic, message_id, seen, await self._clock.now_us() // 1000)
 
     async def delete(self, topic: str, message_id: str) -> bool:
-        """Take a message back, also from who handles it: it is not handed out again.
+        """Cancel a message, even while it is in flight. It is not delivered again.
 
-        False if it is unknown or has ended, also if only one of several groups is through with it.
+        False if it is unknown or settled, even if only in one of several groups.
         """
         for _ in range(TRIES):
             seen = await self._look(topic, message_id)
             is_partly_settled = fence_of(seen.envelope)[-1:] in PARTLY
             if is_partly_settled or not is_alive(topic, message_id, seen):
                 return False
-            # Lisa takes nothing back that is in flight: its delivery fails for good first.
-            for place in seen.places:
-                if place.state == "in_flight":
-                    await self._fail_for_good(topic, message_id, place.group)
+            # Lisa cannot cancel a message in flight, so its delivery is discarded first.
+            for copy in seen.group_states:
+                if copy.state == "in_flight":
+                    await self._hub.settler.retry_by_id(
+                        topic, message_id, reason=DELETED, delay="discard", group=copy.group
+                    )
             if await self._hub.sender.cancel(topic, message_id) is Cancelled.CANCELLED:
                 return True
         return False
 
     async def settle(self, topic: str, message_id: str, *, handled: bool) -> bool:
-        """Ack or nack the delivery that holds an id; False if none does."""
+        """Ack or nack the current delivery of an id; False if it is not in flight."""
         receipt = self._receipts.get((topic, message_id))
         if handled:
             return await self._ack(topic, message_id, receipt)
         return await self._nack(topic, message_id, receipt)
 
-    def remember(self, topic: str, deliveries: Sequence[Delivery]) -> None:
-        """These receipts are in clients' hands now."""
+    def remember(self, topic: str, deliveries: Sequence[HandedOut]) -> None:
+        """Remember the receipts of messages being delivered."""
         for one in deliveries:
             key = (topic, one.message.id)
             self._receipts[key] = one.receipt
@@ -137,11 +141,6 @@ class Queue:
     async def _look(self, topic: str, message_id: str) -> Inspection:
         return await self._hub.settler.look(topic, message_id, bodies=False)
 
-    async def _fail_for_good(self, topic: str, message_id: str, group: str) -> None:
-        await self._hub.settler.retry_by_id(
-            topic, message_id, reason=DELETED, delay="discard", group=group
-        )
-
     async def _ack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
         settler, group = self._hub.settler, self._groups.get(topic)
         if receipt is not None and await settler.ack(topic, receipt) is not Acked.STALE:
@@ -150,17 +149,20 @@ class Queue:
         if outcome is not None and outcome is not Acked.STALE:
             return True
         seen = await self._look(topic, message_id)
-        if not seen.places:
+        if not seen.group_states:
             return seen.tombstone is not None and seen.tombstone.state == "acked"
-        # A success whose lease has ended: it was handed out before, and is not again yet.
-        for place in seen.places:
-            was_out = place.state in ("ready", "retry") and place.failed_attempts > 0
-            if was_out and place.group == (group or place.group):
+        # A late ack: the message was delivered, reclaimed, and not delivered again yet.
+        for copy in seen.group_states:
+            was_out = copy.state in ("ready", "retry") and copy.failed_attempts > 0
+            if was_out and copy.group == (group or copy.group):
                 late = Settlement(
-                    message_id, NO_ENTRY, fence_of(seen.envelope), place.due_ms or 0,
-                    place.failed_attempts,
-                )  # fmt: skip
-                return await settler.ack(topic, Receipt(place.group, "", late)) is not Acked.STALE
+                    message_id,
+                    NO_ENTRY,
+                    fence_of(seen.envelope),
+                    copy.due_ms or 0,
+                    copy.failed_attempts,
+                )
+                return await settler.ack(topic, Receipt(copy.group, "", late)) is not Acked.STALE
         return False
 
     async def _nack(self, topic: str, message_id: str, receipt: Receipt | None) -> bool:
@@ -176,7 +178,10 @@ class Queue:
 
 
 def retry_policy(configured: RetryPolicy | None, retries: int) -> RetryPolicy:
-    """That many retries: at once, or after the pauses configured, the last for all beyond."""
+    """A policy with `retries` retries, which repeats the last configured delay as necessary.
+
+    Without configured delays, all retries are immediate.
+    """
     if configured is None or not configured.delays_ms:
         return RetryPolicy((0,) * retries)
     delays = configured.delays_ms[:retries]

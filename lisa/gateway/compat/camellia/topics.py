@@ -1,7 +1,7 @@
-"""Topics: the options of those first seen here, and how many messages stand where.
+"""Topics: default options of new topics, and counts by state.
 
-A client of camellia declares nothing: its first send or pull makes the topic. What an operator or a
-manager's configuration says of a topic always counts more.
+Camellia clients declare nothing: the first send or pull creates the topic. Options set by an
+operator or by a manager's configuration take precedence.
 """
 
 from __future__ import annotations
@@ -9,63 +9,58 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from lisa.admin.reading import ask_all
 from lisa.admin.topics import TOPICS_PER_STEP, exists
-from lisa.core.flow import Command, Flow
-from lisa.core.options import encode
+from lisa.core.model.options import encode
+from lisa.core.model.sharding import Topic
+from lisa.core.redis.flow import Command, Flow
 from lisa.core.settings import CamelliaSettings
-from lisa.core.store import AsyncStore, Store, chunks
+from lisa.core.store.store import AsyncStore, Store, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
-
-__all__ = ["BANDS", "TopicInfo", "Topics", "WaitingQueueInfo", "bands_of", "topic_infos"]
 
 LOOK_AGAIN_S = 60.0
 MOST_KNOWN = 10_000
 
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
-_ENDS = (
-    _MINUTE, 10 * _MINUTE, 30 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY, 30 * _DAY,
-)  # fmt: skip
-"""Where one band of delays ends and the next begins: a message on a border is in the later one."""
+_ENDS = {
+    "1min": _MINUTE,
+    "10min": 10 * _MINUTE,
+    "30min": 30 * _MINUTE,
+    "1hour": _HOUR,
+    "6hour": 6 * _HOUR,
+    "1day": _DAY,
+    "7day": 7 * _DAY,
+    "30day": 30 * _DAY,
+}
+"""Boundaries between the bands of delays; a message on a boundary is in the later band."""
 
+_BANDS = tuple(pairwise(("0", *_ENDS, "Infinite")))
+_SIZES = tuple(f"sizeOf{start}To{end}" for start, end in _BANDS)
 
-class WaitingQueueInfo(msgspec.Struct, frozen=True):
-    """Messages by how long they still wait; what is overdue is in the first band."""
-
-    first: int = msgspec.field(name="sizeOf0To1min")
-    second: int = msgspec.field(name="sizeOf1minTo10min")
-    third: int = msgspec.field(name="sizeOf10minTo30min")
-    fourth: int = msgspec.field(name="sizeOf30minTo1hour")
-    fifth: int = msgspec.field(name="sizeOf1hourTo6hour")
-    sixth: int = msgspec.field(name="sizeOf6hourTo1day")
-    seventh: int = msgspec.field(name="sizeOf1dayTo7day")
-    eighth: int = msgspec.field(name="sizeOf7dayTo30day")
-    ninth: int = msgspec.field(name="sizeOf30dayToInfinite")
-
-
-BANDS = (
-    "size_0_1min", "size_1min_10min", "size_10min_30min", "size_30min_1hour", "size_1hour_6hour",
-    "size_6hour_1day", "size_1day_7day", "size_7day_30day", "size_30day_infinite",
-)  # fmt: skip
-"""The same bands as the metrics name them, in order."""
+BANDS = tuple(f"size_{start}_{end}".lower() for start, end in _BANDS)
+"""The bands' names in metrics, in order."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """One topic. Several groups count together: the wire format knows of one queue."""
+    """One topic's counts, summed over its groups, because the wire format has a single queue.
+
+    waiting_queue_info: messages by time until due; overdue messages are in the first band.
+    """
 
     topic: str
     waiting_queue_size: int
-    waiting_queue_info: WaitingQueueInfo
+    waiting_queue_info: dict[str, int]
     ready_queue_size: int
     ack_queue_size: int
 
 
 class Topics:
-    """Sees that a topic that nobody knew gets camellia's options."""
+    """Gives new topics Camellia's default options."""
 
     def __init__(self, store: AsyncStore, settings: CamelliaSettings) -> None:
         self._store = store
@@ -74,31 +69,31 @@ class Topics:
         )
         self._known: OrderedDict[str, float] = OrderedDict()
 
-    async def meet(self, topic: str) -> None:
-        """A client names a topic. Raises LisaError."""
+    async def ensure(self, topic: str) -> None:
+        """Declare the default options if the topic is new. Raises LisaError."""
         now = time.monotonic()
         if now - self._known.get(topic, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
             return
-        await self._store.drive(_meet(self._store, topic, self._options))
+        await self._store.drive(_ensure(self._store, topic, self._options))
         self._known[topic] = now
         self._known.move_to_end(topic)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
 
     async def has_group(self, topic: str) -> bool:
-        """Whether anything is promoted: messages alone declare no group. Raises LisaError."""
+        """Whether the topic has a group; without one nothing is promoted. Raises LisaError."""
         known = self._store.known_groups(topic)
         return bool(known or await self._store.drive(self._store.groups(topic)))
 
 
-def _meet(store: Store, topic: str, options: Mapping[str, str]) -> Flow[None]:
+def _ensure(store: Store, topic: str, options: Mapping[str, str]) -> Flow[None]:
     if not (yield from exists(store, topic)):
-        # Declared, not set: a manager's configuration that comes later counts more.
+        # Declared, not set, so that a manager's configuration takes precedence later.
         yield from store.run(Configure(topic, options, declared=True))
 
 
 def topic_infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
-    """How many messages of each topic stand where, in the order given."""
+    """The counts of each topic, in the given order."""
     infos: list[TopicInfo] = []
     for some in chunks(topics, TOPICS_PER_STEP):
         infos += yield from _infos(store, some)
@@ -107,21 +102,22 @@ def topic_infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
 
 def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
     now_ms = (yield from store.server_time_us()) // 1000
-    layouts = yield from store.layouts(topics)
-    places = [
-        (topic, place) for topic, layout in zip(topics, layouts, strict=True)
-        for place in layout.places(topic)
-    ]  # fmt: skip
+    layouts = yield from store.layouts(list(map(Topic, topics)))
+    shards = [
+        (topic, shard)
+        for topic, layout in zip(topics, layouts, strict=True)
+        for shard in layout.active(Topic(topic))
+    ]
     declared = yield from ask_all(
-        store, [("HKEYS", store.keys.topic(one).groups) for _, one in places]
+        store, [("HKEYS", store.keys.topic(one).groups) for _, one in shards]
     )
     groups = [[text(name) for name in names or ()] for names in declared]
     asked: list[Command] = []
-    for (_, place), names in zip(places, groups, strict=True):
-        asked += _commands(store, place, names, now_ms)
+    for (_, shard), names in zip(shards, groups, strict=True):
+        asked += _commands(store, shard, names, now_ms)
     replies = iter((yield from ask_all(store, asked)))
     sums = {topic: [0] * (len(_ENDS) + 3) for topic in topics}
-    for (topic, _), names in zip(places, groups, strict=True):
+    for (topic, _), names in zip(shards, groups, strict=True):
         bands = [next(replies) or 0 for _ in range(len(_ENDS) + 1)]
         ready = in_flight = 0
         for _ in names:
@@ -133,7 +129,7 @@ def _infos(store: Store, topics: Sequence[str]) -> Flow[list[TopicInfo]]:
                 bands[i] += next(replies) or 0
         sums[topic] = [a + b for a, b in zip(sums[topic], [*bands, ready, in_flight], strict=True)]
     return [
-        TopicInfo(topic, sum(found[:-2]), WaitingQueueInfo(*found[:-2]), *found[-2:])
+        TopicInfo(topic, sum(found[:-2]), dict(zip(_SIZES, found[:-2], strict=True)), *found[-2:])
         for topic, found in sums.items()
     ]
 
@@ -157,8 +153,8 @@ def _counts(key: str, start: str, now_ms: int) -> list[Command]:
 
 
 def bands_of(start: str, now_ms: int) -> list[tuple[str, str]]:
-    """The bands as ranges of due times; each takes its beginning and leaves its end to the next."""
-    borders = [now_ms + end for end in _ENDS]
+    """The bands as ranges of due times, each including its start and excluding its end."""
+    borders = [now_ms + end for end in _ENDS.values()]
     return list(
         zip([start, *map(str, borders)], [*(f"({one}" for one in borders), "+inf"], strict=True)
     )

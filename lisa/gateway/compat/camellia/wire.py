@@ -1,7 +1,7 @@
-"""What goes over the wire: parameters as Spring reads them, answers as Jackson and fastjson write.
+"""Camellia's wire format: parameters as Spring parses them, JSON as Jackson and fastjson write it.
 
-Spring takes a parameter from the query or from the form. A missing or ill-typed one is answered
-with HTTP 400 before the queue is asked; what the queue refuses is HTTP 200 with a code in the body.
+Spring accepts parameters from the query and the form. A missing or ill-typed parameter gets HTTP
+400 before the queue is called; errors from the queue get HTTP 200 with a code in the body.
 """
 
 from __future__ import annotations
@@ -16,23 +16,6 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-
-from lisa.gateway.problems import RETRY_AFTER_S
-
-__all__ = [
-    "JSON",
-    "NOT_EXISTS",
-    "PARAM_WRONG",
-    "SUCCESS",
-    "UNKNOWN",
-    "BadParameter",
-    "Parameters",
-    "answer",
-    "bad_request",
-    "compact",
-    "later",
-    "refused",
-]
 
 SUCCESS = 200
 PARAM_WRONG = 400
@@ -50,18 +33,18 @@ _FALSE = frozenset(("false", "off", "no", "0"))
 
 
 class BadParameter(Exception):
-    """A parameter that is missing or of another type."""
+    """A parameter is missing or has the wrong type."""
 
 
 class Parameters:
-    """The parameters of one request. Of one that comes twice the first counts, the query before."""
+    """The parameters of one request. The first of duplicates counts; the query comes first."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
 
     @classmethod
     async def of(cls, request: Request) -> Parameters:
-        """Query and form together. Raises BadParameter."""
+        """Read query and form parameters. Raises BadParameter."""
         text = request.url.query
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind == FORM:
@@ -69,25 +52,25 @@ class Parameters:
         try:
             pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError:
-            raise BadParameter(f"a request has at most {MOST_FIELDS} parameters") from None
+            raise BadParameter(f"a request may have at most {MOST_FIELDS} parameters") from None
         values: dict[str, str] = {}
         for name, value in pairs:
             values.setdefault(name, value)
         return cls(values)
 
     def text(self, name: str) -> str:
-        """A text that must be there; it may be empty."""
+        """A required text, which may be empty. Raises BadParameter."""
         try:
             return self._values[name]
         except KeyError:
             raise _missing(name) from None
 
     def optional_text(self, name: str) -> str | None:
-        """A text, or None."""
+        """An optional text."""
         return self._values.get(name)
 
     def integer(self, name: str, default: int | None = None, *, bits: int = 64) -> int:
-        """A Java long, or int with bits=32; where it is missing or empty the default."""
+        """A Java long, or int with bits=32; by default `default`. Raises BadParameter."""
         given = "".join(self._values.get(name, "").split())
         if not given:
             if default is None:
@@ -98,20 +81,20 @@ class Parameters:
         elif (found := _HEX.match(given)) and len(given) <= 20:
             number = int(found[1] + found[2], 16)
         else:
-            raise BadParameter(f"parameter '{name}' is a whole number, not {given[:40]!r}")
+            raise BadParameter(f"parameter '{name}' must be an integer, not {given[:40]!r}")
         if not -(1 << bits - 1) <= number < 1 << bits - 1:
             raise BadParameter(f"parameter '{name}' is out of range: {number}")
         return number
 
     def boolean(self, name: str, *, default: bool | None = None) -> bool:
-        """A boolean; where it is missing or empty the default."""
+        """A boolean; if missing or empty, the default. Raises BadParameter."""
         given = self._values.get(name, "").strip().lower()
         if not given:
             if default is None:
                 raise _missing(name)
             return default
         if given not in _TRUE | _FALSE:
-            raise BadParameter(f"parameter '{name}' is true or false, not {given[:40]!r}")
+            raise BadParameter(f"parameter '{name}' must be true or false, not {given[:40]!r}")
         return given in _TRUE
 
 
@@ -119,13 +102,16 @@ def _missing(name: str) -> BadParameter:
     return BadParameter(f"Required parameter '{name}' is not present.")
 
 
-def answer(code: int, **fields: Any) -> Response:
-    """A body as Jackson writes it, nulls included. Only a success has a text."""
-    return Response(msgspec.json.encode({"code": code, **fields}), media_type=JSON)
+def answer(
+    code: int, *, status: int = 200, headers: Mapping[str, str] | None = None, **fields: Any
+) -> Response:
+    """A response as Jackson writes it, with nulls. status: the HTTP status."""
+    body = msgspec.json.encode({"code": code, **fields})
+    return Response(body, status, headers, media_type=JSON)
 
 
 def compact(code: int, found: Sequence[msgspec.Struct] | None) -> bytes:
-    """A pull's answer as fastjson writes it: by name of field, nulls and `msg` left out."""
+    """A pull response as fastjson writes it: sorted by field name, without nulls and `msg`."""
     content: dict[str, Any] = {"code": code}
     if found is not None:
         rows = (msgspec.to_builtins(one) for one in found)
@@ -136,7 +122,7 @@ def compact(code: int, found: Sequence[msgspec.Struct] | None) -> bytes:
 
 
 def bad_request(request: Request, error: BadParameter) -> Response:
-    """HTTP 400 as Spring words it."""
+    """HTTP 400 in Spring's format."""
     content = {
         "timestamp": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
         "status": 400,
@@ -145,15 +131,3 @@ def bad_request(request: Request, error: BadParameter) -> Response:
         "path": request.url.path,
     }
     return Response(msgspec.json.encode(content), 400, media_type=JSON)
-
-
-def refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A request that was turned away before it was looked at: 401, 403."""
-    body = msgspec.json.encode({"code": status, "msg": why})
-    return Response(body, status, headers, media_type=JSON)
-
-
-def later() -> Response:
-    """HTTP 503: an SDK takes this server off its list for a while, as it should."""
-    body = msgspec.json.encode({"code": UNKNOWN, "msg": None})
-    return Response(body, 503, {"Retry-After": RETRY_AFTER_S}, media_type=JSON)

@@ -1,28 +1,26 @@
-"""`clearAll`: cancels what came by this face, and nothing else."""
+"""`clearAll`: cancels only the messages that were sent through this API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lisa.admin.messages import State, list_messages
-from lisa.core.flow import Flow
-from lisa.core.store import Store
+from lisa.admin.messages import LiveState, list_messages
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.inspect import Inspect
-from lisa.gateway.compat.by_id import headers_of
+from lisa.gateway.compat.job_lookup import headers_of
 from lisa.gateway.compat.mykit.wire import MARK
 
-__all__ = ["clear"]
-
 PAGE = 50
-"""Their bodies are read, to know whose they are."""
+"""Messages per page; small, because the bodies are read to find the API's header."""
 
-STATES = (State.WAITING, State.READY, State.RETRY, State.GARBAGE)
-"""What is in flight finishes."""
+STATES = (LiveState.WAITING, LiveState.READY, LiveState.RETRY, LiveState.GARBAGE)
+"""Messages in flight are not cancelled."""
 
 
 def clear(store: Store, topics: Iterable[str]) -> Flow[int]:
-    """Cancel this face's messages in topics; how many were."""
+    """Cancel this API's messages in the topics; returns the number of cancelled messages."""
     total = 0
     for topic in topics:
         for state in STATES:
@@ -30,7 +28,7 @@ def clear(store: Store, topics: Iterable[str]) -> Flow[int]:
     return total
 
 
-def _clear(store: Store, topic: str, state: State) -> Flow[int]:
+def _clear(store: Store, topic: str, state: LiveState) -> Flow[int]:
     total, cursor = 0, None
     while True:
         page = yield from list_messages(store, topic, state, cursor=cursor, limit=PAGE)

@@ -1,7 +1,7 @@
-"""`reStore` and `reStoreJob`: `lisa pipeline restore` from the gateway's archive, as a process.
+"""`reStore` and `reStoreJob`: run `lisa pipeline restore` on the gateway's archive.
 
-It is Spark's work and takes seconds at least, in a process of its own: one at a time. Its exact
-lists go with it; who wants them runs the command.
+The restore is a Spark job and takes at least several seconds, so it runs as a separate process, one
+at a time. Its detailed report is discarded; to keep it, run the command directly.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from lisa.core.errors import ConfigError
-from lisa.gateway.hub import Hub
-from lisa.gateway.problems import Problem
-from lisa.gateway.waiting import Crowded
-
-__all__ = ["Restorer", "command_of"]
+from lisa.core.model.errors import ConfigError
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.pull_broker import TooManyPulls
 
 WITHIN_S = 3600.0
 SHOWN = 500
@@ -33,30 +31,42 @@ class _Report(msgspec.Struct):
 
 
 def command_of(archive: Path, report: Path, options: Sequence[str]) -> list[str]:
-    """The command line; the server's address, which may hold a password, is not in it."""
+    """The command line, without the server's address, which may contain a password."""
     return [
-        sys.executable, "-m", "lisa.cli.main", "--json", "pipeline", "restore",
-        "--archive", str(archive), "--report", str(report), *options,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "lisa.cli.main",
+        "--json",
+        "pipeline",
+        "restore",
+        "--archive",
+        str(archive),
+        "--report",
+        str(report),
+        *options,
+    ]
 
 
 class Restorer:
     """Runs restores, one at a time."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: GatewayContext) -> None:
         self._hub = hub
         self._lock = asyncio.Lock()
 
     async def restore(self, options: Sequence[str]) -> dict[str, int]:
-        """Run one; how many messages met which end. Raises ConfigError, Crowded, Problem."""
+        """Run a restore; returns counts by outcome.
+
+        Raises ConfigError, TooManyPulls or ErrorResponse.
+        """
         archive = self._hub.settings.gateway_server.archive
         if archive is None:
             raise ConfigError(
-                "no archive is configured to restore from: start the gateway with --archive DIR, "
+                "no archive is configured: start the gateway with --archive DIR, "
                 "or set gateway-server.archive"
             )
         if self._lock.locked():
-            raise Crowded("a restore is running already")
+            raise TooManyPulls("a restore is already running")
         async with self._lock:
             with tempfile.TemporaryDirectory(prefix="lisa-restore-") as directory:
                 command = command_of(archive.absolute(), Path(directory) / "report", options)
@@ -64,15 +74,18 @@ class Restorer:
 
     async def _run(self, command: Sequence[str]) -> dict[str, int]:
         process = await asyncio.create_subprocess_exec(
-            *command, env=self._environment(), stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Java is its child, and ends with it
-        )  # fmt: skip
+            *command,
+            env=self._environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # so that the Java child process can be killed too
+        )
         try:
             async with asyncio.timeout(WITHIN_S):
                 out, err = await process.communicate()
         except TimeoutError:
-            raise _failed(f"it took more than {WITHIN_S:g} s and was ended") from None
+            raise _failed(f"it took more than {WITHIN_S:g} s and was killed") from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -80,7 +93,7 @@ class Restorer:
         try:
             return msgspec.json.decode(out, type=_Report).counts
         except msgspec.DecodeError:
-            lines = err.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+            lines = err.decode("utf-8", "replace").strip().splitlines() or ["no error output"]
             raise _failed(lines[-1][:SHOWN]) from None
 
     def _environment(self) -> dict[str, str]:
@@ -88,9 +101,12 @@ class Restorer:
 
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
         address = self._hub.address
-        return {**clean, "LISA_REDIS_URL": as_url(address),
-                "LISA_PREFIX": self._hub.store.keys.prefix}  # fmt: skip
+        return {
+            **clean,
+            "LISA_REDIS_URL": as_url(address),
+            "LISA_PREFIX": self._hub.store.keys.prefix,
+        }
 
 
-def _failed(why: str) -> Problem:
-    return Problem(409, "restore-failed", f"the restore failed: {why}")
+def _failed(reason: str) -> ErrorResponse:
+    return ErrorResponse(409, "restore-failed", f"the restore failed: {reason}")

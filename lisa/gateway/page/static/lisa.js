@@ -1,24 +1,24 @@
-// Keeps the page live, draws its plots from the tables that stand under them, and ticks boxes.
+// Refreshes the page, draws plots from the tables below them, and selects checkboxes.
 "use strict";
 (() => {
   const EVERY_MS = 2000;
   const banner = document.getElementById("banner");
   const beat = document.getElementById("beat");
   const live = () => document.querySelector("#live[hx-get]");
-  let goesOn = true;
-  let underWay = false;
+  let isLive = true;
+  let isLoading = false;
 
-  // One request at a time, none while nobody looks or the visitor wants to read in peace.
+  // One request at a time; none while the tab is hidden or live updates are off.
   function tick() {
     const target = live();
-    if (target && goesOn && !underWay && !document.hidden) htmx.trigger(target, "tick");
+    if (target && isLive && !isLoading && !document.hidden) htmx.trigger(target, "tick");
   }
 
   function say(text) {
     if (banner.textContent !== text) banner.textContent = text;
   }
 
-  document.addEventListener("htmx:before:request", () => { underWay = true; });
+  document.addEventListener("htmx:before:request", () => { isLoading = true; });
   document.addEventListener("htmx:after:request", (event) => {
     const status = event.detail?.ctx?.response?.status;
     if (status && status < 400) say("");
@@ -27,17 +27,17 @@
     const status = event.detail?.ctx?.response?.status;
     if (status >= 500 || status === 429) say(banner.dataset.away);
   });
-  document.addEventListener("htmx:error", () => { underWay = false; say(banner.dataset.away); });
-  document.addEventListener("htmx:finally:request", () => { underWay = false; });
+  document.addEventListener("htmx:error", () => { isLoading = false; say(banner.dataset.away); });
+  document.addEventListener("htmx:finally:request", () => { isLoading = false; });
   document.addEventListener("htmx:after:swap", draw);
   document.addEventListener("visibilitychange", tick);
 
   if (beat && live()) {
     beat.hidden = false;
     beat.addEventListener("click", () => {
-      goesOn = !goesOn;
-      beat.setAttribute("aria-pressed", String(goesOn));
-      if (goesOn) tick();
+      isLive = !isLive;
+      beat.setAttribute("aria-pressed", String(isLive));
+      if (isLive) tick();
     });
     setInterval(tick, EVERY_MS);
   }
@@ -48,18 +48,18 @@
     button.addEventListener("click", () => {
       const all = boxes.every((box) => box.checked);
       for (const box of boxes) box.checked = !all;
-      button.textContent = all ? "Tick all" : "Tick none";
+      button.textContent = all ? "Select all" : "Select none";
     });
   }
 
-  // Plots. The table is the truth: a reader without eyes or scripts has it, and the plot follows it.
+  // Plots. The data is in the table, which screen readers and browsers without scripts can use.
   const plots = new Map();
   const HEIGHT = 190;
   const cell = (one) => (one.dataset.v === "" ? null : Number(one.dataset.v));
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function read(figure) {
-    // Below `details`: uPlot's own legend is a table, too.
+    // Within `details`, because uPlot's own legend is a table as well.
     const rows = [...figure.querySelectorAll("details tbody tr")];
     const all = [...figure.querySelectorAll("details thead th")];
     const heads = all.filter((head, column) => column === 0 || head.dataset.paint);
@@ -78,7 +78,7 @@
     return ms < 120000 ? `${+(ms / 1000).toPrecision(3)} s` : `${+(ms / 60000).toPrecision(3)} m`;
   }
 
-  // Hours and minutes, and the day where it is another one than that of the tick before.
+  // Hours and minutes, and the date where it differs from that of the previous tick.
   function clock(_, ticks) {
     let before = "";
     return ticks.map((seconds) => {
@@ -124,7 +124,7 @@
     }
     for (const figure of document.querySelectorAll("figure.chart")) {
       const { heads, data } = read(figure);
-      const place = figure.querySelector(".plot");
+      const box = figure.querySelector(".plot");
       const names = heads.map((head) => head.textContent).join();
       const known = plots.get(figure.id);
       const signature = JSON.stringify(data);
@@ -134,7 +134,7 @@
         continue;
       }
       known?.destroy();
-      const plot = new uPlot(options(figure, heads, place.clientWidth || 300), data, place);
+      const plot = new uPlot(options(figure, heads, box.clientWidth || 300), data, box);
       plot.lisaNames = names;
       plot.lisaSignature = signature;
       plots.set(figure.id, plot);

@@ -1,6 +1,6 @@
 -- Lisa's archive in MariaDB. {p} is the prefix of the tables. Times are epoch milliseconds, UTC.
--- Names stand in double quotes: the session runs with ANSI_QUOTES. Text is compared byte by byte,
--- trailing spaces included (nopad): two ids that differ only there are two messages.
+-- Names are in double quotes: the session sets ANSI_QUOTES. Text is compared byte by byte, including
+-- trailing spaces (nopad): ids that differ only in trailing spaces are different.
 
 -- name: tables
 CREATE TABLE IF NOT EXISTS {p}message_log (
@@ -172,30 +172,6 @@ INSERT INTO {p}lisa_archive_gaps
   (topic, shard, after_id, after_number, to_id, to_number, reason, "at")
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON DUPLICATE KEY UPDATE topic = VALUES(topic);
-
--- name: clear
-DROP TABLE IF EXISTS {p}lisa_staged_events;
-DROP TABLE IF EXISTS {p}lisa_staged_messages;
-
--- name: layout
-SELECT coalesce(max(layout), 0) FROM {p}lisa_archive
-
--- name: topics
-SELECT topic, {shard}, entry, number, options, "groups" FROM {p}lisa_archive_topics ORDER BY topic
-
--- name: gaps
-SELECT topic, {shard}, after_id, after_number, to_id, to_number, reason, "at"
-FROM {p}lisa_archive_gaps
-ORDER BY topic, "at"
-
--- name: sizes
-SELECT topic, count(*) FROM {table} GROUP BY topic ORDER BY topic
-
--- name: bounds
-SELECT bound FROM (
-  SELECT {column} AS bound, row_number() OVER (ORDER BY {column}) AS place FROM {table}
-  WHERE topic = ?
-) AS numbered WHERE place % {rows} = 0 ORDER BY place
 
 -- name: here
 SELECT database()

@@ -9,9 +9,9 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from lisa.core.clock import parse_zone
-from lisa.core.errors import InvalidMessage
-from lisa.pipeline.archive.records import Gap
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.errors import InvalidMessage
+from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures, Range, gather
 from lisa.pipeline.jobs.report.files import replace, write_tables
 from lisa.pipeline.jobs.report.page import render
@@ -19,13 +19,13 @@ from lisa.pipeline.jobs.report.page import render
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Report", "Tables", "report"]
+__all__ = ["Report", "ReportTables", "report"]
 
 PAGE = "report.html"
 
 
-class Tables(Protocol):
-    """What a report asks of an archive."""
+class ReportTables(Protocol):
+    """The methods of an archive that a report uses."""
 
     def log(self) -> DataFrame:
         """Every event: LOG_SCHEMA."""
@@ -33,18 +33,20 @@ class Tables(Protocol):
     def messages(self) -> DataFrame:
         """Every message: MESSAGES_SCHEMA."""
 
-    def gaps(self) -> Sequence[Gap]:
-        """What the log lacks."""
+    def gaps(self) -> Sequence[ArchiveGap]:
+        """The events that the log lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was written, and its summary.
+    """The files of a report, and a summary. Counts are numbers of messages.
 
-    page, tables: files. Counts are of messages; p99_us: lateness of first hand-overs in
-    microseconds, None where there was none; early: hand-overs before they were due.
-    to_come: not settled, `overdue` of them due already. falling_behind: topics of which more falls
-    due than they ever handled in an hour. gaps: ranges of events that the archive never saw.
+    page, tables: paths of the files. events: number of events; first, last: their times.
+    p99_us: lateness of first deliveries in microseconds, None without deliveries.
+    early: deliveries before the due time.
+    to_come: unsettled messages; `overdue` of them are past their due time.
+    falling_behind: topics with more messages due in an hour than they ever handled in one.
+    gaps: number of gaps in the journal.
     """
 
     page: Path
@@ -65,37 +67,44 @@ class Report:
 
 
 def report(
-    archive: Tables, to: str | Path, *, where: str = "", topics: Sequence[str] = (),
-    start: datetime | None = None, end: datetime | None = None, zone: str | tzinfo = "UTC",
+    archive: ReportTables,
+    to: str | Path,
+    *,
+    where: str = "",
+    topics: Sequence[str] = (),
+    start: datetime | None = None,
+    end: datetime | None = None,
+    zone: str | tzinfo = "UTC",
     stage: Callable[[str], None] = lambda _: None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Make a report of an archive: `to`/report.html and `to`/tables/NAME.{parquet,csv}.
 
     Args:
-        archive: what is reported; each of its two tables is read once.
-        to: a local directory; made if need be, a report in it is replaced.
-        where: what the page calls the archive; passwords are left out.
-        topics: only these; none means all.
-        start, end: events from `start` up to and without `end`, both aware.
-        zone: of the page's times and of its days and hours.
-        stage: is told what is being done.
+        archive: the archive; each of its two tables is read once.
+        to: a local directory; created if missing, an existing report in it is replaced.
+        where: name of the archive on the page; user and query are removed from a URL.
+        topics: only these topics; empty means all.
+        start, end: events from `start` up to but not including `end`, both aware datetimes.
+        zone: time zone of the page.
+        stage: called with a description of each stage.
 
     Raises:
-        InvalidMessage: a zone that does not exist, a time without one, an end before its start.
+        InvalidMessage: unknown time zone, a time without zone, or an end that is not after start.
         ConfigError: matplotlib is not installed.
     """
     for moment in (start, end):
         if moment is not None and moment.utcoffset() is None:
-            raise InvalidMessage(f"{moment.isoformat()} names no time zone")
+            raise InvalidMessage(f"{moment.isoformat()} has no time zone")
     if start is not None and end is not None and end <= start:
-        raise InvalidMessage(f"the end {end.isoformat()} is not after {start.isoformat()}")
+        raise InvalidMessage(f"end {end.isoformat()} is not after start {start.isoformat()}")
     asked = Range(tuple(topics), start, end)
-    gaps = [gap for gap in archive.gaps()
-            if (not topics or gap.topic in topics) and asked.holds(gap.at)]  # fmt: skip
+    gaps = [
+        gap for gap in archive.gaps() if (not topics or gap.topic in topics) and asked.holds(gap.at)
+    ]
     stage("counting the archive's events and messages")
     figures = gather(archive.log(), archive.messages(), asked, parse_zone(zone), gaps)
     stage("drawing the page")
-    page = render(figures, plain_place(where))
+    page = render(figures, without_password(where))
     stage("writing the files")
     folder = Path(to)
     tables = write_tables(figures, folder / "tables")
@@ -103,19 +112,27 @@ def report(
     return _summary(figures, folder / PAGE, tuple(tables.values()))
 
 
-def plain_place(where: str) -> str:
-    """A place without what may hold a password: user and query."""
+def without_password(where: str) -> str:
+    """A path or URL without user and query, which may contain a password."""
     return re.sub(r"//[^/]*@", "//", re.sub(r"[?;].*", "", where))
 
 
 def _summary(figures: Figures, page: Path, tables: tuple[Path, ...]) -> Report:
     late = figures.late()
     return Report(
-        page=page, tables=tables, events=figures.events, first=figures.first, last=figures.last,
-        accepted=figures.total("sent"), handled=figures.total("handled"),
-        retried=figures.total("retried"), garbage=figures.total("garbage"),
-        early=late.early if late else 0, p99_us=late.p99 if late else None,
+        page=page,
+        tables=tables,
+        events=figures.events,
+        first=figures.first,
+        last=figures.last,
+        accepted=figures.total("sent"),
+        handled=figures.total("handled"),
+        retried=figures.total("retried"),
+        garbage=figures.total("garbage"),
+        early=late.early if late else 0,
+        p99_us=late.p99 if late else None,
         to_come=sum(demand.total for demand in figures.demands.values()),
         overdue=sum(demand.overdue for demand in figures.demands.values()),
-        falling_behind=tuple(one.topic for one in figures.crossings), gaps=len(figures.gaps),
-    )  # fmt: skip
+        falling_behind=tuple(one.topic for one in figures.crossings),
+        gaps=len(figures.gaps),
+    )

@@ -1,17 +1,18 @@
-"""Everything that a report says, gathered once: the plots, the page and the files only show it."""
+"""Computes all figures of a report once; plots, page and files only present them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
-from lisa.core.clock import datetime_ms
+from lisa.core.model.clock import datetime_ms
 from lisa.pipeline.jobs.report import tables
+from lisa.pipeline.jobs.report.cells import log_cells, message_cells
 from lisa.pipeline.jobs.report.forecast import Crossing, Demand, crossing, demands
 from lisa.pipeline.jobs.report.slots import Span, full_hour_shift, span_of
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
@@ -19,22 +20,20 @@ from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Figures", "Range", "gather"]
-
 REASONS = 200
-"""Pairs of topic and reason that are told apart; the others are counted together."""
+"""Number of pairs of topic and reason that are counted separately; all others are combined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a report is about: topics (none: all), from `start` up to and without `end`."""
+    """The scope of a report: topics (empty: all), from `start` up to but not including `end`."""
 
     topics: tuple[str, ...] = ()
     start: datetime | None = None
     end: datetime | None = None
 
     def of_log(self, log: DataFrame) -> DataFrame:
-        """The events within; whole days outside are not even read."""
+        """The events in the range; partitions of other days are not read."""
         log = self.of_topics(log)
         if self.start is not None:
             log = log.where(sf.col("day") >= sf.lit(self.start.astimezone(UTC).date()))
@@ -45,11 +44,11 @@ class Range:
         return log
 
     def of_topics(self, rows: DataFrame) -> DataFrame:
-        """The rows of these topics."""
+        """The rows of the range's topics."""
         return rows.where(sf.col("topic").isin(*self.topics)) if self.topics else rows
 
     def holds(self, moment: datetime) -> bool:
-        """Whether an instant lies within."""
+        """Whether a time is in the range."""
         return (self.start is None or moment >= self.start) and (
             self.end is None or moment < self.end
         )
@@ -57,12 +56,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the archive says. Counts are of messages, `handled` and what follows it per group.
+    """The figures of a report. Counts are of messages; from `handled` on, each group counts.
 
-    events: read from the log; `first`, `last`: instants of the first and last of them.
-    now: the newest change that the archive knows, from which the forecast looks ahead.
-    hours: (topic, epoch seconds of the hour, counts by COUNTED). lateness, handling: percentiles by
-    part, see tables.percentiles. capacities: best hour, 95th percentile, busy hours, by topic.
+    asked: the scope. events: number of events read; `first`, `last`: their times.
+    now: time of the newest change in the archive; start of the forecast.
+    hours: (topic, epoch seconds of the hour, counts by COUNTED).
+    lateness, handling: percentiles by part, see tables.percentiles.
+    capacities: topic -> messages in its best hour, 95th percentile of busy hours, their number.
+    unknown: topics with unsettled messages but without a known capacity.
     """
 
     asked: Range
@@ -86,15 +87,21 @@ class Figures:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show at all."""
+        """Whether there are neither events nor unsettled messages."""
         return self.events == 0 and not self.demands
 
+    def ahead(self, hours: float | None) -> datetime | None:
+        """The time that many hours after the newest change; None without either."""
+        if self.now is None or hours is None:
+            return None
+        return self.now + timedelta(hours=hours)
+
     def total(self, what: str, topic: str | None = None) -> int:
-        """All of one count, or one topic's."""
+        """The sum of one count, over all topics or for one."""
         return sum(counts[what] for name, _, counts in self.hours if topic in (None, name))
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """Counts by topic, the topic with the most accepted first."""
+        """Topic -> counts, ordered by total number of messages, descending."""
         found: dict[str, dict[str, int]] = {}
         for topic, _, counts in self.hours:
             sums = found.setdefault(topic, dict.fromkeys(COUNTED, 0))
@@ -103,7 +110,7 @@ class Figures:
         return dict(sorted(found.items(), key=lambda one: (-sum(one[1].values()), one[0])))
 
     def steps(self, what: str, topic: str | None = None) -> list[int]:
-        """One count for each step of the time axis."""
+        """The values of one count for each step of the time axis."""
         if self.span is None:
             return []
         sums = [0] * (len(self.span.edges) - 1)
@@ -113,22 +120,20 @@ class Figures:
         return sums
 
     def late(self, topic: str | None = None) -> Percentiles | None:
-        """Lateness of one topic, or of all."""
+        """Lateness of one topic, or of all topics; None without deliveries."""
         return self.lateness.get(((),) if topic is None else (("topic",), topic))
 
 
 def gather(
     log: DataFrame, messages: DataFrame, asked: Range, zone: tzinfo, gaps: Sequence[Any]
 ) -> Figures:
-    """Read the log and the messages, each once, and answer every question of the report."""
+    """Compute all figures of a report; reads the log and the messages once each."""
     near = asked.start or asked.end or datetime.now(UTC)
     shift_s = full_hour_shift(zone, int(near.timestamp()))
     with ExitStack() as kept:
-        cells = kept.enter_context(tables.cached(tables.log_cells(asked.of_log(log), shift_s)))
+        cells = kept.enter_context(tables.cached(log_cells(asked.of_log(log), shift_s)))
         found = tables.tally(cells)
-        rows = tables.message_cells(
-            asked.of_topics(messages), _micros(asked.start), _micros(asked.end)
-        )
+        rows = message_cells(asked.of_topics(messages), _micros(asked.start), _micros(asked.end))
         lives = kept.enter_context(tables.cached(rows))
         [[changed_us]] = lives.agg(sf.max("last")).collect()
         newest_us = max(changed_us or 0, found.last_us or 0)
@@ -137,28 +142,46 @@ def gather(
             span = span_of(found.first_us // 1_000_000, found.last_us // 1_000_000, zone, shift_s)
         sets = [("topic", "hour"), ("topic", "slot"), ("topic",), ("slot",), ()]
         wanted = demands(lives, newest_us // 1_000_000)
-        crossings = [
-            one for topic, demand in wanted.items() if topic in found.capacities
-            if (one := crossing(topic, demand, found.capacities[topic][0])) is not None
-        ]  # fmt: skip
         garbage: dict[str, int] = {}
         for topic, _, counts in found.hours:
             garbage[topic] = garbage.get(topic, 0) + counts["garbage"]
         return Figures(
-            asked=asked, zone=zone, events=found.events, first=_moment(found.first_us),
-            last=_moment(found.last_us), now=_moment(newest_us or None), span=span,
+            asked=asked,
+            zone=zone,
+            events=found.events,
+            first=_moment(found.first_us),
+            last=_moment(found.last_us),
+            now=_moment(newest_us or None),
+            span=span,
             hours=found.hours,
             lateness={} if span is None else tables.percentiles(cells, "late", sets, span),
             histogram=tables.histogram(cells, "late"),
             handling=tables.percentiles(lives, "handling", [("topic",), ()]),
             attempts=found.attempts,
             reasons=tables.reasons(cells, REASONS, garbage) if any(garbage.values()) else [],
-            capacities=found.capacities, demands=wanted,
-            crossings=sorted(crossings, key=lambda one: (one.hour, -one.peak)),
-            unknown=[topic for topic, demand in wanted.items()
-                     if topic not in found.capacities and demand.total],
+            capacities=found.capacities,
+            demands=wanted,
+            crossings=_crossings(wanted, found.capacities),
+            unknown=[
+                topic
+                for topic, demand in wanted.items()
+                if topic not in found.capacities and demand.total
+            ],
             gaps=gaps,
-        )  # fmt: skip
+        )
+
+
+def _crossings(
+    wanted: Mapping[str, Demand], capacities: Mapping[str, tuple[int, int, int]]
+) -> list[Crossing]:
+    """The topics that will fall behind, the next one first."""
+    found = [
+        one
+        for topic, demand in wanted.items()
+        if topic in capacities
+        if (one := crossing(topic, demand, capacities[topic][0])) is not None
+    ]
+    return sorted(found, key=lambda one: (one.hour, -one.peak))
 
 
 def _micros(moment: datetime | None) -> int | None:

@@ -1,9 +1,10 @@
-"""The report's tables as files: Parquet for programs, CSV for spreadsheets."""
+"""Writes the report's tables as files: Parquet for programs, CSV for spreadsheets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,44 +12,51 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 
-__all__ = ["TABLES", "replace", "write_tables"]
+_LATE = ("hand_overs", "early", "p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 
-_WHEN = pa.timestamp("ms", tz="UTC")
-_LATE = {"hand_overs": pa.int64(), "early": pa.int64(), "p50_us": pa.int64(), "p90_us": pa.int64(),
-         "p99_us": pa.int64(), "p999_us": pa.int64(), "max_us": pa.int64()}  # fmt: skip
-_COUNTS = {name: pa.int64() for name in COUNTED}
+TABLES = {
+    "hourly": ("topic", "hour", "hour_local", *COUNTED, *_LATE),
+    "topics": ("topic", *COUNTED, "best_hour", "p95_hour", "busy_hours"),
+    "lateness": ("topic", *_LATE),
+    "lateness_trend": ("topic", "from", "to", *_LATE),
+    "handling": ("topic", "messages", "p50_us", "p90_us", "p99_us", "p999_us", "max_us"),
+    "attempts": ("topic", "attempt", "messages"),
+    "garbage": ("topic", "reason", "messages"),
+    "due": ("topic", "unit", "from", "messages"),
+    "falling_behind": (
+        "topic",
+        "from",
+        "load",
+        "capacity",
+        "most_left_over",
+        "most_at",
+        "drained_at",
+    ),
+    "gaps": tuple(field.name for field in fields(ArchiveGap)),
+}
+"""Table -> its columns. A null topic means all topics together."""
 
-TABLES: dict[str, dict[str, Any]] = {
-    "hourly": {"topic": pa.string(), "hour": _WHEN, "hour_local": pa.string(), **_COUNTS, **_LATE},
-    "topics": {"topic": pa.string(), **_COUNTS, "best_hour": pa.int64(), "p95_hour": pa.int64(),
-               "busy_hours": pa.int64()},
-    "lateness": {"topic": pa.string(), **_LATE},
-    "lateness_trend": {"topic": pa.string(), "from": _WHEN, "to": _WHEN, **_LATE},
-    "handling": {"topic": pa.string(), "messages": pa.int64(), "p50_us": pa.int64(),
-                 "p90_us": pa.int64(), "p99_us": pa.int64(), "p999_us": pa.int64(),
-                 "max_us": pa.int64()},
-    "attempts": {"topic": pa.string(), "attempt": pa.int64(), "messages": pa.int64()},
-    "garbage": {"topic": pa.string(), "reason": pa.string(), "messages": pa.int64()},
-    "due": {"topic": pa.string(), "unit": pa.string(), "from": _WHEN, "messages": pa.int64()},
-    "falling_behind": {"topic": pa.string(), "from": _WHEN, "load": pa.int64(),
-                       "capacity": pa.int64(), "most_left_over": pa.int64(), "most_at": _WHEN,
-                       "drained_at": _WHEN},
-    "gaps": {"topic": pa.string(), "after_id": pa.string(), "after_number": pa.int64(),
-             "to_id": pa.string(), "to_number": pa.int64(), "reason": pa.string(), "at": _WHEN,
-             "shard": pa.string()},
-}  # fmt: skip
-"""Names, columns and their types. A null topic is all topics together."""
+_TEXTS = {"topic", "hour_local", "reason", "unit", "after_id", "to_id", "shard"}
+_TIMES = {"hour", "from", "to", "most_at", "drained_at", "at"}
+"""The columns of other types than integer."""
+
+
+def _type_of(column: str) -> pa.DataType:
+    if column in _TEXTS:
+        return pa.string()
+    return pa.timestamp("ms", tz="UTC") if column in _TIMES else pa.int64()
 
 
 def write_tables(figures: Figures, to: Path) -> dict[str, Path]:
-    """Write each table as NAME.parquet and NAME.csv into `to`; their paths by file name."""
+    """Write each table as NAME.parquet and NAME.csv into `to`; returns file name -> path."""
     to.mkdir(parents=True, exist_ok=True)
     written: dict[str, Path] = {}
     for name, columns in TABLES.items():
-        schema = pa.schema(list(columns.items()))
+        schema = pa.schema([(column, _type_of(column)) for column in columns])
         rows = [dict(zip(columns, row, strict=True)) for row in _ROWS[name](figures)]
         table = pa.Table.from_pylist(rows, schema=schema)
         for kind, write in (("parquet", parquet.write_table), ("csv", csv.write_csv)):
@@ -61,7 +69,7 @@ def write_tables(figures: Figures, to: Path) -> dict[str, Path]:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file that a reader finds either as it was or whole."""
+    """Write or replace a file atomically."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, "utf-8")
     beside.replace(path)
@@ -73,7 +81,7 @@ Row = Iterable[Any]
 def _late(one: Percentiles | None) -> tuple[int | None, ...]:
     if one is None:
         return (0, 0, *(None,) * 5)
-    return (one.count, one.early, one.p50, one.p90, one.p99, one.p999, one.max)
+    return astuple(one)
 
 
 def _hourly(figures: Figures) -> Iterator[Row]:
@@ -100,21 +108,17 @@ def _trend(figures: Figures) -> Iterator[Row]:
     for part, one in sorted(figures.lateness.items(), key=str):
         if part[0] in (("slot",), ("topic", "slot")):
             slot, topic = part[-1], part[1] if len(part) == 3 else None
-            yield (topic, *(datetime.fromtimestamp(edges[i], UTC) for i in (slot, slot + 1)),
-                   *_late(one))  # fmt: skip
+            yield (
+                topic,
+                *(datetime.fromtimestamp(edges[i], UTC) for i in (slot, slot + 1)),
+                *_late(one),
+            )
 
 
 def _handling(figures: Figures) -> Iterator[Row]:
     for part, one in sorted(figures.handling.items(), key=str):
-        yield (
-            part[1] if part[0] else None,
-            one.count,
-            one.p50,
-            one.p90,
-            one.p99,
-            one.p999,
-            one.max,
-        )
+        count, _early, *times = astuple(one)
+        yield (part[1] if part[0] else None, count, *times)
 
 
 def _due(figures: Figures) -> Iterator[Row]:
@@ -130,23 +134,21 @@ def _due(figures: Figures) -> Iterator[Row]:
 
 
 def _falling_behind(figures: Figures) -> Iterator[Row]:
-    if figures.now is None:
-        return
     for one in figures.crossings:
-        hours = [None if number is None else figures.now + timedelta(hours=number)
-                 for number in (one.hour, one.peak_hour + 1, one.drained)]  # fmt: skip
-        yield (one.topic, hours[0], one.load, one.capacity, one.peak, hours[1], hours[2])
+        begins, peaks = figures.ahead(one.hour), figures.ahead(one.peak_hour + 1)
+        drained = figures.ahead(one.drained)
+        yield (one.topic, begins, one.load, one.capacity, one.peak, peaks, drained)
 
 
-def _gaps(figures: Figures) -> Iterator[Row]:
-    for gap in figures.gaps:
-        yield (gap.topic, gap.after_id, gap.after_number, gap.to_id, gap.to_number, gap.reason,
-               gap.at, gap.shard)  # fmt: skip
-
-
-_ROWS = {
-    "hourly": _hourly, "topics": _topics, "lateness": _lateness, "lateness_trend": _trend,
-    "handling": _handling, "attempts": lambda figures: figures.attempts,
-    "garbage": lambda figures: figures.reasons, "due": _due, "falling_behind": _falling_behind,
-    "gaps": _gaps,
-}  # fmt: skip
+_ROWS: dict[str, Callable[[Figures], Iterable[Row]]] = {
+    "hourly": _hourly,
+    "topics": _topics,
+    "lateness": _lateness,
+    "lateness_trend": _trend,
+    "handling": _handling,
+    "attempts": lambda figures: figures.attempts,
+    "garbage": lambda figures: figures.reasons,
+    "due": _due,
+    "falling_behind": _falling_behind,
+    "gaps": lambda figures: [astuple(gap) for gap in figures.gaps],
+}

@@ -1,7 +1,7 @@
-"""What falls due, against what was handled in the best hour: where the two cross.
+"""Forecast: compares the messages that fall due with the most a topic ever handled in an hour.
 
-Hours are counted from the newest event of the archive, and an hour is the shortest time for which
-a capacity is known: what was handled in one hour says nothing about one minute of it.
+Hours are counted from the newest event of the archive. The forecast has a resolution of one hour,
+because the capacity is only known per hour.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["DAYS", "HOURS", "MINUTES", "Crossing", "Demand", "crossing", "demands"]
-
 MINUTES = 60
 HOURS = 48
 DAYS = 30
-"""How far the three plots look ahead."""
+"""Range of the forecast: minutes, hours and days shown by the three plots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What of one topic is not settled, by when it falls due, counted from the newest event.
+    """The unsettled messages of one topic by due time, counted from the newest event.
 
-    minutes, hours: messages by number of the minute or hour; hours reach as far as DAYS.
+    overdue: messages due before that event. minutes, hours: number of the minute or hour ->
+    messages due in it; `hours` covers DAYS. later: messages due after DAYS.
     """
 
     overdue: int = 0
@@ -35,15 +34,15 @@ class Demand:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The number of all unsettled messages."""
         return self.overdue + self.later + sum(self.hours.values())
 
     def within(self, hours: int) -> int:
-        """What falls due in the next hours, without what is overdue."""
+        """The number of messages due in the next hours, without overdue ones."""
         return sum(n for hour, n in self.hours.items() if hour < hours)
 
     def days(self) -> dict[int, int]:
-        """By days of 24 hours."""
+        """Number of the day (of 24 hours) -> messages due in it."""
         found: dict[int, int] = {}
         for hour, n in self.hours.items():
             found[hour // 24] = found.get(hour // 24, 0) + n
@@ -52,11 +51,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where one topic's messages fall due faster than they were ever handled.
+    """A period in which more messages of a topic fall due than it ever handled.
 
-    Hours are numbers counted from now. hour, load: the first hour that cannot be done, and what
-    there is to do in it, with what was left over; peak, peak_hour: the most that is left over, at
-    the end of which hour; drained: hours until nothing is left over, None if not within DAYS.
+    Hours are counted from now. capacity: messages per hour.
+    hour, load: the first hour above capacity, and its messages, including the backlog.
+    peak, peak_hour: the largest backlog, and the hour at whose end it is reached.
+    drained: hours until the backlog is gone, None if not within DAYS.
     """
 
     topic: str
@@ -69,33 +69,35 @@ class Crossing:
 
 
 def demands(cells: DataFrame, now_s: int) -> dict[str, Demand]:
-    """Count what is due from the cells of tables.message_cells."""
+    """Topic -> demand, from the cells of `message_cells`. now_s: epoch seconds."""
     from pyspark.sql import functions as sf
 
     ahead = sf.col("minute") - now_s // 60
     due = cells.where("what = 'due'").withColumn("ahead", ahead)
-    place = sf.when(ahead < 0, "overdue").when(ahead >= DAYS * 24 * 60, "later").otherwise("hours")
+    period = sf.when(ahead < 0, "overdue").when(ahead >= DAYS * 24 * 60, "later").otherwise("hours")
     number = sf.when((ahead >= 0) & (ahead < DAYS * 24 * 60), sf.floor(ahead / 60))
-    by_hour = due.groupBy("topic", place.alias("place"), number.alias("number"))
+    by_hour = due.groupBy("topic", period.alias("period"), number.alias("number"))
     minutes = due.where((ahead >= 0) & (ahead < MINUTES))
-    by_minute = minutes.groupBy("topic", sf.lit("minutes").alias("place"), ahead.alias("number"))
+    by_minute = minutes.groupBy("topic", sf.lit("minutes").alias("period"), ahead.alias("number"))
     rows = by_hour.agg(sf.sum("n").alias("n")).unionByName(by_minute.agg(sf.sum("n").alias("n")))
     counts: dict[str, dict[str, dict[int, int]]] = {}
     for topic, where, index, n in rows.collect():
         counts.setdefault(topic, {}).setdefault(where, {})[index or 0] = n
     return {
         topic: Demand(
-            overdue=found.get("overdue", {}).get(0, 0), later=found.get("later", {}).get(0, 0),
-            minutes=found.get("minutes", {}), hours=found.get("hours", {}),
+            overdue=found.get("overdue", {}).get(0, 0),
+            later=found.get("later", {}).get(0, 0),
+            minutes=found.get("minutes", {}),
+            hours=found.get("hours", {}),
         )
         for topic, found in sorted(counts.items())
-    }  # fmt: skip
+    }
 
 
 def crossing(topic: str, demand: Demand, capacity: int) -> Crossing | None:
-    """Play it forward hour by hour: the worst stretch that is more than was ever handled, or None.
+    """Simulate the backlog hour by hour. Returns the period with the largest backlog, or None.
 
-    `capacity`: messages an hour, above 0. A stretch ends when nothing is left over.
+    capacity: messages per hour, above 0.
     """
     worst: Crossing | None = None
     hour = load = peak = peak_hour = 0

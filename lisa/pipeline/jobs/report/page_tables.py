@@ -1,21 +1,16 @@
-"""The page's tables: the most telling rows; all of them are in the files."""
+"""The page's tables, with a limited number of rows; the files have all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from lisa.pipeline.archive.records import Gap
+from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.forecast import DAYS
-from lisa.pipeline.jobs.report.markup import Cell, Column, Markup, Row, table
+from lisa.pipeline.jobs.report.formatting import count, instant, length, printable, share
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
-from lisa.pipeline.jobs.report.words import count, instant, length, printable, share
-
-__all__ = [
-    "crossing_table", "forecast_table", "gap_table", "hourly_table", "lateness_table", "missing",
-    "reason_table", "topic_table",
-]  # fmt: skip
 
 MOST_TOPICS = 50
 MOST_HOURS = 240
@@ -24,33 +19,77 @@ MOST_REASONS = 20
 MOST_NAMED = 4
 
 
-def lateness_table(figures: Figures) -> Markup:
-    """Percentiles of every topic, the latest first."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The text of a cell; kind is empty, zero, or flag for a highlighted cell."""
+
+    text: str
+    kind: str = ""
+
+
+Row = Sequence[str | int | Cell]
+
+
+class Table:
+    """A table of the page. Text columns are left-aligned: the first, and those in `texts`."""
+
+    def __init__(
+        self, caption: str, titles: Sequence[str], rows: Iterable[Row], texts: Sequence[str] = ()
+    ) -> None:
+        self.caption = caption
+        self.titles = titles
+        self.rows = [[_cell(value) for value in row] for row in rows]
+        self._texts = texts
+
+    def is_text(self, index: int) -> bool:
+        """Whether a column is left-aligned."""
+        return index == 0 or self.titles[index] in self._texts
+
+
+def _cell(value: str | int | Cell) -> Cell:
+    if isinstance(value, int):
+        return Cell(count(value), "zero" if value == 0 else "")
+    return Cell(value) if isinstance(value, str) else value
+
+
+def page_tables(figures: Figures) -> dict[str, Table]:
+    """All tables of the page by name."""
+    return {
+        "gaps": _gaps(figures),
+        "lateness": _lateness(figures),
+        "reasons": _reasons(figures),
+        "crossings": _crossings(figures),
+        "forecast": _forecast(figures),
+        "topics": _topics(figures),
+        "hours": _hours(figures),
+    }
+
+
+def _lateness(figures: Figures) -> Table:
+    """Percentiles of lateness by topic, highest p99 first."""
     ranked = _by_p99(figures.lateness)
-    columns = [Column("Topic", text=True), Column("Hand-overs"), Column("p50"), Column("p90"),
-               Column("p99"), Column("p99.9"), Column("Maximum"), Column("Early")]  # fmt: skip
+    titles = ["Topic", "Deliveries", "p50", "p90", "p99", "p99.9", "Maximum", "Early"]
     rows: list[Row] = [
-        (topic, one.count, *_lengths(one), Cell(count(one.early), flag=one.early > 0))
+        (topic, one.count, *_lengths(one), Cell(count(one.early), "flag" if one.early else ""))
         for topic, one in ranked[:MOST_TOPICS]
     ]
-    return table(f"Lateness by topic{_first(rows, ranked)}, the latest first.", columns, rows)
+    return Table(f"Lateness by topic{_first(rows, ranked)}, highest p99 first.", titles, rows)
 
 
-def topic_table(figures: Figures) -> Markup:
-    """Counts of every topic and how long handling took."""
+def _topics(figures: Figures) -> Table:
+    """Counts and handling times by topic."""
     totals = figures.totals()
-    columns = [Column("Topic", text=True), *(Column(name.capitalize()) for name in COUNTED),
-               Column("Handling p50"), Column("Handling p99")]  # fmt: skip
+    titles = ["Topic", *(name.capitalize() for name in COUNTED), "Handling p50", "Handling p99"]
     rows: list[Row] = []
     for topic, sums in list(totals.items())[:MOST_TOPICS]:
         took = figures.handling.get((("topic",), topic))
         times = (length(took.p50), length(took.p99)) if took else ("", "")
         rows.append((topic, *(sums[name] for name in COUNTED), *times))
-    return table(f"Topics{_first(rows, totals)}, the busiest first.", columns, rows)
+    return Table(f"Topics{_first(rows, totals)}, busiest first.", titles, rows)
 
 
-def reason_table(figures: Figures) -> Markup:
-    """Garbage by reason, and the topics that it comes from."""
+def _reasons(figures: Figures) -> Table:
+    """Garbage by reason, with the topics concerned."""
     topics: dict[str, list[tuple[str, int]]] = {}
     for topic, reason, n in figures.reasons:
         topics.setdefault(reason, []).append((topic, n))
@@ -59,14 +98,17 @@ def reason_table(figures: Figures) -> Markup:
     for reason in named[MOST_REASONS:]:
         sums[""] = sums.get("", 0) + sums[reason]
     ranked = named[:MOST_REASONS] + ([""] if sums.get("") else [])
-    columns = [Column("Reason", text=True), Column("Topics", text=True), Column("Messages"),
-               Column("Share of garbage")]  # fmt: skip
+    titles = ["Reason", "Topics", "Messages", "Share of garbage"]
     rows = [
-        (printable(reason, 120) or "all other reasons", _named(topics[reason]) if reason else "",
-         sums[reason], share(sums[reason], sum(sums.values())))
+        (
+            printable(reason, 120) or "all other reasons",
+            _named(topics[reason]) if reason else "",
+            sums[reason],
+            share(sums[reason], sum(sums.values())),
+        )
         for reason in ranked
-    ]  # fmt: skip
-    return table("Garbage by reason.", columns, rows)
+    ]
+    return Table("Garbage by reason.", titles, rows, texts=["Topics"])
 
 
 def _named(topics: list[tuple[str, int]]) -> str:
@@ -74,74 +116,112 @@ def _named(topics: list[tuple[str, int]]) -> str:
     return shown + (", ..." if len(topics) > MOST_NAMED else "")
 
 
-def forecast_table(figures: Figures) -> Markup:
-    """What every topic has to come, and what it can do."""
-    columns = [Column("Topic", text=True), Column("Overdue"), Column("Next hour"),
-               Column("Next 24 hours"), Column(f"Next {DAYS} days"), Column("Later"),
-               Column("Best hour"), Column("95 % of busy hours")]  # fmt: skip
+def _forecast(figures: Figures) -> Table:
+    """Messages to come and capacity by topic."""
+    titles = [
+        "Topic",
+        "Overdue",
+        "Next hour",
+        "Next 24 hours",
+        f"Next {DAYS} days",
+        "Later",
+        "Best hour",
+        "95 % of busy hours",
+    ]
     ranked = sorted(figures.demands.items(), key=lambda one: -one[1].total)
     rows: list[Row] = []
     for topic, demand in ranked[:MOST_TOPICS]:
         best, p95, _ = figures.capacities.get(topic, (0, 0, 0))
-        rows.append((
-            topic, demand.overdue, demand.within(1), demand.within(24), demand.within(24 * DAYS),
-            demand.later, best or "unknown", p95 or "unknown",
-        ))  # fmt: skip
-    return table(f"What falls due{_first(rows, ranked)}, and the messages that were handled in an "
-                 "hour: in the best one, and at most in 95 % of those with any.",
-                 columns, rows)  # fmt: skip
+        rows.append(
+            (
+                topic,
+                demand.overdue,
+                demand.within(1),
+                demand.within(24),
+                demand.within(24 * DAYS),
+                demand.later,
+                best or "unknown",
+                p95 or "unknown",
+            )
+        )
+    return Table(
+        f"Messages due{_first(rows, ranked)}, and messages handled per hour: in the best "
+        "hour, and in the 95th percentile of busy hours.",
+        titles,
+        rows,
+    )
 
 
-def crossing_table(figures: Figures) -> Markup:
-    """Every topic that will fall behind."""
-    columns = [Column("Falls behind", text=True), Column("From"), Column("To do in that hour"),
-               Column("Best hour"), Column("Most left over"), Column("Drained")]  # fmt: skip
-    now, zone = figures.now, figures.zone
-    rows: list[Row] = [] if now is None else [
-        (one.topic, instant(now + timedelta(hours=one.hour), zone), one.load, one.capacity,
-         Cell(count(one.peak), flag=True),
-         f"not within {DAYS} days" if one.drained is None
-         else instant(now + timedelta(hours=one.drained), zone))
+def _crossings(figures: Figures) -> Table:
+    """The topics that will fall behind."""
+    titles = [
+        "Falls behind",
+        "From",
+        "Load in that hour",
+        "Best hour",
+        "Largest backlog",
+        "Drained",
+    ]
+    rows: list[Row] = [
+        (
+            one.topic,
+            instant(figures.ahead(one.hour), figures.zone),
+            one.load,
+            one.capacity,
+            Cell(count(one.peak), "flag"),
+            instant(figures.ahead(one.drained), figures.zone) or f"not within {DAYS} days",
+        )
         for one in figures.crossings[:MOST_TOPICS]
-    ]  # fmt: skip
-    return table(f"Topics that fall behind{_first(rows, figures.crossings)}: more falls due than "
-                 "was ever handled.", columns, rows)  # fmt: skip
+    ]
+    return Table(
+        f"Topics that fall behind{_first(rows, figures.crossings)}: more messages fall due in an "
+        "hour than were ever handled in one.",
+        titles,
+        rows,
+    )
 
 
-def gap_table(figures: Figures) -> Markup:
-    """Events that no archive ever saw."""
-    columns = [Column("Topic", text=True), Column("Met at"), Column("Behind event"),
-               Column("Before event"), Column("Missing"), Column("Why", text=True)]  # fmt: skip
+def _gaps(figures: Figures) -> Table:
+    """Gaps in the journal."""
+    titles = ["Topic", "Found at", "After event", "Before event", "Missing", "Reason"]
     rows: list[Row] = []
     for gap in figures.gaps[:MOST_GAPS]:
         lost = missing(gap)
-        rows.append((
-            gap.place, instant(gap.at, figures.zone), gap.after_id or "the start",
-            gap.to_id or "none yet", Cell("unknown" if lost is None else count(lost), flag=True),
-            printable(gap.reason, 200),
-        ))  # fmt: skip
-    return table(f"What the archive never saw{_first(rows, figures.gaps)}.", columns, rows)
+        rows.append(
+            (
+                gap.journal,
+                instant(gap.at, figures.zone),
+                gap.after_id or "the start",
+                gap.to_id or "none yet",
+                Cell("unknown" if lost is None else count(lost), "flag"),
+                printable(gap.reason, 200),
+            )
+        )
+    caption = f"Events missing in the archive{_first(rows, figures.gaps)}."
+    return Table(caption, titles, rows, texts=["Reason"])
 
 
-def missing(gap: Gap) -> int | None:
-    """How many events a gap stands for, None where that is not known: the numbers began anew."""
+def missing(gap: ArchiveGap) -> int | None:
+    """The number of events missing in a gap; None if unknown because event numbers restarted."""
     after = gap.after_number or 0
     return gap.to_number - after - 1 if gap.to_number and gap.to_number > after else None
 
 
-def hourly_table(figures: Figures) -> Markup:
-    """Counts and lateness of each topic and hour, the newest first."""
-    counted = (Column(name.capitalize()) for name in COUNTED)
-    columns = [Column("Hour and topic", text=True), *counted, Column("p50"), Column("p99"),
-               Column("Maximum")]  # fmt: skip
+def _hours(figures: Figures) -> Table:
+    """Counts and lateness by topic and hour, newest first."""
+    counted = (name.capitalize() for name in COUNTED)
+    titles = ["Hour and topic", *counted, "p50", "p99", "Maximum"]
     rows: list[Row] = []
     for topic, hour, counts in list(reversed(figures.hours))[:MOST_HOURS]:
         late = figures.lateness.get((("topic", "hour"), topic, hour))
         when = instant(datetime.fromtimestamp(hour, UTC), figures.zone)
         times = (length(late.p50), length(late.p99), length(late.max)) if late else ("", "", "")
         rows.append((f"{when}  {topic}", *(counts[name] for name in COUNTED), *times))
-    return table(f"Each topic and hour{_first(rows, figures.hours)}, the newest first; times are "
-                 "lateness.", columns, rows)  # fmt: skip
+    return Table(
+        f"Each topic and hour{_first(rows, figures.hours)}, newest first; times are lateness.",
+        titles,
+        rows,
+    )
 
 
 def _by_p99(parts: Mapping[tuple[object, ...], Percentiles]) -> list[tuple[str, Percentiles]]:
@@ -155,4 +235,4 @@ def _lengths(one: Percentiles) -> tuple[str, ...]:
 
 def _first(shown: Sized, everything: Sized) -> str:
     whole = len(everything)
-    return f" ({len(shown)} of {whole:,}; all are in the files)" if len(shown) < whole else ""
+    return f" ({len(shown)} of {whole:,}; the files have all)" if len(shown) < whole else ""

@@ -1,0 +1,157 @@
+"""Takes Lisa's measures of a peer, if they apply to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from benchmarks.comparison.environments import Installed
+from benchmarks.comparison.sizes import PeerSizes
+from benchmarks.comparison.workers import Senders, peer_at_work
+from lisa.cli.bench.fault import Fault
+from lisa.cli.bench.measures import concurrent_send, drain, lateness, memory
+from lisa.cli.bench.measures.bulk_send import NAME as BULK
+from lisa.cli.bench.measures.single_send import NAME as SINGLE
+from lisa.cli.bench.run import Run
+from lisa.cli.bench.server import fresh_server
+from lisa.cli.bench.work import Drained
+from lisa.cli.bench.work import drain as drain_once
+from lisa.cli.bench.work import paced as paced_once
+
+PROBE = 500
+SLOWEST = 50.0
+HOUR_MS = 3_600_000
+
+
+def measure_peer(run: Run, installed: Installed, chosen: Sequence[str], sizes: PeerSizes) -> None:
+    """Add the peer's figures to the results, and a reason for each measure that it lacks."""
+    name = installed.peer.name
+    versions = installed.call("versions", timeout_s=60)
+    run.results.versions[name] = {
+        # Targets compare with Python libraries on Redis, not with other servers.
+        "kind": installed.peer.kind if installed.peer.server == "redis" else "server",
+        **{key: str(value) for key, value in versions.items()},
+    }
+    measuring = _Measuring(run, installed, sizes)
+    steps: dict[str, Callable[[], None]] = {
+        BULK: measuring.bulk,
+        SINGLE: measuring.single,
+        concurrent_send.NAME: measuring.concurrent,
+        memory.NAME: measuring.memory,
+        drain.NAME: measuring.drain,
+        lateness.NAME: measuring.lateness,
+    }
+    for measure, step in steps.items():
+        if measure not in chosen:
+            continue
+        if reason := installed.peer.skip.get(measure):
+            run.results.failed[measure, name] = reason
+            continue
+        try:
+            step()
+        except Fault as fault:
+            run.results.failed[measure, name] = str(fault)
+
+
+class _Measuring:
+    def __init__(self, run: Run, installed: Installed, sizes: PeerSizes) -> None:
+        self._run = run
+        self._sizes = sizes
+        self._installed = installed
+        self._name = installed.peer.name
+        self._on_redis = installed.peer.server == "redis"
+        self._rates: dict[str, float] = {}
+
+    def bulk(self) -> None:
+        self._send("send", BULK)
+
+    def single(self) -> None:
+        self._send("send-single", SINGLE)
+
+    def concurrent(self) -> None:
+        tasks = ("--tasks", str(concurrent_send.TASKS))
+        self._send("send-concurrent", concurrent_send.NAME, *tasks)
+
+    def _send(self, command: str, measure: str, *arguments: str) -> None:
+        for _ in self._run.repeats(f"{self._name}: {command}", most=self._sizes.repeats):
+            with fresh_server() as server:
+                senders = Senders(self._installed, server, SLOWEST)
+                due = ("--due-ms", str(time.time_ns() // 1_000_000 + HOUR_MS), *arguments)
+                probe_s = senders.seconds(command, self._most(PROBE), *due)
+                if probe_s is None:
+                    raise Fault("it has no asyncio API")
+                count = self._count(PROBE / probe_s)
+                seconds = senders.seconds(command, count, *due) or probe_s
+            self._add(measure, "rate", count / seconds, "1/s")
+            self._rates[command] = count / seconds
+
+    def memory(self) -> None:
+        if not self._on_redis:
+            raise Fault("its messages are not stored in Redis")
+        for _ in self._run.repeats(f"{self._name}: memory", most=self._sizes.repeats):
+            with fresh_server() as server:
+                senders = Senders(self._installed, server, SLOWEST)
+                due = ("--due-ms", str(time.time_ns() // 1_000_000 + HOUR_MS))
+                senders.seconds("send", self._most(PROBE), *due)
+                time.sleep(0.2)
+                before, count = server.memory(), self._count(self._send_rate())
+                senders.seconds("send", count, *due)
+                time.sleep(0.2)
+                each = (server.memory() - before) / count
+            self._add(memory.NAME, memory.EMBEDDED, each, "bytes")
+
+    def drain(self) -> None:
+        # Twice: for a queue that polls once a second, few messages do not show its rate.
+        rate = self._drain(self._most(PROBE), SLOWEST).rate
+        rate = max(rate, self._drain(self._count(rate), rate / 4).rate)
+        for _ in self._run.repeats(f"{self._name}: drain", most=self._sizes.repeats):
+            drained = self._drain(self._count(rate), rate / 4)
+            drain.add(self._run, drain.NAME, self._name, drained, on_redis=self._on_redis)
+
+    def _drain(self, count: int, slowest: float) -> Drained:
+        with (
+            fresh_server() as server,
+            peer_at_work(self._installed, server, count, slowest) as work,
+        ):
+            drained = drain_once(work, count, self._head_s(count))
+        self._rates["send"] = count / drained.send_s
+        return drained
+
+    def lateness(self) -> None:
+        capacity = self._run.results.median(drain.NAME, self._name, "rate")
+        if capacity is None:
+            capacity = self._drain(self._most(PROBE), SLOWEST).rate
+        self._paced(capacity / 2, lateness.HALF)
+        self._add(lateness.NAME, f"rate at {lateness.HALF}", capacity / 2, "1/s")
+        if capacity < lateness.RATE:
+            raise Fault(f"1,000/s exceeds its capacity ({capacity:,.0f}/s)")
+        self._paced(lateness.RATE, lateness.STEADY)
+
+    def _paced(self, rate: float, label: str) -> None:
+        count = self._most(max(20, int(rate * self._sizes.seconds)))
+        for _ in self._run.repeats(f"{self._name}: lateness at {label}", most=self._sizes.repeats):
+            with (
+                fresh_server() as server,
+                peer_at_work(self._installed, server, count, rate) as work,
+            ):
+                # A queue with delays in whole seconds must send such messages at their rate.
+                head_s = self._head_s(count) + count / rate
+                late_us = paced_once(work, count, rate, head_s).lateness_us
+            self._run.results.add_lateness(lateness.NAME, self._name, late_us, label)
+
+    def _add(self, measure: str, what: str, value: float, unit: str) -> None:
+        self._run.results.add(measure, self._name, what, value, unit)
+
+    def _send_rate(self) -> float:
+        """Messages sent per second, measured or assumed."""
+        return self._rates.get("send", SLOWEST * 4)
+
+    def _head_s(self, count: int) -> float:
+        return self._sizes.start_seconds + 2 * count / self._send_rate()
+
+    def _count(self, rate: float) -> int:
+        """Enough messages to keep the peer busy for some seconds."""
+        return self._most(max(PROBE, int(rate * self._sizes.seconds)))
+
+    def _most(self, count: int) -> int:
+        return min(count, self._sizes.most)

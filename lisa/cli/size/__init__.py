@@ -1,0 +1,1 @@
+"""`lisa size`: the cluster that a given load needs, from measured costs."""

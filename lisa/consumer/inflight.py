@@ -1,0 +1,132 @@
+"""A delivery that a consumer holds, and the verdict of its handler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from lisa.core.delivery.decode import settlement_of
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.message import Message
+from lisa.core.model.outcomes import Discard, Retry, reason_of, text_of
+from lisa.core.transitions.ack import Settlement
+
+
+class Cancellable(Protocol):
+    """A running `async def` handler that another thread can cancel."""
+
+    def cancel(self) -> Any:
+        """Cancel the handler at its next await."""
+
+
+class Held(msgspec.Struct, eq=False):
+    """One delivery, from `open` until Redis has confirmed its settlement.
+
+    entry: the stream entry id.
+    data: the envelope, handed over at `handed_us` (Redis's clock, in microseconds).
+    opened, started: `time.monotonic` seconds; `started` is 0 until a handler runs.
+    lease_ends: when the manager may reclaim the delivery, as far as known. Once reclaimed, 0 if no
+        handler runs, else infinite: the outcome of the handler will count as late.
+    ended: the handler has finished, or the delivery was dropped.
+    overdue: the handler exceeded its timeout; leases of such handlers are not renewed.
+    """
+
+    entry: str
+    message: Message
+    data: bytes
+    handed_us: int
+    opened: float
+    lease_ends: float
+    started: float = 0.0
+    ended: bool = False
+    overdue: bool = False
+    task: Cancellable | None = None
+
+    @property
+    def receipt(self) -> tuple[str, str]:
+        """The message id and the stream entry id."""
+        return self.message.id, self.entry
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a handler runs."""
+        return bool(self.started) and not self.ended
+
+    def begin(self, now: float) -> None:
+        """Record that a handler runs."""
+        self.started = now
+
+    def run_in(self, task: Cancellable) -> None:
+        """Keep the task of an `async def` handler."""
+        self.task = task
+
+    def end(self) -> None:
+        """Record that the handler has finished, or that the delivery was dropped."""
+        self.ended = True
+
+    def extend_lease(self, ends: float) -> None:
+        """Record that the lease was extended."""
+        self.lease_ends = ends
+
+    def lose_lease(self) -> None:
+        """Record that the manager reclaimed the delivery; the lease is never extended again."""
+        self.lease_ends = math.inf if self.started else 0.0
+
+    def stop_extending(self) -> None:
+        """Record that the handler exceeded its timeout, and cancel its task."""
+        self.overdue = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Verdict(NamedTuple):
+    """Why a message was not handled.
+
+    delay: milliseconds until the retry, "discard", or None for the retry policy.
+    error: the exception to log; None for `Retry`, `Discard`, `Batch.fail` and a return of False.
+    """
+
+    reason: str
+    delay: int | Literal["discard"] | None = None
+    error: BaseException | None = None
+
+    @property
+    def is_discard(self) -> bool:
+        """Whether the message must not be retried."""
+        return self.delay == "discard"
+
+
+RETURNED_FALSE = Verdict("the handler returned False")
+
+Outcome = Verdict | None
+
+
+def verdict_of(error: object) -> Verdict:
+    """The verdict for an exception, or for the text given to `Batch.fail`."""
+    if isinstance(error, Retry):
+        delay: timedelta | None = error.delay
+        return Verdict(text_of(error), None if delay is None else duration_ms(delay))
+    if isinstance(error, Discard):
+        return Verdict(text_of(error), "discard")
+    if isinstance(error, BaseException):
+        return Verdict(reason_of(error), None, error)
+    return Verdict(str(error))
+
+
+def combined(first: Outcome, second: Outcome) -> Outcome:
+    """The outcome for two receivers of one message: a retry takes precedence over a discard.
+
+    Both receivers then get the message again, and the discard can be repeated.
+    """
+    if first is None or second is None:
+        return first or second
+    return second if first.is_discard and not second.is_discard else first
+
+
+def settlements_of(deliveries: Iterable[Held]) -> list[Settlement]:
+    """The settlement of each delivery."""
+    return [settlement_of(one.message, one.entry, one.data, one.handed_us) for one in deliveries]

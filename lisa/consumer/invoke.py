@@ -1,0 +1,129 @@
+"""Call the handlers of a message or a batch, and collect their outcomes.
+
+The calls are flows, so that threads and the event loop share the same code. On a thread, the link
+of `drive` is a function that waits for an awaitable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from lisa.consumer.batches import Batch
+from lisa.consumer.handlers import HandlerPlan
+from lisa.consumer.inflight import RETURNED_FALSE, Held, Outcome, Verdict, combined, verdict_of
+from lisa.consumer.models import BodyMismatch
+from lisa.core.model.message import Message
+from lisa.core.redis.flow import Flow, adrive, drive
+
+Wait = Callable[[Awaitable[Any]], Any]
+"""Waits on a thread for an awaitable that runs on the event loop."""
+
+NO_RECEIVER = Verdict("this topic no longer has a receiver")
+
+
+class _Waiting(NamedTuple):
+    """Wait for the awaitable that a handler returned."""
+
+    awaitable: Awaitable[Any]
+
+    def run(self, wait: Wait) -> Any:
+        return wait(self.awaitable)
+
+    def arun(self, _link: object) -> Awaitable[Any]:
+        return self.awaitable
+
+
+def on_message(plan: HandlerPlan, held: Held) -> Flow[Outcome]:
+    """Call all receivers, even after one has raised."""
+    if not plan.receivers:
+        return NO_RECEIVER
+    worst: Outcome = None
+    for receiver in plan.receivers:
+        try:
+            result = receiver.call(held)
+            if result is not None and inspect.isawaitable(result):
+                result = yield _Waiting(result)
+            if result is False:
+                worst = combined(worst, RETURNED_FALSE)
+        except asyncio.CancelledError as error:
+            return verdict_of(error)
+        except BaseException as error:  # noqa: BLE001  sys.exit() in a handler is a failure too
+            worst = combined(worst, _judged(error))
+    return worst
+
+
+def on_message_sync(plan: HandlerPlan, held: Held, wait: Wait) -> Outcome:
+    """Run `on_message` on a thread; the common case of one receiver needs no generator."""
+    if len(plan.receivers) != 1:
+        return drive(on_message(plan, held), wait)
+    try:
+        result = plan.receivers[0].call(held)
+        if result is None:
+            return None
+        if inspect.isawaitable(result):
+            result = wait(result)
+    except BaseException as error:  # noqa: BLE001  as in on_message
+        return _judged(error)
+    return RETURNED_FALSE if result is False else None
+
+
+async def on_message_async(plan: HandlerPlan, held: Held) -> Outcome:
+    """Run `on_message` on an event loop; the common case of one receiver needs no generator."""
+    if len(plan.receivers) != 1:
+        return await adrive(on_message(plan, held), None)
+    try:
+        result = plan.receivers[0].call(held)
+        if result is not None and inspect.isawaitable(result):
+            result = await result
+    except asyncio.CancelledError as error:
+        return verdict_of(error)
+    except BaseException as error:  # noqa: BLE001  as in on_message
+        return _judged(error)
+    return RETURNED_FALSE if result is False else None
+
+
+def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
+    """Call the receivers of single messages, then the batch handler once."""
+    receiver = plan.batch
+    if receiver is None:
+        singly: list[Outcome] = []
+        for held in deliveries:
+            outcome = yield from on_message(plan, held)
+            singly.append(outcome)
+        return singly
+    outcomes: list[Outcome] = [None] * len(deliveries)
+    fitting: list[tuple[int, Message]] = []
+    for index, held in enumerate(deliveries):
+        if plan.receivers:
+            outcomes[index] = yield from on_message(plan, held)
+        try:
+            fitting.append((index, receiver.message(held)))
+        except BodyMismatch as error:
+            outcomes[index] = combined(outcomes[index], _mismatch(error))
+    if fitting:
+        batch = Batch([message for _, message in fitting])
+        said = yield from _call_batch(receiver.handler, batch)
+        for index, message in fitting:
+            outcomes[index] = combined(outcomes[index], batch.verdict(message) or said)
+    return outcomes
+
+
+def _call_batch(handler: Callable[[Batch], Any], batch: Batch) -> Flow[Outcome]:
+    try:
+        result = handler(batch)
+        if result is not None and inspect.isawaitable(result):
+            result = yield _Waiting(result)
+    except BaseException as error:  # noqa: BLE001  as in on_message
+        return verdict_of(error)
+    return RETURNED_FALSE if result is False else None
+
+
+def _mismatch(error: BodyMismatch) -> Verdict:
+    return Verdict(str(error), "discard")
+
+
+def _judged(error: BaseException) -> Verdict:
+    return _mismatch(error) if isinstance(error, BodyMismatch) else verdict_of(error)

@@ -1,0 +1,133 @@
+"""The deliveries that a consumer holds of one topic or shard, and their leases."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from lisa.consumer.inflight import Held
+from lisa.consumer.membership import Membership
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.store.store import SyncStore, chunks
+from lisa.core.transitions.extend import Extend
+
+log = logging.getLogger("lisa.consumer")
+
+
+class Leases:
+    """Deliveries by stream entry id, from `open` until Redis has confirmed their settlement.
+
+    Any thread may add or drop deliveries. The heartbeat extends leases.
+
+    shortened: called when the ack timeout became shorter.
+    """
+
+    def __init__(
+        self, store: SyncStore, membership: Membership, shortened: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._shortened = shortened
+        self.held: dict[str, Held] = {}
+        self.hold = self.held.__setitem__
+        """Add a delivery. Not a method, because that would take twice as long."""
+        self.ack_timeout_s = 10.0
+        self.handler_timeout_s = 0.0
+
+    def forget(self, settled: Iterable[Held]) -> None:
+        """Remove settled deliveries."""
+        pop = self.held.pop
+        for held in settled:
+            pop(held.entry, None)
+
+    def drop(self, held: Held) -> None:
+        """Remove a delivery that this consumer no longer holds; ignores its handler's outcome."""
+        held.end()
+        self.held.pop(held.entry, None)
+
+    def all(self) -> list[Held]:
+        """All deliveries; other threads may add and drop some meanwhile."""
+        return list(self.held.values())
+
+    def running(self) -> list[Held]:
+        """The deliveries in a running handler."""
+        return [held for held in self.all() if held.is_running]
+
+    def use_handler_timeout(self, seconds: float) -> None:
+        """Set how long a handler may run before its leases are no longer extended."""
+        self.handler_timeout_s = seconds
+
+    def use_ack_timeout(self, seconds: float) -> None:
+        """Set the topic's ack timeout; calls `shortened` if it became shorter."""
+        was, self.ack_timeout_s = self.ack_timeout_s, seconds
+        if seconds < was:
+            self._shortened()
+
+    def renew(self, held: Held) -> bool:
+        """Extend a lease that may have ended; returns whether this consumer still holds it.
+
+        Raises ServerUnavailable.
+        """
+        now = time.monotonic()
+        try:
+            kept = self._store.call(self._extension([held]))[0]
+        except ServerUnavailable:
+            raise
+        except LisaError:
+            return False
+        if kept:
+            held.extend_lease(now + self.ack_timeout_s)
+        return kept
+
+    def extend_due(self, now: float) -> bool | None:
+        """Extend leases after a third of their time; returns None if none is due, else True.
+
+        Raises LisaError.
+        """
+        due = [
+            held
+            for held in self.all()
+            if held.lease_ends and not held.overdue and self._is_due(held.lease_ends - now)
+        ]
+        for some in chunks(due, self._store.batch_size(self._membership.shard, Extend)):
+            asked = time.monotonic()
+            kept = self._store.call(self._extension(some))
+            for held, is_kept in zip(some, kept, strict=True):
+                if is_kept:
+                    held.extend_lease(asked + self.ack_timeout_s)
+                elif not held.ended and held.entry in self.held:
+                    self._lose(held)
+        return True if due else None
+
+    def _extension(self, some: Iterable[Held]) -> Extend:
+        member = self._membership
+        return Extend(member.shard, member.group, member.name, [held.receipt for held in some])
+
+    def _is_due(self, left_s: float) -> bool:
+        """Whether a third of the lease has passed, or the ack timeout became shorter since then."""
+        return left_s < self.ack_timeout_s * 2 / 3 or self.ack_timeout_s < left_s < math.inf
+
+    def _lose(self, held: Held) -> None:
+        """Mark a reclaimed delivery; if it is unstarted, `Subscription.start` drops it."""
+        held.lose_lease()
+        if held.started:
+            log.warning(
+                "topic %s: the lease of message %s ended while its handler was running",
+                self._membership.shard,
+                held.message.id,
+            )
+
+    def end_overdue(self, now: float) -> None:
+        """Stop extending leases of handlers past their timeout; cancel `async def` handlers."""
+        for held in self.running():
+            if not held.overdue and now - held.started > self.handler_timeout_s > 0:
+                log.error(
+                    "topic %s: the handler of message %s exceeded %g s; its lease is no longer "
+                    "renewed",
+                    self._membership.shard,
+                    held.message.id,
+                    self.handler_timeout_s,
+                )
+                held.stop_extending()

@@ -1,0 +1,94 @@
+"""The options of a consumer, and which topics it reads for which groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, NamedTuple, Self
+
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.sharding import Topic
+from lisa.core.redis.address import Address
+from lisa.core.settings import ConsumerSettings
+
+LARGEST_CONCURRENCY = 10_000
+LARGEST_BATCH = 1_000_000
+
+
+class WantedTopic(NamedTuple):
+    """A topic to read, its group if given, and the prefix of the consumer's name if given."""
+
+    topic: Topic
+    group: str | None
+    name: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions:
+    """See `Consumer` for the meaning of each option.
+
+    configured: the topics that the settings name.
+    """
+
+    address: Address
+    keys: Keys = field(default_factory=lambda: Keys(DEFAULT_PREFIX))
+    group: str | None = None
+    name: str | None = None
+    concurrency: int = 1
+    poll_timeout: timedelta = timedelta(seconds=5)
+    poll_batch_size: int | None = None
+    grace: timedelta = timedelta(seconds=30)
+    configured: Collection[WantedTopic] = ()
+
+    def checked(self) -> Self:
+        """These options. Raises ConfigError if one is invalid."""
+        if self.group is not None:
+            check_group(self.group)
+        name = self.name
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(
+                f"name={name!r} is not a non-empty string; omit name to use a generated one"
+            )
+        _check_whole("concurrency", self.concurrency, LARGEST_CONCURRENCY)
+        if self.poll_timeout <= timedelta(0):
+            raise ConfigError(f"poll_timeout {self.poll_timeout} must be above 0")
+        if self.poll_batch_size is not None:
+            _check_whole("poll_batch_size", self.poll_batch_size, LARGEST_BATCH)
+        return self
+
+    def with_settings(self, settings: ConsumerSettings, *, only_given: bool) -> Self:
+        """These options with settings applied; with `only_given`, those that are set."""
+        server = settings.consumer_server
+        given = settings.model_fields_set if only_given else type(settings).model_fields
+        inner = server.model_fields_set if only_given else type(server).model_fields
+        changes: dict[str, Any] = {
+            name: getattr(server, name)
+            for name in ("concurrency", "poll_batch_size", "grace")
+            if name in inner
+        }
+        if not only_given or settings.redis.model_fields_set:
+            changes["address"] = Address.from_settings(settings.redis)
+        if "prefix" in given:
+            changes["keys"] = Keys(settings.prefix)
+        if "poll_timeout_millis" in inner:
+            changes["poll_timeout"] = timedelta(milliseconds=server.poll_timeout_millis)
+        wanted = [WantedTopic(Topic(one.topic), one.group, one.consumer) for one in settings.groups]
+        return replace(self, **changes, configured=wanted)
+
+    def without(self, topic: str) -> Self:
+        """These options without a configured topic."""
+        return replace(self, configured=[one for one in self.configured if one.topic != topic])
+
+    def wanted_for(self, topic: str) -> list[WantedTopic]:
+        """What to read of a topic: for each configured group, or for the consumer's group."""
+        found = [wanted for wanted in self.configured if wanted.topic == topic]
+        if self.group is not None:
+            found = [WantedTopic(Topic(topic), self.group, found[0].name if found else None)]
+        return found or [WantedTopic(Topic(topic), None, None)]
+
+
+def _check_whole(name: str, value: object, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
+        raise ConfigError(f"{name}={value!r} is not a whole number from 1 to {highest}")

@@ -1,0 +1,87 @@
+"""How handlers and signal receivers are registered with a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, overload
+
+from blinker import Signal
+
+from lisa.consumer.handlers import Handlers
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class Registration:
+    """The part of `Consumer` that takes handlers and receivers."""
+
+    def __init__(self) -> None:
+        self._handlers = Handlers()
+
+    @property
+    def message_received(self) -> Signal:
+        """Fired for each delivered message; its receivers handle the message."""
+        return self._handlers.signals.received
+
+    @property
+    def message_acked(self) -> Signal:
+        """Fired when Redis has confirmed the ack of a message."""
+        return self._handlers.signals.acked
+
+    @property
+    def message_retrying(self) -> Signal:
+        """Fired when a message failed and will be retried."""
+        return self._handlers.signals.retrying
+
+    @property
+    def message_dead(self) -> Signal:
+        """Fired when a message becomes a dead letter."""
+        return self._handlers.signals.dead
+
+    @property
+    def message_expired(self) -> Signal:
+        """Fired when a message is past its ttl and will not be handled."""
+        return self._handlers.signals.expired
+
+    @overload
+    def on(
+        self,
+        topic: str,
+        handler: None = None,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        within: timedelta | str | None = None,
+        timeout: timedelta | str | None = None,
+    ) -> Callable[[H], H]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        handler: H,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        within: timedelta | str | None = None,
+        timeout: timedelta | str | None = None,
+    ) -> H: ...
+    def on(self, topic: str, handler: H | None = None, **options: Any) -> H | Callable[[H], H]:
+        """Register a handler of a topic, as a decorator or by a call with the handler.
+
+        model: type of the body (msgspec Struct, dataclass, TypedDict, pydantic model). A message
+            whose body does not match becomes a dead letter, with the reason.
+        batch: call the handler with a `Batch` of up to this many messages.
+        within: how long the first message of a batch waits for others; 0 by default.
+        timeout: how long a handler may run; after that, its lease expires and the message
+            is retried; 1 h by default.
+
+        The handler takes one argument and may be `async def`. The consumer keeps a strong
+        reference. Raises ConfigError if an option is invalid.
+        """
+
+        def take(function: H) -> H:
+            self._handlers.add(topic, function, **options)
+            return function
+
+        return take if handler is None else take(handler)

@@ -1,0 +1,250 @@
+"""Start and stop the threads of one running consumer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.handlers import Handlers
+from lisa.consumer.heartbeat import Heartbeat
+from lisa.consumer.inflight import Held
+from lisa.consumer.intake import Intake
+from lisa.consumer.metrics import own_numbers
+from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.pull import Puller
+from lisa.consumer.reader import Reader
+from lisa.consumer.readers import ReaderSet, end_reading, join_readers
+from lisa.consumer.settler import Settler
+from lisa.consumer.shutdown import SHUTDOWN_CALLS_S, ShutdownCalls, give_back
+from lisa.consumer.signal_queue import SignalSender
+from lisa.consumer.slots import Slots
+from lisa.consumer.stream_reader import StreamReader
+from lisa.consumer.subscription import Subscription
+from lisa.core.daemon.threads import ServiceThread, longest_round_s, stalled
+from lisa.core.delivery.group_resolution import find_group
+from lisa.core.metrics.numbers import Numbers
+from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.sharding import Shard
+from lisa.core.redis.connection import Connection
+from lisa.core.redis.failover import watch_threads
+from lisa.core.store.presence import unique_name
+from lisa.core.store.store import SyncStore
+
+log = logging.getLogger("lisa.consumer")
+
+PATIENCE = timedelta(seconds=1)
+"""How long one call is retried; each thread also retries its work."""
+
+HEARTBEAT_S = 5.0
+"""Maximum time to wait for a running heartbeat."""
+
+
+class Runtime:
+    """The readers, dispatcher, settler and heartbeat of one consumer. Can be started once."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        handlers: Handlers,
+        *,
+        failed: Callable[[LisaError], None],
+    ) -> None:
+        address, has_nodes = options.address, options.address.kind == "cluster"
+        self._options = options
+        self._handlers = handlers
+        self._failed = failed
+        self._store = SyncStore(Connection(address), options.keys, PATIENCE, who="consumer")
+        self._patient_store = SyncStore(Connection(address), options.keys, who="consumer")
+        self._slots = Slots(options.concurrency)
+        self._signal_sender = SignalSender(handlers.signals, self._spawn)
+        self.readers = ReaderSet(self._store, address, unique_name(options.name), self._new_reader)
+        self._longest_s = longest_round_s(address.socket_timeout_s)
+        self._settler = Settler(
+            self.readers.subscriptions,
+            self._signal_sender,
+            has_nodes=has_nodes,
+            longest_s=self._longest_s,
+        )
+        self._dispatcher = Dispatcher(self._slots, handlers, self._settler)
+        self._heartbeat = Heartbeat(
+            self._store,
+            self.readers.subscriptions,
+            options.concurrency,
+            self._drained,
+            self.readers.follow,
+            has_nodes=has_nodes,
+            longest_s=self._longest_s,
+        )
+        self._puller: Puller | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the threads run."""
+        return self.readers.is_open
+
+    def _spawn(self, awaitable: Awaitable[Any]) -> None:
+        self._dispatcher.spawn(awaitable)
+
+    def _new_reader(self, shard: Shard, group: str, name: str) -> Reader:
+        options = self._options
+        sub = Subscription(self._store, shard, group, name, self._heartbeat.wake)
+        stream = StreamReader(sub, options.address, options.poll_timeout, self._settler)
+        intake = Intake(
+            sub,
+            stream,
+            cap=options.poll_batch_size,
+            handlers=self._handlers,
+            dispatcher=self._dispatcher,
+            settler=self._settler,
+            topics=self.readers.__len__,
+        )
+        return Reader(sub, stream, intake, self._longest_s, self._failed)
+
+    def start(self, all_wanted: Iterable[WantedTopic]) -> None:
+        """Start the threads. Raises ConfigError for errors that can be detected at the start."""
+        all_wanted = list(all_wanted)
+        try:
+            self._store.drive(self._store.check_schema())
+            self._store.drive(self._store.layouts([wanted.topic for wanted in all_wanted]))
+            for wanted in all_wanted:
+                if wanted.group is None:
+                    self._store.drive(find_group(self._store, wanted.topic))
+        except ServerUnavailable as error:
+            log.warning("starting without the server: %s", error)
+        self._settler.start()
+        self._heartbeat.start()
+        self.readers.open(all_wanted)
+
+    def puller(self, group: str | None) -> Puller:
+        """The puller, created on first use."""
+        if self._puller is None:
+            self._puller = Puller(
+                # With its own name, because readers release unheld entries pending under theirs.
+                self._patient_store,
+                self._options.address,
+                group or "",
+                unique_name(self._options.name),
+                self._signal_sender,
+            )
+        return self._puller
+
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is a handler or a receiver on one of this consumer's threads."""
+        owners = (self._dispatcher, self._settler, self.readers)
+        return any(one.owns_this_thread() for one in owners)
+
+    def threads(self) -> list[ServiceThread]:
+        """All threads that must be alive now."""
+        if not self.is_started:
+            return []
+        return [
+            *self.readers.threads(),
+            *self._settler.threads(),
+            *self._heartbeat.threads(),
+            *self._dispatcher.threads(),
+            *watch_threads(),
+        ]
+
+    def health(self) -> Mapping[str, Any]:
+        """The content of `/healthz`: the state of each topic and the age of each thread's round."""
+        threads = self.threads()
+        faults = stalled(threads)
+        topics: dict[str, dict[str, Any]] = {}
+        for sub, reader in self.readers.items():
+            state = "unreachable" if reader.is_failing else sub.state
+            one = {"state": state, "held": len(sub.leases.held), "handled": sub.stats.handled}
+            known = topics.setdefault(f"{sub.topic}/{sub.group or '-'}", one)
+            if known is not one:  # a further shard of the topic
+                known["held"] += one["held"]
+                known["handled"] += one["handled"]
+                if state not in ("running", "stopping"):
+                    known["state"] = state
+        failing = bool(faults) or any(one.is_failing for _, one in self.readers.items())
+        waiting = any(not sub.group for sub in self.readers.subscriptions())
+        removed = any(sub.membership.is_removed for sub in self.readers.subscriptions())
+        status = "failing" if failing else "waiting" if removed else "starting" if waiting else "ok"
+        ages = {one.name: round(one.age_s, 1) for one in threads}
+        return {"status": status, "topics": topics, "threads": ages, "faults": faults}
+
+    def numbers(self) -> Numbers:
+        """The metrics of this consumer."""
+        readers = [(sub, one.is_failing) for sub, one in self.readers.items()]
+        return own_numbers(readers, self._slots)
+
+    def close(self, grace_s: float) -> None:
+        """Stop reading, release unstarted deliveries, wait for handlers, settle and disconnect."""
+        ends = time.monotonic() + grace_s
+        was_started, readers = self.is_started, self.readers.close()
+        last = ShutdownCalls(self._options.address)
+        if was_started:
+            end_reading(readers, last)
+            waiting = time.monotonic()
+            self._slots.wait_all_free(max(0.0, ends - waiting))
+            if time.monotonic() - waiting > SHUTDOWN_CALLS_S:  # the server may be back
+                last = ShutdownCalls(self._options.address)
+            self._take_away(readers, last)
+            join_readers(readers.values(), last)
+            self._settler.flush_now()
+            self._settler.close(last.left_s())
+            self._heartbeat.close(last.left_s(HEARTBEAT_S))
+            self.readers.end_pool()
+            self._dispatcher.close()
+        self._leave(readers, last)
+        self._store.close()
+        self._patient_store.close()
+
+    def _take_away(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
+        """After the grace time, cancel `async def` handlers and release their deliveries.
+
+        Deliveries of other handlers are redelivered when their leases expire.
+        """
+        taken: dict[Subscription, list[Held]] = {}
+        for sub in subs:
+            running = sub.leases.running()
+            taken[sub] = cancelled = [one for one in running if one.task is not None]
+            for one in cancelled:
+                one.end()
+            if left := len(running) - len(cancelled):
+                log.warning(
+                    "topic %s: %d handlers did not finish in time; their messages will be "
+                    "redelivered when the leases expire",
+                    sub.shard,
+                    left,
+                )
+        give_back(taken, last)
+        self._dispatcher.cancel_tasks()
+
+    def _drained(self, sub: Subscription) -> None:
+        """Remove a closing subscription that no longer holds deliveries."""
+        if self.readers.has_ended(sub):
+            self._leave_one(sub)
+            self.readers.remove(sub)
+            self._dispatcher.forget(sub)
+
+    def _leave(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
+        leaving: list[Callable[[], None]] = [partial(self._leave_one, sub) for sub in subs]
+        if self._puller is not None:
+            leaving += self._puller.close(self._store)
+        for leave in leaving:  # managers delete records that are left behind
+            last.make(partial(self._has_left, leave, last))
+
+    @staticmethod
+    def _has_left(leave: Callable[[], None], last: ShutdownCalls) -> bool:
+        try:
+            leave()
+        except LisaError as error:
+            if last.is_answered:
+                log.warning("could not remove the consumer's record: %s", error)
+            return False
+        return True
+
+    def _leave_one(self, sub: Subscription) -> None:
+        try:
+            self._heartbeat.leave(sub, keeps_name=self.readers.has_successor(sub))
+        except GroupRemoved:
+            log.debug("topic %s: group %s was already removed", sub.shard, sub.group)

@@ -1,0 +1,211 @@
+"""Blocking reads of one group's stream, which other threads can interrupt."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from redis import exceptions
+
+from lisa.consumer.inflight import Held
+from lisa.consumer.prefetch import MOST
+from lisa.consumer.settler import Settler
+from lisa.consumer.subscription import Subscription
+from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.stream import Entry, parse_entry, parse_read, read_command
+from lisa.core.redis.address import Address
+from lisa.core.redis.clients import reporting_client_id
+from lisa.core.redis.connection import Connection
+from lisa.core.redis.flow import Command
+
+log = logging.getLogger("lisa.consumer")
+
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+"""Errors after which the server may have delivered entries in a reply that was lost."""
+
+LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
+
+LOST_LOOK = timedelta(seconds=1)
+"""Longest blocking time while the server may still execute an earlier, disconnected read."""
+
+
+class StreamReader:
+    """A separate connection for one subscription's reads, and the entries that it has read.
+
+    longest: the longest blocking time.
+    is_reading: whether a read is running.
+    """
+
+    def __init__(
+        self, sub: Subscription, address: Address, poll: timedelta, settler: Settler
+    ) -> None:
+        # CLIENT UNBLOCK must go to the right node; on a cluster, short reads are used instead.
+        self.longest = min(poll, LONGEST_CLUSTER_BLOCK) if address.kind == "cluster" else poll
+        blocking = address.blocking_for(self.longest.total_seconds())
+        if address.kind != "cluster":
+            blocking = reporting_client_id(blocking, self._connected)
+        self._connection = Connection(blocking)
+        self._sub = sub
+        self._settler = settler
+        self._client_id: int | None = None
+        self._last = "-"
+        self._lost_after: str | None = None
+        self._lost_until = 0.0
+        self._unopened: list[Entry] = []
+        self._startable = 0
+        self._asked_at = 0.0
+        self._read_at = 0.0
+        self.is_reading = False
+
+    def _connected(self, client_id: int | None) -> None:
+        self._client_id = client_id
+
+    @property
+    def has_unopened(self) -> bool:
+        """Whether entries were read but not opened."""
+        return bool(self._unopened)
+
+    def fetch(self, count: int, block: timedelta, startable: int) -> None:
+        """Read up to `count` entries; none if interrupted. Raises LisaError and client errors.
+
+        `startable` is the number of messages that handlers can start immediately.
+        """
+        self._startable = startable
+        if self._release_lost():
+            block = min(block, LOST_LOOK)
+        self._unopened = self._read(max(1, min(count, MOST)), block)
+        self._read_at = time.monotonic()
+
+    def open(self) -> list[Held]:
+        """Open all read entries, in as many calls as needed. Raises LisaError.
+
+        Entries beyond `AHEAD_BYTES` are released, if bodies are larger than expected.
+        """
+        sub, taken, total, count = self._sub, list[Held](), 0, 0
+        while self._unopened:
+            try:
+                some, opened = sub.open(self._unopened, self._asked_at, self._read_at)
+            except LisaError:
+                if not taken:
+                    raise
+                break  # dispatch the opened ones first; the next step retries
+            taken += some
+            total += sum(len(one.data) for one in some)
+            count += opened
+            del self._unopened[:opened]
+            if total >= AHEAD_BYTES and count >= self._startable and self._unopened:
+                self.release_unopened()
+                self.drop_unopened()
+        sub.pace.size.measured(total, count)
+        return taken
+
+    def drop_unopened(self) -> None:
+        """Drop the unopened entries after their group was removed."""
+        self._unopened.clear()
+
+    def release_unopened(self) -> None:
+        """Release the unopened entries."""
+        if self._unopened:
+            self._sub.release([(entry.id, entry.entry) for entry in self._unopened])
+
+    def _release_lost(self) -> bool:
+        """Release entries whose reply was lost; returns whether to check again soon."""
+        lost = self._lost()
+        if lost:
+            log.info("topic %s: releasing %d messages of a lost reply", self._sub.shard, len(lost))
+            self._sub.release(lost)
+        return lost is not None
+
+    def _read(self, count: int, block: timedelta) -> list[Entry]:
+        sub = self._sub
+        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
+        block_ms = block // timedelta(milliseconds=1)
+        command = read_command(stream, sub.group, sub.name, count, block_ms)
+        self.is_reading, was_forgotten = True, sub.membership.is_forgotten
+        try:
+            if sub.is_interrupted():
+                return []
+            self._asked_at = time.monotonic()
+            reply = self._ask(command)
+        except _LOST:
+            if self._lost_after is None:
+                self._lost_after = self._last
+            self._lost_until = time.monotonic() + sub.leases.ack_timeout_s
+            raise
+        finally:
+            self.is_reading = False
+        if was_forgotten:
+            sub.membership.group_answered()
+        entries = parse_read(reply)
+        if entries:
+            self._last = entries[-1].entry
+        return entries
+
+    def _lost(self) -> list[tuple[str, str]] | None:
+        """Receipts of entries whose reply was lost; None if no read was lost.
+
+        Call this between reads until it returns None, because a server that hung may execute a read
+        after its connection was closed. Entries that are pending for this consumer after the last
+        received entry, and that it does not hold, were lost. Raises LisaError.
+        """
+        after, sub = self._lost_after, self._sub
+        if after is None:
+            return None
+        is_last = time.monotonic() > self._lost_until
+        stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
+        start = after if after == "-" else f"({after}"
+        try:
+            pending = sub.store.ask("XPENDING", stream, sub.group, start, "+", MOST, sub.name)
+        except ServerUnavailable:
+            raise
+        except LisaError as error:  # the group was removed with its entries; the next read raises
+            log.debug("topic %s: cannot check for lost entries: %s", sub.shard, error)
+            self._lost_after = None
+            return None
+        entries = [item[0] for item in pending if item[0].decode() not in sub.leases.held]
+        found = [
+            parse_entry(item)
+            for entry in entries
+            for item in sub.store.ask("XRANGE", stream, entry, entry)
+        ]
+        if is_last and len(pending) < MOST:
+            self._lost_after = None
+        return [(one.id, one.entry) for one in found]
+
+    def _ask(self, command: Command) -> Any:
+        """Send a read, with a few acks in the same pipeline; returns the reply of the read."""
+        acks = self._settler.acks_for_read(self._sub)
+        if acks is None:
+            return self._connection.execute(command)
+        try:
+            replies = self._connection.begin((acks.command, command))
+            acked = next(replies)
+        except Exception as error:
+            acks.take(error)
+            raise
+        acks.take(acked)
+        reply = next(replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def interrupt(self) -> bool:
+        """End a running read without losing entries. Returns False if the server did not answer."""
+        client_id = self._client_id
+        if self.is_reading and client_id is not None:
+            try:
+                self._sub.store.ask("CLIENT", "UNBLOCK", client_id)
+            except LisaError as error:
+                log.debug("topic %s: cannot interrupt the read: %s", self._sub.shard, error)
+                return False
+        return True
+
+    def close(self) -> None:
+        """Release entries whose reply was lost, and close the connection."""
+        with suppress(LisaError):  # the messages are redelivered when their leases expire
+            self._release_lost()
+        self._connection.close()

@@ -1,0 +1,203 @@
+"""Run `async def` handlers as tasks on one event loop, each in a slot."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from lisa.consumer.handlers import HandlerPlan, Handlers
+from lisa.consumer.inflight import Held, Outcome, Verdict
+from lisa.consumer.invoke import on_batch, on_message_async
+from lisa.consumer.settler import Settler
+from lisa.consumer.slots import Slots
+from lisa.consumer.subscription import Subscription, Work, deliveries_of
+from lisa.core.daemon.threads import ServiceThread, unforeseen
+from lisa.core.model.clock import human
+from lisa.core.redis.flow import adrive
+
+
+class HandlerTasks:
+    """The event loop, its thread, and the tasks of running handlers. The loop starts on use."""
+
+    def __init__(self, slots: Slots, handlers: Handlers, settler: Settler) -> None:
+        self._slots = slots
+        self._handlers = handlers
+        self._settler = settler
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: ServiceThread | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving = False
+
+    def threads(self) -> list[ServiceThread]:
+        """The loop's thread, once it runs."""
+        return [self._thread] if self._thread else []
+
+    def grant(self, sub: Subscription) -> Callable[[], None]:
+        """A function that starts the next unstarted work of a subscription, called with a slot."""
+        return _Granted(self._event_loop(), partial(self._start, sub))
+
+    def wait(self, awaitable: Awaitable[Any]) -> Any:
+        """Run a receiver's awaitable on the event loop; waits on this thread for the result."""
+        return self.spawn(awaitable).result()
+
+    def spawn(self, awaitable: Awaitable[Any]) -> concurrent.futures.Future[Any]:
+        """Run a receiver's awaitable on the event loop; returns its future."""
+
+        async def finish() -> Any:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(finish(), self._event_loop())
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = ServiceThread("lisa-loop", partial(self._run_loop, self._loop))
+                self._thread.start()
+            return self._loop
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        loop.run_until_complete(_last_steps(self._tasks))
+        loop.close()
+
+    def _start(self, sub: Subscription, count: int) -> None:
+        """Start a task for each granted slot."""
+        plan, loop = self._handlers.plan(sub.topic), asyncio.get_running_loop()
+        for _ in range(count):
+            work = sub.unstarted.take()
+            if work is None:
+                self._slots.release()
+                continue
+            if isinstance(work, list) or plan.batch is not None:
+                task = loop.create_task(self._run_batch(sub, plan, work))
+            else:
+                task = loop.create_task(self._run_one(sub, plan, work))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._end, sub))
+            for held in deliveries_of(work):
+                held.run_in(_ThreadsafeCancel(task))
+
+    def _end(self, sub: Subscription, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            unforeseen(f"topic {sub.shard}: a delivery stays pending", error)
+        self._slots.release()
+        self._settler.notify()
+        if not sub.unstarted:
+            self._settler.flush_now()
+
+    async def _run_one(self, sub: Subscription, plan: HandlerPlan, held: Held) -> None:
+        began = time.monotonic()
+        if held.lease_ends <= began and not await self._renewed(sub, held):
+            return
+        held.begin(began)
+        outcome = await on_message_async(plan, held)
+        if self._leaving and held.ended:
+            return
+        sub.finish(held, self._judged(sub, held, outcome))
+        self._measure(sub, began, 1)
+
+    async def _run_batch(self, sub: Subscription, plan: HandlerPlan, work: Work) -> None:
+        began = time.monotonic()
+        started = []
+        for held in deliveries_of(work):
+            if held.lease_ends > began or await self._renewed(sub, held):
+                held.begin(began)
+                started.append(held)
+        if not started:
+            return
+        outcomes = await adrive(on_batch(plan, started), None)
+        if self._leaving and any(held.ended for held in started):
+            return
+        judged = [self._judged(sub, *pair) for pair in zip(started, outcomes, strict=True)]
+        sub.finish_batch(started, judged)
+        self._measure(sub, began, len(started))
+
+    @staticmethod
+    async def _renewed(sub: Subscription, held: Held) -> bool:
+        """Renew a lease that has ended; drops the delivery if that is impossible."""
+        if await asyncio.to_thread(sub.leases.renew, held):
+            return True
+        sub.leases.drop(held)
+        return False
+
+    @staticmethod
+    def _measure(sub: Subscription, began: float, count: int) -> None:
+        took = time.monotonic() - began
+        sub.pace.measured(took / count)
+        sub.stats.observe(took, count)
+
+    @staticmethod
+    def _judged(sub: Subscription, held: Held, outcome: Outcome) -> Outcome:
+        if outcome is not None and held.overdue:
+            limit = human(int(sub.leases.handler_timeout_s * 1000))
+            return Verdict(f"the handler ran longer than its timeout of {limit}")
+        return outcome
+
+    def cancel(self) -> None:
+        """Cancel the running handlers, whose deliveries were released."""
+        self._leaving = True
+        if self._loop is not None:
+            for task in list(self._tasks):
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """End the loop."""
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(2)  # a handler that blocks the loop may take longer
+
+
+class _Granted:
+    """Starts tasks on the event loop for granted slots. One wake-up serves many slots."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, start: Callable[[int], None]) -> None:
+        self._loop = loop
+        self._start = start
+        self._count = 0
+        self._thread_id: int | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Grant a slot, on any thread."""
+        with self._lock:
+            self._count += 1
+            if self._count > 1:
+                return
+        if threading.get_ident() == self._thread_id:  # cheaper: no need to wake the loop
+            self._loop.call_soon(self._start_all)
+        else:
+            self._loop.call_soon_threadsafe(self._start_all)
+
+    def _start_all(self) -> None:
+        self._thread_id = threading.get_ident()
+        with self._lock:
+            count, self._count = self._count, 0
+        self._start(count)
+
+
+class _ThreadsafeCancel:
+    """Cancels a task from another thread."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+async def _last_steps(tasks: set[asyncio.Task[None]]) -> None:
+    """Give cancelled tasks up to a second to end."""
+    waiting: set[Any] = set(tasks)
+    if waiting:
+        await asyncio.wait(waiting, timeout=1)

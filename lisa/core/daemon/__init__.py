@@ -1,0 +1,1 @@
+"""Infrastructure of every daemon: service threads, status server, child processes and logs."""

@@ -1,0 +1,64 @@
+"""A queue in which a daemon's main thread waits for events and signals."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Mailbox(Generic[T]):
+    """A queue read on the main thread, which any thread and any signal handler may write to.
+
+    The kernel may deliver a signal to any thread. Python then runs the handler on the main thread
+    but does not wake it if it waits for a lock or a queue. A byte in a pipe, written by Python's
+    own C handler, does wake it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[T] = SimpleQueue()
+        self._wake, self._waker = os.pipe()
+        for end in (self._wake, self._waker):
+            os.set_blocking(end, False)
+
+    def post(self, item: T) -> None:
+        """Add an item."""
+        self._queue.put(item)
+        with suppress(BlockingIOError):  # a full pipe wakes the reader anyway
+            os.write(self._waker, b"\0")
+
+    def get(self) -> T:
+        """Wait for the next item."""
+        while True:
+            with suppress(Empty):
+                return self._queue.get_nowait()
+            select.select([self._wake], [], [])
+            with suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+
+    @contextmanager
+    def hearing_signals(
+        self, heard: Callable[[int], object], numbers: Iterable[int] = STOPPING
+    ) -> Iterator[None]:
+        """Call `heard` with each signal of `numbers`; it may `post`. On the main thread only."""
+        fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        before = {one: signal.signal(one, lambda number, _: heard(number)) for one in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(fd)
+
+    def __del__(self) -> None:
+        # Not earlier: a late `post` would write to a reused file descriptor.
+        os.close(self._wake)
+        os.close(self._waker)

@@ -1,0 +1,146 @@
+"""Runs several child processes of one role and restarts those that exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lisa.core.daemon.mailbox import Mailbox
+from lisa.core.model.backoff import Backoff
+
+log = logging.getLogger("lisa.processes")
+
+EXIT_CONFIG = 2
+"""Exit code of a child whose restart would fail again; all other children are stopped."""
+
+FIRST_RESTART_S = 1.0
+LONGEST_RESTART_S = 30.0
+STABLE_AFTER_S = 10.0
+"""A child that ran longer is restarted after the first pause again."""
+
+Event = tuple[str, int]
+"""("signal", number), ("start", slot) or ("ended", slot)."""
+
+
+class ChildProcesses:
+    """Starts `size` child processes, restarts those that exit, and stops all when it ends.
+
+    `command` is run with the option --parent-pipe: the read end of a pipe that closes when this
+    process exits for any reason (see `end_with_parent`). `keeps` are further file descriptors that
+    the children inherit.
+    """
+
+    def __init__(self, size: int, command: Sequence[str], *, keeps: Sequence[int] = ()) -> None:
+        self._keeps = tuple(keeps)
+        self._size = size
+        self._command = command
+        self._events: Mailbox[Event] = Mailbox()
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: dict[int, float] = {}
+        self._backoff = [Backoff(FIRST_RESTART_S, LONGEST_RESTART_S) for _ in range(size)]
+        self._parent_pipe, self._held_end = os.pipe()
+
+    def run(self) -> int:
+        """Run until SIGTERM or SIGINT; return the exit code. A second signal kills the children."""
+        with self._events.hearing_signals(lambda number: self._events.post(("signal", number))):
+            try:
+                for slot in range(self._size):
+                    self._start(slot)
+                return self._watch()
+            finally:
+                self._signal_all(signal.SIGKILL)
+                os.close(self._held_end)
+                os.close(self._parent_pipe)
+
+    def health(self) -> Mapping[str, Any]:
+        """The number of running children, for `/healthz`."""
+        running = sum(1 for child in list(self._children.values()) if child.poll() is None)
+        return {"status": "ok" if running == self._size else "failing", "processes": running}
+
+    def _watch(self) -> int:
+        stopping, code = False, 0
+        while self._children:
+            kind, value = self._events.get()
+            if kind == "signal":
+                self._signal_all(signal.SIGKILL if stopping else signal.SIGTERM)
+                stopping = True
+            elif kind == "start" and not stopping:
+                self._start(value)
+            elif kind == "ended" and self._exit_code(value) == EXIT_CONFIG:
+                if not stopping:  # a second signal would cut the grace period of handlers short
+                    self._signal_all(signal.SIGTERM)
+                code, stopping = EXIT_CONFIG, True
+            elif kind == "ended" and not stopping:
+                self._start_again_later(value)
+            if stopping:
+                # Children that wait for their restart have already exited.
+                ended = [slot for slot, child in self._children.items() if child.poll() is not None]
+                for slot in ended:
+                    del self._children[slot]
+        return code
+
+    def _exit_code(self, slot: int) -> int:
+        child = self._children.get(slot)
+        return child.poll() or 0 if child else 0
+
+    def _start(self, slot: int) -> None:
+        # Own process group: Ctrl-C in a terminal reaches only this process, which forwards it once.
+        child = subprocess.Popen(
+            [*self._command, "--parent-pipe", str(self._parent_pipe)],
+            pass_fds=(self._parent_pipe, *self._keeps),
+            process_group=0,
+        )
+        self._children[slot] = child
+        self._started[slot] = time.monotonic()
+        threading.Thread(target=self._wait_for, args=(slot, child), daemon=True).start()
+
+    def _wait_for(self, slot: int, child: subprocess.Popen[bytes]) -> None:
+        child.wait()
+        self._events.post(("ended", slot))
+
+    def _start_again_later(self, slot: int) -> None:
+        child = self._children[slot]
+        lived = time.monotonic() - self._started[slot]
+        if lived > STABLE_AFTER_S:
+            self._backoff[slot].reset()
+        pause = self._backoff[slot].take()
+        log.error(
+            "process %d ended with code %d; another one starts in %g s",
+            child.pid,
+            child.returncode,
+            pause,
+        )
+        timer = threading.Timer(pause, self._events.post, [("start", slot)])
+        timer.daemon = True
+        timer.start()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for child in list(self._children.values()):
+            child.send_signal(number)  # no effect on an exited child
+
+
+def when_parent_ends(parent_pipe: int, action: Callable[[], None]) -> None:
+    """Call `action`, in a thread, when the parent closes its end of the pipe or dies."""
+
+    def watch() -> None:
+        while os.read(parent_pipe, 1):
+            pass
+        action()
+
+    threading.Thread(target=watch, name="lisa-parent-watch", daemon=True).start()
+
+
+def end_with_parent(parent_pipe: int) -> None:
+    """Send SIGTERM to this process when the parent's end of the pipe closes."""
+
+    def end() -> None:
+        log.error("the parent process is gone; ending")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    when_parent_ends(parent_pipe, end)

@@ -1,0 +1,120 @@
+"""Service threads: they survive exceptions, and record when they last completed a round."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+log = logging.getLogger(__name__)
+
+RESTART_AFTER_S = 1.0
+SLACK_S = 30.0
+CALLS = 4
+"""Server calls per round that may each take a full socket timeout."""
+LONGEST_S = 60.0
+
+_lock = threading.Lock()
+_errors = {"total": 0}
+
+
+def count_unforeseen() -> None:
+    """Count an exception that the caller logs."""
+    with _lock:
+        _errors["total"] += 1
+
+
+def unforeseen(where: str, error: BaseException) -> None:
+    """Log an unexpected exception with its traceback, and count it."""
+    count_unforeseen()
+    log.error("%s: unexpected error; continuing", where, exc_info=error)
+
+
+def unforeseen_errors() -> int:
+    """The number of unexpected errors in this process."""
+    return _errors["total"]
+
+
+def longest_round_s(socket_timeout_s: float) -> float:
+    """How long a round of a service may take before its thread counts as stalled."""
+    return SLACK_S + CALLS * socket_timeout_s
+
+
+class ServiceThread(threading.Thread):
+    """A daemon thread that runs `work`, and restarts it if it raises.
+
+    The thread calls `begin` at the start of each round, and `rest` before it waits for work or runs
+    user code: a resting thread is healthy for any length of time. After an exception, `is_over`
+    decides whether to end instead of restarting.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], object],
+        longest_s: float = LONGEST_S,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self._longest_s = longest_s
+        self._is_over = is_over
+        self._began: float | None = None
+        self._completed = time.monotonic()
+
+    def run(self) -> None:
+        """Run the work until it returns."""
+        while True:
+            try:
+                self._work()
+            except BaseException as error:  # noqa: BLE001  includes sys.exit() in user code
+                unforeseen(self.name, error)
+            else:
+                return
+            self.rest()
+            if self._is_over():
+                return
+            time.sleep(RESTART_AFTER_S)
+
+    def begin(self) -> None:
+        """Start a round; completes the previous one."""
+        self._completed = self._began = time.monotonic()
+
+    def rest(self) -> None:
+        """Complete the round; the next one may start at any time."""
+        self._began, self._completed = None, time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last completed round."""
+        return time.monotonic() - self._completed
+
+    @property
+    def fault(self) -> str | None:
+        """The reason why the thread is unhealthy; None if it is healthy."""
+        began = self._began
+        if self.ident is not None and not self.is_alive():
+            return f"thread {self.name} has ended, {self.age_s:.0f} s after its last round"
+        if began is not None and (since := time.monotonic() - began) > self._longest_s:
+            return f"thread {self.name} has not completed a round for {since:.0f} s"
+        return None
+
+
+def begin_round() -> None:
+    """Start a round on the current thread, if it is a service thread."""
+    thread = threading.current_thread()
+    if isinstance(thread, ServiceThread):
+        thread.begin()
+
+
+def rest() -> None:
+    """Mark the current thread as resting, if it is a service thread."""
+    thread = threading.current_thread()
+    if isinstance(thread, ServiceThread):
+        thread.rest()
+
+
+def stalled(threads: Iterable[ServiceThread]) -> list[str]:
+    """The faults of unhealthy threads, as text."""
+    return [fault for one in threads if (fault := one.fault) is not None]

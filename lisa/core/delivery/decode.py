@@ -1,0 +1,42 @@
+"""Decodes an opened entry into a message, and builds the settlement of its delivery."""
+
+from __future__ import annotations
+
+from lisa.core.model.envelope import decode_content, fence_of
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.lateness import letter
+from lisa.core.model.message import Message
+from lisa.core.model.stream import Entry
+from lisa.core.transitions.ack import NO_LATENESS, Settlement
+
+_new = tuple.__new__
+
+
+def unpack(topic: str, group: str, entry: Entry, data: bytes) -> tuple[Message, str]:
+    """The message of an entry, and the reason if its body cannot be decoded, else "".
+
+    A message that cannot be decoded has None as its body.
+    """
+    _, message_id, due_ms, attempt = entry
+    fault = ""
+    try:
+        body, headers = decode_content(data)
+    except InvalidMessage as error:
+        body, headers, fault = None, {}, str(error)
+    return Message(
+        id=message_id,
+        topic=topic,
+        group=group,
+        body=body,
+        due_ms=due_ms,
+        attempt=attempt,
+        headers=headers,
+    ), fault
+
+
+def settlement_of(message: Message, entry: str, data: bytes, handed_us: int) -> Settlement:
+    """The settlement of a delivery at `handed_us`, in microseconds of Redis's clock."""
+    due_ms, attempt = message.due_ms, message.attempt
+    late = NO_LATENESS if attempt != 1 else letter(handed_us - due_ms * 1000)
+    # tuple.__new__ takes half as long as the named tuple's constructor.
+    return _new(Settlement, (message.id, entry, fence_of(data), due_ms, attempt, late))

@@ -1,0 +1,81 @@
+"""Open entries with plain reads where they suffice: a script call costs Redis twice as much.
+
+Most of the cost of a call with a few messages is the script's own: its arguments, its functions and
+the cold code. A transaction of plain reads sees the same single state of the topic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.store import Store
+from lisa.core.transitions.open import Open, Opened
+
+PLAIN_MOST = 8
+"""With more entries in a call, the script is cheaper, because one command reads all bodies."""
+
+AGAIN_S = 1.0
+"""How long a topic is opened by script after plain reads did not suffice."""
+
+DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
+
+
+class Opening:
+    """Opens the entries of one topic or shard for one group, and remembers when reads suffice."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._script_until = 0.0
+
+    def open(self, call: Open) -> Flow[Opened]:
+        """Open the first of the entries; see `Open`. Raises LisaError."""
+        if len(call.entries) <= PLAIN_MOST and call.ack_timeout_ms is None and not call.late:
+            opened = yield from self._read(call)
+            if opened is not None:
+                return opened
+        return (yield from self._store.run(call))
+
+    def _read(self, call: Open) -> Flow[Opened | None]:
+        """What the script would return; None if it would do more than read."""
+        if time.monotonic() < self._script_until:
+            return None
+        keys = self._store.keys.topic(call.topic)
+        entries = keys.group(call.group).entries
+        most = BYTES_PER_CALL // len(call.entries)
+        commands: list[Command] = [
+            ("TIME",),
+            ("HEXISTS", keys.groups, call.group),
+            ("HMGET", keys.options, "ack_timeout", "paused", "journal"),
+            ("EXISTS", keys.expiry),
+            ("HMGET", entries, *[entry.id for entry in call.entries]),
+            *_reads_of(list(call.id_keys(keys)), most),
+        ]
+        replies = yield from self._store.transaction(keys.waiting, commands)
+        opened = None if replies is None else self._opened(call, replies, most)
+        if opened is None:
+            self._script_until = time.monotonic() + AGAIN_S
+        return opened
+
+    def _opened(self, call: Open, replies: Sequence[Any], most: int) -> Opened | None:
+        clock, is_declared, (timeout, paused, journal), has_ttls, indexed, *bodies = replies
+        if has_ttls or journal == b"1" or paused == b"1" or not is_declared:
+            return None
+        n = len(call.entries)
+        for entry, known, body in zip(call.entries, indexed, bodies, strict=True):
+            if known != entry.entry.encode() or not body or (n > 1 and len(body) > most):
+                return None
+        ack_ms = DEFAULT_ACK_MS if timeout is None else int(timeout)
+        now_us = int(clock[0]) * 1_000_000 + int(clock[1])
+        return Opened(now_us, ack_ms, paused=False, past_ttl=[False] * n, envelopes=bodies)
+
+
+def _reads_of(bodies: Sequence[str], most: int) -> list[Command]:
+    """GET for one body. For several, GETRANGE of `most` bytes and one, to notice longer bodies."""
+    if len(bodies) == 1:
+        return [("GET", bodies[0])]
+    return [("GETRANGE", body, 0, most) for body in bodies]

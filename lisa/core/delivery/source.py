@@ -1,0 +1,241 @@
+"""Takes messages of one group from the shards of its topic: pull, open, and wait for more.
+
+`Consumer.pull` and the gateway's long polls and pushes drive these flows. Consumer threads read
+with XREADGROUP instead, and share the other modules of this package.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from lisa.core.delivery.body_size import AHEAD_BYTES, BodySize
+from lisa.core.delivery.decode import settlement_of, unpack
+from lisa.core.delivery.opening import Opening
+from lisa.core.model.errors import GroupRemoved, LisaError, RemovalUnfinished, ServerUnavailable
+from lisa.core.model.message import Message
+from lisa.core.model.options import MIN_ACK_TIMEOUT
+from lisa.core.model.sharding import Shard, Topic, own_shard
+from lisa.core.model.stream import Entry
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store import presence
+from lisa.core.store.routing import LAYOUT_AGE_S
+from lisa.core.store.store import Store
+from lisa.core.transitions.ack import Ack, Acked, Settlement
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.pull import Pull, Pulled
+from lisa.core.transitions.retry import Fail, Failure, Retried
+
+MOST = 500
+"""Maximum number of messages per pull; the server returns up to 250 per call."""
+
+LOOK_AGAIN_S = 0.5
+"""Interval of checks that no blocking read can replace, such as whether a topic is still paused."""
+
+BETWEEN_NODES_S = 0.05
+"""Interval at which the shards of a topic on several cluster nodes are polled."""
+
+LATE_S = MIN_ACK_TIMEOUT.total_seconds() / 3
+"""Leases older than this are restarted when their entries are opened."""
+
+
+class Taken(NamedTuple):
+    """Entries from one shard; or, if `entries` is empty, the reply of each shard in `empty`."""
+
+    call: Pull | None
+    entries: list[Entry]
+    asked_at: float
+    empty: Mapping[Shard, Pulled]
+
+
+class Delivered(NamedTuple):
+    """An opened entry of this group's consumer.
+
+    `fault` tells why the body cannot be decoded, and is otherwise empty. `is_expired`: the message
+    is past its time to live. Neither kind is for a handler.
+    """
+
+    message: Message
+    settlement: Settlement
+    size: int
+    fault: str
+    is_expired: bool
+
+    @property
+    def is_for_handler(self) -> bool:
+        """Whether a handler may see the message."""
+        return not self.fault and not self.is_expired
+
+
+class GroupSource:
+    """Takes messages of one group of one topic for one consumer. Threads may share it.
+
+    `announce` runs before each pull from a shard.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topic: Topic,
+        group: str,
+        consumer: str,
+        announce: Callable[[Shard], Flow[None]] | None = None,
+    ) -> None:
+        self._store = store
+        self.topic = topic
+        self.group = group
+        self._consumer = consumer
+        self._announce = announce
+        self._turn = 0
+        self._failing: set[Shard] = set()
+        self._unanswered: dict[Shard, Pull] = {}
+        self._size = BodySize()
+        self._opening = Opening(store)
+
+    def take(self, most: int, ack_timeout_ms: int | None = None) -> Flow[Taken]:
+        """Pull up to `most` messages from the first shard that has any.
+
+        A pull without a reply may have taken messages; the next `take` repeats it under the same
+        call id, so it may return more than `most`. Raises LisaError.
+        """
+        layout = yield from self._store.recent_layout(self.topic)
+        empty = dict[Shard, Pulled]()
+        for shard in self._in_turn(layout.active(self.topic)):
+            asked_at = -math.inf if shard in self._unanswered else time.monotonic()
+            call = self._unanswered.pop(shard, None) or self._new_call(shard, most, ack_timeout_ms)
+            try:
+                pulled = yield from self._pull(call)
+            except ServerUnavailable:
+                self._unanswered[shard] = call
+                self._failing.add(shard)
+                raise
+            except LisaError:
+                self._failing.add(shard)
+                raise
+            self._failing.discard(shard)
+            if pulled.entries:
+                return Taken(call, pulled.entries, asked_at, {})
+            empty[shard] = pulled
+        return Taken(None, [], 0.0, empty)
+
+    def open(
+        self,
+        taken: Taken,
+        entries: Sequence[Entry],
+        ack_timeout_ms: int | None,
+        limit: int = AHEAD_BYTES,
+    ) -> Flow[list[Delivered | None]]:
+        """Open entries in order until their bodies reach `limit` bytes.
+
+        Returns one item per opened entry, None where the delivery is no longer held. After an error
+        the deliveries opened before it are returned; raises LisaError if there are none.
+        """
+        assert taken.call is not None  # noqa: S101  there are entries, so there was a call
+        shard = taken.call.topic
+        found: list[Delivered | None] = []
+        total = 0
+        while len(found) < len(entries) and total < limit:
+            some = entries[len(found) : len(found) + self._store.batch_size(shard, Open)]
+            late = self._consumer if time.monotonic() - taken.asked_at > LATE_S else ""
+            try:
+                call = Open(shard, self.group, some, ack_timeout_ms, late)
+                opened = yield from self._opening.open(call)
+            except LisaError:
+                if not found:
+                    raise
+                break
+            size = sum(len(data or b"") for data in opened.envelopes)
+            total += size
+            self._size.measured(size, len(opened.envelopes))
+            found += self._delivered(some[: len(opened.envelopes)], opened)
+        return found
+
+    def settle_unfit(
+        self, opened: Iterable[Delivered | None]
+    ) -> Flow[list[tuple[Delivered, Acked | Retried]]]:
+        """Settle messages that cannot be decoded, and messages past their time to live.
+
+        Returns each of them with its outcome. Raises LisaError.
+        """
+        unfit = [one for one in opened if one is not None and not one.is_for_handler]
+        faulty = [one for one in unfit if one.fault]
+        expired = [one for one in unfit if not one.fault]
+        outcomes: list[Acked | Retried] = []
+        if faulty:
+            failures = [Failure.of(one.settlement, one.fault, "discard") for one in faulty]
+            outcomes += yield from self._store.run_by_id(Fail(self.topic, self.group, failures))
+        if expired:
+            settlements = [one.settlement for one in expired]
+            call = Ack(self.topic, self.group, settlements, "expired")
+            outcomes += yield from self._store.run_by_id(call)
+        return list(zip([*faulty, *expired], outcomes, strict=True))
+
+    def repeat(self, taken: Taken) -> None:
+        """Let the next `take` repeat the pull: its messages were not handed out."""
+        if taken.call is not None:
+            shard = Shard(taken.call.topic)
+            self._unanswered[shard] = taken.call
+            self._failing.add(shard)
+
+    def wait_for(
+        self, empty: Mapping[Shard, Pulled], longest_s: float, *, is_cluster: bool
+    ) -> tuple[float, Command | None]:
+        """How to wait for the next message: up to how many seconds, with which blocking read.
+
+        Without a command the caller pauses for that time.
+        """
+        if any(pulled.paused for pulled in empty.values()):
+            return min(LOOK_AGAIN_S, longest_s), None
+        # At most a heartbeat: a waiting consumer must be seen to be alive.
+        block_s = min(longest_s, presence.BEAT.total_seconds())
+        if len(empty) > 1:  # shards may be added
+            block_s = min(block_s, LAYOUT_AGE_S)
+            if is_cluster:  # a read blocks on one node
+                return min(BETWEEN_NODES_S, longest_s), None
+        streams = [self._store.keys.topic(shard).group(self.group).ready for shard in empty]
+        after = [pulled.last_id or "$" for pulled in empty.values()]
+        block_ms = max(1, math.ceil(block_s * 1000))
+        read: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams, *after)
+        return block_s, read
+
+    def _in_turn(self, shards: list[Shard]) -> list[Shard]:
+        """Shards in rotation; those that failed last time come last."""
+        self._turn = (self._turn + 1) % len(shards)
+        rotated = [*shards[self._turn :], *shards[: self._turn]]
+        return sorted(rotated, key=self._failing.__contains__)
+
+    def _new_call(self, shard: Shard, most: int, ack_timeout_ms: int | None) -> Pull:
+        most = min(most, MOST, self._store.batch_size(shard, Pull), self._size.fitting())
+        return Pull(shard, self.group, self._consumer, most, ack_timeout_ms)
+
+    def _pull(self, call: Pull) -> Flow[Pulled]:
+        shard, group = Shard(call.topic), call.group
+        if self._announce is not None:
+            yield from self._announce(shard)
+        try:
+            return (yield from self._store.run(call))
+        except GroupRemoved:
+            if shard == own_shard(self.topic) or group not in (
+                yield from self._store.groups(self.topic)
+            ):
+                raise
+        # A new shard has not been told of all groups yet.
+        try:
+            yield from self._store.run(Declare(shard, group))
+        except RemovalUnfinished:  # of an earlier group of the same name
+            return Pulled(paused=False, last_id="", entries=[])
+        return (yield from self._store.run(call))
+
+    def _delivered(self, entries: Sequence[Entry], opened: Opened) -> list[Delivered | None]:
+        found: list[Delivered | None] = []
+        for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
+            if data is None:
+                found.append(None)
+                continue
+            message, fault = unpack(self.topic, self.group, entry, data)
+            settlement = settlement_of(message, entry.entry, data, opened.now_us)
+            found.append(Delivered(message, settlement, len(data), fault, is_past))
+        return found

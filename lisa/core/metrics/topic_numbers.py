@@ -1,0 +1,174 @@
+"""Writes the numbers of one topic from the replies of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
+from lisa.core.metrics.numbers import Numbers, add, put
+from lisa.core.model.lateness import BOUNDS_MS, EARLY, LETTERS
+from lisa.core.model.options import TopicOptions
+from lisa.core.store import presence
+from lisa.core.store.store import counters, pairs
+from lisa.core.transitions.base import text
+
+_MAX_READY = TopicOptions().max_ready
+GONE_AFTER_MS = round(presence.GONE_AFTER.total_seconds() * 1000)
+_LATE = "late:"
+_LOWER_MS = (0.0, *BOUNDS_MS)
+_MIDDLES_S = tuple(
+    (low + high) / 2000 for low, high in zip(_LOWER_MS, (*BOUNDS_MS, BOUNDS_MS[-1]), strict=True)
+)
+
+
+class TopicReplies(NamedTuple):
+    """The first reads of a topic; None where the server refused."""
+
+    waiting: int | None
+    due: int | None
+    first: list[bytes] | None
+    groups: list[bytes] | None
+    options: list[bytes | None] | None
+    stats: Any
+    consumers: Any
+
+
+class GroupReplies(NamedTuple):
+    """The reads of one group."""
+
+    length: int | None
+    info: list[Any] | None
+    retry: int | None
+    due_again: int | None
+    first_again: list[bytes] | None
+    garbage: int | None
+
+    @property
+    def in_flight(self) -> int:
+        """Entries that are delivered and not settled."""
+        return int(self._of_group(b"pending"))
+
+    @property
+    def ready(self) -> int:
+        """Entries that are not delivered yet."""
+        return max(0, (self.length or 0) - self.in_flight)
+
+    @property
+    def last_read(self) -> str:
+        """The id of the last delivered entry."""
+        return text(self._of_group(b"last-delivered-id") or b"0-0")
+
+    def _of_group(self, field: bytes) -> Any:
+        # Each stream has a single group.
+        return pairs(self.info[0]).get(field, 0) if self.info else 0
+
+
+@dataclass(slots=True)
+class TopicReading:
+    """Collects the numbers of some topics. `told`: consumers already counted, by label and group.
+
+    A consumer of a split topic has a record on each of its shards.
+    """
+
+    numbers: Numbers
+    now_ms: int
+    is_named: bool
+    told: set[tuple[str, str, str]] = field(default_factory=set)
+
+
+class TopicNumbers:
+    """Writes the numbers of a topic, or adds those of a shard, under the topic's label."""
+
+    def __init__(
+        self,
+        reading: TopicReading,
+        label: str,
+        head: TopicReplies,
+        counts: Mapping[str, GroupReplies],
+        *,
+        named: set[str],
+        is_whole: bool,
+    ) -> None:
+        self._numbers = reading.numbers
+        self._told = reading.told
+        self._is_whole = is_whole
+        self._label = label
+        self._is_named = label != OTHERS
+        self._head = head
+        self._groups = counts
+        self._now_ms = reading.now_ms
+        self._named = named
+
+    def put(self, since: Mapping[str, int]) -> None:
+        """Write all numbers; `since` maps a group to the due time of its oldest ready message."""
+        numbers, label, head = self._numbers, self._label, self._head
+        add(numbers, "lisa_topic_messages", head.waiting or 0, label, "", "waiting")
+        for name, own in self._groups.items():
+            group = self._group(name)
+            for state in ("ready", "in_flight", "retry", "garbage"):
+                amount = getattr(own, state) or 0
+                add(numbers, "lisa_topic_messages", amount, label, group, state)
+            backlog = (head.due or 0) + own.ready + (own.due_again or 0)
+            add(numbers, "lisa_topic_backlog_messages", backlog, label, group)
+            self._put_oldest(group, since.get(name))
+        if not self._groups:
+            add(numbers, "lisa_topic_backlog_messages", head.due or 0, label, "")
+        self._put_consumers()
+        if self._is_named:
+            self._put_options()
+            self._put_counters()
+
+    def _group(self, name: str) -> str:
+        return name if self._is_named and name in self._named else OTHERS
+
+    def _put_oldest(self, group: str, due_ms: int | None) -> None:
+        age_s = 0.0 if due_ms is None else max(0.0, (self._now_ms - due_ms) / 1000)
+        rows = self._numbers.setdefault("lisa_topic_oldest_ready_seconds", {})
+        before = rows.get((self._label, group), 0.0)
+        rows[self._label, group] = max(age_s, before) if isinstance(before, float) else age_s
+
+    def _put_consumers(self) -> None:
+        records = presence.records_in(self._head.consumers or [], presence.ConsumerPresence)
+        alive = [one for one in records if one.seen_ms > self._now_ms - GONE_AFTER_MS]
+        for name in self._groups:
+            mine = [one for one in alive if one.group == name]
+            mine = [one for one in mine if (self._label, name, one.name) not in self._told]
+            if self._is_named:
+                self._told.update((self._label, name, one.name) for one in mine)
+            labels = (self._label, self._group(name))
+            degraded = sum(one.state == "degraded" for one in mine)
+            add(self._numbers, "lisa_topic_consumers_alive", len(mine), *labels)
+            add(self._numbers, "lisa_topic_consumers_degraded", degraded, *labels)
+
+    def _put_options(self) -> None:
+        numbers, label, head = self._numbers, self._label, self._head
+        firsts = [head.first, *[own.first_again for own in self._groups.values()]]
+        dues = [float(first[1]) for first in firsts if first]
+        if dues:
+            earliest = numbers.setdefault("lisa_topic_next_due_timestamp_seconds", {})
+            known, due = earliest.get((label,)), min(dues) / 1000
+            earliest[label,] = min(known, due) if isinstance(known, float) else due
+        if not self._is_whole:
+            return
+        paused, capacity, max_ready = head.options or (None, None, None)
+        put(numbers, "lisa_topic_paused", float(paused == b"1"), label)
+        if capacity and capacity.isdigit():
+            put(numbers, "lisa_topic_capacity_messages", float(capacity), label)
+        unread = int(max_ready) if max_ready and max_ready.isdigit() else _MAX_READY
+        put(numbers, "lisa_topic_max_ready_messages", float(unread), label)
+
+    def _put_counters(self) -> None:
+        numbers, label = self._numbers, self._label
+        stats = counters(self._head.stats or [])
+        for name, family in TOPIC_COUNTERS.items():
+            add(numbers, family.name, stats.get(name, 0), label)
+        for group in self._named:
+            for name, family in GROUP_COUNTERS.items():
+                add(numbers, family.name, stats.get(f"{name}@{group}", 0), label, group)
+            late = [stats.get(f"{_LATE}{letter}@{group}", 0) for letter in LETTERS]
+            total = sum(n * middle for n, middle in zip(late, _MIDDLES_S, strict=True))
+            add(numbers, "lisa_topic_lateness_seconds", [*late, total], label, group)
+            early = stats.get(f"{_LATE}{EARLY}@{group}", 0)
+            add(numbers, "lisa_topic_early_total", early, label, group)

@@ -1,0 +1,167 @@
+"""Durations and instants as exact integers, rounded up so that nothing is early.
+
+Lisa represents a duration as milliseconds and an instant as epoch milliseconds, UTC. Callers use
+`timedelta`, aware `datetime`, or text with a unit (`"10s"`). This module converts between them with
+integer arithmetic and rounds fractions of a millisecond up.
+
+Every invalid value raises `InvalidMessage`, which is also a `ValueError`. The settings convert it
+to a `ConfigError` that names the file and the key.
+"""
+
+import operator
+import re
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import SupportsIndex
+from zoneinfo import ZoneInfo
+
+from lisa.core.model.errors import InvalidMessage
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_DUE_MS = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z: the last instant that a `datetime` can hold in whole milliseconds."""
+
+_UNIT_US = {
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_PART = re.compile(r"(\d+)(?:\.(\d{1,6}))?(ms|[smhd])")
+_DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")
+_OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})")
+
+
+def parse_duration(value: object, *, bare_ms: bool = False) -> timedelta:
+    """Read a duration: a timedelta, `"500ms"`, `"10s"`, `"1.5s"`, `"1h30m"`, `"2d"` or a bare 0.
+
+    A bare number other than 0 is refused because it has no unit; `bare_ms` accepts it as
+    milliseconds. Raises InvalidMessage, also for a negative duration.
+    """
+    if isinstance(value, timedelta):
+        if value < timedelta(0):
+            raise InvalidMessage(f"a duration cannot be negative: {value!r}")
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _bare(value, bare_ms)
+    if not isinstance(value, str):
+        raise InvalidMessage(f"not a duration: {value!r}; write a number with a unit, as in '10s'")
+    text = value.strip().lower()
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return _bare(int(text), bare_ms)
+    if not _DURATION.fullmatch(text):
+        raise InvalidMessage(
+            f"not a duration: {value!r}; write numbers with ms, s, m, h or d, as in '1h30m'"
+        )
+    try:
+        return timedelta(microseconds=sum(_part_us(part) for part in _PART.finditer(text)))
+    except OverflowError:
+        raise InvalidMessage(f"a duration of {value!r} is too long") from None
+
+
+def _bare(number: int, bare_ms: bool) -> timedelta:  # noqa: FBT001 - private, one caller
+    if number != 0 and not bare_ms:
+        raise InvalidMessage(f"{number} has no unit; write '{number}ms' or '{number}s'")
+    if number < 0:
+        raise InvalidMessage(f"a duration cannot be negative: {number}")
+    try:
+        return timedelta(milliseconds=number)
+    except OverflowError:
+        raise InvalidMessage(f"a duration of {number} ms is too long") from None
+
+
+def _part_us(part: re.Match[str]) -> int:
+    """One `<number><unit>` in microseconds, rounded up."""
+    whole, fraction, unit = part.groups()
+    digits = fraction or ""
+    scale: int = 10 ** len(digits)
+    return -(-int(whole + digits) * _UNIT_US[unit] // scale)
+
+
+def duration_ms(value: timedelta) -> int:
+    """Whole milliseconds, rounded up; negative for a negative duration."""
+    # Computed from the parts, because negating an extreme timedelta overflows.
+    return value.days * 86_400_000 + value.seconds * 1_000 - (-value.microseconds // 1_000)
+
+
+def datetime_ms(moment: datetime, zone: tzinfo | None = None) -> int:
+    """Epoch milliseconds of a moment, rounded up.
+
+    A naive moment is local time in `zone`. If the clock is set back and a local time occurs twice,
+    `fold` selects one (0: the first). If the clock is set forward and a local time does not exist,
+    the moment moves later by the length of the gap, as in java.time: 02:30 becomes 03:30.
+
+    Raises InvalidMessage for a naive moment without a zone.
+    """
+    if moment.utcoffset() is None:
+        if zone is None:
+            raise InvalidMessage(
+                f"{moment.isoformat()} names no time zone; "
+                "use an aware datetime, or give the producer a zone"
+            )
+        moment = moment.replace(tzinfo=zone)
+    first = moment.replace(fold=0)
+    second = moment.replace(fold=1)
+    before, after = first.utcoffset(), second.utcoffset()
+    if before is None or after is None:
+        raise InvalidMessage(f"the time zone of {moment!r} has no offset")
+    chosen = first if before < after or not moment.fold else second
+    return duration_ms(chosen - EPOCH)
+
+
+def ms_datetime(ms: int) -> datetime:
+    """The aware UTC datetime of epoch milliseconds, exact."""
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+def check_due_ms(value: object) -> int:
+    """Validate a due time in epoch milliseconds and return it, from 0 to `MAX_DUE_MS`.
+
+    Only integers (including numpy's) are accepted: a float may already have lost the millisecond.
+    An instant before 1970 becomes 0. Raises InvalidMessage, also for instants after the year 9999.
+    """
+    # Fast path: the isinstance checks take ten times as long as the rest.
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
+        raise InvalidMessage(f"a due time is an integer of epoch milliseconds, not {value!r}")
+    due_ms = operator.index(value)
+    if due_ms > MAX_DUE_MS:
+        raise InvalidMessage(f"a due time of {due_ms} ms is beyond the year 9999")
+    return max(due_ms, 0)
+
+
+def parse_zone(value: object) -> tzinfo:
+    """A time zone from its IANA name (`"Asia/Shanghai"`, `"UTC"`) or offset (`"+08:00"`).
+
+    Raises InvalidMessage.
+    """
+    if isinstance(value, tzinfo):
+        return value
+    text = str(value).strip()
+    if offset := _OFFSET.fullmatch(text):
+        sign = -1 if offset[1] == "-" else 1
+        distance = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
+        if distance < timedelta(days=1):
+            return timezone(sign * distance)
+    try:
+        return ZoneInfo(text)
+    except (KeyError, ValueError, OSError):
+        raise InvalidMessage(
+            f"unknown time zone {text!r}; write a name like 'Asia/Shanghai' or an offset '+08:00'"
+        ) from None
+
+
+def human(ms: int) -> str:
+    """Format milliseconds in the two largest units: `"250ms"`, `"1.5s"`, `"1m 30s"`, `"2d"`."""
+    if ms < 0:
+        return f"-{human(-ms)}"
+    if ms < 1_000:
+        return f"{ms}ms"
+    seconds, rest_ms = divmod(ms, 1_000)
+    if seconds < 60:
+        return f"{seconds}.{rest_ms:03d}".rstrip("0").rstrip(".") + "s"
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, seconds = divmod(seconds, length)
+        parts.append((count, unit))
+    first = next(index for index, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)

@@ -1,0 +1,88 @@
+"""Lisa's errors.
+
+    LisaError
+    +-- InvalidMessage (also ValueError)    an argument that can never succeed
+    +-- DuplicateMessage                    on_duplicate="reject" and the id is known
+    +-- TopicFull                           the topic has reached its capacity
+    +-- GroupRemoved                        an operator removed the group
+    +-- RemovalUnfinished                   the group's removal must finish before it is declared
+    +-- ServerUnavailable                   the server did not answer in time, or refused
+    |   +-- NotReplicated                   written, but not to enough replicas in time
+    |   +-- Misplaced                       the topic's shards are being changed
+    +-- ConfigError                         a setting, permission or password is wrong
+        +-- TooManyGroups                   the topic has its maximum number of groups
+
+Errors of the Redis client are always converted to one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class LisaError(Exception):
+    """Base class of all errors that Lisa raises.
+
+    `sent`: if a `send_many` fails, the number of messages, from the first, that were settled before
+    (accepted, duplicate, ...); the rest is `bodies[error.sent:]`.
+    `outcomes`: if only some shards of a topic refused a call, the outcome of each message of that
+    call; None for the refused messages.
+    """
+
+    sent: int = 0
+    outcomes: Sequence[Any] = ()
+
+
+class InvalidMessage(LisaError, ValueError):
+    """A topic, id, due time, body or option that can never be accepted."""
+
+
+class DuplicateMessage(LisaError):
+    """The message id is live or was settled within the topic's retention."""
+
+
+class TopicFull(LisaError):
+    """The topic holds as many live messages as its `capacity` allows; the call sent nothing.
+
+    Earlier calls of the same `send_many` were sent: see `sent`.
+    """
+
+
+class GroupRemoved(LisaError):
+    """The consumer's group has been removed from the topic."""
+
+
+class RemovalUnfinished(LisaError):
+    """A removed group still owes messages, so it cannot be declared again yet.
+
+    A manager finishes an interrupted removal within two minutes; repeating the command also
+    finishes it. For a topic with shards, the removal itself raises this error if the group is
+    declared again before every shard has removed it.
+    """
+
+
+class ServerUnavailable(LisaError):
+    """The server gave no usable answer within the time allowed."""
+
+
+class NotReplicated(ServerUnavailable):
+    """Written, but not confirmed by as many replicas as `durability` requires.
+
+    The call may be repeated: a message sent again with the same id is not added twice. `ids` are
+    the ids of the messages in the failed call.
+    """
+
+    ids: Sequence[str] = ()
+
+
+class Misplaced(ServerUnavailable):
+    """A topic's shards are being changed; the client finds the new ones and repeats the call."""
+
+
+class ConfigError(LisaError):
+    """An invalid setting; the message names the setting and the fix."""
+
+
+class TooManyGroups(ConfigError):
+    """The topic has as many groups as its `max_groups` allows; existing groups are not affected."""

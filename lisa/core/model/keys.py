@@ -1,0 +1,199 @@
+"""Builds every key that Lisa writes.
+
+All keys of a topic (or of one of its shards) share a hash tag, so a transition touches a single
+slot and works on Redis Cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.sharding import Shard
+
+DEFAULT_PREFIX = "lisa"
+MAX_ID_BYTES = 256
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}(?:~\d{1,2}of\d{1,2})?\Z")
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+TOPIC_KEYS = (
+    "waiting",
+    "policy",
+    "expiry",
+    "options",
+    "groups",
+    "stats",
+    "consumers",
+    "events",
+)
+"""A topic's keys in the order in which every script receives them."""
+
+
+def check_topic(topic: str) -> str:
+    """Return the topic, or raise InvalidMessage if it is not a valid name."""
+    return _check_name("topic", topic)
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether `name` is a valid name of a topic or a shard (see core.model.sharding)."""
+    return _SHARD_NAME.match(name) is not None
+
+
+def check_group(group: str) -> str:
+    """Return the group, or raise InvalidMessage if it is not a valid name."""
+    return _check_name("group", group)
+
+
+def _check_name(what: str, name: str) -> str:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise InvalidMessage(
+            f"{what} {name!r} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 _ . : -"
+        )
+    return name
+
+
+def check_id(message_id: str) -> str:
+    """Return the id, or raise InvalidMessage: 1 to 256 bytes of UTF-8, no control characters."""
+    if not isinstance(message_id, str):
+        raise InvalidMessage(f"a message id must be a str, not {type(message_id).__name__}")
+    try:
+        size = len(message_id) if message_id.isascii() else len(message_id.encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"message id {message_id!r} cannot be written as UTF-8") from None
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise InvalidMessage(
+            f"a message id has 1 to {MAX_ID_BYTES} bytes; this one has {size}: {message_id[:32]!r}"
+        )
+    if not message_id.isprintable() and _CONTROL.search(message_id):
+        raise InvalidMessage(f"message id {message_id!r} contains control characters")
+    return message_id
+
+
+class GroupKeys(NamedTuple):
+    """One group's keys, in the order in which every script receives them, group by group."""
+
+    ready: str
+    entries: str
+    retry: str
+    garbage: str
+    attempts: str
+    reasons: str
+    leases: str
+
+
+GROUP_KEYS = GroupKeys._fields
+
+
+class TopicKeys:
+    """The keys of one topic, or of one shard of a topic."""
+
+    def __init__(self, prefix: str, topic: str) -> None:
+        self.topic = topic if is_shard_name(topic) else check_topic(topic)
+        self.root = f"{prefix}:{{{topic}}}:"
+        self.wake = f"{prefix}:wake"
+        self.shared = tuple(self.root + name for name in TOPIC_KEYS)
+        (
+            self.waiting,
+            self.policy,
+            self.expiry,
+            self.options,
+            self.groups,
+            self.stats,
+            self.consumers,
+            self.events,
+        ) = self.shared
+        self.history = self.root + "history"
+        self.archived = self.root + "archived"
+        self.confirm = self.root + "confirm"
+        self._body = self.root + "body:"
+        self._done = self.root + "done:"
+        self._reply = self.root + "reply:"
+        self._groups: dict[str, GroupKeys] = {}
+
+    def group(self, name: str) -> GroupKeys:
+        """The keys of one group of this topic."""
+        found = self._groups.get(name)
+        if found is None:
+            head = f"{self.root}g:{check_group(name)}:"
+            found = self._groups[name] = GroupKeys(*(head + key for key in GROUP_KEYS))
+        return found
+
+    def body(self, message_id: str) -> str:
+        """The key of a live message's envelope."""
+        return self._body + message_id
+
+    def done(self, message_id: str) -> str:
+        """The key of a settled message's tombstone."""
+        return self._done + message_id
+
+    def reply(self, call_id: str) -> str:
+        """The key of the stored answer to a call, which repeated calls read."""
+        return self._reply + call_id
+
+    def bodies_pattern(self) -> str:
+        """A SCAN pattern for all bodies of this topic."""
+        return _escaped(self._body) + "*"
+
+    def group_of(self, key: str) -> str | None:
+        """The group that a key belongs to, or None; the reverse of `group`."""
+        head = self.root + "g:"
+        if not key.startswith(head):
+            return None
+        name, _, kind = key[len(head) :].rpartition(":")
+        return name if kind in GROUP_KEYS and _NAME.match(name) else None
+
+    def id_of_body(self, key: str) -> str:
+        """The id that a body's key belongs to; the reverse of `body`."""
+        return key[len(self._body) :]
+
+
+class Keys:
+    """All keys under one prefix.
+
+    The prefix must not contain braces, which would change the hash tag. Raises ConfigError.
+    """
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
+        if not isinstance(prefix, str) or not _PREFIX.match(prefix):
+            raise ConfigError(
+                f"prefix {prefix!r} is not allowed: "
+                "use 1 to 64 of the characters A-Z a-z 0-9 _ . : -"
+            )
+        self.prefix = prefix
+        self.topics = f"{prefix}:topics"
+        self.managers = f"{prefix}:managers"
+        self.schema = f"{prefix}:schema"
+        self.wake = f"{prefix}:wake"
+        self.topic = lru_cache(maxsize=4096)(self._topic)
+
+    def _topic(self, topic: str) -> TopicKeys:
+        return TopicKeys(self.prefix, topic)
+
+    def pace(self, run: str, window: int) -> str:
+        """The key in which the tasks of one scheduling job count their sends per time window."""
+        return f"{self.prefix}:pace:{run}:{window}"
+
+    def structure_pattern(self) -> str:
+        """A SCAN pattern for all topic keys except those of single messages and calls."""
+        return _escaped(self.prefix) + ":{*}:[^bdr]*"
+
+    def bodies_pattern(self) -> str:
+        """A SCAN pattern for the bodies of all topics."""
+        return _escaped(self.prefix) + ":{*}:body:*"
+
+    def shard_of(self, key: str) -> Shard | None:
+        """The shard that a key belongs to, or None for a key outside any topic."""
+        head = f"{self.prefix}:{{"
+        if not key.startswith(head):
+            return None
+        name, brace, _ = key[len(head) :].partition("}:")
+        return Shard(name) if brace and is_shard_name(name) else None
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)

@@ -1,0 +1,35 @@
+"""A message as a handler receives it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from lisa.core.model.clock import ms_datetime
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
+    """One message of one topic, as delivered to one group.
+
+    `body` is the sent value (JSON values, str or bytes), or an instance of the handler's `model`.
+    `due_ms` is epoch milliseconds: the producer's due time for the first attempt, the due time of
+    the retry for later ones. `attempt` counts from 1. `reason` and `next_due_ms` are set only on
+    the messages of `message_retrying` and `message_dead`.
+    """
+
+    id: str
+    topic: str
+    group: str
+    body: Any
+    due_ms: int
+    attempt: int = 1
+    headers: dict[str, str] = {}
+    reason: str | None = None
+    next_due_ms: int | None = None
+
+    @property
+    def due(self) -> datetime:
+        """The due time, aware, UTC."""
+        return ms_datetime(self.due_ms)

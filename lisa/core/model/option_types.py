@@ -1,0 +1,156 @@
+"""Types of topic options: validation, the form stored in Redis, and the forms shown."""
+
+# ruff: noqa: D102 - OptionType documents the methods of its subclasses
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+
+from lisa.core.model.clock import duration_ms, human, parse_duration
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.retry_policy import RetryPolicy
+
+_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+
+
+class OptionType(ABC):
+    """How values of one type are checked, stored and shown."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> str:
+        """The valid values, for help and reference."""
+
+    @abstractmethod
+    def encode(self, value: object) -> str:
+        """Validate a typed value or text; returns its form in the hash. Raises InvalidMessage."""
+
+    @abstractmethod
+    def decode(self, text: str) -> object:
+        """The reverse of `encode`. Raises ValueError or OverflowError."""
+
+    def plain(self, value: Any) -> Any:
+        """A JSON value that `encode` accepts again."""
+        return value
+
+    @abstractmethod
+    def show(self, value: Any) -> str:
+        """Text for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurationType(OptionType):
+    """A duration from `low` to `high`; with `or_zero` also 0. Stored in milliseconds."""
+
+    low: timedelta
+    high: timedelta
+    or_zero: bool = False
+
+    @property
+    def bounds(self) -> str:
+        zero = "0, or " if self.or_zero else ""
+        return f"{zero}{human(duration_ms(self.low))} to {human(duration_ms(self.high))}"
+
+    def encode(self, value: object) -> str:
+        duration = parse_duration(value)
+        if not (self.low <= duration <= self.high or (self.or_zero and not duration)):
+            shown = human(duration_ms(duration))
+            raise InvalidMessage(f"{shown} is out of range; write {self.bounds}")
+        return str(duration_ms(duration))
+
+    def decode(self, text: str) -> timedelta:
+        return timedelta(milliseconds=int(text))
+
+    def plain(self, value: timedelta) -> str:
+        return _in_one_unit(duration_ms(value))
+
+    def show(self, value: timedelta) -> str:
+        return human(duration_ms(value))
+
+
+@dataclass(frozen=True, slots=True)
+class CountType(OptionType):
+    """A whole number from 1 to `highest`. With `or_unlimited` also None, stored as ""."""
+
+    highest: int
+    or_unlimited: bool = False
+
+    @property
+    def bounds(self) -> str:
+        return f"1 to {self.highest:,}" + (", or unlimited" if self.or_unlimited else "")
+
+    def encode(self, value: object) -> str:
+        if self.or_unlimited and (value is None or value in ("", "none", "unlimited")):
+            return ""
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= self.highest:
+            rest = " or 'unlimited'" if self.or_unlimited else ""
+            raise InvalidMessage(f"{value!r} is not a whole number from 1 to {self.highest}{rest}")
+        return str(value)
+
+    def decode(self, text: str) -> int | None:
+        return None if self.or_unlimited and not text else int(text)
+
+    def plain(self, value: int | None) -> int | str:
+        return "unlimited" if value is None else value
+
+    def show(self, value: int | None) -> str:
+        return "unlimited" if value is None else f"{value:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class FlagType(OptionType):
+    """True or false, stored as "1" or "0"; any other stored text is false."""
+
+    @property
+    def bounds(self) -> str:
+        return "yes or no"
+
+    def encode(self, value: object) -> str:
+        text = str(value).lower()
+        if text in ("true", "1", "yes", "on"):
+            return "1"
+        if text in ("false", "0", "no", "off"):
+            return "0"
+        raise InvalidMessage(f"{value!r} is neither true nor false")
+
+    def decode(self, text: str) -> bool:
+        return text == "1"
+
+    def show(self, value: bool) -> str:  # noqa: FBT001 - a value, not a switch
+        return "yes" if value else "no"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyType(OptionType):
+    """A retry policy, stored in its encoded form."""
+
+    @property
+    def bounds(self) -> str:
+        return "a retry policy"
+
+    def encode(self, value: object) -> str:
+        return RetryPolicy.parse(value).encode()
+
+    def decode(self, text: str) -> RetryPolicy:
+        return RetryPolicy.decode(text)
+
+    def plain(self, value: RetryPolicy) -> str:
+        jitter = f"~{value.jitter!r}" if value.jitter and value.delays_ms else ""
+        return ",".join(map(_in_one_unit, value.delays_ms)) + jitter
+
+    def show(self, value: RetryPolicy) -> str:
+        runs = [(ms, sum(1 for _ in same)) for ms, same in groupby(value.delays_ms)]
+        pauses = ", ".join(human(ms) if n == 1 else f"{n} x {human(ms)}" for ms, n in runs)
+        return (pauses or "none") + (f", jitter {value.jitter:g}" if value.jitter else "")
+
+
+def _in_one_unit(ms: int) -> str:
+    """A duration in the largest unit that divides it, such as `90s` or `2h`."""
+    unit, length = next((unit, length) for unit, length in _UNITS_MS if ms % length == 0)
+    return f"{ms // length}{unit}" if ms else "0s"

@@ -1,0 +1,246 @@
+"""Topic options, stored in Redis so that all roles and client languages agree.
+
+The topic's `options` hash holds them under the field names of `TopicOptions`. Durations are stored
+as integer milliseconds, a retry policy in its encoded form, `paused` and `journal` as "1" (any
+other value is false). An absent or empty `capacity` is unlimited. An absent field has its default.
+
+`TopicOptions` is the only list of options: the YAML keys, the HTTP models, the help, the defaults
+in scripts, and the reference are derived from it.
+"""
+
+# ruff: noqa: RUF009 - `_option` returns the specification of a field
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Self, TypeVar
+
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.option_types import (
+    CountType,
+    DurationType,
+    FlagType,
+    OptionType,
+    PolicyType,
+)
+from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_DELAY, RetryPolicy
+from lisa.core.model.sharding import MOST_SHARDS
+
+T = TypeVar("T")
+
+PRODUCER_RETRY_TIME = timedelta(seconds=10)
+"""How long a producer repeats one call whose reply was lost, in total."""
+
+MIN_RETENTION = 2 * PRODUCER_RETRY_TIME
+MIN_ACK_TIMEOUT = timedelta(milliseconds=100)
+MAX_ACK_TIMEOUT = timedelta(days=30)
+LARGEST_BODY_BYTES = 256 * 1024 * 1024
+HEAVY_BODY_BYTES = 8 * 1024 * 1024
+"""Larger bodies are accepted with a warning, because a single one makes a call take too long."""
+
+LARGEST_COUNT = 10**12
+MOST_GROUPS = 1_000
+
+LARGEST_BATCH = 250
+"""Maximum number of messages promoted per call."""
+
+LARGEST_WINDOW = 50
+"""Maximum number of pending entries and leases that one reclaimer call checks."""
+
+BYTES_PER_CALL = 256 * 1024
+"""Maximum bytes of bodies that one call reads or writes, unless a single body is larger.
+
+Measured: a call of this size takes the server an additional 0.5 to 1 ms.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """What is known of one topic option besides its name.
+
+    kind: checks, stores and shows values.
+    text: the meaning, for help and reference.
+    is_in_yaml: whether a manager's YAML can set it.
+    yaml_name: its name there, if different.
+    unset: what applies if YAML leaves it out; "" is the default.
+    example: a value for the example file, which shows the default instead if this is "".
+    """
+
+    default: Any
+    kind: OptionType
+    text: str
+    is_in_yaml: bool = True
+    yaml_name: str = ""
+    unset: str = ""
+    example: str = ""
+
+
+def _option(*, default: T, **rest: Any) -> T:
+    option = Option(default=default, **rest)
+    return field(default=default, metadata={"option": option})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicOptions:
+    """The options of one topic; `OPTIONS` describes each."""
+
+    ack_timeout: timedelta = _option(
+        default=timedelta(seconds=10),
+        kind=DurationType(MIN_ACK_TIMEOUT, MAX_ACK_TIMEOUT),
+        text="How long a delivery may stay unsettled before a manager reclaims it (visibility "
+        "timeout). Running consumers extend it.",
+        unset="`manager-server.timeout`",
+        example="30s",
+    )
+    retry_delays: RetryPolicy = _option(
+        default=DEFAULT_POLICY,
+        kind=PolicyType(),
+        text="The pause before each retry (back-off); the number of pauses is the number of "
+        "retries.",
+        unset="the retries of `manager-server`",
+        example="0,2m,10m",
+    )
+    max_ready: int = _option(
+        default=10_000,
+        kind=CountType(LARGEST_COUNT),
+        text="Maximum unread entries in a group's ready stream. Further due messages wait; nothing "
+        "is dropped.",
+        yaml_name="max_length",
+    )
+    promote_interval: timedelta = _option(
+        default=timedelta(0),
+        kind=DurationType(timedelta(milliseconds=1), timedelta(seconds=1), or_zero=True),
+        text="How long a manager waits after a promotion before it promotes more messages. A "
+        "longer interval costs less CPU per message and adds as much lateness. With 0, it promotes "
+        "each message when it is due, and at more than 1,500 messages per second every 2 ms.",
+        example="2ms",
+    )
+    capacity: int | None = _option(
+        default=None,
+        kind=CountType(LARGEST_COUNT, or_unlimited=True),
+        text="Maximum live messages, garbage excluded; a send beyond it is refused (`TopicFull`).",
+        example="1000000",
+    )
+    retention: timedelta = _option(
+        default=timedelta(seconds=60),
+        kind=DurationType(MIN_RETENTION, MAX_DELAY, or_zero=True),
+        text="How long settled ids are remembered for deduplication. With 0, a repeated send may "
+        "add a settled message again.",
+    )
+    dedupe_for: timedelta = _option(
+        default=timedelta(days=1),
+        kind=DurationType(MIN_RETENTION, MAX_DELAY),
+        text="Retention of messages sent by `lisa pipeline schedule`, whose jobs may run again.",
+    )
+    garbage_keep: timedelta = _option(
+        default=timedelta(days=90),
+        kind=DurationType(timedelta(milliseconds=1), MAX_DELAY),
+        text="How long garbage (the dead-letter list) is kept before a manager purges it.",
+    )
+    journal: bool = _option(
+        default=False,
+        kind=FlagType(),
+        text="Record every transition in the topic's journal, which `lisa pipeline` archives.",
+    )
+    journal_max: int = _option(
+        default=1_000_000,
+        kind=CountType(LARGEST_COUNT),
+        text="Maximum events in the journal while no archive reads it; the oldest are trimmed "
+        "first.",
+    )
+    max_body_bytes: int = _option(
+        default=1_048_576,
+        kind=CountType(LARGEST_BODY_BYTES),
+        text="Maximum size of an encoded body, in bytes.",
+    )
+    max_groups: int = _option(
+        default=100,
+        kind=CountType(MOST_GROUPS),
+        text="Maximum number of groups; each receives every message. A further group is refused "
+        "(`TooManyGroups`).",
+    )
+    shards: int = _option(
+        default=1,
+        kind=CountType(MOST_SHARDS),
+        text="Number of shards, each with its own key tag, which spread a hot topic over the nodes "
+        "of a cluster.",
+    )
+    paused: bool = _option(
+        default=False,
+        kind=FlagType(),
+        text="While a topic is paused, nothing is promoted, read or pulled; deliveries in flight "
+        "finish.",
+        is_in_yaml=False,
+    )
+
+    @classmethod
+    def from_hash(cls, stored: Mapping[bytes, bytes] | Mapping[str, str]) -> Self:
+        """Read the `options` hash; keys and values may be bytes or str.
+
+        Unknown fields are ignored. Raises ConfigError that names an unreadable field.
+        """
+        values: dict[str, Any] = {}
+        for key, raw in stored.items():
+            name, text = _text(key), _text(raw)
+            if name not in OPTIONS:
+                continue
+            try:
+                values[name] = OPTIONS[name].kind.decode(text)
+            except (ValueError, OverflowError):
+                raise ConfigError(
+                    f"the stored topic option {name} is unreadable: {text!r}; set it again"
+                ) from None
+        return cls(**values)
+
+
+OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(TopicOptions)}
+"""All topic options by name, in the order of the reference."""
+
+
+def encode(options: Mapping[str, object]) -> dict[str, str]:
+    """Validate a partial mapping of options and encode it for the hash.
+
+    Names may be in kebab-case. Values are those of `TopicOptions`, or text as on a command line
+    (`"30s"`, `"0,2m"`, `"500"`, `"unlimited"`, `"true"`). An unlimited capacity becomes "", and
+    `paused=False` becomes "0". Raises ConfigError that names the option, the value and the fix.
+    """
+    encoded: dict[str, str] = {}
+    for given, value in options.items():
+        name = str(given).replace("-", "_")
+        if name not in OPTIONS:
+            raise ConfigError(_unknown(str(given)))
+        if name in encoded:
+            raise ConfigError(f"topic option {name} is given twice")
+        try:
+            encoded[name] = check_option(name, value)
+        except InvalidMessage as error:
+            raise ConfigError(f"topic option {given}: {error}") from None
+    return encoded
+
+
+def warning(topic: str, encoded: Mapping[str, str | None]) -> str | None:
+    """A warning about these encoded options, or None."""
+    size = int(encoded.get("max_body_bytes") or 0)
+    if size <= HEAVY_BODY_BYTES:
+        return None
+    return (
+        f"topic {topic!r} accepts bodies of up to {size} bytes (max_body_bytes): sending or "
+        f"reading a body above {HEAVY_BODY_BYTES} bytes blocks the server for 5 ms or more; "
+        "store large content elsewhere and send a reference"
+    )
+
+
+def check_option(name: str, value: object) -> str:
+    """Validate one option of `TopicOptions` and encode it. Raises InvalidMessage."""
+    return OPTIONS[name].kind.encode(value)
+
+
+def _unknown(given: str) -> str:
+    near = difflib.get_close_matches(given.replace("-", "_").lower(), OPTIONS, n=1, cutoff=0.5)
+    cure = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTIONS)}"
+    return f"there is no topic option {given!r}; {cure}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,42 @@
+"""Exceptions with which a handler settles its message, and the text of failure reasons."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from lisa.core.model.errors import InvalidMessage
+
+LONGEST_REASON_BYTES = 1024
+
+
+class Retry(Exception):
+    """Retry the message after `delay`, or after the policy's pause. Counts as an attempt."""
+
+    def __init__(self, reason: str = "", *, delay: timedelta | None = None) -> None:
+        if delay is not None and delay < timedelta(0):
+            raise InvalidMessage(f"a retry's delay cannot be negative: {delay}")
+        super().__init__(reason or "the handler asked for a retry")
+        self.delay = delay
+
+
+class Discard(Exception):
+    """Move the message to garbage immediately, with the reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler discarded the message")
+
+
+def reason_of(error: BaseException) -> str:
+    """`ExceptionName: message`, at most 1 KiB of UTF-8."""
+    said = text_of(error)
+    name = type(error).__name__
+    encoded = (f"{name}: {said}" if said else name).encode("utf-8", "replace")
+    return encoded[:LONGEST_REASON_BYTES].decode("utf-8", "ignore")
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's text; empty if its `__str__` fails."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  __str__ is user code and may raise anything
+        return ""

@@ -1,0 +1,60 @@
+"""Entries of a ready stream, and the command with which a consumer reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    """One entry of a ready stream. The id may be empty or invalid if another program wrote it."""
+
+    entry: str
+    id: str
+    due_ms: int
+    attempt: int
+
+
+_new = tuple.__new__
+
+
+def read_command(
+    stream: str, group: str, consumer: str, count: int, block_ms: int
+) -> tuple[str | int, ...]:
+    """XREADGROUP for entries not delivered yet; `block_ms` 0 does not block.
+
+    One stream per call, because COUNT applies per stream and one missing group would fail all.
+    """
+    wait = ("BLOCK", block_ms) if block_ms > 0 else ()
+    return ("XREADGROUP", "GROUP", group, consumer, "COUNT", count, *wait, "STREAMS", stream, ">")
+
+
+def parse_read(reply: Any) -> list[Entry]:
+    """The entries of an XREADGROUP or XREAD reply for one stream."""
+    if not reply:
+        return []
+    return [parse_entry(item) for item in reply[0][1]]
+
+
+def parse_entry(item: Sequence[Any]) -> Entry:
+    """Parse one (entry id, flat list of fields) pair; an unreadable field counts as absent."""
+    entry, flat = item
+    if flat and len(flat) == 4 and flat[0] == b"id" and flat[2] == b"due":  # a first attempt
+        # tuple.__new__ takes half as long as the named tuple's constructor.
+        return _new(
+            Entry, (entry.decode(), flat[1].decode("utf-8", "replace"), _number(flat[3], 0), 1)
+        )
+    fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
+    return Entry(
+        entry.decode(),
+        fields.get(b"id", b"").decode("utf-8", "replace"),
+        _number(fields.get(b"due"), 0),
+        _number(fields.get(b"attempt"), 1),
+    )
+
+
+def _number(value: bytes | None, default: int) -> int:
+    try:
+        return int(value) if value else default
+    except ValueError:
+        return default

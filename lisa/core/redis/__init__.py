@@ -1,0 +1,1 @@
+"""Access to the server: addresses, clients, connections, failover, errors and back-off."""

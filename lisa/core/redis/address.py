@@ -1,0 +1,246 @@
+"""Server addresses.
+
+`redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://host:port,host:port/service/db`,
+`redis+cluster://host:port,host:port`; the last two also as `rediss+...`. With `rediss+sentinel`,
+connections to the sentinels use TLS, too. Credentials for the sentinels are given as
+`?sentinel_username=...&sentinel_password=...`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+
+from lisa.core.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from pathlib import Path
+
+    from pydantic import SecretStr
+
+    class AddressSettings(Protocol):
+        """The settings section that configures a server."""
+
+        url: str
+        username: str | None
+        password: SecretStr | None
+        sentinel_username: str | None
+        sentinel_password: SecretStr | None
+        socket_timeout: timedelta | None
+        tls_ca_file: Path | None
+        tls_cert_file: Path | None
+        tls_key_file: Path | None
+        tls_check_hostname: bool
+
+
+DEFAULT_URL = "redis://localhost:6379/0"
+SOCKET_TIMEOUT_S = 5.0
+SENTINEL_TIMEOUT_S = 1.0
+_SENTINEL_CREDENTIALS = ("username", "password")
+_SCHEMES = ("redis", "rediss", "unix")
+_PORTS = {"sentinel": 26379, "cluster": 6379}
+_HOST_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::([0-9]+)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server address. `options` are keyword arguments of redis-py (such as TLS files)."""
+
+    url: str = DEFAULT_URL
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    socket_timeout_s: float = SOCKET_TIMEOUT_S
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            scheme, _, kind = parts.scheme.partition("+")
+            is_known = scheme in _SCHEMES and (not kind or (kind in _PORTS and scheme != "unix"))
+            _ = kind or parts.port
+        except ValueError:
+            is_known = False
+        if not is_known:
+            raise ConfigError(
+                f"{self.shown!r} is not a server address: use redis://host:port/db, "
+                "rediss://, unix://path, redis+sentinel://host:port/service or "
+                "redis+cluster://host:port"
+            )
+        self._adopt_socket_timeout()
+        self._query_options()
+
+    def _adopt_socket_timeout(self) -> None:
+        """Move `socket_timeout` from the URL to its field, which blocking reads may exceed."""
+        parts = urlsplit(self.url)
+        query = parse_qsl(parts.query, keep_blank_values=True)
+        given = [value for name, value in query if name == "socket_timeout"]
+        if not given:
+            return
+        try:
+            seconds = float(given[-1])
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise ConfigError(
+                f"{self.shown!r}: socket_timeout={given[-1]!r} is not a number of seconds above 0"
+            )
+        rest = urlencode([pair for pair in query if pair[0] != "socket_timeout"])
+        object.__setattr__(self, "url", urlunsplit(parts._replace(query=rest)))
+        object.__setattr__(self, "socket_timeout_s", seconds)
+
+    def _query_options(self) -> dict[str, Any]:
+        """redis-py's keyword arguments in the URL's query. Raises ConfigError."""
+        found: dict[str, Any] = {}
+        parsers: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
+        for name, value in parse_qsl(urlsplit(self.url).query):
+            try:
+                found[name] = parsers.get(name, str)(value)
+            except ValueError:
+                raise ConfigError(f"{self.shown!r}: {name}={value!r} is not allowed") from None
+        return found
+
+    @classmethod
+    def of(cls, server: str | Address) -> Address:
+        """Return an address, or parse a URL."""
+        return server if isinstance(server, Address) else cls(server)
+
+    @classmethod
+    def from_settings(cls, settings: AddressSettings) -> Address:
+        """Create an address from a role's settings."""
+        tls = {
+            "ssl_ca_certs": settings.tls_ca_file,
+            "ssl_certfile": settings.tls_cert_file,
+            "ssl_keyfile": settings.tls_key_file,
+        }
+        options: dict[str, Any] = {name: str(path) for name, path in tls.items() if path}
+        if urlsplit(settings.url).scheme.startswith("rediss"):
+            options["ssl_check_hostname"] = settings.tls_check_hostname
+        timeout = settings.socket_timeout
+        return cls(
+            settings.url,
+            settings.username,
+            settings.password.get_secret_value() if settings.password else None,
+            timeout.total_seconds() if timeout else SOCKET_TIMEOUT_S,
+            settings.sentinel_username,
+            settings.sentinel_password.get_secret_value() if settings.sentinel_password else None,
+            options,
+        )
+
+    @property
+    def kind(self) -> str:
+        """'' for one server, else 'sentinel' or 'cluster'."""
+        return urlsplit(self.url).scheme.partition("+")[2]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Address, credentials and options: equal for connections that can share a topology."""
+        options = sorted(
+            (name, repr(value))
+            for name, value in self.options.items()
+            if name != "redis_connect_func"
+        )
+        return (
+            self.url,
+            self.username,
+            self.password,
+            self.sentinel_username,
+            self.sentinel_password,
+            *options,
+        )
+
+    @property
+    def shown(self) -> str:
+        """The address without credentials, for logs and errors."""
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:  # an address that is refused
+            scheme, mark, rest = self.url.partition("://")
+            return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path}"
+
+    def blocking_for(self, seconds: float) -> Address:
+        """A copy for a connection that blocks: its socket timeout exceeds `seconds`."""
+        return replace(self, socket_timeout_s=max(self.socket_timeout_s, seconds + 2.0))
+
+    def keywords(self) -> dict[str, Any]:
+        """Keyword arguments for redis-py, without the credentials in the URL."""
+        given: dict[str, Any] = {
+            "protocol": 2,
+            "driver_info": None,  # avoids two commands per connection and their permission
+            "socket_timeout": self.socket_timeout_s,
+            "socket_connect_timeout": min(self.socket_timeout_s, SOCKET_TIMEOUT_S),
+            **self.options,
+        }
+        if self.username:
+            given["username"] = self.username
+        if self.password:
+            given["password"] = self.password
+        return given
+
+    def hosts(self) -> tuple[list[tuple[str, int]], list[str], dict[str, Any]]:
+        """Hosts, path segments and keyword arguments of a Sentinel or cluster address."""
+        parts = urlsplit(self.url)
+        userinfo, _, netloc = parts.netloc.rpartition("@")
+        hosts = []
+        for entry in netloc.split(","):
+            found = _HOST_AND_PORT.fullmatch(entry)
+            if found is None:
+                raise ConfigError(f"{self.shown!r}: {entry!r} is not host:port")
+            hosts.append((found[1] or found[2], int(found[3] or _PORTS[self.kind])))
+        keywords = self.keywords() | self._query_options()
+        user, _, password = userinfo.partition(":")
+        if user:
+            keywords["username"] = unquote(user)
+        if password:
+            keywords["password"] = unquote(password)
+        if parts.scheme.startswith("rediss"):
+            keywords["ssl"] = True
+        return hosts, [part for part in parts.path.split("/") if part], keywords
+
+    def node(self, name: str) -> Address:
+        """The address of one node of this cluster; `name` is its host:port."""
+        host, _, port = name.rpartition(":")
+        name = f"[{host}]:{port}" if ":" in host else name
+        parts = urlsplit(self.url)
+        user, at, _ = parts.netloc.rpartition("@")
+        query = f"?{parts.query}" if parts.query else ""
+        scheme = parts.scheme.partition("+")[0]
+        return replace(self, url=f"{scheme}://{user}{at}{name}/0{query}")
+
+    def service(self) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+        """Sentinels, service name, and keyword arguments including the database."""
+        hosts, path, keywords = self.hosts()
+        for name in _SENTINEL_CREDENTIALS:
+            keywords.pop(f"sentinel_{name}", None)
+        if not path:
+            raise ConfigError(f"{self.shown!r} names no service: end it with /NAME, e.g. /mymaster")
+        if len(path) > 1:
+            if not path[1].isdecimal():
+                raise ConfigError(f"{self.shown!r}: {path[1]!r} is not the number of a database")
+            keywords["db"] = int(path[1])
+        return hosts, path[0], keywords
+
+    def sentinel_keywords(self) -> dict[str, Any]:
+        """Keyword arguments for redis-py's connections to the sentinels."""
+        _, _, keywords = self.hosts()
+        own = {
+            name: keywords.get(f"sentinel_{name}") or getattr(self, f"sentinel_{name}")
+            for name in _SENTINEL_CREDENTIALS
+        }
+        return {
+            "protocol": 2,
+            "driver_info": None,
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            **{name: value for name, value in keywords.items() if name.startswith("ssl")},
+            **{name: value for name, value in own.items() if value},
+        }

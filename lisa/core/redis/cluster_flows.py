@@ -1,0 +1,211 @@
+"""Flows of one cluster client: finds the node of a command, and follows every redirection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+import redis
+from redis import exceptions
+from redis.crc import key_slot
+
+from lisa.core.redis.exchange import packed
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.redis.topology import NodeAddress, Topology
+
+MOST_REDIRECTIONS = 5
+LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_NODES_OWN = (redis.RedisError, exceptions.RedisClusterException, OSError)
+"""Errors of one node, which do not affect the replies of other nodes."""
+_NOT_COVERED = "its slot is not covered by the cluster"
+_READS = ("XREADGROUP", "XREAD")
+_SCRIPTED = ("EVALSHA", "EVAL")
+_CONTAINERS = ("XINFO", "XGROUP", "MEMORY", "OBJECT")
+_KEYLESS = frozenset(
+    {
+        "ACL",
+        "CLIENT",
+        "CLUSTER",
+        "COMMAND",
+        "CONFIG",
+        "DBSIZE",
+        "INFO",
+        "PING",
+        "PUBLISH",
+        "SCRIPT",
+        "TIME",
+    }
+)
+
+
+class _Cluster(Protocol):
+    """The client that a flow runs on; the asyncio client returns awaitables of the replies."""
+
+    topology: Topology
+
+    def exchange(self, node: NodeAddress, request: bytes, count: int) -> Any: ...
+
+
+class _Send(msgspec.Struct, frozen=True):
+    """Send commands to a node; the replies may include errors of the server."""
+
+    node: NodeAddress
+    request: bytes
+    replies: int
+
+    def run(self, cluster: _Cluster) -> Any:
+        """The replies; with the asyncio client, to be awaited."""
+        return cluster.exchange(self.node, self.request, self.replies)
+
+    arun = run
+
+
+class _Refresh:
+    """Refresh the topology."""
+
+    def run(self, cluster: _Cluster) -> None:
+        """Refresh it in this thread."""
+        cluster.topology.refresh()
+
+    def arun(self, cluster: _Cluster) -> Awaitable[bool]:
+        """Refresh it in another thread."""
+        return asyncio.to_thread(cluster.topology.refresh)
+
+
+def _key_of(command: Command) -> str | bytes | None:
+    """The first key of a command; None for a command without keys."""
+    name = command[0]
+    if name in _KEYLESS or (name in _SCRIPTED and not int(command[2])):
+        return None
+    if name in _READS:
+        position = command.index("STREAMS") + 1
+    else:
+        position = 3 if name in _SCRIPTED else 2 if name in _CONTAINERS else 1
+    key = command[position]
+    return key if isinstance(key, bytes) else str(key)
+
+
+def slot_of(key: str | bytes) -> int:
+    """The hash slot of a key."""
+    return int(key_slot(key if isinstance(key, bytes) else key.encode()))
+
+
+def name_of(node: NodeAddress) -> str:
+    """A node's name, HOST:PORT."""
+    return f"{node[0]}:{node[1]}"
+
+
+def _node_of(topology: Topology, command: Command) -> NodeAddress | None:
+    """The node for a command; None without a key or a known owner."""
+    key = _key_of(command)
+    return None if key is None else topology.owner(slot_of(key))
+
+
+def _send(
+    topology: Topology, node: NodeAddress, commands: Sequence[Command], *, asking: bool = False
+) -> Flow[list[Any]]:
+    """Send commands to one node, and refresh the topology if it does not answer."""
+    # ASKING applies to one command only.
+    sent = [part for command in commands for part in (("ASKING",), command)] if asking else commands
+    try:
+        replies: list[Any] = yield _Send(node, packed(sent), len(sent))
+    except LOST as error:
+        yield from lose(topology, node, error)
+        raise
+    return replies[1::2] if asking else replies
+
+
+def lose(topology: Topology, node: NodeAddress, error: BaseException) -> Flow[None]:
+    """Record that a node did not answer, and refresh the topology."""
+    if isinstance(error, exceptions.MaxConnectionsError):  # a local limit, not the node's
+        return
+    topology.failed(node)
+    with suppress(exceptions.RedisError, OSError):
+        yield _Refresh()
+
+
+def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
+    """Run one command on its key's node, or on any node without a key; a list of one reply."""
+    if command[0] == "SCAN":
+        return (yield from _scan(topology, int(command[1]), command[2:]))
+    key = _key_of(command)
+    if key is not None:
+        return (yield from chain(topology, slot_of(key), [command]))
+    if not topology.primaries:
+        yield _Refresh()
+    failed: BaseException = exceptions.ConnectionError("no node is known")
+    for node in topology.primaries:
+        try:
+            return (yield from _send(topology, node, [command]))
+        except LOST as error:
+            failed = error
+    yield _Refresh()
+    raise failed
+
+
+def _scan(topology: Topology, cursor: int, rest: Command) -> Flow[list[Any]]:
+    # The caller's cursor combines the node's own cursor and the node's index.
+    if not topology.primaries:
+        yield _Refresh()
+    node, inner = topology.scan_node(cursor)
+    keys: list[Any] = []
+    if node is None:
+        inner = 0
+    else:
+        (reply,) = yield from _send(topology, node, [("SCAN", inner, *rest)])
+        if isinstance(reply, Exception):
+            return [reply]
+        inner, keys = int(reply[0]), reply[1]
+    return [[b"%d" % topology.scan_cursor(cursor, inner), keys]]
+
+
+def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[list[Any]]:
+    """Run commands on the node that owns a slot, following redirections."""
+    node = topology.owner(slot)
+    if node is None:
+        yield _Refresh()
+        node = topology.owner(slot)
+        if node is None:
+            raise exceptions.SlotNotCoveredError(_NOT_COVERED)
+    replies = yield from _send(topology, node, commands)
+    for _ in range(MOST_REDIRECTIONS):
+        first = replies[0]
+        if isinstance(first, exceptions.ClusterDownError):
+            yield _Refresh()
+        if not isinstance(first, exceptions.AskError):  # the base class of MovedError
+            break
+        node = topology.redirected(first.host, first.port, node)
+        asking = not isinstance(first, exceptions.MovedError)
+        if not asking:
+            topology.moved(first.slot_id, node)
+        replies = yield from _send(topology, node, commands, asking=asking)
+    return replies
+
+
+class CommandPage:
+    """A page of commands, run one after another.
+
+    A node that did not answer receives no further command of the page. Otherwise a hanging node
+    would cost a socket timeout per command.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._lost: dict[NodeAddress, Exception] = {}
+
+    def run(self, command: Command) -> Flow[Any]:
+        """The reply to a command, or the error of its node."""
+        topology = self._topology
+        known = _node_of(topology, command) if self._lost else None
+        if known in self._lost:
+            return self._lost[known]
+        try:
+            (reply,) = yield from one_command(topology, command)
+        except _NODES_OWN as error:
+            reply = error
+        if isinstance(reply, LOST) and (node := _node_of(topology, command)) is not None:
+            self._lost[node] = reply
+        return reply

@@ -1,0 +1,119 @@
+"""Classifies the Redis client's errors as temporary or permanent, and translates them."""
+
+from __future__ import annotations
+
+import re
+
+from redis import exceptions as client
+
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.transitions import loader
+
+ClientError = (client.RedisError, client.RedisClusterException, OSError, EOFError)
+"""All exceptions that a connection may raise."""
+
+_PASSING = (
+    client.ConnectionError,
+    client.TimeoutError,
+    client.BusyLoadingError,
+    client.ClusterError,  # CLUSTERDOWN, or too many redirections while a slot moves
+    client.TryAgainError,
+    client.AskError,
+    client.MovedError,
+    client.MasterDownError,
+    client.ReadOnlyError,
+    client.RedisClusterException,
+    OSError,
+    EOFError,
+)
+_NEVER = (
+    client.AuthenticationError,
+    client.AuthorizationError,
+    client.AuthenticationWrongNumberOfArgsError,
+    client.NoPermissionError,
+    client.OutOfMemoryError,
+)
+_UNKNOWN_USER = (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError)
+_REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
+"""How servers word a refusal; the last form is that of Redis 6.2 inside scripts."""
+_PASSING_WORDS = (
+    "UNBLOCKED",
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY ",
+    "NOREPLICAS",
+    "ERR WAIT cannot be used with replica",
+)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the error is temporary, so that the same call may succeed later."""
+    if isinstance(error, _NEVER):
+        return False
+    return isinstance(error, _PASSING) or str(error).startswith(_PASSING_WORDS)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether the server refused a write because it is out of memory."""
+    return isinstance(error, client.OutOfMemoryError) or str(error).startswith("OOM")
+
+
+def is_missing_script(error: BaseException) -> bool:
+    """Whether the server has lost its scripts (restart, SCRIPT FLUSH)."""
+    return isinstance(error, client.NoScriptError) or str(error).startswith("NOSCRIPT")
+
+
+def is_missing_group(error: BaseException) -> bool:
+    """Whether a stream or its consumer group does not exist."""
+    return "NOGROUP" in str(error) or "no such key" in str(error).lower()
+
+
+def is_redirection(error: BaseException) -> bool:
+    """Whether the error redirects to another node of the cluster."""
+    return isinstance(error, (client.AskError, client.MovedError))
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether access control refused the command, directly or inside a script."""
+    if isinstance(error, (client.NoPermissionError, client.AuthorizationError)):
+        return True
+    return _REFUSED.search(str(error)) is not None
+
+
+def _lacking(said: str) -> str:
+    """The permission that a refusal is about, as an ACL rule."""
+    if found := re.search(r"'([a-z|_.-]+)' command", said):
+        return f"the permission +{found[1]}"
+    if found := re.search(r"\b[0-9a-f]{40}\b", said):  # before Redis 7.2: only the script's hash
+        script = next((one for one in loader.names() if loader.load(one).sha == found[0]), "?")
+        return f"a permission that the script {script!r} needs"
+    if "channel" in said:
+        return "the wake channel"
+    return "keys of this prefix" if "key" in said else "a permission"
+
+
+def translated(error: BaseException, where: str) -> LisaError:
+    """Lisa's error for a permanent error, or one that outlasted patience. `where` is the server."""
+    said = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    # A server that requires a password refuses long commands by their length, before login.
+    if isinstance(error, _UNKNOWN_USER) or "unauthenticated" in said:
+        return ConfigError(f"{where} refused the user or password: {said}")
+    if is_refused(error):
+        return ConfigError(
+            f"{where} does not permit this: {said}; this user lacks {_lacking(said)}. "
+            "`lisa acl` prints the permissions that each role needs"
+        )
+    if is_full(error):
+        return ServerUnavailable(
+            f"{where} is out of memory and refuses writes: raise its maxmemory, "
+            "or let consumers reduce the backlog"
+        )
+    if isinstance(error, client.ReadOnlyError) or said.startswith("READONLY"):
+        return ServerUnavailable(
+            f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
+        )
+    if passes(error):
+        return ServerUnavailable(f"{where} does not answer: {said}")
+    return LisaError(f"{where} answered with an error: {said}")

@@ -1,0 +1,228 @@
+"""Flows: server conversations written once, and run blocking or with asyncio.
+
+A *flow* is a generator that yields steps and receives their results: `Execute` for one command,
+`ExecuteMany` for a pipeline, `Pause` for a delay, `Await` for an awaitable, `Aside` for a flow that
+runs beside this one. Only the drivers in this module differ between blocking and asyncio callers.
+(The idea comes from sans-I/O protocol libraries.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+Command: TypeAlias = Sequence[str | bytes | int | float]
+
+
+class Link(Protocol):
+    """The interface of a connection; an asyncio connection returns awaitables of the replies."""
+
+    def execute(self, command: Command) -> Any:
+        """Send one command. Raises the client's errors."""
+
+    def execute_many(self, commands: Sequence[Command]) -> Any:
+        """Send commands together; the replies may include errors."""
+
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> Any:
+        """Send commands together, on one connection, to the node that holds `key`."""
+
+
+class Step(Protocol):
+    """One step of a flow. `link` is the connection, or another object that the step knows."""
+
+    def run(self, link: Any) -> Any:
+        """Run the step, blocking."""
+
+    def arun(self, link: Any) -> Any:
+        """Run the step on the running event loop; returns an awaitable."""
+
+
+Flow: TypeAlias = Generator[Step, Any, T]
+
+
+class Execute(msgspec.Struct, frozen=True):
+    """Send one command. The flow receives the raw reply, or the client's error as an exception."""
+
+    command: Command
+
+    def run(self, link: Link) -> Any:
+        """The reply; with an asyncio connection, to be awaited."""
+        return link.execute(self.command)
+
+    arun = run
+
+
+class ExecuteMany(msgspec.Struct, frozen=True):
+    """Send commands together. The flow receives a list of replies, which may include errors."""
+
+    commands: Sequence[Command]
+
+    def run(self, link: Link) -> Any:
+        """The replies; with an asyncio connection, to be awaited."""
+        return link.execute_many(self.commands)
+
+    arun = run
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """Send commands together, on one connection, to the node that holds `key`.
+
+    The flow receives a list of replies, which may include errors.
+    """
+
+    key: str
+    commands: Sequence[Command]
+
+    def run(self, link: Link) -> Any:
+        """The replies; with an asyncio connection, to be awaited."""
+        return link.execute_chain(self.key, self.commands)
+
+    arun = run
+
+
+class Pause(NamedTuple):
+    """Sleep."""
+
+    seconds: float
+
+    def run(self, _link: Any) -> None:
+        """Sleep in this thread."""
+        time.sleep(self.seconds)
+
+    def arun(self, _link: Any) -> Awaitable[None]:
+        """Sleep in this task."""
+        return asyncio.sleep(self.seconds)
+
+
+class Await(NamedTuple):
+    """Await an awaitable; only for flows that run on an event loop."""
+
+    awaitable: Awaitable[Any]
+
+    def run(self, _link: Any) -> Any:
+        """Raise TypeError, because only an event loop can await."""
+        raise TypeError("a blocking caller cannot run a flow that awaits")
+
+    def arun(self, _link: Any) -> Awaitable[Any]:
+        """The awaitable."""
+        return self.awaitable
+
+
+class Aside(NamedTuple):
+    """Run another flow on the same connection, and wait at most `within_s` seconds for it.
+
+    The other flow handles its own errors. `running` holds its thread or task until it ends.
+    """
+
+    flow: Flow[None]
+    within_s: float
+    running: set[Any]
+
+    def run(self, link: Link) -> None:
+        """Run the other flow in a thread."""
+
+        def work() -> None:
+            try:
+                drive(self.flow, link)
+            finally:
+                self.running.discard(thread)
+
+        # A daemon thread: a hanging server must not keep the process alive.
+        thread = threading.Thread(target=work, name="lisa-aside", daemon=True)
+        self.running.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down
+            self.running.discard(thread)
+            return
+        thread.join(self.within_s)
+
+    async def arun(self, link: Link) -> None:
+        """Run the other flow in a task."""
+        task = asyncio.create_task(adrive(self.flow, link), name="lisa-aside")
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        await asyncio.wait({task}, timeout=self.within_s)
+
+
+def drive(flow: Flow[T], link: Any) -> T:
+    """Run a flow to completion, blocking. Its steps run on `link`, usually a connection."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = step.run(link)
+            except BaseException as error:  # noqa: BLE001  the flow handles it
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def adrive(flow: Flow[T], link: Any) -> T:
+    """Run a flow to completion on the running event loop."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = await step.arun(link)
+            except BaseException as error:  # noqa: BLE001  the flow handles it
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class _Blocking(Protocol):
+    def _drive(self, flow: Flow[T]) -> T: ...
+
+
+class _Awaiting(Protocol):
+    async def _drive(self, flow: Flow[T]) -> T: ...
+
+
+def _show(call: Callable[..., object], method: Callable[..., object]) -> None:
+    """Set the signature for `help()`, with the flow's result as return annotation."""
+    signature = inspect.signature(method)
+    result = str(signature.return_annotation).removeprefix("Flow[").removesuffix("]")
+    call.__dict__["__signature__"] = signature.replace(return_annotation=result)
+
+
+def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Turn a method that returns a flow into a blocking method; keeps signature and docstring.
+
+    The object's `_drive` method runs the flow.
+    """
+
+    @functools.wraps(method)
+    def call(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._drive(method(self, *args, **kwargs))
+
+    _show(call, method)
+    return call
+
+
+def awaiting(
+    method: Callable[Concatenate[Any, P], Flow[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Turn a method that returns a flow into a coroutine function."""
+
+    @functools.wraps(method)
+    async def call(self: _Awaiting, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._drive(method(self, *args, **kwargs))
+
+    _show(call, method)
+    return call

@@ -1,0 +1,48 @@
+"""Patience: how long and how often a call is repeated."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from lisa.core.model.backoff import Backoff
+from lisa.core.redis import errors
+
+LONGEST_S = 1.0
+MAX_REPAIRS = 20
+
+
+class Patience:
+    """The retry budget of one call: growing pauses until a deadline, and a number of repairs.
+
+    Each pause is random, between half of its nominal length and all of it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        self._backoff = Backoff(longest_s=LONGEST_S)
+        self._mends = 0
+
+    def again(self) -> Patience:
+        """A budget with the same deadline for another call; pauses and repairs start afresh."""
+        other = Patience(0)
+        other._ends = self._ends
+        return other
+
+    def mend(self, error: BaseException, where: str) -> None:
+        """Count a repair on the server; raise the error after too many repairs."""
+        self._mends += 1
+        if self._mends > MAX_REPAIRS:
+            raise errors.translated(error, where)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self._ends - time.monotonic())
+
+    def next_pause(self) -> float | None:
+        """Seconds to wait before the next attempt; None after the deadline."""
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            return None
+        return min(self._backoff.take() * random.uniform(0.5, 1.0), left)

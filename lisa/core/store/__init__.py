@@ -1,0 +1,1 @@
+"""Queries and operations on topics, written as flows and run blocking or with asyncio."""

@@ -1,0 +1,276 @@
+"""Removes a group from a topic, page by page; any process can finish an interrupted removal.
+
+The first step deletes the declaration and writes a mark with a timestamp to the topic's options.
+Further steps renew the mark, and the last step deletes it. While the group still owes messages in a
+shard, it cannot be declared there again: the declaration would revive messages that other calls no
+longer account for. A declared group has no mark, so declaring a group again ends its removal.
+
+In a split topic each shard has its own mark. The topic's mark covers the whole removal: the topic
+drops the declaration first, then all shards do; then the messages owed in the shards are settled,
+and the topic's mark is deleted last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lisa.core.model.keys import GroupKeys
+from lisa.core.model.sharding import Shard, Topic, own_shard
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.paging import START, member_page, readable
+from lisa.core.store.removal_mark import PREFIX, age_ms, mark_command
+from lisa.core.store.store import Store, chunks
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.undeclare import Undeclare
+
+MOST_IDS = 100
+"""Maximum number of ids per step, however few groups there are."""
+
+
+class Finished(NamedTuple):
+    """Messages settled by finishing an interrupted removal, and whether it is complete."""
+
+    settled: int
+    is_done: bool
+
+
+@dataclass(slots=True)
+class Allowance:
+    """A limit on the work of one call: a number of settling calls, and a `stopped` callback.
+
+    Reading pages is free; otherwise pages that are already settled would use up the limit.
+    """
+
+    calls: int
+    stopped: Callable[[], bool]
+
+
+class _AllowanceUsed(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Work:
+    progress: Callable[[int], None] | None = None
+    allowance: Allowance | None = None
+    settled: int = 0
+
+    def ask(self, calls: int = 0) -> None:
+        """Called before each command; `calls` is the number of settling calls that it makes."""
+        left = self.allowance
+        if left is None:
+            return
+        if left.stopped() or left.calls < calls:
+            raise _AllowanceUsed
+        left.calls -= calls
+
+    def tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.settled)
+
+
+def owed(store: Store, keys: GroupKeys) -> Flow[int]:
+    """Number of messages that a group owes in one shard."""
+    counts = yield from store.commands(
+        [
+            ("HLEN", keys.entries),
+            ("ZCARD", keys.retry),
+            ("ZCARD", keys.garbage),
+        ]
+    )
+    return sum(counts)
+
+
+def remove(
+    store: Store, topic: Topic, group: str, *, progress: Callable[[int], None] | None = None
+) -> Flow[int | None]:
+    """Remove a group and settle the messages it owes. Returns how many messages that settled.
+
+    The group receives no messages after the first step; messages that other groups owe are not
+    affected. Safe to repeat after a crash at any point. Returns None if there is no such group. If
+    the group is declared again meanwhile, it stays and keeps the messages received since then.
+    """
+    if not (yield from _is_anywhere(store, topic, group)):
+        return None
+    work = _Work(progress)
+    is_removed = yield from _remove(store, own_shard(topic), group, work, begun=False)
+    return work.settled if is_removed else None
+
+
+def finish(
+    store: Store,
+    first: Shard,
+    group: str,
+    older_than_ms: int = 0,
+    *,
+    allowance: Allowance | None = None,
+) -> Flow[Finished | None]:
+    """Finish an interrupted removal in a shard, and in all others if it is the topic's own shard.
+
+    Returns None if no removal has been idle for `older_than_ms`. If the allowance runs out, the
+    removal stays interrupted and can be finished later.
+    """
+    parts = yield from _reach(store, first)
+    work, found = _Work(allowance=allowance), False
+    for shard in sorted(parts, key=lambda one: one != first):
+        age = yield from age_ms(store, shard, group)
+        if age is not None and age >= older_than_ms:
+            try:
+                found |= yield from _remove(store, shard, group, work, begun=True)
+            except _AllowanceUsed:
+                return Finished(work.settled, is_done=False)
+    return Finished(work.settled, is_done=True) if found else None
+
+
+def withdraw(store: Store, topic: Topic, group: str, shards: Sequence[Shard]) -> Flow[int]:
+    """Remove a group from shards of a topic that no longer declares it. Returns messages settled.
+
+    Used if a shard received the declaration late, or from another program.
+    """
+    own = own_shard(topic)
+
+    def is_still_gone() -> Flow[bool]:
+        return not (yield from _is_declared(store, own, group))
+
+    reached, _ = yield from _undeclare(store, own, group, shards, is_still_gone)
+    work = _Work()
+    for shard in reached:
+        yield from _settle_all(store, shard, group, work)
+    return work.settled
+
+
+def _remove(store: Store, first: Shard, group: str, work: _Work, *, begun: bool) -> Flow[bool]:
+    """Remove a group from a shard, and from all others if the shard is the topic's own.
+
+    Returns False if the removal has already ended, or the group was declared again.
+    """
+
+    def goes_on() -> Flow[bool]:
+        return not (yield from store.run(Undeclare(first, group, begun=True))).gone
+
+    if (yield from store.run(Undeclare(first, group, begun=begun))).gone:
+        return False
+    # Read after the first step: shards created later do not get the group.
+    parts = yield from _reach(store, first)
+    shards = yield from _shards_with(store, [one for one in parts if one != first], group)
+    reached, is_ours = yield from _undeclare(store, first, group, shards, goes_on)
+    for shard in reached:
+        yield from _settle_all(store, shard, group, work, goes_on=goes_on)
+    if is_ours:
+        yield from _settle_all(store, first, group, work)
+    return True
+
+
+def _reach(store: Store, first: Shard) -> Flow[list[Shard]]:
+    """All shards of the topic if `first` is its own shard; other shards have no layout."""
+    topic = Topic(first)
+    return (yield from store.layout(topic)).counted(topic)
+
+
+def _undeclare(
+    store: Store,
+    first: Shard,
+    group: str,
+    shards: Sequence[Shard],
+    goes_on: Callable[[], Flow[bool]],
+) -> Flow[tuple[list[Shard], bool]]:
+    """Delete the group's declaration from shards, unless the topic declares the group again.
+
+    Returns the shards whose messages are to be settled, and whether the removal still applies.
+    """
+    reached, is_ours = list[Shard](), True
+    for shard in shards:
+        is_ours = yield from goes_on()
+        if not is_ours:
+            break
+        yield from store.run(Undeclare(shard, group))
+        reached.append(shard)
+    else:
+        is_ours = not reached or (yield from goes_on())
+    if not is_ours and reached and (yield from _is_declared(store, first, group)):
+        # The last shard may hold messages of the newly declared group: restore its declaration.
+        last = reached.pop()
+        yield from store.run(Configure(last, {PREFIX + group: None}))
+        yield from store.run(Declare(last, group))
+    return reached, is_ours
+
+
+def _is_declared(store: Store, shard: Shard, group: str) -> Flow[bool]:
+    return bool((yield from store.command("HEXISTS", store.keys.topic(shard).groups, group)))
+
+
+def _is_anywhere(store: Store, topic: Topic, group: str) -> Flow[bool]:
+    if (yield from _shards_with(store, [own_shard(topic)], group)):
+        return True
+    parts = (yield from store.layout(topic)).counted(topic)
+    return bool((yield from _shards_with(store, parts, group)))
+
+
+def _shards_with(store: Store, shards: Sequence[Shard], group: str) -> Flow[list[Shard]]:
+    """The shards that declare a group, or hold any of its data.
+
+    A mark alone counts, because a concurrent change may add data later.
+    """
+    commands = list[Command]()
+    for shard in shards:
+        keys = store.keys.topic(shard)
+        commands += [
+            ("HEXISTS", keys.groups, group),
+            ("EXISTS", *keys.group(group)),
+            mark_command(store, shard, group),
+        ]
+    if not commands:
+        return []
+    replies = yield from store.commands(commands)
+    return [
+        shard
+        for i, shard in enumerate(shards)
+        if replies[3 * i] or replies[3 * i + 1] or replies[3 * i + 2] is not None
+    ]
+
+
+def _settle_all(
+    store: Store,
+    shard: Shard,
+    group: str,
+    work: _Work,
+    *,
+    goes_on: Callable[[], Flow[bool]] | None = None,
+) -> Flow[None]:
+    """Settle the messages that a group owes in one shard.
+
+    goes_on: called for each page, to renew the topic's mark while a shard is settled.
+    """
+    keys = store.keys.topic(shard).group(group)
+    while True:
+        for command, key in (
+            ("HSCAN", keys.entries),
+            ("ZSCAN", keys.retry),
+            ("ZSCAN", keys.garbage),
+        ):
+            cursor = None
+            while cursor != START:
+                work.ask()
+                cursor, ids = yield from member_page(store, command, key, cursor or START)
+                yield from _settle(store, shard, group, ids, work)
+                if ids and goes_on is not None:
+                    yield from goes_on()
+                work.tell()
+        if (yield from store.run(Undeclare(shard, group, drop=True, begun=True))).gone:
+            return
+
+
+def _settle(store: Store, shard: Shard, group: str, ids: list[bytes], work: _Work) -> Flow[None]:
+    names, foreign = readable(ids)
+    for some in chunks(names, min(MOST_IDS, store.batch_size(shard, Undeclare))):
+        work.ask(calls=1)
+        page = yield from store.run(Undeclare(shard, group, some, begun=True))
+        work.settled += page.settled
+    if foreign:
+        keys = store.keys.topic(shard).group(group)
+        yield from store.command("HDEL", keys.entries, *foreign)
+        yield from store.command("ZREM", keys.retry, *foreign)
+        yield from store.command("ZREM", keys.garbage, *foreign)

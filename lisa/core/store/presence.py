@@ -1,0 +1,132 @@
+"""Presence records: consumers and managers announce themselves and renew the record regularly.
+
+A record is JSON in a hash, under the role's unique name. Times are from Redis's clock.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store, pairs
+
+BEAT = timedelta(seconds=5)
+"""How often a role renews its record."""
+
+GONE_AFTER = timedelta(seconds=30)
+"""A role that has not renewed its record for this long counts as gone."""
+
+
+class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One consumer on one topic. `group` is empty while no group is declared."""
+
+    name: str
+    topic: str
+    group: str = ""
+    host: str = ""
+    pid: int = 0
+    started_ms: int = 0
+    seen_ms: int = 0
+    concurrency: int = 1
+    running: int = 0
+    held: int = 0
+    handled: int = 0
+    state: str = "running"
+    """running, waiting (for a group), paused, degraded or stopping."""
+
+
+class ManagerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One manager."""
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    started_ms: int = 0
+    seen_ms: int = 0
+    topics: int = 0
+
+
+_P = TypeVar("_P", ConsumerPresence, ManagerPresence)
+
+
+def unique_name(configured: str | None) -> str:
+    """The configured name plus host, pid and a random suffix, unique among live roles."""
+    base = configured or "lisa"
+    return f"{base}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def announce_consumer(
+    store: Store, presence: ConsumerPresence, shard: str | None = None
+) -> Flow[bool]:
+    """Write or renew a consumer's record, with Redis's current time as `seen_ms`.
+
+    `shard`: the shard that the consumer reads, if the topic is split. Returns True if the record
+    is new.
+    """
+    key = store.keys.topic(shard or presence.topic).consumers
+    return (yield from _announce(store, key, presence))
+
+
+def leave_consumer(store: Store, topic: str, name: str) -> Flow[None]:
+    """Delete a consumer's record."""
+    yield from store.command("HDEL", store.keys.topic(topic).consumers, name)
+
+
+def consumers(store: Store, topic: str) -> Flow[list[ConsumerPresence]]:
+    """All consumer records of a topic, sorted by name, including those of gone consumers."""
+    reply = yield from store.command("HGETALL", store.keys.topic(topic).consumers)
+    return records_in(reply, ConsumerPresence)
+
+
+def records_in(reply: Sequence[bytes] | dict[bytes, bytes], kind: type[_P]) -> list[_P]:
+    """The records in an HGETALL reply, sorted by name; skips records that cannot be read."""
+    found = []
+    for _, record in sorted(pairs(reply).items()):
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(record, type=kind))
+    return found
+
+
+def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
+    """Merge one consumer's records on several shards of a topic."""
+    if len(parts) == 1:
+        return parts[0]
+    latest = max(parts, key=lambda one: one.seen_ms)
+    states = [one.state for one in parts if one.state != "running"]
+    return msgspec.structs.replace(
+        latest,
+        running=sum(one.running for one in parts),
+        held=sum(one.held for one in parts),
+        handled=sum(one.handled for one in parts),
+        state=states[0] if states else latest.state,
+    )
+
+
+def announce_manager(store: Store, presence: ManagerPresence) -> Flow[None]:
+    """Write or renew a manager's record, with Redis's current time as `seen_ms`."""
+    yield from _announce(store, store.keys.managers, presence)
+
+
+def _announce(store: Store, key: str, presence: _P) -> Flow[bool]:
+    now_ms = (yield from store.server_time_us(key)) // 1000
+    record = msgspec.json.encode(msgspec.structs.replace(presence, seen_ms=now_ms))
+    return bool((yield from store.command("HSET", key, presence.name, record)))
+
+
+def leave_manager(store: Store, name: str) -> Flow[None]:
+    """Delete a manager's record."""
+    yield from store.command("HDEL", store.keys.managers, name)
+
+
+def managers(store: Store) -> Flow[list[ManagerPresence]]:
+    """All manager records, sorted by name, including those of managers that are gone."""
+    reply = yield from store.command("HGETALL", store.keys.managers)
+    return records_in(reply, ManagerPresence)

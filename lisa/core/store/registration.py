@@ -1,0 +1,96 @@
+"""Schema check and topic registration on a cluster, where single nodes may be down.
+
+`lisa:schema` and `lisa:topics` are each on one node of a cluster, usually not the topic's own. Work
+on a topic must not wait for them, so check and registration run beside the caller's flow. While
+their nodes answer, the caller waits a few milliseconds for the result. Once a node does not answer,
+the caller continues, and later calls retry at most every `AGAIN_S`, without waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.redis import errors
+from lisa.core.redis.flow import Aside, Flow
+
+WITHIN_S = 0.25
+"""Longest wait for a node that is not known to be down."""
+
+AGAIN_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class TopicRegistration:
+    """Pending schema check and topic registrations of one store.
+
+    `check` checks the schema, `add` lists topics; both make a single attempt.
+    """
+
+    def __init__(
+        self, check: Callable[[], Flow[None]], add: Callable[[Iterable[str]], Flow[None]]
+    ) -> None:
+        self._check = check
+        self._add = add
+        self._owes_check = False
+        self._unlisted: dict[str, None] = {}
+        self._refusal: ConfigError | None = None
+        self._is_away = False
+        self._tried = 0.0
+        self.running: set[Any] = set()
+
+    def check(self) -> Flow[bool]:
+        """Check the schema. Returns whether the check is complete. Raises ConfigError."""
+        self._owes_check = True
+        yield from self._attend()
+        return not self._owes_check
+
+    def add(self, topics: Iterable[str]) -> Flow[bool]:
+        """List topics. Returns whether all are listed. Raises ConfigError."""
+        wanted = dict.fromkeys(topics)
+        self._unlisted |= wanted
+        yield from self._attend()
+        return self._unlisted.keys().isdisjoint(wanted)
+
+    def _attend(self) -> Flow[None]:
+        waits = not self._is_away
+        if waits or (not self.running and time.monotonic() - self._tried >= AGAIN_S):
+            self._tried = time.monotonic()
+            attempt: dict[str, bool] = {}
+            flow = self._attempt(list(self._unlisted), attempt)
+            yield Aside(flow, WITHIN_S if waits else 0.0, self.running)
+            if waits and not attempt:
+                self._failed(f"no answer within {WITHIN_S:g} s")
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def _attempt(self, topics: list[str], attempt: dict[str, bool]) -> Flow[None]:
+        try:
+            if self._owes_check:
+                yield from self._check()
+                self._owes_check = False
+            if topics:
+                yield from self._add(topics)
+        except ConfigError as error:
+            self._refusal = error
+        except (LisaError, *errors.ClientError) as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001  this flow has no caller that would see the error
+            self._failed(repr(error))
+        else:
+            for topic in topics:
+                self._unlisted.pop(topic, None)
+            if self._is_away:
+                log.info("the nodes that hold the topic list and the schema answer again")
+            self._is_away = False
+        attempt["ended"] = True
+
+    def _failed(self, why: object) -> None:
+        if not self._is_away:
+            log.warning("cannot list topics or read the schema; will retry: %s", why)
+        self._is_away = True

@@ -1,0 +1,208 @@
+"""Applies a topic's layout, options and groups to its shards.
+
+The topic's own options hash is authoritative: `configure` writes a new layout there in one step.
+This module then updates the shards, in an order that never accepts an id twice: it copies options
+and groups to the shards of the new layout, closes all shards of older layouts to new messages, and
+opens the new shards. Every step is idempotent, and an outdated step changes nothing. Managers
+repeat all steps, which completes a change that was interrupted by a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeVar
+
+from lisa.core.model.errors import LisaError, RemovalUnfinished
+from lisa.core.model.options import TopicOptions
+from lisa.core.model.sharding import (
+    JOURNALED,
+    Layout,
+    Shard,
+    Topic,
+    count_of,
+    own_shard,
+    shard_suffix,
+    share,
+    topic_of,
+)
+from lisa.core.redis.flow import Flow
+from lisa.core.store import group_removal
+from lisa.core.store.store import Store, pairs
+from lisa.core.transitions.base import Transition, text
+from lisa.core.transitions.configure import Configure
+from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.set_layout import SetLayout
+
+T = TypeVar("T")
+
+_OWN = frozenset({"shards"})
+"""Options that apply only to the topic itself."""
+
+_COPIED = tuple(one.name for one in fields(TopicOptions) if one.name not in _OWN)
+_SHARED = {"capacity": None, "max_ready": TopicOptions().max_ready}
+"""Topic-wide limits, divided among the shards; with their defaults."""
+
+
+class ShardState(NamedTuple):
+    """The state of a shard: its options hash and its declared groups."""
+
+    options: dict[str, str]
+    groups: frozenset[str]
+
+    @property
+    def accepts(self) -> int:
+        """The latest layout that the shard has seen; negative if the shard is closed."""
+        return int(self.options.get("accepts", "0"))
+
+
+def spread(store: Store, topic: Topic) -> Flow[Layout]:
+    """Update all shards of a topic and return its layout. Raises LisaError.
+
+    A topic that was never split costs one read.
+    """
+    while True:
+        (topic_state,) = yield from look(store, [own_shard(topic)])
+        layout = Layout.read(topic_state.options.get("layout"))
+        store.learn_layout(topic, layout)
+        if not layout.number:
+            return layout
+        shards = layout.active(topic)
+        yield from store.register([topic, *shards])
+        seen = dict(zip(shards, (yield from look(store, shards)), strict=True))
+        for count in (layout.shards, *layout.older):
+            if count > 1:
+                own = Layout(layout.number, count).current(topic)
+                declared = yield from _copy_to_shards(
+                    store, topic_state, {one: seen[one] for one in own}, count
+                )
+                yield from _withdraw_removed(store, topic, declared)
+        latest = yield from _close_and_open(store, topic, layout, seen, topic_state)
+        if latest is None:
+            return layout
+        # Either the layout changed meanwhile, or its last changes were lost with a server: then
+        # give it a number above any that the shards have seen.
+        if (yield from store.layout(topic)) == layout:
+            yield from renumber(store, topic, latest)
+
+
+def renumber(store: Store, topic: Topic, known: int) -> Flow[int]:
+    """Renumber a layout whose last changes were lost to above `known`, a number seen by a shard.
+
+    Registered shards that belong to no current layout become part of the topic again: they are
+    closed, drained and removed like those of any older shard count.
+    """
+    listed = yield from store.shards()
+    counts = {count_of(shard) for shard in listed if topic_of(shard) == topic}
+    return (yield from store.run(SetLayout(topic, "renumber", known, sorted(counts))))
+
+
+def look(store: Store, shards: Sequence[Shard]) -> Flow[list[ShardState]]:
+    """The state of the given shards, in the same order. Raises LisaError."""
+    keys = [store.keys.topic(shard) for shard in shards]
+    replies = yield from store.commands(
+        [command for one in keys for command in (("HGETALL", one.options), ("HKEYS", one.groups))]
+    )
+    return [
+        ShardState(
+            {text(name): text(value) for name, value in pairs(options).items()},
+            frozenset(map(text, groups)),
+        )
+        for options, groups in zip(replies[::2], replies[1::2], strict=True)
+    ]
+
+
+def _copy_to_shards(
+    store: Store, topic_state: ShardState, shards: Mapping[Shard, ShardState], count: int
+) -> Flow[list[Declare]]:
+    """Copy the topic's options and groups to shards. Returns the declarations that succeeded."""
+    wanted = _options(topic_state.options, count)
+    calls: list[Transition[Any]] = []
+    for shard, seen in shards.items():
+        lacking = {name: value for name, value in wanted.items() if seen.options.get(name) != value}
+        if lacking:
+            calls.append(Configure(shard, lacking))
+        calls += [Declare(shard, group) for group in sorted(topic_state.groups - seen.groups)]
+    if not calls:
+        return []
+    declared: list[Declare] = []
+    for call, result in zip(calls, (yield from store.run_many(calls)), strict=True):
+        # A shard whose removal of the group is unfinished gets the group in a later round.
+        if isinstance(result, LisaError) and not isinstance(result, RemovalUnfinished):
+            raise result
+        # Include declarations that were not new: an earlier call's reply may have been lost.
+        if isinstance(call, Declare) and not isinstance(result, LisaError):
+            declared.append(call)
+    return declared
+
+
+def _withdraw_removed(store: Store, topic: Topic, declared: Sequence[Declare]) -> Flow[None]:
+    """Withdraw declarations of groups that were removed from the topic in the meantime.
+
+    A removal deletes the topic's own declaration first and does not return to the shards.
+    """
+    if declared:
+        groups = yield from store.groups(topic)
+        for group in sorted({one.group for one in declared}.difference(groups)):
+            shards = [Shard(one.topic) for one in declared if one.group == group]
+            yield from group_removal.withdraw(store, topic, group, shards)
+
+
+def _options(topic_options: Mapping[str, str], count: int) -> dict[str, str | None]:
+    """The options of one of `count` shards; None for options left at the default."""
+    wanted = {name: topic_options.get(name) for name in _COPIED}
+    for name, default in _SHARED.items():
+        total = topic_options.get(name) or default
+        if total is not None:
+            wanted[name] = str(share(int(total), count))
+    return wanted
+
+
+def _close_and_open(
+    store: Store,
+    topic: Topic,
+    layout: Layout,
+    seen: Mapping[Shard, ShardState],
+    topic_state: ShardState,
+) -> Flow[int | None]:
+    """Close the older shards, then open the current ones.
+
+    Returns None when done. If a shard follows another layout with an equal or later number, returns
+    the highest number seen.
+    """
+    number = layout.number
+    steps: tuple[list[SetLayout], list[SetLayout]] = (
+        [
+            SetLayout(shard, "close", number)
+            for shard in layout.draining(topic)
+            if seen[shard].accepts != -number
+        ],
+        [
+            SetLayout(shard, "open", number, journaled=_journaled(topic_state, shard))
+            for shard in layout.current(topic)
+            if seen[shard].accepts != number
+        ],
+    )
+    for calls, done in zip(steps, (-number, number), strict=True):
+        known = yield from _run(store, calls)
+        if any(one != done for one in known):
+            return max(map(abs, known))
+    return None
+
+
+def _journaled(topic_state: ShardState, shard: Shard) -> int:
+    """The last journal number of a shard whose keys were deleted; 0 if unknown."""
+    found = topic_state.options.get(f"{JOURNALED}{shard_suffix(shard)}", "")
+    return int(found) if found.isdigit() else 0
+
+
+def _run(store: Store, calls: Sequence[Transition[T]]) -> Flow[list[T]]:
+    """Run calls together. Raises the first error."""
+    if not calls:
+        return []
+    done: list[T] = []
+    for result in (yield from store.run_many(calls)):
+        if isinstance(result, LisaError):
+            raise result
+        done.append(result)
+    return done

@@ -1,0 +1,228 @@
+"""Queries about topics and operations on whole topics, as flows.
+
+`Store` defines the flows (see core.redis.flow) and caches topics' groups and shards. `SyncStore`
+and `AsyncStore` run the flows on their connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias, TypeVar
+
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import Keys, is_shard_name
+from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
+from lisa.core.model.sharding import Shard, Topic, topics_of
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.core.redis.flow import Flow, adrive, drive
+from lisa.core.store.registration import TopicRegistration
+from lisa.core.store.routing import Router
+from lisa.core.transitions.base import STEPS_PER_CALL, ById, Transition, text
+
+T = TypeVar("T")
+S = TypeVar("S")
+Ask: TypeAlias = Callable[..., Flow[Any]]
+
+SCHEMA_VERSION = 1
+"""Version of the keys and envelopes that this build reads and writes."""
+
+
+def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
+    """Consecutive slices of at most `size` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """A hash reply as a dict, from either protocol's form."""
+    if isinstance(flat, dict):
+        return flat
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def counters(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, int]:
+    """A topic's counters from an HGETALL reply; ignores values that are not numbers."""
+    return {text(name): int(n) for name, n in pairs(flat).items() if n.isdigit()}
+
+
+def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of several counters by name, such as those of a topic's shards."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)
+
+
+class Store(Router):
+    """Flows for all queries and operations."""
+
+    def __init__(
+        self,
+        connection: Any,
+        keys: Keys,
+        patience: timedelta = PRODUCER_RETRY_TIME,
+        who: str = "lisa",
+    ) -> None:
+        super().__init__(keys, connection.address.shown, patience, who)
+        self.connection = connection
+        self.has_nodes: bool = connection.address.kind == "cluster"
+        """Whether keys are spread over several servers, any of which may be down alone."""
+        self._registration = TopicRegistration(
+            lambda: self._verify_schema(self.command_once),
+            lambda topics: self._list(topics, self.command_once),
+        )
+
+    def groups(self, topic: str) -> Flow[tuple[str, ...]]:
+        """Read the groups declared on a topic, sorted by name."""
+        keys = self.keys.topic(topic)
+        reply = yield from self.command("HKEYS", keys.groups)
+        found = tuple(sorted(text(name) for name in reply))
+        self._groups[topic] = found
+        return found
+
+    def known_groups(self, topic: str) -> tuple[str, ...] | None:
+        """The last known groups of a topic, without asking the server; None if none are known."""
+        return self._groups.get(topic)
+
+    def options(self, topic: str) -> Flow[TopicOptions]:
+        """Read a topic's options."""
+        reply = yield from self.command("HGETALL", self.keys.topic(topic).options)
+        return TopicOptions.from_hash(pairs(reply))
+
+    def stats(self, topic: str) -> Flow[dict[str, int]]:
+        """A topic's counters by name (`sent`, `acked@<group>`, `late:<letter>@<group>`, ...)."""
+        reply = yield from self.command("HGETALL", self.keys.topic(topic).stats)
+        return counters(reply)
+
+    def topics(self) -> Flow[list[Topic]]:
+        """The registered topics, sorted by name; ignores invalid names."""
+        return topics_of((yield from self.shards()))
+
+    def shards(self) -> Flow[list[Shard]]:
+        """The registered topics and shards, sorted by name; ignores invalid names."""
+        reply = yield from self.command("ZRANGE", self.keys.topics, 0, -1)
+        return sorted(Shard(name) for name in map(text, reply) if is_shard_name(name))
+
+    def register(self, topics: Iterable[str]) -> Flow[bool]:
+        """Register topics for all managers. Returns whether they are listed now.
+
+        On a cluster the node of the list may be down while the topics' own nodes are not. Then this
+        returns False after a short wait, and the caller tries again later.
+        """
+        if self.has_nodes:
+            return (yield from self._registration.add(topics))
+        yield from self._list(topics, self.command)
+        return True
+
+    def list_again(self, topics: Iterable[str]) -> Flow[None]:
+        """List topics that may be missing from the list; listed topics keep their times."""
+        now = int(time.time() * 1000)
+        missing = [part for topic in topics for part in (now, topic)]
+        if missing:
+            yield from self.command("ZADD", self.keys.topics, "NX", *missing)
+
+    def check_schema(self) -> Flow[bool]:
+        """Check the schema version, or write it if there is none. Returns whether this is done.
+
+        Raises ConfigError for a newer version. On a cluster returns False while the schema's node
+        is down; later calls of `register` or `check_schema` complete the check.
+        """
+        if self.has_nodes:
+            return (yield from self._registration.check())
+        yield from self.verify_schema()
+        return True
+
+    def verify_schema(self) -> Flow[None]:
+        """Like `check_schema`, but raises ServerUnavailable if the schema's node is down."""
+        yield from self._verify_schema(self.command)
+
+    def server_time_us(self, key: str = "") -> Flow[int]:
+        """Redis's clock in microseconds; on a cluster the clock of the node that holds `key`."""
+        seconds, micros = yield from (
+            self._beside(key, "TIME") if key and self.has_nodes else self.command("TIME")
+        )
+        return int(seconds) * 1_000_000 + int(micros)
+
+    def wake(self, topic: str) -> Flow[None]:
+        """Wake the managers for a topic; on a cluster, through the topic's own node."""
+        key = self.keys.topic(topic).consumers if self.has_nodes else ""
+        command = ("PUBLISH", self.keys.wake, topic)
+        yield from self._beside(key, *command) if key else self.command(*command)
+
+    def _list(self, topics: Iterable[str], ask: Ask) -> Flow[None]:
+        now = int(time.time() * 1000)
+        seen = [part for topic in topics for part in (now, topic)]
+        if seen:
+            yield from ask("ZADD", self.keys.topics, *seen)
+
+    def _verify_schema(self, ask: Ask) -> Flow[None]:
+        found = yield from ask("GET", self.keys.schema)
+        if found is None:
+            # Read first: a replica or a full server refuses writes but can still be drained.
+            yield from ask("SET", self.keys.schema, SCHEMA_VERSION, "NX")
+            found = yield from ask("GET", self.keys.schema)
+        if found is not None and int(found) > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{self.where} has schema {int(found)} under prefix {self.keys.prefix!r}, but this "
+                f"build supports up to {SCHEMA_VERSION}: upgrade Lisa, or use another prefix"
+            )
+
+    def batch_size(self, topic: str, kind: type[Transition[Any]] | None = None) -> int:
+        """Maximum number of ids per script call for a topic, given its known groups."""
+        steps: float = kind.steps if kind else 1
+        further = max(0, len(self._groups.get(topic, ())) - 1)
+        each = steps if kind is None or kind.group_steps is None else kind.group_steps
+        return max(1, int(STEPS_PER_CALL / (steps + further * each)))
+
+
+class SyncStore(Store):
+    """A store that runs flows blocking; safe to share between threads."""
+
+    connection: Connection
+
+    def drive(self, flow: Flow[T]) -> T:
+        """Run a flow on this store's connection."""
+        return drive(flow, self.connection)
+
+    def call(self, transition: Transition[T]) -> T:
+        """Run one transition on the shard named by its topic. Raises LisaError."""
+        return drive(self.run(transition), self.connection)
+
+    def call_by_id(self, transition: ById[S]) -> list[S]:
+        """Run one transition on the shards of its messages (see `run_by_id`). Raises LisaError."""
+        return drive(self.run_by_id(transition), self.connection)
+
+    def ask(self, *command: str | bytes | float) -> Any:
+        """Run one plain command that is safe to repeat. Returns the raw reply."""
+        return drive(self.command(*command), self.connection)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+
+class AsyncStore(Store):
+    """A store that runs flows on an event loop."""
+
+    connection: AsyncConnection
+
+    async def drive(self, flow: Flow[T]) -> T:
+        """Run a flow on this store's connection."""
+        return await adrive(flow, self.connection)
+
+    async def call(self, transition: Transition[T]) -> T:
+        """Run one transition on the shard named by its topic. Raises LisaError."""
+        return await adrive(self.run(transition), self.connection)
+
+    async def call_by_id(self, transition: ById[S]) -> list[S]:
+        """Run one transition on the shards of its messages (see `run_by_id`). Raises LisaError."""
+        return await adrive(self.run_by_id(transition), self.connection)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        for task in list(self._registration.running):
+            task.cancel()
+        await self.connection.close()

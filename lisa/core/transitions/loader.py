@@ -1,0 +1,96 @@
+"""Loads the Lua scripts by name, from package data or a checkout's `lua/` folder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from lisa.core.model.options import BYTES_PER_CALL, OPTIONS, encode
+
+PRELUDE = "prelude"
+USUAL = "usual"
+"""The folder with the usual cases of frequent scripts, in few commands and with few functions.
+
+A usual case either returns the script's reply, or changes nothing and lets the script run.
+"""
+_PARTS = ("call", "topic", "group", "settle", "fail")
+"""The prelude's files, in order: a file uses only functions of files before it."""
+
+
+class Script(NamedTuple):
+    """One script: its source with the prelude, and the SHA-1 by which the server knows it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+def directory() -> Path:
+    """The folder of the scripts. A checkout's `lua/` takes precedence, so that edits apply."""
+    package = Path(__file__).resolve().parent.parent.parent
+    for folder in (package.parent / "lua", package / "lua"):
+        if (folder / PRELUDE).is_dir():
+            return folder
+    raise FileNotFoundError(f"no Lua scripts beside {package}: the installation is incomplete")
+
+
+def names() -> list[str]:
+    """The names of all scripts."""
+    return sorted(path.stem for path in directory().glob("*.lua"))
+
+
+def prelude() -> str:
+    """The code that scripts share."""
+    folder = directory() / PRELUDE
+    return "\n\n".join((folder / f"{part}.lua").read_text("utf-8").strip() for part in _PARTS)
+
+
+@cache
+def load(name: str) -> Script:
+    """Load one script for EVALSHA and SCRIPT LOAD."""
+    return compose(name)
+
+
+def compose(name: str, *, with_usual: bool = True) -> Script:
+    """Put one script together, with or without its usual case, which changes no result."""
+    folder = directory()
+    own, usual = (folder / f"{name}.lua").read_text("utf-8"), ""
+    if with_usual and (folder / USUAL / f"{name}.lua").exists():
+        usual = (folder / USUAL / f"{name}.lua").read_text("utf-8").strip()
+    first = _used_by(usual)
+    rest = [paragraph for paragraph in _used_by(own) if paragraph not in first]
+    code = "\n\n".join([*first, usual, *rest, own])
+    source = f"{_constants(code)}\n{code}"
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _used_by(script: str) -> list[str]:
+    """The prelude's first paragraph, and the paragraphs that the script depends on.
+
+    A script creates its functions at every call, and creating every one would cost more than a
+    small call. Paragraphs depend only on earlier ones.
+    """
+    first, *others = re.split(r"\n\n(?=\S)", prelude())
+    kept: list[str] = []
+    code = _without_comments(script)
+    for paragraph in reversed(others):
+        names = re.findall(r"^local (?:function )?(\w+)", paragraph, re.MULTILINE)
+        if any(re.search(rf"\b{name}\b", code) for name in names):
+            kept.insert(0, paragraph)
+            code += _without_comments(paragraph)
+    return [first, *kept]
+
+
+def _without_comments(lua: str) -> str:
+    return re.sub(r"--[^\n]*", "", lua)
+
+
+def _constants(code: str) -> str:
+    """Constants shared by scripts and Python: the defaults of options that this code names."""
+    named = set(re.findall(r"(?:\bDEFAULT\.|\boption\(')(\w+)", _without_comments(code)))
+    values = encode({name: one.default for name, one in OPTIONS.items() if name in named})
+    table = ", ".join(f"{k} = '{v}'" for k, v in values.items())
+    return f"local DEFAULT, BYTES_PER_CALL = {{{table}}}, {BYTES_PER_CALL}"

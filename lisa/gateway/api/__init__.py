@@ -1,0 +1,44 @@
+"""The native API, `/v1`: Lisa as JSON over HTTP, with a generated OpenAPI description.
+
+Each operation is declared at its handler, in `sending`, `messages`, `deliveries`, `garbage`,
+`topics`, `events`, `pushes` or `roles`. `routing` dispatches requests, and `models` defines request
+and response types.
+"""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute
+
+from lisa.gateway.api import (
+    deliveries,
+    events,
+    garbage,
+    messages,
+    pushes,
+    roles,
+    sending,
+    topics,
+)
+from lisa.gateway.api.description import description_operations
+from lisa.gateway.api.operations import Operation
+from lisa.gateway.api.routing import NativeRoute
+from lisa.gateway.context import GatewayContext
+
+__all__ = ["OPERATIONS", "routes"]
+
+OPERATIONS: list[Operation] = [
+    *sending.operations,
+    *messages.operations,
+    *deliveries.operations,
+    *garbage.operations,
+    *topics.operations,
+    *events.operations,
+    *pushes.operations,
+    *roles.operations,
+]
+"""All operations, in the order of the documentation."""
+
+
+def routes(hub: GatewayContext) -> list[BaseRoute]:
+    """A single route that dispatches all operations by their encoded path."""
+    return [NativeRoute(hub, [*OPERATIONS, *description_operations(OPERATIONS)])]

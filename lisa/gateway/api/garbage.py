@@ -1,0 +1,97 @@
+"""Handlers that list, requeue and purge garbage."""
+
+from __future__ import annotations
+
+from lisa.admin import garbage
+from lisa.admin.garbage import GarbageSelection
+from lisa.core.model.keys import check_id
+from lisa.gateway.access import Scope
+from lisa.gateway.api.cursors import decode_cursor, encode_cursor
+from lisa.gateway.api.messages import listed
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.garbage import GarbageAnswer, GarbageQuery, GarbageRequest
+from lisa.gateway.api.models.messages import MessagesAnswer
+from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Reply, answer, invalid
+
+MOST_EXAMINED = 5_000
+"""Messages that one request examines at most; its cursor continues from there."""
+
+operations = Operations("Garbage")
+
+
+@operations.add(
+    "listGarbage",
+    "GET",
+    f"{TOPIC}/garbage",
+    answers={200: "A page, oldest first."},
+    problems=NO_GROUP,
+)
+async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
+    """List dead messages."""
+    query, store = call.query, call.hub.store
+    selection = GarbageSelection(
+        topic=call.topic,
+        group=query.group,
+        died_before_ms=query.died_before_ms,
+        reason=query.reason,
+    )
+    found = await store.drive(
+        garbage.listed(
+            store,
+            selection,
+            cursor=decode_cursor(query.cursor),
+            limit=query.limit,
+            most=MOST_EXAMINED,
+        )
+    )
+    rows = [listed(row) for row in found.rows]
+    return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(found.cursor)))
+
+
+@operations.add(
+    "requeueGarbage",
+    "POST",
+    f"{TOPIC}/garbage:requeue",
+    scope=Scope.OPERATE,
+    answers={200: "The messages are due now."},
+    problems=NO_GROUP,
+)
+async def requeue(call: Call[NoFields, GarbageRequest]) -> Reply[GarbageAnswer]:
+    """Requeue dead messages."""
+    return await _act(call, garbage.requeue)
+
+
+@operations.add(
+    "purgeGarbage",
+    "POST",
+    f"{TOPIC}/garbage:purge",
+    scope=Scope.OPERATE,
+    answers={200: "The messages are deleted."},
+    problems=NO_GROUP,
+)
+async def purge(call: Call[NoFields, GarbageRequest]) -> Reply[GarbageAnswer]:
+    """Purge dead messages."""
+    return await _act(call, garbage.purge)
+
+
+async def _act(
+    call: Call[NoFields, GarbageRequest], action: garbage.Action
+) -> Reply[GarbageAnswer]:
+    wanted, store = call.body, call.hub.store
+    if (wanted.ids is None) is not wanted.all:
+        raise invalid("give either ids or all: true")
+    if wanted.ids is not None and (wanted.reason or wanted.died_before_ms) is not None:
+        raise invalid("reason and died_before_ms can only be combined with all: true, not with ids")
+    selection = GarbageSelection(
+        topic=call.topic,
+        group=wanted.group,
+        reason=wanted.reason,
+        died_before_ms=wanted.died_before_ms,
+    )
+    if wanted.ids is None:
+        done = await store.drive(garbage.act(store, selection, action))
+        return answer(GarbageAnswer(done=done, missing=[]))
+    for one in wanted.ids:
+        check_id(one)
+    done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
+    return answer(GarbageAnswer(done=done, missing=missing))

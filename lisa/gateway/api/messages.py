@@ -1,0 +1,203 @@
+"""Handlers that list, inspect, cancel and reschedule messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from lisa.admin.messages import LiveState, Row, list_messages
+from lisa.core.model.clock import duration_ms
+from lisa.core.store.inspection import FoundInGroup, FoundMessage
+from lisa.core.store.inspection import State as FoundState
+from lisa.core.transitions.cancel import Cancelled
+from lisa.core.transitions.reschedule import Rescheduled
+from lisa.gateway.access import Scope
+from lisa.gateway.api.bodies import response_body
+from lisa.gateway.api.cursors import decode_cursor, encode_cursor
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.messages import (
+    CancelAnswer,
+    GroupStateAnswer,
+    ListedMessage,
+    ListQuery,
+    MessageAnswer,
+    MessagesAnswer,
+    RescheduleAnswer,
+    RescheduleRequest,
+)
+from lisa.gateway.api.operations import (
+    MESSAGE,
+    MESSAGES,
+    NO_GROUP,
+    Call,
+    HandlerType,
+    Operations,
+    Problems,
+    Reply,
+    answer,
+    invalid,
+)
+from lisa.gateway.problems import ErrorResponse
+
+NO_MESSAGE: Problems = {404: "The message is unknown."}
+REFUSED: Problems = {
+    **NO_MESSAGE,
+    409: "Nothing was changed, because the message is in flight or done; see `outcome`.",
+}
+
+operations = Operations("Messages")
+
+
+def unknown(topic: str, message_id: str) -> ErrorResponse:
+    """The problem for an unknown message id."""
+    return ErrorResponse(
+        404,
+        "unknown-message",
+        f"message {message_id!r} is unknown on topic {topic!r}",
+        id=message_id,
+    )
+
+
+@operations.add("listMessages", "GET", MESSAGES, answers={200: "A page."}, problems=NO_GROUP)
+async def list_(call: Call[ListQuery, None]) -> Reply[MessagesAnswer]:
+    """List messages in one state.
+
+    Sorted by due time; ready and in-flight messages by order of delivery.
+    """
+    query, store = call.query, call.hub.store
+    page = await store.drive(
+        list_messages(
+            store,
+            call.topic,
+            query.state,
+            group=query.group,
+            due_before_ms=query.due_before_ms,
+            cursor=decode_cursor(query.cursor, is_stream=query.state in _IN_STREAM),
+            limit=query.limit,
+        )
+    )
+    rows = [listed(row) for row in page.rows]
+    return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor)))
+
+
+_IN_STREAM = (LiveState.READY, LiveState.IN_FLIGHT)
+
+
+def listed(row: Row) -> ListedMessage:
+    """A list row as a response."""
+    return msgspec.convert(row, ListedMessage, from_attributes=True)
+
+
+@operations.add(
+    "getMessage",
+    "GET",
+    MESSAGE,
+    answers={200: "The current state of the message."},
+    problems=NO_MESSAGE,
+)
+async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
+    """Get a message.
+
+    A settled message remains visible for the topic's `retention`.
+    """
+    found = await call.hub.sender.get(call.topic, call.id)
+    if found is None:
+        raise unknown(call.topic, call.id)
+    return answer(_message(found))
+
+
+def _message(found: FoundMessage) -> MessageAnswer:
+    body, base64 = response_body(found.body)
+    summary = _group_state(found)
+    return MessageAnswer(
+        id=found.id,
+        topic=found.topic,
+        state=summary.state,
+        due_ms=summary.due_ms,
+        attempts=summary.attempts,
+        consumer=summary.consumer,
+        idle_ms=summary.idle_ms,
+        reason=summary.reason,
+        headers=found.headers,
+        groups={name: _group_state(one) for name, one in found.groups.items()},
+        body=msgspec.UNSET if found.state in _SETTLED else body,
+        body_base64=base64,
+    )
+
+
+_SETTLED = (FoundState.ACKED, FoundState.CANCELLED, FoundState.EXPIRED, FoundState.PURGED)
+
+
+def _group_state(found: FoundInGroup) -> GroupStateAnswer:
+    return GroupStateAnswer(
+        state=found.state,
+        due_ms=found.due_ms,
+        attempts=found.attempts,
+        consumer=found.consumer,
+        idle_ms=None if found.idle is None else duration_ms(found.idle),
+        reason=found.reason,
+    )
+
+
+def _change(name: str, method: str, path: str, done: str) -> Callable[[HandlerType], HandlerType]:
+    """Declare an operation that changes a message unless it is in flight or done."""
+    return operations.add(
+        name, method, path, scope=Scope.PRODUCE, answers={200: done}, problems=REFUSED
+    )
+
+
+@_change("cancelMessage", "DELETE", MESSAGE, "The message will not be delivered.")
+async def cancel(call: Call[NoFields, None]) -> Reply[CancelAnswer]:
+    """Cancel a message."""
+    outcome = await call.hub.sender.cancel(call.topic, call.id)
+    if outcome is not Cancelled.CANCELLED:
+        raise _refused(call, "cancelled", outcome)
+    return answer(CancelAnswer(id=call.id, outcome=outcome))
+
+
+@_change("rescheduleMessage", "PATCH", MESSAGE, "The message has the new due time.")
+async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[RescheduleAnswer]:
+    """Reschedule a message."""
+    delay_ms, due_ms = call.body.delay_ms, call.body.due_ms
+    if (delay_ms is None) == (due_ms is None):
+        raise invalid("give either due_ms or delay_ms")
+    delay = None if delay_ms is None else timedelta(milliseconds=delay_ms)
+    outcome = await call.hub.sender.reschedule(call.topic, call.id, delay=delay, at_ms=due_ms)
+    return _rescheduled(call, outcome)
+
+
+@_change("fireMessage", "POST", f"{MESSAGE}/fire", "The message is due.")
+async def fire(call: Call[NoFields, None]) -> Reply[RescheduleAnswer]:
+    """Make a message due now."""
+    return _rescheduled(call, await call.hub.sender.fire_now(call.topic, call.id))
+
+
+def _rescheduled(
+    call: Call[NoFields, RescheduleRequest | None], outcome: Rescheduled
+) -> Reply[RescheduleAnswer]:
+    if outcome is not Rescheduled.RESCHEDULED:
+        raise _refused(call, "rescheduled", outcome)
+    return answer(RescheduleAnswer(id=call.id, outcome=outcome))
+
+
+_WHY = {
+    "in_flight": "it is in flight",
+    "done": "a group has settled it",
+}
+
+
+def _refused(
+    call: Call[NoFields, Any], action: str, outcome: Cancelled | Rescheduled
+) -> ErrorResponse:
+    if outcome in (Cancelled.UNKNOWN, Rescheduled.UNKNOWN):
+        return unknown(call.topic, call.id)
+    return ErrorResponse(
+        409,
+        outcome.value.replace("_", "-"),
+        f"message {call.id!r} was not {action}: {_WHY[outcome]}",
+        id=call.id,
+        outcome=outcome.value,
+    )

@@ -1,0 +1,99 @@
+"""Models for inspecting, cancelling and rescheduling messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType
+
+from lisa.admin.messages import LiveState
+from lisa.core.store.inspection import State as FoundState
+from lisa.core.transitions.cancel import Cancelled
+from lisa.core.transitions.reschedule import Rescheduled
+from lisa.gateway.api.models.base import (
+    Answer,
+    Cursor,
+    Instant,
+    Limit,
+    Milliseconds,
+    Name,
+    Request,
+    one_of,
+)
+
+
+class ListQuery(Request):
+    """Filters for listing messages."""
+
+    state: LiveState = LiveState.WAITING
+    group: Annotated[Name | None, Meta(description="Defaults to all groups.")] = None
+    due_before_ms: Instant | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class ListedMessage(Answer):
+    """One message in one group, without its body."""
+
+    id: str
+    state: LiveState
+    group: Annotated[str | None, Meta(description="Null while the message waits.")]
+    due_ms: Annotated[
+        int | None,
+        Meta(description="When the current or next attempt is due; in garbage, when it died."),
+    ]
+    attempts: Annotated[int, Meta(description="Failed attempts.")]
+    consumer: str | None
+    idle_ms: int | None
+    reason: Annotated[str | None, Meta(description="The last failure.")]
+    expires_ms: int | None
+
+
+class MessagesAnswer(Answer):
+    """A page of messages; `cursor` is null at the end."""
+
+    messages: list[ListedMessage]
+    cursor: str | None
+
+
+class GroupStateAnswer(Answer):
+    """The state of a message in one group."""
+
+    state: FoundState
+    due_ms: int | None
+    attempts: Annotated[int, Meta(description="Attempts started, including the current one.")]
+    consumer: str | None
+    idle_ms: int | None
+    reason: str | None
+
+
+class MessageAnswer(GroupStateAnswer):
+    """The current state of a message. A settled message has neither body nor headers."""
+
+    id: str
+    topic: str
+    headers: dict[str, str]
+    groups: dict[str, GroupStateAnswer]
+    body: Any | UnsetType = UNSET
+    body_base64: str | UnsetType = UNSET
+
+
+class CancelAnswer(Answer):
+    """The message is cancelled and will not be delivered."""
+
+    id: str
+    outcome: Annotated[str, one_of(Cancelled.CANCELLED)]
+
+
+class RescheduleRequest(Request):
+    """A new due time. Exactly one of `due_ms` and `delay_ms`."""
+
+    due_ms: Instant | None = None
+    delay_ms: Milliseconds | None = None
+
+
+class RescheduleAnswer(Answer):
+    """The message has the new due time."""
+
+    id: str
+    outcome: Annotated[str, one_of(Rescheduled.RESCHEDULED)]

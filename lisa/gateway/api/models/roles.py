@@ -1,0 +1,59 @@
+"""Models for consumers and managers, as in their last heartbeat."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from lisa.gateway.api.models.base import Answer, Name, Request
+
+
+class RolesQuery(Request):
+    """Filters for listing consumers."""
+
+    topic: Annotated[Name | None, Meta(description="Defaults to all topics.")] = None
+
+
+class ConsumerAnswer(Answer):
+    """One consumer on one topic, as of its last heartbeat."""
+
+    name: str
+    topic: str
+    group: Annotated[str | None, Meta(description="Null while no group is declared.")]
+    host: str
+    pid: int
+    started_ms: int
+    seen_ms: int
+    silent_ms: int
+    alive: bool
+    concurrency: int
+    running: int
+    held: int
+    handled: int
+    state: str
+
+
+class ConsumersAnswer(Answer):
+    """Consumers, including those that stopped recently."""
+
+    consumers: list[ConsumerAnswer]
+
+
+class ManagerAnswer(Answer):
+    """One manager, as of its last heartbeat."""
+
+    name: str
+    host: str
+    pid: int
+    started_ms: int
+    seen_ms: int
+    silent_ms: int
+    alive: bool
+    topics: int
+
+
+class ManagersAnswer(Answer):
+    """Managers, including those that stopped recently."""
+
+    managers: list[ManagerAnswer]

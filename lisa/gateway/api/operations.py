@@ -1,0 +1,196 @@
+"""Operations: declared at their handlers, used for routing and for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import getdoc
+from types import NoneType
+from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lisa.gateway.access import Scope, Token
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.problems import ErrorResponse
+
+Q_co = TypeVar("Q_co", bound=msgspec.Struct, covariant=True)
+B_co = TypeVar("B_co", covariant=True)
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Q_co, B_co]):
+    """A validated and authorised request."""
+
+    hub: GatewayContext
+    request: Request
+    token: Token
+    path: Mapping[str, str]
+    query: Q_co
+    body: B_co
+
+    @property
+    def topic(self) -> str:
+        """The topic in the path."""
+        return self.path["topic"]
+
+    @property
+    def id(self) -> str:
+        """The message id in the path."""
+        return self.path["id"]
+
+
+class Reply(Response, Generic[T]):
+    """A response whose content is a T. A handler's annotation thereby states its response type."""
+
+
+Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[Response]]
+HandlerType = TypeVar("HandlerType", bound=Handler)
+Problems: TypeAlias = Mapping[int, str]
+
+TOPIC = "/v1/topics/{topic}"
+MESSAGES = f"{TOPIC}/messages"
+MESSAGE = f"{MESSAGES}/{{id}}"
+
+NO_GROUP: Problems = {404: "The topic has no such group."}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method of one path, with the function that handles it.
+
+    The handler takes a `Call` of the query type and the body type, and returns a `Reply` of the
+    response type. The first paragraph of its docstring is the summary, the rest the description.
+
+    scope: the scope that the token needs; None accepts any token.
+    is_public: whether no token is needed.
+    answers: status to description.
+    problems: status to description, in addition to the problems common to all operations.
+    leads_to: names of the operations that take the id from this operation's response.
+    """
+
+    name: str
+    method: str
+    path: str
+    group: str
+    handler: Handler
+    answers: Mapping[int, str]
+    scope: Scope | None
+    is_public: bool
+    is_body_optional: bool
+    problems: Problems
+    media_type: str
+    leads_to: Sequence[str]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the path parameters."""
+        return [one[1:-1] for one in self.path.split("/") if one.startswith("{")]
+
+    @cached_property
+    def query(self) -> type[msgspec.Struct]:
+        """The type of the query parameters."""
+        query: type[msgspec.Struct] = get_args(self._annotations[0])[0]
+        return query
+
+    @cached_property
+    def body(self) -> Any:
+        """The type of the request body; None if there is none."""
+        body = get_args(self._annotations[0])[1]
+        return None if body is NoneType else body
+
+    @cached_property
+    def reply(self) -> Any:
+        """The type of the response body."""
+        return get_args(self._annotations[1])[0]
+
+    @property
+    def _annotations(self) -> list[Any]:
+        """Those of the handler's parameter and of its result."""
+        return list(get_type_hints(self.handler).values())
+
+    @property
+    def summary(self) -> str:
+        """One line about the operation."""
+        return self._paragraphs[0].removesuffix(".")
+
+    @property
+    def description(self) -> str:
+        """What the summary leaves out; may be empty."""
+        return "\n\n".join(self._paragraphs[1:])
+
+    @property
+    def _paragraphs(self) -> list[str]:
+        return [" ".join(one.split()) for one in (getdoc(self.handler) or "").split("\n\n")]
+
+
+class Operations(list[Operation]):
+    """The operations of one group, each declared by decorating its handler."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self._group = group
+
+    def add(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        *,
+        answers: Mapping[int, str],
+        scope: Scope | None = None,
+        is_public: bool = False,
+        is_body_optional: bool = False,
+        problems: Problems | None = None,
+        media_type: str = "application/json",
+        leads_to: Sequence[str] = (),
+    ) -> Callable[[HandlerType], HandlerType]:
+        """Declare the decorated function as an operation; the options are those of `Operation`."""
+
+        def declare(handler: HandlerType) -> HandlerType:
+            operation = Operation(
+                name=name,
+                method=method,
+                path=path,
+                group=self._group,
+                handler=handler,
+                answers=answers,
+                scope=scope,
+                is_public=is_public,
+                is_body_optional=is_body_optional,
+                problems=problems or {},
+                media_type=media_type,
+                leads_to=leads_to,
+            )
+            self.append(operation)
+            return handler
+
+        return declare
+
+
+def answer(content: T, status: int = 200) -> Reply[T]:
+    """A JSON response."""
+    return Reply(_encoder.encode(content), status, media_type="application/json")
+
+
+def invalid(detail: str) -> ErrorResponse:
+    """The problem for an invalid request."""
+    return ErrorResponse(400, "invalid", detail)
+
+
+def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
+    """Decode JSON into the decoder's type. Raises ErrorResponse."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the JSON does not match the schema: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not valid UTF-8 JSON: {error}") from None
+    except RecursionError:
+        raise invalid("the JSON is nested too deeply") from None

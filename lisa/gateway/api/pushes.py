@@ -1,0 +1,151 @@
+"""`/v1/topics/{topic}/push`: models and handlers for a topic's push targets."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, convert
+
+from lisa.admin import push as admin
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_group
+from lisa.gateway.access import Scope
+from lisa.gateway.api.models.base import Name, NoFields
+from lisa.gateway.api.operations import TOPIC, Call, Operations, Reply, answer
+from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.push import allowed_of, reload_targets
+from lisa.gateway.push.allowed import NotAllowed
+
+PATH = f"{TOPIC}/push"
+
+operations = Operations("Pushes")
+
+
+class PushRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A push target to set.
+
+    Without `secret` an existing target keeps its secret, and a new target gets a generated one.
+    """
+
+    url: Annotated[str, Meta(min_length=1, max_length=admin.MOST_URL)]
+    group: Name | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=admin.MOST_CONCURRENCY)] | None = None
+    timeout_ms: Annotated[int, Meta(ge=100, le=3_600_000)] | None = None
+    secret: str | None = None
+    renew_secret: bool = False
+
+
+class PushTarget(msgspec.Struct):
+    """A push target. Null means the default from the gateway's configuration."""
+
+    group: str
+    url: str
+    concurrency: int | None
+    timeout_ms: int | None
+
+
+class PushAnswer(PushTarget):
+    """A push target; `secret` is included only in the response that generated it."""
+
+    secret: str | UnsetType = UNSET
+
+
+class PushTargets(msgspec.Struct):
+    """All push targets of a topic."""
+
+    targets: list[PushTarget]
+
+
+class PushRemoved(msgspec.Struct):
+    """The groups whose push target was removed."""
+
+    removed: list[str]
+
+
+class PushQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The group whose target to remove; by default all groups."""
+
+    group: Name | None = None
+
+
+@operations.add(
+    "listPushTargets",
+    "GET",
+    PATH,
+    scope=Scope.OPERATE,
+    answers={200: "The push target of each group that has one."},
+)
+async def _show(call: Call[NoFields, None]) -> Reply[PushTargets]:
+    """List a topic's push targets."""
+    store = call.hub.store
+    found = await store.drive(admin.targets(store, call.topic))
+    return answer(PushTargets([convert(one, PushTarget, from_attributes=True) for one in found]))
+
+
+@operations.add(
+    "setPushTarget",
+    "PUT",
+    PATH,
+    scope=Scope.OPERATE,
+    answers={201: "The group has its first push target.", 200: "The push target is restored."},
+)
+async def _put(call: Call[NoFields, PushRequest]) -> Reply[PushAnswer]:
+    """Push a group's messages to a URL.
+
+    Each delivery is sent as a POST, signed according to Standard Webhooks. Without `group`, uses
+    the topic's only group and declares it if there is none.
+    """
+    store, wanted = call.hub.store, call.body
+    _check_host(call, wanted.url)
+    timeout_ms = wanted.timeout_ms
+    stored = await store.drive(
+        admin.set_target(
+            store,
+            call.topic,
+            wanted.url,
+            group=wanted.group,
+            concurrency=wanted.concurrency,
+            timeout=None if timeout_ms is None else timedelta(milliseconds=timeout_ms),
+            secret=wanted.secret,
+            renew_secret=wanted.renew_secret,
+        )
+    )
+    await reload_targets(call.hub, call.topic)
+    shown = convert(stored.target, PushAnswer, from_attributes=True)
+    if not stored.is_new_secret:
+        shown.secret = UNSET
+    return answer(shown, 201 if stored.is_new else 200)
+
+
+def _check_host(call: Call[NoFields, PushRequest], url: str) -> None:
+    """Reject a disallowed literal address; host names are checked when connecting."""
+    try:
+        allowed_of(call.hub).check_literal(urlsplit(url).hostname or "")
+    except NotAllowed as error:
+        raise ErrorResponse(400, "refused", str(error)) from None
+    except ValueError as error:
+        raise ConfigError(f"{url[:80]!r} is not a valid URL: {error}") from None
+
+
+@operations.add(
+    "removePushTarget",
+    "DELETE",
+    PATH,
+    scope=Scope.OPERATE,
+    answers={200: "Pushes in progress finish; other messages wait for consumers."},
+    problems={404: "No push target is set."},
+)
+async def _delete(call: Call[PushQuery, None]) -> Reply[PushRemoved]:
+    """Remove a push target."""
+    store, group = call.hub.store, call.query.group
+    if group is not None:
+        check_group(group)
+    removed = await store.drive(admin.remove(store, call.topic, group))
+    await reload_targets(call.hub, call.topic)
+    if not removed:
+        of = f"group {group!r} of topic" if group else "topic"
+        raise ErrorResponse(404, "unknown-push", f"{of} {call.topic!r} has no push target")
+    return answer(PushRemoved(removed))

@@ -1,0 +1,51 @@
+"""Handlers that list consumers and managers."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+
+from lisa.admin import roles
+from lisa.admin.roles import RolePresence
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.roles import (
+    ConsumerAnswer,
+    ConsumersAnswer,
+    ManagerAnswer,
+    ManagersAnswer,
+    RolesQuery,
+)
+from lisa.gateway.api.operations import Call, Operations, Reply, answer
+
+operations = Operations("Roles")
+
+
+@operations.add(
+    "listConsumers", "GET", "/v1/consumers", answers={200: "The consumers of the allowed topics."}
+)
+async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
+    """List consumers."""
+    store, topic = call.hub.store, call.query.topic
+    if topic is not None:
+        seen = [call.token.allowed_topic(topic)]
+    else:
+        seen = [name for name in await store.drive(store.topics()) if call.token.sees(name)]
+    found = await store.drive(roles.consumers(store, seen)) if seen else []
+    return answer(ConsumersAnswer(consumers=[_consumer(one) for one in found]))
+
+
+def _consumer(one: RolePresence[ConsumerPresence]) -> ConsumerAnswer:
+    fields = asdict(one.record) | {"group": one.record.group or None}
+    return ConsumerAnswer(**fields, silent_ms=one.silent_ms, alive=one.alive)
+
+
+@operations.add("listManagers", "GET", "/v1/managers", answers={200: "All managers."})
+async def managers(call: Call[NoFields, None]) -> Reply[ManagersAnswer]:
+    """List managers."""
+    store = call.hub.store
+    found = await store.drive(roles.managers(store))
+    return answer(ManagersAnswer(managers=[_manager(one) for one in found]))
+
+
+def _manager(one: RolePresence[ManagerPresence]) -> ManagerAnswer:
+    return ManagerAnswer(**asdict(one.record), silent_ms=one.silent_ms, alive=one.alive)

@@ -1,0 +1,185 @@
+"""Routes requests to operations.
+
+`NativeRoute` finds an operation by the encoded path, checks the token, validates the request, and
+calls the operation's handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, NoMatchFound
+from starlette.types import Receive, Scope, Send
+
+from lisa.gateway.access import EVERYTHING
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.operations import Call, Operation, invalid, read_json
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.long_poll import ClientDisconnected
+from lisa.gateway.problems import ErrorResponse, problem_of
+
+PREFIX = b"/v1/"
+MOST_PARAMETERS = 32
+
+_FOUND = "lisa.native"
+
+
+class _Endpoint:
+    """One operation with the decoders of its requests."""
+
+    def __init__(self, hub: GatewayContext, operation: Operation) -> None:
+        self._hub = hub
+        self._operation = operation
+        self._decoder = msgspec.json.Decoder(operation.body or NoFields)
+        self._no_query = operation.query()
+        self.streams = operation.media_type != "application/json"
+
+    async def answer(self, request: Request, path: Mapping[str, str]) -> Response:
+        operation = self._operation
+        token = EVERYTHING
+        if not operation.is_public:
+            token = self._hub.require(request, operation.scope, path.get("topic"))
+        query = self._no_query
+        if text := request.scope["query_string"]:
+            query = _read_query(operation.query, text)
+        body = await self._read_body(request)
+        return await operation.handler(Call(self._hub, request, token, path, query, body))
+
+    async def _read_body(self, request: Request) -> Any:
+        message = await request.receive()  # the limits middleware has buffered the body
+        data = message.get("body", b"")
+        if not data:
+            if self._operation.body is None:
+                return None
+            if self._operation.is_body_optional:
+                return self._operation.body()
+        kind = request.headers.get("content-type", "application/json")
+        if not _is_json(kind):
+            raise ErrorResponse(415, "media-type", f"send application/json, not {kind!r}")
+        return read_json(self._decoder, data)
+
+
+def _is_json(kind: str) -> bool:
+    """Whether a content type is accepted for JSON.
+
+    The form type is accepted because `curl -d` sends it by default. This does not allow cross-site
+    forms: the limits middleware rejects them by their origin.
+    """
+    media = kind.partition(";")[0].strip().lower()
+    if media in ("application/json", "application/x-www-form-urlencoded"):
+        return True
+    return media.startswith("application/") and media.endswith("+json")
+
+
+def _read_query(kind: type[msgspec.Struct], text: bytes) -> msgspec.Struct:
+    try:
+        pairs = parse_qsl(
+            text.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MOST_PARAMETERS,
+        )
+    except ValueError as error:  # includes UnicodeDecodeError
+        raise invalid(f"the query string cannot be parsed: {error}") from None
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise invalid("a query parameter is given twice")
+    try:
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the query parameters do not match the schema: {error}") from None
+
+
+class _Node:
+    """A node of the path tree: children by segment or as a parameter, and endpoints by method."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.name = ""
+        self.endpoints: dict[str, _Endpoint] = {}
+
+    def grow(self, path: str) -> _Node:
+        node = self
+        for part in path.split("/"):
+            if part.startswith("{"):
+                node.any = node.any or _Node()
+                node.name = part[1:-1]
+                node = node.any
+            else:
+                node = node.words.setdefault(part, _Node())
+        return node
+
+
+class NativeRoute(BaseRoute):
+    """Routes all operations. Splits the path before percent-decoding its segments.
+
+    An id may therefore contain any character: `a%2Ffire` is an id, `a/fire` fires message `a`.
+    """
+
+    def __init__(self, hub: GatewayContext, operations: Sequence[Operation]) -> None:
+        self._root = _Node()
+        for operation in operations:
+            node = self._root.grow(operation.path.removeprefix(PREFIX.decode()))
+            node.endpoints[operation.method] = _Endpoint(hub, operation)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Find the path's node; the method is checked in `handle`."""
+        if scope["type"] != "http":
+            return Match.NONE, {}
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        if not raw.startswith(PREFIX):
+            return Match.NONE, {}
+        try:
+            parts = raw[len(PREFIX) :].decode("ascii").split("/")
+            if b"%" in raw:
+                parts = [unquote_to_bytes(part).decode() for part in parts]
+        except UnicodeDecodeError:
+            return Match.FULL, {_FOUND: (None, {})}
+        node, path = self._root, {}
+        for part in parts:
+            following = node.words.get(part)
+            if following is None:
+                if node.any is None or not part:
+                    return Match.NONE, {}
+                path[node.name] = part
+                following = node.any
+            node = following
+        if not node.endpoints:
+            return Match.NONE, {}
+        return Match.FULL, {_FOUND: (node, path)}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request whose path matched."""
+        node, path = scope[_FOUND]
+        try:
+            response = await _endpoint(node, scope["method"]).answer(Request(scope, receive), path)
+        except ClientDisconnected:
+            return
+        except Exception as error:  # noqa: BLE001  answered as a problem
+            response = problem_of(error).response()
+        await response(scope, receive, send)
+
+    def url_path_for(self, name: str, /, **_path_params: Any) -> Any:
+        """Always raises NoMatchFound: operations have no Starlette route names."""
+        raise NoMatchFound(name, {})
+
+
+def _endpoint(node: _Node | None, method: str) -> _Endpoint:
+    if node is None:
+        raise invalid("the path is not percent-encoded UTF-8")
+    endpoint = node.endpoints.get(method)
+    if endpoint is None and method == "HEAD":
+        endpoint = node.endpoints.get("GET")
+        endpoint = None if endpoint is None or endpoint.streams else endpoint
+    if endpoint is None:
+        allowed = ", ".join(sorted(node.endpoints))
+        raise ErrorResponse(
+            405, "method", f"this path accepts {allowed}, not {method}", headers={"Allow": allowed}
+        )
+    return endpoint

@@ -1,0 +1,173 @@
+"""Handlers that send one message or a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
+from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
+from lisa.gateway.access import Scope
+from lisa.gateway.api.bodies import read_body
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.base import Problem as ProblemAnswer
+from lisa.gateway.api.models.sending import (
+    BatchAnswer,
+    BatchRequest,
+    BatchResult,
+    SendAnswer,
+    SendRequest,
+)
+from lisa.gateway.api.operations import MESSAGES, TOPIC, Call, Operations, Reply, answer, read_json
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.producer import Outgoing, SendOutcome, Single
+
+_item_decoder = msgspec.json.Decoder(SendRequest)
+
+KNOWN = (
+    "The id existed: `duplicate` if the earlier message was kept, `replaced` if this message "
+    "replaced it."
+)
+
+operations = Operations("Sending")
+
+_Found: TypeAlias = SendOutcome | LisaError | ErrorResponse
+
+
+class _Ready(NamedTuple):
+    """One valid message of a batch: its index, and its original and encoded forms."""
+
+    position: int
+    mode: OnDuplicate
+    outgoing: Outgoing
+    single: Single
+
+
+@operations.add(
+    "sendMessage",
+    "POST",
+    MESSAGES,
+    scope=Scope.PRODUCE,
+    answers={201: "Accepted.", 200: KNOWN},
+    problems={
+        409: "The id exists and `on_duplicate` is `reject`.",
+        429: "The topic has reached its `capacity`.",
+    },
+    leads_to=("getMessage", "cancelMessage", "rescheduleMessage", "fireMessage"),
+)
+async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
+    """Send a message."""
+    request = call.body
+    sent = await call.hub.sender.offer(
+        call.topic, _outgoing(request), request.on_duplicate or OnDuplicate.KEEP
+    )
+    if sent.outcome is Sent.REJECTED:
+        raise ErrorResponse(
+            409,
+            "duplicate",
+            f"message {sent.id!r} already exists on topic {call.topic!r}",
+            id=sent.id,
+            outcome=sent.outcome,
+        )
+    status = 201 if sent.outcome is Sent.ACCEPTED else 200
+    return answer(SendAnswer(id=sent.id, outcome=sent.outcome), status)
+
+
+@operations.add(
+    "sendMessages",
+    "POST",
+    f"{TOPIC}/messages:batch",
+    scope=Scope.PRODUCE,
+    answers={200: "The result of each message, even if some failed."},
+)
+async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
+    """Send many messages.
+
+    Sends at most 1,000 messages. Each has its own result, in request order: an invalid message gets
+    a problem, the others are sent. If Redis does not respond and no message was sent, the response
+    is 503.
+    """
+    default = call.body.on_duplicate or OnDuplicate.KEEP
+    found: dict[int, _Found] = {}
+    ready: list[_Ready] = []
+    for index, raw in enumerate(call.body.messages):
+        try:
+            item = read_json(_item_decoder, raw)
+            outgoing = _outgoing(item)
+            ready.append(
+                _Ready(
+                    index, item.on_duplicate or default, outgoing, call.hub.sender.prepare(outgoing)
+                )
+            )
+        except (ErrorResponse, InvalidMessage) as error:
+            found[index] = error
+    outage: ServerUnavailable | None = None
+    for mode, some in groupby(ready, key=lambda one: one.mode):
+        part = list(some)
+        if outage is None:
+            results = await _send_part(call.hub, call.topic, part, mode)
+        else:  # the batch waits out an outage once, not per part
+            results = [outage] * len(part)
+        found.update(zip((one.position for one in part), results, strict=True))
+        if isinstance(results[-1], ServerUnavailable):
+            outage = results[-1]
+    if outage and all(isinstance(one, ServerUnavailable) for one in found.values()):
+        raise outage
+    return answer(_batch_answer([found[index] for index in sorted(found)]))
+
+
+async def _send_part(
+    hub: GatewayContext, topic: str, part: Sequence[_Ready], mode: OnDuplicate
+) -> list[_Found]:
+    """The result of each message. If one is invalid, the others of its call are sent singly."""
+    sent, error = await hub.sender.offer_many(topic, [one.single for one in part], mode)
+    found: list[_Found] = list(sent)
+    rest = part[len(sent) :]
+    if isinstance(error, InvalidMessage):
+        offers = (hub.sender.offer(topic, one.outgoing, mode) for one in rest)
+        for result in await asyncio.gather(*offers, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, LisaError):
+                raise result
+            found.append(result)
+    elif error is not None:
+        found += [error] * len(rest)
+    return found
+
+
+def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
+    results = [
+        BatchResult(id=one.id, outcome=one.outcome)
+        if isinstance(one, SendOutcome)
+        else BatchResult(problem=msgspec.convert(problem_of(one).content, ProblemAnswer))
+        for one in found
+    ]
+    counts = Counter(one.outcome for one in found if isinstance(one, SendOutcome))
+    return BatchAnswer(
+        results=results,
+        accepted=counts[Sent.ACCEPTED],
+        duplicate=counts[Sent.DUPLICATE],
+        replaced=counts[Sent.REPLACED],
+        rejected=counts[Sent.REJECTED],
+        failed=len(found) - counts.total(),
+    )
+
+
+def _outgoing(request: SendRequest) -> Outgoing:
+    delay, ttl, retry = request.delay_ms, request.ttl_ms, request.retry
+    return Outgoing(
+        read_body(request),
+        id=request.id,
+        delay=None if delay is None else timedelta(milliseconds=delay),
+        at_ms=request.due_ms,
+        ttl=None if ttl is None else timedelta(milliseconds=ttl),
+        retry=RetryPolicy(tuple(retry)) if isinstance(retry, list) else retry,
+        headers=request.headers,
+    )

@@ -1,0 +1,238 @@
+"""Handlers for topics: counts, options, pausing, groups."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from lisa.admin import groups as admin_groups
+from lisa.admin import topics as admin_topics
+from lisa.admin.topics import GroupCounts
+from lisa.admin.topics import TopicState as Counts
+from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.keys import check_group
+from lisa.core.model.options import OPTIONS, TopicOptions, encode, warning
+from lisa.gateway.access import Scope
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.topics import (
+    DeclaredAnswer,
+    GroupAnswer,
+    GroupRequest,
+    GroupsAnswer,
+    OptionsAnswer,
+    OptionsRequest,
+    PausedAnswer,
+    RemovedAnswer,
+    TopicAnswer,
+    TopicCounts,
+    TopicsAnswer,
+    TopicsQuery,
+)
+from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Problems, Reply, answer
+from lisa.gateway.problems import ErrorResponse
+
+NO_TOPIC: Problems = {404: "The topic is unknown."}
+
+operations = Operations("Topics")
+
+log = logging.getLogger("lisa.gateway")
+
+COUNTERS = (
+    "sent",
+    "acked",
+    "acked_late",
+    "retried",
+    "garbage",
+    "requeued",
+    "purged",
+    "cancelled",
+    "expired",
+    "reclaimed",
+    "released",
+    "duplicate",
+    "stale",
+)
+
+
+@operations.add(
+    "listTopics", "GET", "/v1/topics", answers={200: "A page of the topics that the token allows."}
+)
+async def list_(call: Call[TopicsQuery, None]) -> Reply[TopicsAnswer]:
+    """List topics."""
+    query, store = call.query, call.hub.store
+    names = [
+        name
+        for name in await store.drive(store.topics())
+        if call.token.sees(name) and name > (query.cursor or "")
+    ]
+    shown = names[: query.limit]
+    found = await store.drive(admin_topics.counts(store, shown))
+    topics = [TopicCounts(**counts_fields(one)) for one in found]
+    return answer(
+        TopicsAnswer(topics=topics, cursor=shown[-1] if len(names) > len(shown) else None)
+    )
+
+
+def counts_fields(counts: Counts) -> dict[str, Any]:
+    """The fields of `TopicCounts`."""
+    fields = {name: getattr(counts, name) for name in TopicCounts.__struct_fields__}
+    return {**fields, "groups": [_group(one) for one in counts.groups]}
+
+
+def _group(one: GroupCounts) -> GroupAnswer:
+    return msgspec.convert(one, GroupAnswer, from_attributes=True)
+
+
+async def _known(call: Call[NoFields, Any]) -> Counts:
+    store = call.hub.store
+    if not await store.drive(admin_topics.exists(store, call.topic)):
+        raise ErrorResponse(404, "unknown-topic", f"topic {call.topic!r} is unknown")
+    return (await store.drive(admin_topics.counts(store, [call.topic])))[0]
+
+
+@operations.add(
+    "getTopic",
+    "GET",
+    TOPIC,
+    answers={200: "The topic's counts, counters and options."},
+    problems=NO_TOPIC,
+)
+async def get(call: Call[NoFields, None]) -> Reply[TopicAnswer]:
+    """Get a topic."""
+    counts = await _known(call)
+    options = await call.hub.store.drive(call.hub.store.options(call.topic))
+    counters = {name: counts.total(name) for name in COUNTERS}
+    return answer(
+        TopicAnswer(**counts_fields(counts), counters=counters, options=_options(options))
+    )
+
+
+@operations.add(
+    "getOptions", "GET", f"{TOPIC}/options", answers={200: "All options, including defaults."}
+)
+async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
+    """Get a topic's options."""
+    return await _answer_options(call)
+
+
+@operations.add(
+    "setOptions",
+    "PATCH",
+    f"{TOPIC}/options",
+    scope=Scope.OPERATE,
+    answers={200: "All options after the change."},
+)
+async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnswer]:
+    """Set a topic's options."""
+    store = call.hub.store
+    given = {
+        name: value
+        for name in call.body.__struct_fields__
+        if (value := getattr(call.body, name)) is not UNSET
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    # Set first, since this rejects invalid values before any change.
+    if values:
+        await store.drive(admin_topics.set_options(store, call.topic, values))
+    notice = warning(call.topic, encode(values))
+    if len(values) < len(given):
+        unset = given.keys() - values.keys()
+        await store.drive(admin_topics.unset_options(store, call.topic, unset))
+    response = await _answer_options(call)
+    if notice is not None:
+        log.warning(notice)
+        response.headers["Warning"] = f'299 lisa "{notice}"'
+    return response
+
+
+async def _answer_options(call: Call[NoFields, Any]) -> Reply[OptionsAnswer]:
+    return answer(_options(await call.hub.store.drive(call.hub.store.options(call.topic))))
+
+
+def _options(options: TopicOptions) -> OptionsAnswer:
+    values = {name: one.kind.plain(getattr(options, name)) for name, one in OPTIONS.items()}
+    return OptionsAnswer(**values)
+
+
+@operations.add(
+    "pauseTopic",
+    "POST",
+    f"{TOPIC}/pause",
+    scope=Scope.OPERATE,
+    answers={200: "The topic is paused."},
+)
+async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
+    """Pause a topic.
+
+    Stops promotion and delivery. Messages in flight can still be settled.
+    """
+    changed = await call.hub.store.drive(admin_topics.pause(call.hub.store, call.topic))
+    return answer(PausedAnswer(paused=True, changed=changed))
+
+
+@operations.add(
+    "resumeTopic",
+    "POST",
+    f"{TOPIC}/resume",
+    scope=Scope.OPERATE,
+    answers={200: "The topic is not paused."},
+)
+async def resume(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
+    """Resume a topic."""
+    changed = await call.hub.store.drive(admin_topics.resume(call.hub.store, call.topic))
+    return answer(PausedAnswer(paused=False, changed=changed))
+
+
+@operations.add(
+    "listGroups",
+    "GET",
+    f"{TOPIC}/groups",
+    answers={200: "The groups and their counts."},
+    problems=NO_TOPIC,
+)
+async def list_groups(call: Call[NoFields, None]) -> Reply[GroupsAnswer]:
+    """List a topic's groups."""
+    counts = await _known(call)
+    return answer(GroupsAnswer(groups=[_group(one) for one in counts.groups]))
+
+
+@operations.add(
+    "addGroup",
+    "POST",
+    f"{TOPIC}/groups",
+    scope=Scope.OPERATE,
+    answers={201: "The group is new.", 200: "The group existed before."},
+)
+async def add_group(call: Call[NoFields, GroupRequest]) -> Reply[DeclaredAnswer]:
+    """Declare a group.
+
+    The group receives messages promoted from now on.
+    """
+    group = call.body.group
+    is_new = await call.hub.store.drive(
+        admin_groups.add(call.hub.store, call.topic, check_group(group))
+    )
+    return answer(DeclaredAnswer(group=group, new=is_new), 201 if is_new else 200)
+
+
+@operations.add(
+    "removeGroup",
+    "DELETE",
+    f"{TOPIC}/groups/{{group}}",
+    scope=Scope.OPERATE,
+    answers={200: "The group is removed."},
+    problems=NO_GROUP,
+)
+async def remove_group(call: Call[NoFields, None]) -> Reply[RemovedAnswer]:
+    """Remove a group.
+
+    Settles the group's outstanding messages; other groups are unaffected.
+    """
+    group = check_group(call.path["group"])
+    settled = await call.hub.store.drive(admin_groups.remove(call.hub.store, call.topic, group))
+    if settled is None:
+        raise GroupRemoved(f"group {group!r} is not declared on topic {call.topic!r}")
+    return answer(RemovedAnswer(group=group, settled=settled))

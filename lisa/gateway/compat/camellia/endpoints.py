@@ -1,0 +1,283 @@
+"""The endpoints of Camellia's API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.errors import InvalidMessage, ServerUnavailable
+from lisa.core.model.options import MAX_ACK_TIMEOUT
+from lisa.gateway.access import Forbidden, Scope, Token
+from lisa.gateway.compat.camellia import wire
+from lisa.gateway.compat.camellia.clock import ServerTime
+from lisa.gateway.compat.camellia.guard import Handler, allowed_topic, guarded
+from lisa.gateway.compat.camellia.health import ServiceState
+from lisa.gateway.compat.camellia.messages import DelayMsg, as_pulled
+from lisa.gateway.compat.camellia.metrics import exposition
+from lisa.gateway.compat.camellia.monitor import Monitor
+from lisa.gateway.compat.camellia.queue import Queue
+from lisa.gateway.compat.camellia.topics import TopicInfo, Topics, topic_infos
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.long_poll import hold
+from lisa.gateway.pull_queue import HandedOut
+
+QUEUE = "/camellia/delayQueue"
+HEALTH = "/camellia/health"
+TEXT = "text/plain;charset=UTF-8"
+FIRST_PULL_MS = 1_000
+"""How long a pull waits for a manager to declare a group, if its topic has none yet."""
+
+LONGEST_POLL_MS = 3_600_000
+ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
+
+
+class _Wanted(NamedTuple):
+    """The parameters of a pull. `timeout_ms` is its ack timeout; None for the topic's."""
+
+    topic: str
+    most: int
+    timeout_ms: int | None
+    wait_ms: int
+
+
+class Endpoints:
+    """Camellia's endpoints on one hub."""
+
+    def __init__(self, hub: GatewayContext) -> None:
+        settings = hub.settings.camellia
+        clock = ServerTime(hub.store)
+        self._hub = hub
+        self._settings = settings
+        self._queue = Queue(hub, clock)
+        self._topics = Topics(hub.store, settings)
+        self._service = ServiceState(hub.shared)
+        self.monitor = Monitor(hub.store, clock, settings.monitor_interval.total_seconds())
+
+    def routes(self) -> list[BaseRoute]:
+        """All routes."""
+        hub, service = self._hub, self._service
+        messages: list[tuple[str, Handler, dict[str, Any]]] = [
+            ("sendMsg", self._send, {"msg": None, "delayMsg": None}),
+            ("deleteMsg", self._delete, {"msg": None}),
+            ("pullMsg", self._pull, {"msg": None, "delayMsgList": None}),
+            ("longPollingMsg", self._poll, {}),
+            ("ackMsg", self._ack, {"msg": None}),
+            ("getMsg", self._get, {"msg": None, "delayMsg": None}),
+        ]
+        reads: list[tuple[str, Handler, dict[str, Any]]] = [
+            ("getMonitorData", self._monitor_data, {"data": None}),
+            ("getTopicInfo", self._topic_info, {"data": None}),
+            ("getTopicInfoList", self._topic_list, {"data": None}),
+            ("getMonitorString", self._monitor_string, {}),
+            ("metrics", self._metrics, {}),
+        ]
+        health: list[tuple[str, Handler]] = [
+            ("status", self._status),
+            ("check", self._check),
+            ("online", self._online),
+            ("offline", self._offline),
+        ]
+        return [
+            *(
+                Route(f"{QUEUE}/{name}", guarded(hub, handler, empty, service), methods=["POST"])
+                for name, handler, empty in messages
+            ),
+            *(
+                Route(f"{QUEUE}/{name}", guarded(hub, handler, empty), methods=["GET"])
+                for name, handler, empty in reads
+            ),
+            *(
+                Route(
+                    f"{HEALTH}/{name}", guarded(hub, handler, {}, is_open=True), methods=ANY_METHOD
+                )
+                for name, handler in health
+            ),
+        ]
+
+    async def _send(self, request: Request, given: wire.Parameters) -> Response:
+        topic, text = given.text("topic"), given.text("msg")
+        delay_ms = given.integer("delayMillis")
+        ttl_ms = given.integer("ttlMillis", -1)
+        max_retry = given.integer("maxRetry", -1, bits=32)
+        allowed_topic(self._hub, request, given, Scope.PRODUCE)
+        if not text:
+            raise InvalidMessage("msg is empty")
+        await self._topics.ensure(topic)
+        message = await self._queue.send(
+            topic,
+            text,
+            message_id=given.optional_text("msgId") or "",
+            delay_ms=delay_ms,
+            ttl_ms=ttl_ms,
+            max_retry=max_retry,
+        )
+        self.monitor.of(topic).send_msg += 1
+        return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
+
+    async def _delete(self, request: Request, given: wire.Parameters) -> Response:
+        given.boolean(
+            "release", default=False
+        )  # ignored: a body is always deleted with its message
+        message_id = given.text("msgId")
+        topic = allowed_topic(self._hub, request, given, Scope.PRODUCE)
+        if not await self._queue.delete(topic, message_id):
+            return wire.answer(wire.NOT_EXISTS, msg=None)
+        self.monitor.of(topic).delete_msg += 1
+        return wire.answer(wire.SUCCESS, msg="success")
+
+    async def _pull(self, request: Request, given: wire.Parameters) -> Response:
+        wanted = self._wanted(request, given)
+        await self._topics.ensure(wanted.topic)
+        if not await self._topics.has_group(wanted.topic):
+            wanted = wanted._replace(wait_ms=FIRST_PULL_MS)
+
+        def render(found: list[DelayMsg]) -> bytes:
+            return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})
+
+        return await self._hold(request, wanted, render, wire.JSON)
+
+    async def _poll(self, request: Request, given: wire.Parameters) -> Response:
+        wait_ms = given.integer("longPollingTimeoutMillis", -1)
+        if wait_ms <= 0:
+            wait_ms = duration_ms(self._settings.long_polling_timeout)
+        wanted = self._wanted(request, given)
+        wanted = wanted._replace(wait_ms=min(wait_ms, LONGEST_POLL_MS))
+        with suppress(ServerUnavailable):  # a long poll continues through an outage
+            await self._topics.ensure(wanted.topic)
+
+        def render(found: list[DelayMsg]) -> bytes:
+            return wire.compact(wire.SUCCESS, found)
+
+        # The original returns text, for which Spring chooses the content type by Accept.
+        is_json = wire.JSON in request.headers.get("accept", "")
+        return await self._hold(request, wanted, render, wire.JSON if is_json else TEXT)
+
+    def _wanted(self, request: Request, given: wire.Parameters) -> _Wanted:
+        timeout_ms = given.integer("ackTimeoutMillis", -1)
+        batch = given.integer("batch", -1, bits=32)
+        topic = allowed_topic(self._hub, request, given, Scope.CONSUME)
+        limit_ms = duration_ms(MAX_ACK_TIMEOUT)
+        return _Wanted(
+            topic, max(1, batch), min(timeout_ms, limit_ms) if timeout_ms > 0 else None, 0
+        )
+
+    async def _hold(
+        self,
+        request: Request,
+        wanted: _Wanted,
+        render: Callable[[list[DelayMsg]], bytes],
+        kind: str,
+    ) -> Response:
+        def rendered(deliveries: list[HandedOut]) -> bytes:
+            found = [as_pulled(one.message) for one in deliveries]
+            content = render(found)
+            self._queue.remember(wanted.topic, deliveries)
+            self.monitor.pulled(deliveries, found)
+            return content
+
+        pull = self._hub.room.pull(
+            wanted.topic,
+            most=wanted.most,
+            wait_s=wanted.wait_ms / 1000,
+            ack_timeout_ms=wanted.timeout_ms,
+        )
+        return await hold(self._hub, request, pull, rendered, kind)
+
+    async def _ack(self, request: Request, given: wire.Parameters) -> Response:
+        message_id, handled = given.text("msgId"), given.boolean("ack")
+        topic = allowed_topic(self._hub, request, given, Scope.CONSUME)
+        if not await self._queue.settle(topic, message_id, handled=handled):
+            return wire.answer(wire.NOT_EXISTS, msg=None)
+        self.monitor.of(topic).ack_msg += 1
+        return wire.answer(wire.SUCCESS, msg="success")
+
+    async def _get(self, request: Request, given: wire.Parameters) -> Response:
+        message_id = given.text("msgId")
+        topic = allowed_topic(self._hub, request, given, None)
+        message = await self._queue.get(topic, message_id)
+        if message is None:
+            return wire.answer(wire.NOT_EXISTS, msg=None, delayMsg=None)
+        self.monitor.of(topic).get_msg += 1
+        return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
+
+    async def _monitor_data(self, request: Request, _given: wire.Parameters) -> Response:
+        return wire.answer(wire.SUCCESS, data=self.monitor.last(self._token(request).sees))
+
+    async def _topic_info(self, request: Request, given: wire.Parameters) -> Response:
+        topic = allowed_topic(self._hub, request, given, None)
+        (info,) = await self._infos([topic])
+        return wire.answer(wire.SUCCESS, data=info)
+
+    async def _topic_list(self, request: Request, _given: wire.Parameters) -> Response:
+        return wire.answer(wire.SUCCESS, data=await self._all_infos(request))
+
+    async def _monitor_string(self, request: Request, _given: wire.Parameters) -> Response:
+        data = self.monitor.last(self._token(request).sees)
+        infos = await self._all_infos(request)
+        content = {
+            "requestStats": data.request_stats_list,
+            "pullMsgTimeGapStats": data.pull_msg_time_gap_stats_list,
+            "readyQueueTimeGapStats": data.ready_queue_time_gap_stats_list,
+            "topicInfoStats": [
+                {
+                    "topic": one.topic,
+                    "waitingQueueSize": one.waiting_queue_size,
+                    "ackQueueSize": one.ack_queue_size,
+                    "readyQueueSize": one.ready_queue_size,
+                }
+                for one in infos
+            ],
+            "waitingQueueStats": [{**one.waiting_queue_info, "topic": one.topic} for one in infos],
+        }
+        return Response(msgspec.json.encode(content, order="sorted"), media_type=TEXT)
+
+    async def _metrics(self, request: Request, _given: wire.Parameters) -> Response:
+        data = self.monitor.last(self._token(request).sees)
+        infos = await self._all_infos(request)
+        prefix = self._settings.metrics_prefix
+        text = exposition(prefix, data, infos, self.monitor.cpu_usage)
+        return Response(text, media_type=TEXT)
+
+    def _token(self, request: Request) -> Token:
+        return self._hub.token(request, compat=True)
+
+    async def _infos(self, topics: Sequence[str]) -> list[TopicInfo]:
+        return await self._hub.store.drive(topic_infos(self._hub.store, topics))
+
+    async def _all_infos(self, request: Request) -> list[TopicInfo]:
+        token = self._token(request)
+        topics = await self._hub.store.drive(self._hub.store.topics())
+        return await self._infos([one for one in topics if token.sees(one)])
+
+    async def _status(self, _request: Request, _given: wire.Parameters) -> Response:
+        return _up(self._service.is_online)
+
+    async def _check(self, _request: Request, _given: wire.Parameters) -> Response:
+        return _up(True)  # noqa: FBT003  the process is running
+
+    async def _online(self, request: Request, _given: wire.Parameters) -> Response:
+        self._allow_change(request)
+        self._service.go_online()
+        return _up(True)  # noqa: FBT003  now online
+
+    async def _offline(self, request: Request, _given: wire.Parameters) -> Response:
+        self._allow_change(request)
+        return _up(self._service.go_offline())
+
+    def _allow_change(self, request: Request) -> None:
+        self._hub.require(request, Scope.OPERATE, compat=True)
+        # These endpoints change state on GET, so cross-site requests are rejected.
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise Forbidden("cross-site request rejected")
+
+
+def _up(is_up: bool) -> Response:  # noqa: FBT001  its only argument
+    code = 200 if is_up else 500
+    return Response(b'{"code":%d}\n' % code, code, media_type=wire.JSON)

@@ -1,0 +1,201 @@
+"""The state that all HTTP interfaces of one gateway process share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from lisa.core.daemon.threads import RESTART_AFTER_S, unforeseen
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.keys import check_topic
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import AsyncConnection
+from lisa.core.settings import GatewaySettings
+from lisa.core.store import presence
+from lisa.gateway.access import (
+    EVERYTHING,
+    Access,
+    Forbidden,
+    Scope,
+    Token,
+    is_local_name,
+    is_loopback,
+)
+from lisa.gateway.pull_broker import PullBroker
+from lisa.gateway.pull_presence import BEAT_S
+from lisa.gateway.request_metrics import Meter
+from lisa.gateway.settling import ReceiptSettler
+from lisa.producer import GatewayProducer
+
+log = logging.getLogger("lisa.gateway")
+
+ROLE = "gateway"
+"""Prefix of gateway names, also as consumers that hold messages for clients."""
+
+SHARED_BYTES = 64
+"""Bytes of memory shared by all workers of a gateway; Camellia's health check uses the first 16."""
+
+SHORTEST_REPLY_S = 0.5
+"""Minimum socket timeout, even if `patience` is shorter."""
+
+SLACK_S = 10.0
+"""Socket timeout of a blocking read, in addition to its block time."""
+
+Service = Callable[[], Coroutine[Any, Any, None]]
+
+
+class GatewayContext:
+    """Connections, tokens, waiting pulls and background tasks of one gateway process."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        shared: mmap.mmap | None = None,
+        numbers: Path | None = None,
+    ) -> None:
+        self.settings = settings
+        self.shared = shared if shared is not None else mmap.mmap(-1, SHARED_BYTES)
+        self.numbers = numbers  # directory of all workers' metrics; None with one worker
+        self.meter = Meter()
+        self.access = Access.of(settings.gateway_server)
+        self.address = _answering_within(
+            settings.gateway_server.patience.total_seconds(),
+            Address.from_settings(settings.redis),
+        )
+        self.name = presence.unique_name(ROLE)
+        self.sender = GatewayProducer(
+            self.address,
+            prefix=settings.prefix,
+            patience=settings.gateway_server.patience,
+            durability=settings.gateway_server.durability,
+        )
+        self.store = self.sender.store
+        self.settler = ReceiptSettler(self.store)
+        watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
+        named = {topic: groups[0] for topic, groups in settings.topics().items() if groups}
+        self.room = PullBroker(
+            self.store,
+            watching,
+            name=self.name,
+            most_pulls=settings.gateway_server.max_polls,
+            groups=named,
+        )
+        self._watching = watching
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._services: dict[str, Service] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self.active = 0
+        self.streams = 0
+        self.buffered = 0
+
+    @property
+    def held(self) -> int:
+        """Long-running requests that only wait: pulls and event streams."""
+        return self.room.waiting + self.streams
+
+    async def open(self) -> None:
+        """Check that this version supports the server's schema, unless the server is unavailable.
+
+        Raises ConfigError if it does not.
+        """
+        with suppress(ServerUnavailable):
+            await self.store.drive(self.store.check_schema())
+
+    def token(self, connection: HTTPConnection, *, compat: bool = False) -> Token:
+        """The token of a request. Raises Unauthorized.
+
+        `compat`: the path belongs to a compatible API, which may be open to local clients.
+        """
+        if compat and self.access.is_compat_open:
+            client, host = connection.client, connection.headers.get("host", "")
+            if (client is None or is_loopback(client.host)) and is_local_name(host):
+                return EVERYTHING
+        return self.access.identify(connection.headers.get("authorization"))
+
+    def require(
+        self,
+        connection: HTTPConnection,
+        scope: Scope | None,
+        topic: str | None = None,
+        *,
+        compat: bool = False,
+    ) -> Token:
+        """The token of a request, if it allows a scope (None: any) on a topic (None: all).
+
+        Raises Unauthorized, Forbidden or InvalidMessage.
+        """
+        token = self.token(connection, compat=compat)
+        if topic is not None:
+            check_topic(topic)
+        if not token.allows(scope, topic):
+            of = f" on topic {topic!r}" if topic else ""
+            wanted = f"scope {scope}{of}" if scope else f"topic {topic!r}"
+            raise Forbidden(f"token {token.name!r} does not allow {wanted}")
+        return token
+
+    def add_service(self, work: Service, name: str) -> None:
+        """Add a background service, which runs until the gateway stops, again if it raises."""
+        self._services[name] = work
+
+    def start_services(self) -> None:
+        """Start all background services."""
+        for name, work in self._services.items():
+            self._running[name] = self.run_task(self._restarting(work, name), name)
+
+    @staticmethod
+    async def _restarting(work: Service, name: str) -> None:
+        while True:
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001  logged; other services continue
+                unforeseen(name, error)
+            else:
+                return
+            await asyncio.sleep(RESTART_AFTER_S)
+
+    def faults(self) -> list[str]:
+        """Messages about background services that have ended."""
+        return [f"{name} has ended" for name, task in self._running.items() if task.done()]
+
+    def run_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a background task until it ends or the gateway stops."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended", task.get_name(), exc_info=error)
+
+    def stop_waiting(self) -> None:
+        """Answer all waiting pulls, because the gateway is about to stop."""
+        self.room.stop_waiting()
+
+    async def close(self) -> None:
+        """Cancel background tasks, finish pending settlements, and close the connections."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+        with suppress(LisaError):
+            await self.room.close()
+        await self.settler.finish()
+        await self._watching.close()
+        await self.sender.close()
+
+
+def _answering_within(patience_s: float, address: Address) -> Address:
+    """The address with a socket timeout no longer than a request's patience."""
+    within_s = min(address.socket_timeout_s, max(patience_s, SHORTEST_REPLY_S))
+    return replace(address, socket_timeout_s=within_s)

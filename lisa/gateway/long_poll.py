@@ -1,0 +1,99 @@
+"""Long polling: if the client disconnects, its deliveries are released."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.request_metrics import waits
+
+
+class ClientDisconnected(Exception):
+    """The client disconnected, so no response is needed."""
+
+
+class DeliveryResponse(Response):
+    """A response with deliveries, which are released if the response cannot be written."""
+
+    def __init__(
+        self,
+        hub: GatewayContext,
+        disconnection: asyncio.Task[None],
+        deliveries: Sequence[HandedOut],
+        content: bytes,
+        media_type: str,
+    ) -> None:
+        super().__init__(content, media_type=media_type)
+        self._hub = hub
+        self._disconnection = disconnection
+        self._deliveries = deliveries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the response if the client is still connected."""
+        self._hub.buffered += len(self.body)
+        written = False
+        try:
+            if not self._disconnection.done():
+                await super().__call__(scope, receive, send)
+                # A complete response also ends this task, but only in the next loop iteration.
+                written = not self._disconnection.done()
+        finally:
+            self._hub.buffered -= len(self.body)
+            self._disconnection.cancel()
+            if not written:
+                self._hub.room.give_back(self._deliveries)
+
+
+async def hold(
+    hub: GatewayContext,
+    request: Request,
+    pull: Coroutine[Any, Any, list[HandedOut]],
+    render: Callable[[list[HandedOut]], bytes],
+    media_type: str = "application/json",
+) -> Response:
+    """Await a pull and return its deliveries as a response.
+
+    If the client disconnects, the pull is cancelled and its deliveries are released without an
+    attempt being counted. Raises ClientDisconnected, and whatever the pull raises.
+    """
+    waits(request.scope)
+    disconnection = asyncio.create_task(disconnected(request))
+    waiting = asyncio.create_task(pull)
+    try:
+        await asyncio.wait({disconnection, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise ClientDisconnected
+        deliveries = waiting.result()
+    except BaseException:
+        disconnection.cancel()
+        hub.room.give_back(await _end(waiting))
+        raise
+    try:
+        content = render(deliveries)
+    except BaseException:
+        disconnection.cancel()
+        hub.room.give_back(deliveries)
+        raise
+    return DeliveryResponse(hub, disconnection, deliveries, content, media_type)
+
+
+async def disconnected(request: Request) -> None:
+    """Wait until the client disconnects."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(pull: asyncio.Task[list[HandedOut]]) -> list[HandedOut]:
+    """Cancel a pull, which releases its deliveries; if it was already done, return them."""
+    pull.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        return await pull
+    return []

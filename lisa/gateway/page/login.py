@@ -1,0 +1,51 @@
+"""Login with a token, and logout."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.page import sessions
+from lisa.gateway.page.rendering import answer, render
+from lisa.gateway.page.view_context import read_form, safe_path
+from lisa.gateway.problems import problem_of
+
+
+def routes(hub: GatewayContext) -> list[BaseRoute]:
+    """The login and logout routes. The limits middleware rejects forms sent by other sites."""
+
+    async def ask(request: Request) -> Response:
+        if hub.access.is_open:
+            return RedirectResponse("/", 303)
+        return _form(request, safe_path(request.query_params.get("next", "/")))
+
+    async def enter(request: Request) -> Response:
+        try:
+            form = dict(await read_form(request))
+        except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
+            return problem_of(error).response()
+        path = safe_path(form.get("next", "/"))
+        token = hub.access.by_secret(form.get("token", "").strip())
+        if token is None:
+            return _form(request, path, is_wrong=True)
+        response = RedirectResponse(path, 303)
+        sessions.give(request, response, sessions.issue(token))
+        return response
+
+    async def leave(_request: Request) -> Response:
+        response = RedirectResponse("/login", 303)
+        sessions.forget(response)
+        return response
+
+    return [
+        Route("/login", ask),
+        Route("/login", enter, methods=["POST"]),
+        Route("/logout", leave, methods=["POST"]),
+    ]
+
+
+def _form(request: Request, path: str, *, is_wrong: bool = False) -> Response:
+    body = render("login.html", path=path, is_wrong=is_wrong)
+    return answer(request, body, 403 if is_wrong else 200)

@@ -1,0 +1,54 @@
+"""The pages of consumers and managers: their state, and a consumer's messages in flight."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from lisa.admin import roles
+from lisa.gateway.access import Scope
+from lisa.gateway.page.view_context import PageRequest
+
+MOST = 500
+MOST_HELD = 200
+
+
+async def consumers(visit: PageRequest) -> Response:
+    """The consumers that the visitor may see, or one consumer and its messages in flight."""
+    snapshot = await visit.snapshot()
+    seen = [one for one in snapshot.consumers if visit.token.sees(one.record.topic)]
+    topic, name = visit.query.get("topic"), visit.query.get("name")
+    if topic and name:
+        visit.token.allowed_topic(topic)
+        found = (one for one in seen if (one.record.topic, one.record.name) == (topic, name))
+        store = visit.hub.store
+        held = await store.drive(roles.held(store, topic, name, limit=MOST_HELD))
+        return visit.page(
+            "consumer.html",
+            topic=topic,
+            name=name,
+            one=next(found, None),
+            held=held,
+            most=MOST_HELD,
+            now_ms=snapshot.at_ms,
+        )
+    seen.sort(key=lambda one: (one.alive, one.record.topic, one.record.name))
+    return visit.page(
+        "consumers.html",
+        roles=seen[:MOST],
+        left_out=max(0, len(seen) - MOST),
+        alive=sum(one.alive for one in seen),
+        now_ms=snapshot.at_ms,
+    )
+
+
+async def managers(visit: PageRequest) -> Response:
+    """The manager page."""
+    snapshot = await visit.snapshot()
+    return visit.page(
+        "managers.html",
+        roles=snapshot.managers,
+        alive=sum(one.alive for one in snapshot.managers),
+        now_ms=snapshot.at_ms,
+        server=snapshot.server,
+        is_operator=visit.token.allows(Scope.OPERATE, None),
+    )

@@ -1,0 +1,243 @@
+"""Shared reads for the web page: any number of viewers costs the server one reader.
+
+Each query runs once and its result is shared for a while; concurrent requests wait for the same
+result. Nothing is read while no page is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from lisa.admin import history, live, roles, topics
+from lisa.admin.live import TopicActivity, TopicsSnapshot
+from lisa.admin.reading import ask_all, info
+from lisa.admin.roles import RolePresence
+from lisa.admin.topics import TopicState
+from lisa.core.redis.flow import Flow
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.gateway.context import GatewayContext
+
+T = TypeVar("T")
+
+LOOK_S = 1.0
+ROLES_S = 2.0
+SERVER_S = 5.0
+LEISURE = 20
+"""A slow query is cached for at least this many times its duration."""
+
+RATE_US = 9_000_000
+LATENESS_US = 60_000_000
+FORGET_US = 15_000_000
+RING_US = 2_000_000
+MOST_SHARED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One topic in a snapshot.
+
+    `activity` (last ten seconds) and `lateness` (last minute) are None until two reads exist.
+    """
+
+    counts: TopicState
+    activity: TopicActivity | None
+    lateness: TopicActivity | None
+    consumers: int
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.counts.topic
+
+    @property
+    def in_per_s(self) -> float | None:
+        """Messages accepted per second."""
+        return self.activity.in_per_s if self.activity else None
+
+    @property
+    def out_per_s(self) -> float | None:
+        """Messages acked per second."""
+        return self.activity.out_per_s if self.activity else None
+
+    @property
+    def p50_ms(self) -> float | None:
+        """The median lateness of the last minute."""
+        return self.lateness.p50_ms if self.lateness else None
+
+    @property
+    def p99_ms(self) -> float | None:
+        """The 99th percentile of lateness in the last minute."""
+        return self.lateness.p99_ms if self.lateness else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """Facts from the server's INFO; empty where the ACL forbids INFO."""
+
+    name: str = ""
+    uptime_s: int | None = None
+    memory: int | None = None
+    most_memory: int | None = None
+    clients: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All topics and roles at one time; `at_ms` is from the Redis clock."""
+
+    at_ms: int
+    lines: Mapping[str, Line]
+    consumers: tuple[RolePresence[ConsumerPresence], ...]
+    managers: tuple[RolePresence[ManagerPresence], ...]
+    server: ServerFacts
+
+
+class _SharedQuery:
+    """One query that is running, or its cached result."""
+
+    def __init__(self, work: Awaitable[Any], lasts_s: float) -> None:
+        self.begun = time.monotonic()
+        self.until: float | None = None
+        self._lasts_s = lasts_s
+        self.task = asyncio.ensure_future(work)
+        self.task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: asyncio.Future[Any]) -> None:
+        now = time.monotonic()
+        failed = task.cancelled() or task.exception() is not None
+        self.until = now if failed else now + max(self._lasts_s, LEISURE * (now - self.begun))
+
+    def is_current(self, now: float) -> bool:
+        return self.until is None or now < self.until
+
+
+class SnapshotCache:
+    """Cached queries of one gateway process, shared by all page requests."""
+
+    def __init__(self, hub: GatewayContext) -> None:
+        self._hub = hub
+        self._shared: dict[object, _SharedQuery] = {}
+        self._looks: deque[TopicsSnapshot] = deque()
+
+    async def share(self, key: object, lasts_s: float, ask: Callable[[], Awaitable[T]]) -> T:
+        """The result of `ask`, cached under `key` for `lasts_s` seconds. Raises LisaError."""
+        now = time.monotonic()
+        known = self._shared.get(key)
+        if known is None or not known.is_current(now):
+            if len(self._shared) >= MOST_SHARED:
+                self._shared = {k: one for k, one in self._shared.items() if one.is_current(now)}
+            known = self._shared[key] = _SharedQuery(ask(), lasts_s)
+        answer: T = await asyncio.shield(known.task)
+        return answer
+
+    async def flow(self, key: object, lasts_s: float, flow: Callable[[], Flow[T]]) -> T:
+        """The cached result of a flow on the store. Raises LisaError."""
+        return await self.share(key, lasts_s, lambda: self._hub.store.drive(flow()))
+
+    def clear(self) -> None:
+        """Drop all cached results, so that the next page shows a change just made."""
+        self._shared.clear()
+
+    async def current(self) -> Snapshot:
+        """The current snapshot. Raises LisaError."""
+        return await self.share("snapshot", LOOK_S, self._take)
+
+    async def line(self, topic: str) -> Line | None:
+        """One topic, including topics that are idle or newer than the snapshot; None if unknown.
+
+        Raises LisaError.
+        """
+        known = (await self.current()).lines.get(topic)
+        if known is not None:
+            return known
+        store = self._hub.store
+        if not await self.flow(("exists", topic), LOOK_S, lambda: topics.exists(store, topic)):
+            return None
+        (counts,) = await self.flow(
+            ("counts", topic), LOOK_S, lambda: topics.counts(store, [topic])
+        )
+        return Line(counts, None, None, 0)
+
+    async def _take(self) -> Snapshot:
+        store = self._hub.store
+        managers = await self.flow("managers", ROLES_S, lambda: roles.managers(store))
+        look = self._remember(await store.drive(live.look(store)))
+        names = tuple(look.topics)
+        consumers = await self.flow("consumers", ROLES_S, lambda: roles.consumers(store, names))
+        server = await self.flow("server", SERVER_S, self._server)
+        if not self._looks or self._looks[-1].at_us < look.at_us - FORGET_US:
+            await self._begin(look, any(one.alive for one in managers))
+        rates, late = self._since(look, RATE_US), self._since(look, LATENESS_US)
+        if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
+            self._looks.append(look)
+        alive: dict[str, int] = {}
+        for one in consumers:
+            if one.alive:
+                alive[one.record.topic] = alive.get(one.record.topic, 0) + 1
+        lines = {
+            name: Line(counts, rates.get(name), late.get(name), alive.get(name, 0))
+            for name, counts in sorted(look.topics.items())
+        }
+        return Snapshot(look.at_us // 1000, lines, tuple(consumers), tuple(managers), server)
+
+    def _remember(self, look: TopicsSnapshot) -> TopicsSnapshot:
+        """The look with unchanged topics sharing the previous look's objects, to save memory."""
+        before = self._looks[-1].topics if self._looks else {}
+        return replace(
+            look,
+            topics={
+                name: before[name] if before.get(name) == counts else counts
+                for name, counts in look.topics.items()
+            },
+        )
+
+    async def _begin(self, look: TopicsSnapshot, has_manager: bool) -> None:  # noqa: FBT001  one caller
+        """Start comparing from the manager's sample of a minute ago."""
+        self._looks.clear()
+        if not has_manager or not look.topics:
+            return
+        minute_ms = (look.at_us // 60_000_000 - 1) * 60_000
+        names = list(look.topics)
+        found = await self._hub.store.drive(history.counters_at(self._hub.store, names, minute_ms))
+        then = {name: replace(look.topics[name], stats=stats) for name, stats in found.items()}
+        if then:
+            self._looks.append(TopicsSnapshot(minute_ms * 1000, then))
+
+    def _since(self, look: TopicsSnapshot, span_us: int) -> dict[str, TopicActivity]:
+        """Each topic's activity in about the last `span_us`, for topics in the earlier look."""
+        looks = self._looks
+        if span_us == LATENESS_US:
+            while len(looks) > 1 and looks[1].at_us <= look.at_us - span_us:
+                looks.popleft()
+        before = next(
+            (one for one in reversed(looks) if one.at_us <= look.at_us - span_us),
+            looks[0] if looks else None,
+        )
+        if before is None or before.at_us >= look.at_us:
+            return {}
+        found = live.activity(before, look)
+        return {one.counts.topic: one for one in found if one.counts.topic in before.topics}
+
+    def _server(self) -> Flow[ServerFacts]:
+        sections = ("server", "memory", "clients")
+        replies = yield from ask_all(self._hub.store, [("INFO", one) for one in sections])
+        facts: dict[str, str] = {}
+        for reply in replies:
+            facts |= info(reply) if reply is not None else {}
+        kind = next((k for k in ("valkey", "redis") if f"{k}_version" in facts), "")
+        return ServerFacts(
+            name=f"{kind.capitalize()} {facts[f'{kind}_version']}" if kind else "",
+            uptime_s=_number(facts.get("uptime_in_seconds")),
+            memory=_number(facts.get("used_memory")),
+            most_memory=_number(facts.get("maxmemory")) or None,
+            clients=_number(facts.get("connected_clients")),
+        )
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isdigit() else None

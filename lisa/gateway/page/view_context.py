@@ -1,0 +1,154 @@
+"""One request for a page: the visitor's token and rights, and error pages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from lisa.core.model.errors import ServerUnavailable
+from lisa.gateway.access import Scope, Token, Unauthorized
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.page import sessions
+from lisa.gateway.page.rendering import answer, render
+from lisa.gateway.page.snapshot_cache import Snapshot, SnapshotCache
+from lisa.gateway.problems import ErrorResponse, problem_of
+
+NOTICE = ("did", "n", "of")
+"""Query parameters that report the result of an action once."""
+
+MOST_FIELDS = 2_000
+
+
+class PageRequest:
+    """One request for a page, as views receive it. Raises Unauthorized without a valid token."""
+
+    def __init__(self, hub: GatewayContext, snapshots: SnapshotCache, request: Request) -> None:
+        self.hub = hub
+        self.snapshots = snapshots
+        self.request = request
+        self.cookie = request.cookies.get(sessions.COOKIE)
+        self.is_new = False
+        self.token = self._identify()
+        if self.may_act and self.cookie is None:
+            self.cookie, self.is_new = sessions.issue(self.token), True
+
+    def _identify(self) -> Token:
+        access = self.hub.access
+        if "authorization" in self.request.headers:
+            return self.hub.token(self.request)
+        found = sessions.read(access, self.cookie)
+        if found is None:
+            self.cookie = None
+            if not access.is_open:
+                raise Unauthorized("log in first")
+            return access.identify(None)
+        return found
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the gateway allows actions from the page."""
+        return self.hub.settings.gateway_server.allow_actions
+
+    def may(self, scope: str, topic: str) -> bool:
+        """Whether this visitor may act on a topic with a scope from this page."""
+        return self.may_act and self.token.allows(Scope(scope), topic)
+
+    @property
+    def form_key(self) -> str:
+        """The anti-forgery key of this visitor's forms."""
+        return sessions.form_key(self.token, self.cookie) if self.cookie else ""
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The query parameters."""
+        return self.request.query_params
+
+    @property
+    def here(self) -> str:
+        """The path and query of this page, without the result of an action."""
+        kept = [(k, v) for k, v in self.request.query_params.multi_items() if k not in NOTICE]
+        path = _raw_path(self.request)
+        return f"{path}?{urlencode(kept)}" if kept else path
+
+    def topic(self) -> str:
+        """The topic named in the path. Raises InvalidMessage or Forbidden."""
+        return self.token.allowed_topic(self.request.path_params["topic"])
+
+    async def snapshot(self) -> Snapshot:
+        """The current snapshot of all topics; filter `lines` by what this visitor may see."""
+        return await self.snapshots.current()
+
+    def page(self, template: str, /, status: int = 200, **values: Any) -> Response:
+        """A rendered template as the response."""
+        body = render(template, visit=self, **values)
+        return answer(self.request, body, status)
+
+
+View: TypeAlias = Callable[[PageRequest], Awaitable[Response]]
+
+
+def as_endpoint(
+    hub: GatewayContext, snapshots: SnapshotCache, view: View
+) -> Callable[[Request], Awaitable[Response]]:
+    """A Starlette endpoint for a view; errors become error pages."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            visit = PageRequest(hub, snapshots, request)
+        except Unauthorized:
+            return _to_login(request)
+        except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
+            return problem_of(error).response()
+        try:
+            response = await view(visit)
+        except Exception as error:  # noqa: BLE001  as above
+            response = _error_page(visit, problem_of(error), isinstance(error, ServerUnavailable))
+        if visit.is_new and visit.cookie:
+            sessions.give(request, response, visit.cookie)
+        return response
+
+    return endpoint
+
+
+def _error_page(visit: PageRequest, problem: ErrorResponse, is_away: bool) -> Response:  # noqa: FBT001  one caller
+    response = visit.page("error.html", problem.status, problem=problem, is_away=is_away)
+    response.headers.update(problem.headers)
+    return response
+
+
+def login_link(path: str) -> str:
+    """The login path that leads back to `path`."""
+    return "/login" if path == "/" else f"/login?{urlencode({'next': path})}"
+
+
+def _to_login(request: Request) -> Response:
+    if "hx-request" in request.headers:
+        shown = request.headers.get("hx-current-url", "")
+        path = "/" + shown.partition("://")[2].partition("/")[2] if shown else "/"
+        return Response("log in again", 401, {"HX-Redirect": login_link(safe_path(path))})
+    asked = _raw_path(request) + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(login_link(safe_path(asked)), 303)
+
+
+def _raw_path(request: Request) -> str:
+    """The path as requested, still quoted, so that an id with a % stays unchanged."""
+    return str(request.scope["raw_path"].decode("ascii", "replace"))
+
+
+def safe_path(path: str) -> str:
+    """`path` if it is a path on this gateway, else `/`."""
+    plain = path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
+    return path if plain else "/"
+
+
+async def read_form(request: Request) -> list[tuple[str, str]]:
+    """The fields of a posted form. Raises ErrorResponse."""
+    try:
+        text = (await request.body()).decode("ascii")
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
+    except ValueError as error:
+        raise ErrorResponse(400, "form", f"the form cannot be parsed: {error}") from None

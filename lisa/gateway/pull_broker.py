@@ -1,0 +1,258 @@
+"""All pulls of a gateway process, with one queue for each group of a topic.
+
+A blocking read watches the group's stream, so each new entry wakes a pull immediately: a promotion,
+a due retry or a released delivery. No timer polls, with any number of gateways. Messages are taken
+only for waiting pulls. If a client disconnects, its messages are released without counting an
+attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from functools import partial
+
+from lisa.core.delivery.group_resolution import join, wait_for_group, was_emptied
+from lisa.core.delivery.source import LOOK_AGAIN_S, MOST, GroupSource
+from lisa.core.model.errors import GroupRemoved, ServerUnavailable
+from lisa.core.model.sharding import Topic, own_shard
+from lisa.core.redis.connection import AsyncConnection
+from lisa.core.redis.flow import Await, Flow
+from lisa.core.store.store import AsyncStore
+from lisa.gateway.pull_presence import PullPresence
+from lisa.gateway.pull_queue import HandedOut, PullQueue, Waiter
+from lisa.gateway.releaser import Releaser
+from lisa.gateway.request_metrics import set_failure_reason
+
+JOIN_AGAIN_S = 20.0
+"""Interval at which a topic that is pulled from is registered again."""
+
+MOST_REMEMBERED = 10_000
+"""The most topics whose group is cached; above that, only recently joined ones are kept."""
+
+
+class TooManyPulls(Exception):
+    """Too many pulls wait; the client should retry later."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        set_failure_reason("waiting")
+
+
+class PullBroker:
+    """All pulls of one gateway process.
+
+    `groups` names the group to use for topics with several groups if a pull names none.
+    """
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        watching: AsyncConnection,
+        *,
+        name: str,
+        most_pulls: int,
+        groups: dict[str, str] | None = None,
+    ) -> None:
+        self.store = store
+        self.watching = watching
+        self.name = name
+        self._most_pulls = most_pulls
+        self._named = groups or {}
+        self._known: dict[tuple[str, str], tuple[str, float]] = {}
+        self._joining: dict[tuple[str, str], asyncio.Task[str | None]] = {}
+        self._queues: dict[tuple[str, str], PullQueue] = {}
+        self._releaser = Releaser(store)
+        self._presence = PullPresence(store, name, self._has_older_queue)
+        self.waiting = 0
+        self.is_closing = False
+        self._handed_out = 0
+        self.given_back = 0
+
+    async def pull(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        most: int = 1,
+        wait_s: float = 0.0,
+        ack_timeout_ms: int | None = None,
+    ) -> list[HandedOut]:
+        """Up to `most` deliveries; waits up to `wait_s` for the first.
+
+        Cancel this call if the client disconnects; its deliveries are then released. While the
+        server is unavailable, the pull waits, and fails only when its time is up.
+
+        Raises TooManyPulls, LisaError.
+        """
+        if self.waiting >= self._most_pulls:
+            raise TooManyPulls(f"{self.waiting} pulls wait already")
+        self.waiting += 1
+        try:
+            return await self.take(topic, group, min(most, MOST), wait_s, ack_timeout_ms)
+        finally:
+            self.waiting -= 1
+
+    async def take(
+        self,
+        topic: str,
+        group: str | None,
+        most: int,
+        wait_s: float,
+        timeout_ms: int | None = None,
+    ) -> list[HandedOut]:
+        """Pull for the gateway's own pushes, which do not count towards the limit of pulls.
+
+        Raises LisaError.
+        """
+        whole, ends = Topic(topic), time.monotonic() + wait_s
+        while True:
+            since = time.monotonic()
+            try:
+                joined = await self._join(whole, group, ends)
+                if joined is None:
+                    return []
+                return await self._enqueue(whole, joined, most, ends, timeout_ms)
+            except GroupRemoved:
+                self._forget(topic)
+                was_lost = await self._was_emptied(whole, group or "", since, ends)
+                if group is not None and not was_lost:
+                    raise
+                self._presence.announce_again(topic)
+
+    @property
+    def handed_out(self) -> int:
+        """The number of deliveries handed to clients."""
+        return self._handed_out + sum(queue.handed_out for queue in self._queues.values())
+
+    async def _was_emptied(self, topic: Topic, group: str, since: float, ends: float) -> bool:
+        """Whether the server has lost its data since then, so the group was not removed."""
+        while not self._presence.was_emptied_since(topic, since):
+            try:
+                if not await self.store.drive(
+                    was_emptied(self.store, own_shard(topic), self.name, group)
+                ):
+                    break
+                self._presence.mark_emptied(topic)
+            except ServerUnavailable:
+                if time.monotonic() >= ends or self.is_closing:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN_S)
+        return self._presence.was_emptied_since(topic, since)
+
+    async def _enqueue(
+        self, topic: Topic, group: str, most: int, ends: float, timeout_ms: int | None
+    ) -> list[HandedOut]:
+        queue = self._queues.get((topic, group))
+        if queue is None:
+            queue = self._queues[topic, group] = self._new_queue(topic, group)
+            if self.is_closing:
+                queue.dismiss()
+        waiter = Waiter(most, timeout_ms, ends)
+        queue.join(waiter)
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            future = waiter.future
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.give_back(future.result())
+            raise
+
+    def _new_queue(self, topic: Topic, group: str) -> PullQueue:
+        def on_end() -> None:
+            self._handed_out += self._queues.pop((topic, group)).handed_out
+
+        return PullQueue(
+            GroupSource(self.store, topic, group, self.name),
+            self.store,
+            self.watching,
+            self._releaser,
+            name=self.name,
+            announce=partial(self._presence.announce, topic, group),
+            on_end=on_end,
+        )
+
+    def _has_older_queue(self, topic: str, instant: float) -> bool:
+        return any(key[0] == topic and queue.began < instant for key, queue in self._queues.items())
+
+    def give_back(self, deliveries: Iterable[HandedOut]) -> None:
+        """Release deliveries whose client has disconnected, without counting an attempt."""
+        by_group: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for one in deliveries:
+            key = (one.message.topic, one.receipt.group)
+            by_group.setdefault(key, []).append(one.receipt.settlement[:2])
+            self.given_back += 1
+        for (topic, group), held in by_group.items():
+            self._releaser.release(topic, group, held)
+
+    async def _join(self, topic: Topic, group: str | None, ends: float) -> str | None:
+        """The group to pull for; None if the topic has none and the time is up."""
+        wanted = group or self._named.get(topic, "")
+
+        def resolve() -> Flow[str | None]:
+            found: str | None = yield Await(self._joined(topic, wanted))
+            return found
+
+        return await self.store.drive(
+            wait_for_group(
+                self.store,
+                own_shard(topic),
+                self.name,
+                resolve,
+                lambda: 0.0 if self.is_closing else ends - time.monotonic(),
+                announced=lambda is_new: self._presence.remember(topic, is_new=is_new),
+                is_patient=True,
+            )
+        )
+
+    async def _joined(self, topic: Topic, wanted: str) -> str | None:
+        """The group that `join` finds: one call for concurrent pulls, cached for `JOIN_AGAIN_S`."""
+        known, at = self._known.get((topic, wanted), ("", -math.inf))
+        if time.monotonic() - at < JOIN_AGAIN_S:
+            return known
+        task = self._joining.get((topic, wanted))
+        if task is None:
+            task = asyncio.create_task(self._ask_to_join(topic, wanted))
+            self._joining[topic, wanted] = task
+            task.add_done_callback(_retrieve_error)
+        return await asyncio.shield(task)
+
+    async def _ask_to_join(self, topic: Topic, wanted: str) -> str | None:
+        try:
+            found = await self.store.drive(join(self.store, own_shard(topic), wanted))
+        finally:
+            del self._joining[topic, wanted]
+        if found is not None:
+            now = time.monotonic()
+            if len(self._known) >= MOST_REMEMBERED:
+                self._known = {
+                    key: one for key, one in self._known.items() if now - one[1] < JOIN_AGAIN_S
+                }
+            self._known[topic, wanted] = (found, now)
+        return found
+
+    def _forget(self, topic: str) -> None:
+        for key in [key for key in self._known if key[0] == topic]:
+            del self._known[key]
+
+    def stop_waiting(self) -> None:
+        """Answer all waiting pulls with no messages; later pulls do not wait."""
+        self.is_closing = True
+        self._releaser.stop_retrying()
+        for queue in list(self._queues.values()):
+            queue.dismiss()
+
+    async def close(self) -> None:
+        """End the queues, finish releases, and delete the presence records."""
+        self.stop_waiting()
+        await asyncio.gather(*(queue.end() for queue in list(self._queues.values())))
+        await self._releaser.finish()
+        await self._presence.leave()
+
+
+def _retrieve_error(task: asyncio.Task[str | None]) -> None:
+    """Retrieve the task's error, because all pulls that wait for it may have been cancelled."""
+    if not task.cancelled():
+        task.exception()

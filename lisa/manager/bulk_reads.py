@@ -1,0 +1,62 @@
+"""Plain reads over many topics in few round trips, to find those that need a script call.
+
+A script call costs the server and this process about twenty times as much as a pipelined read, and
+most topics need no work most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lisa.core.redis.flow import Command
+from lisa.core.store.store import SyncStore, chunks
+
+PAGE = 128
+"""Topics per pipeline, which takes about 0.2 ms of server time."""
+
+
+def ask_all(store: SyncStore, commands: Sequence[Command]) -> list[Any]:
+    """Run plain commands in one round trip; returns raw replies, with errors as values.
+
+    Raises ServerUnavailable if the server cannot be reached; does not retry.
+    """
+    return store.drive(store.commands_once(commands)) if commands else []
+
+
+def head_command(zset: str) -> tuple[str | int, ...]:
+    """The command that reads the first member of a ZSET and its score."""
+    return ("ZRANGE", zset, 0, 0, "WITHSCORES")
+
+
+def head_ms(reply: Any) -> int | None:
+    """The score in the reply to `head_command`; None for an empty ZSET or an error."""
+    return int(float(reply[1])) if isinstance(reply, list) and reply else None
+
+
+def int_or(reply: Any, default: int) -> int:
+    """The integer in a topic's option; the default if the option is missing or unreadable.
+
+    A script that reads an unreadable option reports the error for this topic.
+    """
+    return int(reply) if isinstance(reply, bytes) and reply.isdigit() else default
+
+
+def topics_with_keys(store: SyncStore, keys: Mapping[str, Sequence[str]]) -> list[str]:
+    """The topics for which at least one of the given keys exists, or cannot be read.
+
+    One EXISTS covers a page of topics; only if it finds a key, each topic gets its own EXISTS. On
+    a cluster, where the keys are on several nodes, each topic gets its own EXISTS from the start.
+    """
+    pages: Iterable[Sequence[str]] = list(chunks([one for one in keys if keys[one]], PAGE))
+    if store.connection.address.kind != "cluster":
+        asked = list(pages)
+        counts = ask_all(
+            store, [("EXISTS", *[key for topic in page for key in keys[topic]]) for page in asked]
+        )
+        pages = [page for page, count in zip(asked, counts, strict=True) if count != 0]
+    found: list[str] = []
+    for page in pages:
+        counts = ask_all(store, [("EXISTS", *keys[topic]) for topic in page])
+        found += [topic for topic, count in zip(page, counts, strict=True) if count != 0]
+    return found

@@ -1,0 +1,273 @@
+"""Probe a server each second: reachability, run id, schema key and clock."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lisa.core.daemon.threads import ServiceThread, unforeseen
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.redis import errors
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.base import text
+from lisa.manager.bulk_reads import ask_all
+from lisa.manager.server_clock import ServerClock
+
+PROBE_INTERVAL_S = 1.0
+PROBE_TIMEOUT_S = 1.0
+"""A node that has not answered after this time counts as unavailable until it answers."""
+
+log = logging.getLogger(__name__)
+
+
+class ProbeResult(NamedTuple):
+    """The result of one answered probe.
+
+    back: the server was unreachable before this probe.
+    first: this is the first probe, and the first answer.
+    another_run: the server restarted, or another server answers at the address.
+    emptied: the schema key was missing.
+    uptime_s: seconds since the server started.
+    gap_s: seconds since the last answered probe; infinite for the first answer.
+    promoted: at the first answer, the server has been a replica at some time; the time of its
+        promotion is unknown.
+    """
+
+    back: bool
+    first: bool
+    another_run: bool
+    emptied: bool
+    uptime_s: float
+    gap_s: float
+    promoted: bool
+
+    @property
+    def is_change(self) -> bool:
+        """Whether everything known about the server may be outdated."""
+        return self.back or self.another_run or self.emptied
+
+
+class ServerMonitor:
+    """Probes one server; logs each outage and each recovery once.
+
+    `reachable` is cleared when the server stops answering, and set by `mark_reachable` once the
+    work that follows a recovery is done.
+
+    probe: on a cluster, a store connected to this node only.
+    key: on a cluster, returns a key in one of the node's slots.
+    has_schema: whether this node holds the schema key.
+    away: called when the server becomes unreachable.
+    """
+
+    def __init__(
+        self,
+        store: SyncStore,
+        clock: ServerClock,
+        *,
+        probe: SyncStore | None = None,
+        key: Callable[[], str] = lambda: "",
+        has_schema: Callable[[], bool] = lambda: True,
+        away: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.reachable = threading.Event()
+        self.was_absent = False
+        """Whether the server was unreachable at first, or joined later. Leases may have aged."""
+        self.refusal: ConfigError | None = None
+        self.is_newer = False
+        self._store = store
+        self._clock = clock
+        self._probe = probe or store
+        self._key = key
+        self._has_schema = has_schema
+        self._on_away = away
+        self._run_id: str | None = None
+        self._answered = -math.inf
+        self._error: LisaError | None = None
+
+    def step(self) -> ProbeResult | None:
+        """Probe once; None if the server does not answer.
+
+        Raises ConfigError if the server rejects the connection or has a newer data layout.
+        """
+        try:
+            info = text(self._probe.ask("INFO", "server"))
+            self._look_at_slots()
+            known = not self._has_schema() or self._look_at_schema()
+            promoted = self._run_id is None and self._was_promoted()
+            if self._has_schema():  # only one node of a cluster, because their clocks may differ
+                self._clock.sample(self._probe)
+        except LisaError as error:
+            self.refusal = error if isinstance(error, ConfigError) else None
+            self._away(error)
+            if self.refusal is not None:
+                raise
+            return None
+        self.refusal = None
+        run_id, uptime = _field(info, "run_id"), float(_field(info, "uptime_in_seconds") or 0)
+        before, self._run_id = self._run_id, run_id
+        last, self._answered = self._answered, time.monotonic()
+        return ProbeResult(
+            back=not self.reachable.is_set(),
+            first=before is None and not self.was_absent,
+            another_run=before is not None and before != run_id,
+            emptied=not known,
+            uptime_s=uptime,
+            gap_s=self._answered - last,
+            promoted=promoted,
+        )
+
+    def mark_reachable(self) -> None:
+        """Set `reachable`, and log the recovery if it was clear."""
+        if not self.reachable.is_set():
+            log.info("%s is reachable", self._probe.where)
+            self._error = None
+            self.reachable.set()
+
+    @property
+    def error(self) -> str | None:
+        """The error of the last probe while the server is unreachable, or None."""
+        return None if self._error is None else str(self._error)
+
+    def _away(self, error: LisaError) -> None:
+        was_reachable = self.reachable.is_set()
+        self.reachable.clear()
+        self.was_absent = self.was_absent or self._run_id is None
+        if type(error) is not type(self._error):
+            log.error("%s; trying again", error)
+        self._error = error
+        if was_reachable:
+            self._on_away()
+
+    def _look_at_slots(self) -> None:
+        """Check that the node serves its slots; it does not while the cluster is down.
+
+        Raises LisaError.
+        """
+        key = self._key()
+        if not key:
+            return
+        (reply,) = ask_all(self._probe, [("EXISTS", key)])
+        if isinstance(reply, Exception) and not errors.is_redirection(reply):
+            raise errors.translated(reply, self._probe.where)
+
+    def _look_at_schema(self) -> bool:
+        """Create the schema key if it is missing; returns whether it existed. Raises LisaError."""
+        known = bool(self._store.ask("EXISTS", self._store.keys.schema))
+        try:
+            self._store.drive(self._store.verify_schema())
+        except ConfigError:
+            self.is_newer = True
+            raise
+        self.is_newer = False
+        return known
+
+    def _was_promoted(self) -> bool:
+        """Whether the server has ever been a replica. Such servers have a second replication id."""
+        replication = text(self._probe.ask("INFO", "replication"))
+        return bool(_field(replication, "master_replid2").strip("0"))
+
+
+class Node:
+    """A thread that probes one server each second, and immediately when `suspect` is called.
+
+    `met` is called after each outage, change or gap. The node becomes available once it returns.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        monitor: ServerMonitor,
+        met: Callable[[Node, ProbeResult], None],
+        longest_s: float,
+    ) -> None:
+        self.name = name
+        self.monitor = monitor
+        self.answers = False
+        """Whether the last probe was answered."""
+        self.looked = threading.Condition()
+        self.looks = 0
+        self._met = met
+        self._began = math.inf
+        self._nudged = threading.Event()
+        self._stopped = threading.Event()
+        self.thread = ServiceThread(
+            f"lisa-pulse-{name}" if name else "lisa-pulse",
+            self._watch,
+            longest_s,
+            self._stopped.is_set,
+        )
+
+    def start(self) -> None:
+        """Start the thread, which probes immediately."""
+        self._nudged.set()
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Tell the thread to end."""
+        self._stopped.set()
+        self._nudged.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for the thread to end."""
+        if self.thread.ident is not None:
+            self.thread.join(timeout_s)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the node answers in time, and the work after its recovery is done."""
+        return self.monitor.reachable.is_set() and time.monotonic() - self._began < PROBE_TIMEOUT_S
+
+    def suspect(self, wait_s: float) -> None:
+        """Probe now, and wait up to `wait_s` for the result."""
+        with self.looked:
+            self._nudged.set()
+            if not self._stopped.is_set():
+                self.looked.wait(wait_s)
+
+    def look(self) -> None:
+        """Probe once, and call `met` if needed. Raises ConfigError as `ServerMonitor.step` does."""
+        self._began = time.monotonic()
+        result = None
+        try:
+            result = self.monitor.step()
+        finally:
+            self.answers = result is not None
+            with self.looked:
+                self.looks += 1
+                self.looked.notify_all()
+            if not self.answers:
+                self._began = math.inf
+        if result is not None:
+            # While a probe is late, the loops postpone the node's topics.
+            is_late = time.monotonic() - self._began >= PROBE_TIMEOUT_S
+            if is_late or result.is_change or result.gap_s > PROBE_INTERVAL_S + PROBE_TIMEOUT_S:
+                self._met(self, result)
+            self._began = math.inf
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            self.thread.rest()
+            self._nudged.wait(PROBE_INTERVAL_S)
+            self._nudged.clear()
+            if self._stopped.is_set():
+                return
+            self.thread.begin()
+            try:
+                self.look()
+            except ConfigError:
+                pass  # logged by the monitor; the operator may correct a password at any time
+            except Exception as error:  # noqa: BLE001  logged; the next probe follows in a second
+                unforeseen("pulse", error)
+            if not self.monitor.reachable.is_set():
+                self._stopped.wait(PROBE_INTERVAL_S / 4)
+                self._nudged.set()
+
+
+def _field(info: str, name: str) -> str:
+    found = re.search(rf"^{name}:(\S*)", info, re.MULTILINE)
+    return found[1] if found else ""

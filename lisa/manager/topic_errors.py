@@ -1,0 +1,82 @@
+"""Errors by topic: each change is logged once, and each topic has its own growing pause.
+
+Errors that concern no topic are kept under the empty name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from lisa.core.daemon.threads import count_unforeseen
+from lisa.core.model.backoff import Backoff
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.manager.nodes import NodeStatus
+
+log = logging.getLogger(__name__)
+
+
+class TopicErrors:
+    """The current errors of one service, by topic. `total` counts all failures so far."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._failures: dict[str, tuple[Backoff, str]] = {}
+        self.total = 0
+
+    def failed(self, topic: str, error: Exception, *, quietly: bool = False) -> float:
+        """Record a failure; returns the pause in seconds before the next attempt.
+
+        `quietly` suppresses the log line, because another component logs a server outage.
+        """
+        said = str(error)
+        if not isinstance(error, LisaError):
+            count_unforeseen()
+        with self._lock:
+            backoff, before = self._failures.get(topic) or (Backoff(), "")
+            told = before if quietly else said
+            self._failures[topic] = (backoff, told)
+            self.total += 1
+            pause_s = backoff.take()
+        if not quietly and said != before:
+            expected = isinstance(error, LisaError)
+            log.error(
+                "%s: %s; trying again",
+                self._where(topic),
+                said or repr(error),
+                extra={"topic": topic},
+                exc_info=None if expected else error,
+            )
+        return pause_s
+
+    def failed_at(self, nodes: NodeStatus, topic: str, error: Exception) -> float:
+        """As `failed`. If the topic's node did not answer, have it probed."""
+
+        def is_available() -> bool:
+            return nodes.is_available(topic) if topic else nodes.is_any_available
+
+        away = isinstance(error, ServerUnavailable)
+        if away and is_available():
+            nodes.suspect(topic)
+        return self.failed(topic, error, quietly=away and not is_available())
+
+    def passed(self, topic: str) -> None:
+        """Record a success, and log it if an error was logged before."""
+        if topic not in self._failures:
+            return
+        with self._lock:
+            _, told = self._failures.pop(topic, (None, ""))
+        if told:
+            log.info("%s works again", self._where(topic), extra={"topic": topic})
+
+    def _where(self, topic: str) -> str:
+        return f"{self._service}: topic {topic}" if topic else self._service
+
+    def __len__(self) -> int:
+        """The number of topics with a current error."""
+        return len(self._failures)
+
+    def of(self, topic: str) -> str | None:
+        """The current error of a topic, or None."""
+        return self._failures.get(topic, (None, ""))[1] or None

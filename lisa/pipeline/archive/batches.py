@@ -1,0 +1,91 @@
+"""What a batch of the journal contains: its last events, new events, and gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.sharding import shard_named
+from lisa.pipeline.archive.records import ArchiveGap
+from lisa.pipeline.archive.schemas import GAP_STATE, journal_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSummary:
+    """One journal's part of a batch: the last event (None if only a gap), and the counts."""
+
+    last: tuple[str, int] | None
+    events: int
+    gaps: int
+
+
+def summarize(rows: DataFrame) -> dict[str, JournalSummary]:
+    """Journal -> summary of its events and gaps in a batch."""
+    is_gap = sf.col("state") == GAP_STATE
+    position = sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
+    found = rows.groupBy(journal_of().alias("journal")).agg(
+        sf.max(sf.when(~is_gap, position)).alias("last"),
+        sf.count_if(~is_gap).alias("events"),
+        sf.count_if(is_gap).alias("gaps"),
+    )
+    return {
+        row["journal"]: JournalSummary(_offset(row["last"]), row["events"], row["gaps"])
+        for row in found.collect()
+    }
+
+
+def _offset(position: Row | None) -> tuple[str, int] | None:
+    return None if position is None else (f"{position['ms']}-{position['seq']}", position["number"])
+
+
+def gaps_of(rows: DataFrame) -> tuple[ArchiveGap, ...]:
+    """The gaps in a batch, each with the event that follows it."""
+    found = []
+    position = sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
+    is_gap = sf.col("state") == GAP_STATE
+    asked = ("topic", "shard", position.alias("position"), "reason")
+    for gap in rows.where(is_gap).select(*asked).collect():
+        ms, seq, number = gap["position"]
+        before, journal = f"{ms}-{seq - 1}", shard_named(gap["topic"], gap["shard"])
+        behind = rows.where(~is_gap & (journal_of() == journal))
+        behind = behind.where(is_new({journal: (before, 0)}))
+        follows = _offset(behind.agg(sf.min(position).alias("first")).collect()[0]["first"])
+        to_id, to_number = follows or (None, None)
+        first = number <= 1
+        found.append(
+            ArchiveGap(
+                gap["topic"],
+                None if first else before,
+                None if first else number - 1,
+                to_id,
+                to_number,
+                gap["reason"],
+                ms_datetime(ms),
+                gap["shard"],
+            )
+        )
+    return tuple(found)
+
+
+def is_new(offsets: Mapping[str, tuple[str, int]]) -> Column:
+    """Whether an event comes after the last archived event of its journal."""
+    if not offsets:
+        return sf.lit(True)  # noqa: FBT003  a literal
+    parts = [part for p, (entry, _) in offsets.items() for part in (sf.lit(p), _position(entry))]
+    last = sf.element_at(sf.create_map(*parts), journal_of())
+    here = sf.struct(sf.unix_millis("at").alias("ms"), sf.col("seq").alias("seq"))
+    return last.isNull() | (here > last)
+
+
+def _position(entry: str) -> Column:
+    ms, _, seq = entry.partition("-")
+    return sf.struct(
+        sf.lit(int(ms)).cast("long").alias("ms"), sf.lit(int(seq)).cast("long").alias("seq")
+    )

@@ -1,0 +1,122 @@
+"""Works on many ids by topic, on Spark's workers and in calls of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from lisa.core.model.options import BYTES_PER_CALL
+from lisa.core.model.sharding import PLAIN, Topic
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store, SyncStore, chunks
+from lisa.core.transitions.base import STEPS_PER_CALL
+from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.pipeline.source.read_columns import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from lisa.pipeline.server import Server
+
+T = TypeVar("T")
+Row = dict[str, Any]
+Mapped = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Record batches -> record batches; called once for each task (see `DataFrame.mapInArrow`)."""
+
+
+def by_topic(rows: Iterable[T], topic_of: Callable[[T], str]) -> dict[str, list[T]]:
+    """Topic -> its rows, in their original order."""
+    found: dict[str, list[T]] = {}
+    for row in rows:
+        found.setdefault(topic_of(row), []).append(row)
+    return found
+
+
+def mapped_by_topic(
+    server: Server,
+    schema: StructType,
+    work: Callable[[SyncStore, str, list[Row]], Iterable[list[Row]]],
+) -> Mapped:
+    """Calls `work` for each topic in a batch, with its rows; it returns lists of rows of `schema`.
+
+    Each task uses one connection.
+    """
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with server.open() as store:
+            for batch in batches:
+                parts = by_topic(batch.to_pylist(), lambda row: str(row["topic"]))
+                for topic, rows in parts.items():
+                    for made in work(store, topic, rows):
+                        yield pa.RecordBatch.from_pylist(made, schema=arrow_schema(schema))
+
+    return task
+
+
+def portions(items: Sequence[T], most: int, size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Split items into pieces of at most `most` items and BYTES_PER_CALL, but at least one item."""
+    piece: list[T] = []
+    size = 0
+    for item in items:
+        own = size_of(item)
+        if piece and (len(piece) == most or size + own > BYTES_PER_CALL):
+            yield piece
+            piece, size = [], 0
+        piece.append(item)
+        size += own
+    if piece:
+        yield piece
+
+
+def inspected(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[Inspection]]:
+    """The state of each id, without bodies."""
+    found: list[Inspection] = []
+    for some in chunks(ids, store.batch_size(topic, Inspect)):
+        found += yield from store.run_by_id(Inspect(topic, some, bodies=False))
+    return found
+
+
+def known(
+    store: Store, topic: str, ids: Sequence[str], counts: Sequence[int] = ()
+) -> Flow[dict[str, Inspection]]:
+    """Id -> inspection, for ids that the server knows, live or by a tombstone.
+
+    Needs only two commands per STEPS_PER_CALL ids if the server knows none of them, which is the
+    usual case after a loss.
+
+    counts: shard counts that the topic has had; searched if its server has lost the layout.
+    """
+    keys, layout = store.keys.topic(topic), (yield from store.layout(Topic(topic)))
+    found: dict[str, Inspection] = {}
+    for some in chunks(ids, STEPS_PER_CALL):
+        live, settled = yield from store.commands(
+            [
+                ("EXISTS", *map(keys.body, some)),
+                ("EXISTS", *map(keys.done, some)),
+            ]
+        )
+        if live or settled or layout.is_split:
+            seen = yield from inspected(store, topic, some)
+            found |= _there(some, seen)
+        for count in () if layout.number else counts:
+            there = yield from _in_shards(store, topic, some, count)
+            found |= {one: is_ for one, is_ in there.items() if is_.envelope or one not in found}
+    return found
+
+
+def _in_shards(
+    store: Store, topic: str, ids: Sequence[str], count: int
+) -> Flow[dict[str, Inspection]]:
+    """The ids that a shard knows if the topic has `count` shards; ignores the stored layout."""
+    found: dict[str, Inspection] = {}
+    for shard, own in by_topic(ids, lambda one: PLAIN.shard_for(Topic(topic), one, count)).items():
+        for some in chunks(own, store.batch_size(shard, Inspect)):
+            found |= _there(some, (yield from store.run(Inspect(shard, some, bodies=False))))
+    return found
+
+
+def _there(ids: Sequence[str], seen: Sequence[Inspection]) -> dict[str, Inspection]:
+    pairs = zip(ids, seen, strict=True)
+    return {one: is_ for one, is_ in pairs if is_.envelope or is_.tombstone}

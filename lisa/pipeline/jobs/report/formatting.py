@@ -1,0 +1,46 @@
+"""Formats numbers, durations, times and text for people."""
+
+from __future__ import annotations
+
+from datetime import datetime, tzinfo
+
+from lisa.core.model.clock import human
+
+
+def count(n: int, *, short: bool = False) -> str:
+    """A number as 1,234,567, or short as 1.2M."""
+    if short:
+        for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+            if abs(n) >= size:
+                return f"{n / size:.3g}{letter}"
+    return f"{n:,}"
+
+
+def length(micros: int) -> str:
+    """A duration with three digits: 0 s, 850 us, 1.25 ms, 3.4 s, 2m 5s."""
+    if micros >= 60_000_000:
+        return human(micros // 1_000_000 * 1_000)
+    for size, unit in ((1_000_000, "s"), (1_000, "ms")):
+        if micros >= size:
+            return f"{micros / size:.3g} {unit}"
+    return f"{micros} µs" if micros else "0 s"
+
+
+def share(part: int, whole: int) -> str:
+    """A fraction in per cent; empty if `whole` is 0."""
+    return f"{100 * part / whole:.3g} %" if whole else ""
+
+
+def instant(moment: datetime | None, zone: tzinfo) -> str:
+    """A time in the zone, to the minute; empty for None."""
+    return "" if moment is None else f"{moment.astimezone(zone):%Y-%m-%d %H:%M}"
+
+
+def clipped(text: str, most: int) -> str:
+    """Text shortened to at most `most` characters, with an ellipsis if it was longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def printable(text: str, most: int) -> str:
+    """Text on one line without control characters, clipped to `most` characters."""
+    return clipped(" ".join("".join(c if c.isprintable() else " " for c in text).split()), most)

@@ -1,0 +1,71 @@
+"""The options of `spark.readStream.format("lisa")`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import check_topic
+from lisa.pipeline.server import Server
+from lisa.pipeline.source import options
+
+_NAMES = options.SERVER | {
+    "topic",
+    "starting",
+    "max_events_per_batch",
+    "partitions",
+    "fail_on_gap",
+    "archive",
+}
+_MAX_EVENTS = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """The parsed options of a stream.
+
+    topics: one or several, separated by commas; default: all topics with a journal, including new
+        ones.
+    from_earliest: start at the first event (`starting` = earliest) or after the last (latest).
+    archive: the name under which this reader reports its progress to the journal.
+    """
+
+    server: Server
+    topics: tuple[str, ...]
+    from_earliest: bool
+    max_events: int
+    partitions: int
+    fail_on_gap: bool
+    archive: str | None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Raises ConfigError for an invalid or unknown option."""
+        options.refuse_unknown(given, _NAMES, "readStream")
+        named = [one.strip() for one in given.get("topic", "").split(",")]
+        starting = options.choice(given, "starting", ("earliest", "latest"), "earliest")
+        cores = max(2, os.cpu_count() or 2)
+        return cls(
+            server=Server.of(given.get("url"), given.get("prefix")),
+            topics=tuple(check_topic(one) for one in named if one),
+            from_earliest=starting == "earliest",
+            max_events=options.whole_number(given, "max_events_per_batch") or _MAX_EVENTS,
+            partitions=options.whole_number(given, "partitions") or cores,
+            fail_on_gap=options.flag(given, "fail_on_gap", default=True),
+            archive=_archive_name(given),
+        )
+
+
+def _archive_name(given: Mapping[str, str]) -> str | None:
+    name = given.get("archive", "").strip()
+    if not name:
+        return None
+    plain = name.replace("_", "").replace(".", "").replace("-", "")
+    if len(name) > 64 or not name.isascii() or not (plain.isalnum() or not plain):
+        raise ConfigError(
+            f"archive {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ . -"
+        )
+    return name

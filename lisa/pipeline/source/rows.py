@@ -1,0 +1,257 @@
+"""Converts rows to messages.
+
+Values are read from Arrow column by column, because an object per row would cost more than
+everything else. Rows that are not valid messages are refused with a reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from lisa.core.model.clock import MAX_DUE_MS, check_due_ms
+from lisa.core.model.envelope import encode_headers, encode_tail
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.retry_policy import RetryPolicy
+
+T = TypeVar("T")
+_SECONDS_ERA = range(10**8, 10**11)
+"""Epoch seconds from 1973 to 5138. Read as milliseconds, all of them are before April 1973."""
+
+_DATES = range(1900_01_01, 10_000_00_00)
+"""Dates as in 20261224. Read as milliseconds, all of them are in the first two days of 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """Messages as columns; `ids` and `topics` are None if the table lacks the column.
+
+    dues: in the form that Lua scripts parse. tails: envelopes without their heads. refused: row
+    number -> why the row is not a valid message.
+    """
+
+    topics: Sequence[str] | None
+    ids: Sequence[str] | None
+    dues: Sequence[str]
+    tails: Sequence[bytes]
+    ttls_ms: Sequence[int | None]
+    policies: Sequence[str | None]
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def good(self) -> tuple[Sequence[int], MessageColumns]:
+        """The row numbers of the rows that are not refused, and these rows."""
+        numbers: Sequence[int] = range(len(self.tails))
+        if not self.refused:
+            return numbers, self
+        numbers = [number for number in numbers if number not in self.refused]
+        picked = [
+            None if column is None else [column[number] for number in numbers]
+            for column in (
+                self.topics,
+                self.ids,
+                self.dues,
+                self.tails,
+                self.ttls_ms,
+                self.policies,
+            )
+        ]
+        return numbers, MessageColumns(*picked)  # type: ignore[arg-type]
+
+
+def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
+    """Convert one Arrow batch of checked columns. json_text: text bodies contain JSON."""
+    refused: dict[int, str] = {}
+    names = batch.schema.names
+    columns = {name: batch.column(name) for name in names}
+    n = batch.num_rows
+    nothing: list[None] = [None] * n
+
+    def each(name: str, convert: Callable[[Any], T], instead: T, values: Iterable[Any]) -> list[T]:
+        return _converted(name, values, convert, instead, refused)
+
+    if "due" in columns:
+        column = columns["due"]
+        convert = _due_of_time if pa.types.is_timestamp(column.type) else _due_of_integer
+        dues = each("due", convert, "0", _milliseconds(column))
+    elif "delay" in columns:
+        dues = each("delay", _delay, "+0", _milliseconds(columns["delay"]))
+    else:
+        dues = ["+0"] * n
+    ttls: Sequence[int | None] = nothing
+    if "ttl" in columns:
+        ttls = each("ttl", _ttl, None, _milliseconds(columns["ttl"]))
+    policies: Sequence[str | None] = nothing
+    if "retry" in columns:
+        policies = each("retry", _policy, None, columns["retry"].to_pylist())
+    headers: Sequence[bytes] = ()
+    if "headers" in columns:
+        headers = each("headers", _headers, b"0000", columns["headers"].to_pylist())
+    tails = _tails(columns["body"], headers, refused, json_text=json_text)
+    ids = topics = None
+    if "id" in columns:
+        ids = each("id", _id, "", columns["id"].to_pylist())
+    if "topic" in columns:
+        topics = each("topic", _topic, "", columns["topic"].to_pylist())
+    return MessageColumns(topics, ids, dues, tails, ttls, policies, refused)
+
+
+def _converted(
+    name: str,
+    values: Iterable[Any],
+    convert: Callable[[Any], T],
+    instead: T,
+    refused: dict[int, str],
+) -> list[T]:
+    values = values if isinstance(values, list) else list(values)
+    try:
+        return list(map(convert, values))
+    except InvalidMessage:
+        pass  # find the invalid values one by one
+    made = []
+    for number, value in enumerate(values):
+        try:
+            made.append(convert(value))
+        except InvalidMessage as error:
+            refused.setdefault(number, f"{name}: {error}")
+            made.append(instead)
+    return made
+
+
+def _milliseconds(column: pa.Array) -> list[int | None]:
+    """Timestamps and intervals, rounded up; integers as they are."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz=column.type.tz))
+    elif pa.types.is_duration(column.type):
+        column = column.cast(pa.duration("us"))
+    else:
+        found: list[int | None] = column.cast(pa.int64()).to_pylist()
+        return found
+    micros = column.cast(pa.int64()).to_pylist()
+    return [None if us is None else -(-us // 1000) for us in micros]
+
+
+def _due_of_time(ms: int | None) -> str:
+    if ms is None:
+        raise InvalidMessage("value is null")
+    return str(check_due_ms(ms))
+
+
+def _due_of_integer(ms: int | None) -> str:
+    if ms is None:
+        raise InvalidMessage("value is null")
+    if ms in _SECONDS_ERA:
+        raise InvalidMessage(f"{ms} looks like seconds; epoch milliseconds are expected")
+    if ms in _DATES:
+        raise InvalidMessage(f"{ms} looks like a date; epoch milliseconds are expected")
+    return str(check_due_ms(ms))
+
+
+def _delay(ms: int | None) -> str:
+    if ms is None:
+        raise InvalidMessage("value is null")
+    if ms < 0:
+        raise InvalidMessage(f"delay {ms} ms is negative; use 0 for now")
+    # The server's clock determines the due time; the local clock is accurate enough here.
+    if ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
+        raise InvalidMessage(f"delay {ms} ms ends after the year 9999")
+    return f"+{ms}"
+
+
+def _ttl(ms: int | None) -> int | None:
+    if ms is None:
+        return None
+    if ms <= 0:
+        raise InvalidMessage(f"ttl {ms} ms is not positive; it counts from due")
+    return min(ms, MAX_DUE_MS)
+
+
+def _policy(retry: Any) -> str | None:
+    if retry is None or isinstance(retry, str):
+        return None if retry is None else _policy_of_text(retry)
+    if None in retry:
+        raise InvalidMessage("a delay is null")
+    if retry and isinstance(retry[0], int):
+        return RetryPolicy(tuple(retry)).encode()
+    return RetryPolicy.of(retry).encode()
+
+
+@lru_cache(maxsize=1024)
+def _policy_of_text(text: str) -> str:
+    return RetryPolicy.parse(text).encode()
+
+
+def _headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
+    return encode_headers(dict(sorted(pairs, key=_name))) if pairs else b"0000"
+
+
+def _name(pair: tuple[str, str]) -> str:
+    return pair[0]
+
+
+def _id(value: str | int | None) -> str:
+    if value is None:
+        raise InvalidMessage("value is null")
+    return check_id(value if isinstance(value, str) else str(value))
+
+
+def _topic(value: str | None) -> str:
+    if value is None:
+        raise InvalidMessage("value is null")
+    return check_topic(value)
+
+
+def _tails(
+    column: pa.Array, headers: Sequence[bytes], refused: dict[int, str], *, json_text: bool
+) -> list[bytes]:
+    """Encode the bodies, each with its headers; `headers` is empty without that column."""
+    kind = column.type
+    if _is_text(kind) or _is_binary(kind):
+        letter = b"j" if json_text else b"s" if _is_text(kind) else b"b"
+        encoded = column.cast(pa.binary()).to_pylist()
+        if column.null_count or json_text:
+            encoded = _converted("body", encoded, _json if json_text else _not_null, b"", refused)
+        if not headers:
+            start = letter + b"0000"
+            return [start + one for one in encoded]
+        return [letter + head + one for head, one in zip(headers, encoded, strict=True)]
+    bodies = column.to_pylist(maps_as_pydicts="lossy")
+    if not headers:
+        return _converted("body", bodies, _json_tail, b"", refused)
+    pairs = list(zip(bodies, headers, strict=True))
+    return _converted("body", pairs, lambda pair: _json_tail(*pair), b"", refused)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _not_null(body: bytes | None) -> bytes:
+    if body is None:
+        raise InvalidMessage("value is null")
+    return body
+
+
+def _json(body: bytes | None) -> bytes:
+    text = _not_null(body)
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"not valid JSON: {error}") from None
+    return text
+
+
+def _json_tail(body: object, headers: bytes = b"0000") -> bytes:
+    if body is None:
+        raise InvalidMessage("value is null")
+    return encode_tail(body, headers)

@@ -1,0 +1,149 @@
+-- prelude: the messages of a group, and which groups owe a message.
+
+-- How many more entries the group's stream may hold: unread entries count, pending ones do not.
+local function room(group, max_ready, wanted)
+  local free = max_ready - call('XLEN', group.ready)
+  if free >= wanted then return free end
+  return free + call('XPENDING', group.ready, group.name)[1]
+end
+
+-- Adds ids, with due times and any failed attempts, to the group's stream and index.
+local function add_ready(group, ids, dues, failed)
+  local ready, index = group.ready, {}
+  for i, id in ipairs(ids) do
+    local before = failed and tonumber(failed[i] or 0) or 0
+    index[2 * i - 1] = id
+    if before > 0 then
+      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
+    else
+      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i])
+    end
+  end
+  if #ids > 0 then call('HSET', group.entries, unpack(index)) end
+end
+
+local function failed_attempts(group, ids)
+  if #ids == 0 or call('EXISTS', group.attempts) == 0 then return nil end
+  return call('HMGET', group.attempts, unpack(ids))
+end
+
+local function field(fields, name)
+  for i = 1, #fields, 2 do
+    if fields[i] == name then return fields[i + 1] end
+  end
+  return nil
+end
+
+-- The fields of one stream entry, or nil if it does not exist.
+local function read_entry(group, entry)
+  local found = call('XRANGE', group.ready, entry, entry)
+  return found[1] and found[1][2]
+end
+
+-- The fields of many entries, false for missing ones. The entries are mostly adjacent and in order.
+local function read_entries(group, entries)
+  local known, found = {}, {}
+  local range = call('XRANGE', group.ready, entries[1], entries[#entries], 'COUNT', #entries)
+  for _, item in ipairs(range) do known[item[1]] = item[2] end
+  for i, entry in ipairs(entries) do
+    found[i] = known[entry] or read_entry(group, entry) or false
+  end
+  return found
+end
+
+-- The pending record {entry, consumer, idle, deliveries} of an entry, or nil if not in flight.
+local function pending(group, entry)
+  return call('XPENDING', group.ready, group.name, entry, entry, 1)[1]
+end
+
+-- The entries of a window of the pending list that were delivered more than a second in the future,
+-- because the clock was set back. XPENDING reports a negative idle time as zero but filters by its
+-- real value.
+local function delivered_ahead(group, window)
+  local ahead, any = {}, false
+  for _, item in ipairs(window) do
+    if item[3] <= 0 then ahead[item[1]], any = true, true end
+  end
+  if not any then return ahead end
+  local others = call('XPENDING', group.ready, group.name, 'IDLE', '-1000', window[1][1],
+    window[#window][1], #window)
+  for _, item in ipairs(others) do ahead[item[1]] = nil end
+  return ahead
+end
+
+local function drop_entries(group, ids, entries)
+  call('XACK', group.ready, group.name, unpack(entries))
+  call('XDEL', group.ready, unpack(entries))
+  if #ids > 0 then call('HDEL', group.entries, unpack(ids)) end
+end
+
+-- Deletes what a group stores about ids besides their state; usually there is nothing.
+local function forget_failures(group, ids)
+  if call('EXISTS', group.attempts, group.reasons, group.leases) == 0 then return end
+  call('HDEL', group.attempts, unpack(ids))
+  call('HDEL', group.reasons, unpack(ids))
+  call('ZREM', group.leases, unpack(ids))
+end
+
+-- Removes an id from a group in any state. Returns whether the group had it.
+local function take_out(group, id)
+  local entry, found = call('HGET', group.entries, id), 0
+  if entry then
+    drop_entries(group, {id}, {entry})
+    found = 1
+  end
+  found = found + call('ZREM', group.retry, id) + call('ZREM', group.garbage, id)
+  forget_failures(group, {id})
+  return found > 0
+end
+
+local function owes(group, id)
+  return call('HEXISTS', group.entries, id) == 1 or call('ZSCORE', group.retry, id)
+    or call('ZSCORE', group.garbage, id)
+end
+
+local function owed(id)
+  for _, group in ipairs(groups) do
+    if owes(group, id) then return true end
+  end
+  return false
+end
+
+-- The scores of many members. Falls back to ZSCORE if the user may not run ZMSCORE, because an error
+-- in the middle of a settlement would leave it incomplete.
+local function scores_of(zset, ids)
+  local found = redis.pcall('ZMSCORE', zset, unpack(ids))
+  if not found.err then return found end
+  local scores = {}
+  for i, id in ipairs(ids) do scores[i] = call('ZSCORE', zset, id) end
+  return scores
+end
+
+-- The ids that some group owes, as {id = true}. Asks each key of a group once for all ids not found
+-- before, which costs a tenth of asking id by id.
+local function owed_among(ids)
+  local found, open = {}, ids
+  local function may_be_in(key) return #open > 0 and call('EXISTS', key) == 1 end
+  local function take(there)
+    local left = {}
+    for i, id in ipairs(open) do
+      if there[i] then found[id] = true else left[#left + 1] = id end
+    end
+    open = left
+  end
+  for _, group in ipairs(groups) do
+    if may_be_in(group.entries) then take(call('HMGET', group.entries, unpack(open))) end
+    if may_be_in(group.retry) then take(scores_of(group.retry, open)) end
+    if may_be_in(group.garbage) then take(scores_of(group.garbage, open)) end
+  end
+  return found
+end
+
+-- Counts first deliveries by lateness; `buckets` has one letter per message, or a space for none.
+local function count_lateness(group, buckets)
+  while buckets ~= '' do
+    local letter, n = string.sub(buckets, 1, 1), nil
+    buckets, n = string.gsub(buckets, '[' .. letter .. ']', '')
+    if letter ~= ' ' then count('late:' .. letter, n, group) end
+  end
+end

@@ -1,0 +1,108 @@
+-- prelude: bodies, tombstones, and the end of a message.
+
+-- How many of n bodies one call may read, at least one; their keys start at `first`, `step` apart.
+-- Lengths are read before any body, so that no size can exceed the budget.
+local function count_within_budget(first, step, n)
+  local bytes = 0
+  for i = 1, n do
+    bytes = bytes + call('STRLEN', KEYS[first + (i - 1) * step])
+    if bytes > BYTES_PER_CALL and i > 1 then return i - 1 end
+  end
+  return n
+end
+
+-- Token and mark of a live message (nine characters), or '' if it is not live.
+local function fence(body) return call('GETRANGE', body, 1, 9) end
+
+local function is_partly_settled(mark_holder)
+  local mark = string.sub(mark_holder, 9, 9)
+  return mark == '+' or mark == 'R'
+end
+
+-- Marks that one of several groups has settled the message; cancel and reschedule check this.
+local function mark_partly_settled(body)
+  local mark = call('GETRANGE', body, 9, 9)
+  if mark == '-' then call('SETRANGE', body, 9, '+') end
+  if mark == 'r' then call('SETRANGE', body, 9, 'R') end
+end
+
+local function tombstone(guard, state, due, attempts, now)
+  return guard .. state .. ',' .. (due or '') .. ',' .. attempts .. ',' .. int(now)
+end
+
+-- MSETEX, which sets many keys with one expiry, exists only in recent versions of both servers.
+local HAS_MSETEX = (redis.VALKEY_VERSION_NUM or 0) >= 0x090100
+  or not redis.VALKEY_VERSION_NUM and (redis.REDIS_VERSION_NUM or 0) >= 0x080400
+
+-- Expiry is given as a point in time; for a duration the server would compute one per key. Falls back
+-- to SET if the user may not run MSETEX: an incomplete settlement would lose the tombstones.
+local function set_all(keys, values, expire_at)
+  if HAS_MSETEX then
+    local both = {}
+    for i, key in ipairs(keys) do both[2 * i - 1], both[2 * i] = key, values[i] end
+    both[#both + 1], both[#both + 2] = 'PXAT', expire_at
+    if type(redis.pcall('MSETEX', #keys, unpack(both))) ~= 'table' then return end
+  end
+  for i, key in ipairs(keys) do call('SET', key, values[i], 'PXAT', expire_at) end
+end
+
+-- Tombstones last for the topic's retention, or for `dedupe_for` if the send token begins with '~'
+-- (a job that may run again much later).
+local function keep_tombstones(dones, tombstones)
+  local settings = settling_options()
+  local retention = tonumber(settings[2] or DEFAULT.retention)
+  local keys, values, lasting_keys, lasting = {}, {}, {}, {}
+  for i, stone in ipairs(tombstones) do
+    if string.byte(stone) == 126 then
+      lasting_keys[#lasting_keys + 1], lasting[#lasting + 1] = dones[i], stone
+    else
+      keys[#keys + 1], values[#values + 1] = dones[i], stone
+    end
+  end
+  local _, now = clock()
+  if #keys > 0 and retention > 0 then set_all(keys, values, int(now + retention)) end
+  if #lasting > 0 then
+    local span = math.max(retention, tonumber(settings[3] or DEFAULT.dedupe_for))
+    set_all(lasting_keys, lasting, int(now + span))
+    call('HSET', OPTIONS, 'lasting', int(now + span)) -- a draining shard is kept until then
+  end
+end
+
+-- Settles messages for good: deletes bodies and writes tombstones.
+local function finish(ids, bodies, dones, tombstones)
+  if #ids == 0 then return end
+  call('UNLINK', unpack(bodies))
+  if call('EXISTS', POLICY, EXPIRY) > 0 then
+    call('HDEL', POLICY, unpack(ids))
+    call('ZREM', EXPIRY, unpack(ids))
+  end
+  keep_tombstones(dones, tombstones)
+end
+
+-- Whether a live message that is not in waiting may still be taken back: nil if so, else 'f' (in
+-- flight in a group) or 'd' (settled by a group). A group declared after the message was promoted
+-- never owed it. With `garbage_counts`, garbage in one group also counts as settled.
+local function why_not_taken_back(id, body, garbage_counts)
+  if is_partly_settled(fence(body)) then return 'd' end
+  local answer, found = 'd', 0
+  for _, group in ipairs(groups) do
+    local entry = call('HGET', group.entries, id)
+    if entry then
+      if pending(group, entry) then return 'f' end
+      found = found + 1
+    elseif call('ZSCORE', group.retry, id) then
+      found = found + 1
+    elseif call('ZSCORE', group.garbage, id) then
+      if garbage_counts then return 'd' end
+      found = found + 1
+    end
+  end
+  return found == 0 and 'd' or nil
+end
+
+-- The state of an id that is not live: 'c' if it was cancelled, 'd' settled, 'u' unknown.
+local function verdict(done)
+  local stone = call('GET', done)
+  if not stone then return 'u' end
+  return string.match(stone, '^.........(%a+)') == 'cancelled' and 'c' or 'd'
+end

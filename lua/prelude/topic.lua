@@ -1,0 +1,57 @@
+-- prelude: a topic's clock, options, counters and journal.
+
+-- Microseconds, and milliseconds rounded down (for comparing) and up (for adding delays).
+local time
+local function clock()
+  time = time or call('TIME')
+  local seconds, micros = tonumber(time[1]), tonumber(time[2])
+  return seconds * 1000000 + micros,
+    seconds * 1000 + math.floor(micros / 1000), seconds * 1000 + math.ceil(micros / 1000)
+end
+
+-- Lua formats large numbers as 2.5e+14; Redis needs all digits.
+local function int(n) return string.format('%.0f', n) end
+
+local function option(name)
+  return tonumber(call('HGET', OPTIONS, name) or DEFAULT[name])
+end
+
+local function count(name, n, group)
+  if n > 0 then call('HINCRBY', STATS, group and name .. '@' .. group.name or name, n) end
+end
+
+-- A server at maxmemory refuses a script whose first write can use memory, but allows all writes
+-- after a harmless first one. Scripts that free memory therefore start with this.
+local function begin_freeing() call('ZREM', WAITING, '') end
+
+local function wake() call('PUBLISH', WAKE, TOPIC) end
+
+-- The options of a settlement, read once: journal, retention, dedupe_for.
+local settling
+local function settling_options()
+  settling = settling or call('HMGET', OPTIONS, 'journal', 'retention', 'dedupe_for')
+  return settling
+end
+
+-- Whether the topic keeps a journal. Scripts that read several options anyway read this with them.
+local function is_journaled() return settling_options()[1] == '1' end
+
+-- Appends events, {id, state, group's name or '', attempt, further field, value, ...} each, to the
+-- journal, with consecutive numbers. The queue never stops for the journal: an event that cannot be
+-- written (another program uses the key) is counted, and its number is missing.
+local function journal(events)
+  if #events == 0 then return end
+  begin_freeing() -- this may be the script's first write at maxmemory
+  local number, failed = call('HINCRBY', STATS, 'journaled', #events) - #events, 0
+  for i, event in ipairs(events) do
+    local said = redis.pcall('XADD', EVENTS, '*', 'n', int(number + i), 'actor', ACTOR,
+      'id', event[1], 'state', event[2], 'group', event[3], 'attempt', event[4], unpack(event, 5))
+    if type(said) == 'table' and said.err then failed = failed + 1 end
+  end
+  count('journal_failed', failed)
+end
+
+local function head(zset)
+  local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
+  return first[1] and tonumber(first[2])
+end

@@ -1,0 +1,39 @@
+-- promote, the usual case: one group with room, up to 50 messages due, and a topic without ttls, failed
+-- attempts and journal, which is not paused. Every other call falls through to promote.lua before
+-- anything is written.
+if GROUP_COUNT == 1 and tonumber(ARGV[6]) > 50 then
+  local ready, entries, retry, attempts = KEYS[9], KEYS[10], KEYS[11], KEYS[13]
+  local declared = call('HKEYS', GROUPS)
+  if #declared == 1 and declared[1] == ARGV[5] and call('EXISTS', EXPIRY, retry, attempts) == 0 then
+    local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval')
+    local _, now = clock()
+    local found = call('ZRANGE', WAITING, 0, 1, 'WITHSCORES')
+    if found[4] and tonumber(found[4]) <= now then
+      found = call('ZRANGE', WAITING, 0, 10, 'WITHSCORES')
+      if found[22] and tonumber(found[22]) <= now then
+        found = call('ZRANGE', WAITING, 0, 50, 'WITHSCORES')
+      end
+    end
+    local due = 0
+    while found[2 * due + 1] and tonumber(found[2 * due + 2]) <= now do due = due + 1 end
+    local next_due = found[2 * due + 2] or ''
+    local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
+    if due <= 50 and settings[1] ~= '1' and settings[3] ~= '1' then
+      if due == 0 then
+        return {'OK', 0, '', next_due, int(now), 0, 0, interval}
+      elseif call('XLEN', ready) + due <= tonumber(settings[2] or DEFAULT.max_ready) then
+        begin_freeing()
+        local ids, index = {}, {}
+        for k = 1, due do
+          local id = found[2 * k - 1]
+          ids[k], index[2 * k - 1] = id, id
+          index[2 * k] = call('XADD', ready, '*', 'id', id, 'due', found[2 * k])
+        end
+        call('HSET', entries, unpack(index))
+        call('ZREM', WAITING, unpack(ids))
+        call('HINCRBY', STATS, 'promoted', due)
+        return {'OK', due, '', next_due, int(now), 0, 0, interval}
+      end
+    end
+  end
+end

@@ -1,0 +1,206 @@
+"""Nodes that join a running cluster, and nodes that leave it and keep running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.request
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Producer
+from lisa.core.redis import failover
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import AsyncConnection, Connection
+from lisa.embedded.server import HOST, free_port
+from tests import topologies
+from tests.cluster.company import Company
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.servers import Processes
+    from tests.topologies import Cluster, Node
+
+MANY = 6_000
+"""Messages that wait in the slot that moves: with small batches the move lasts some seconds."""
+
+WATCHED_S = 3.0
+
+
+@pytest.fixture
+def growing(kind: str) -> Iterator[Cluster]:
+    """A cluster that does not fail over just because the machine is busy."""
+    with topologies.cluster(kind, node_timeout=timedelta(seconds=30)) as made:
+        yield made
+
+
+def health(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/healthz", timeout=5) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+@pytest.mark.full
+def test_a_node_joins_and_takes_a_slot_under_load(
+    growing: Cluster,
+    processes: Processes,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """All roles started before the node joined, and find it by a redirection."""
+    topics = [names[0] for names in topologies.topics_on(growing, 1)]
+    moved = topics[0]
+    ports = [free_port() for _ in range(3)]
+    company = Company(processes, tmp_path, topics, {"": growing.url}, replicas=0, ports=ports)
+    company.wait_until_at_work()
+    with Producer(growing.url) as producer:
+        producer.send_many(moved, range(MANY), delay=timedelta(hours=1))
+    source, target = growing.primaries[0], growing.join()
+    slot = topologies.slot_of(f"{{{moved}}}")
+    began = time.time()
+    assert topologies.migrate(growing, slot, source, target, batch=10, pause_s=0.002) >= MANY
+    took = time.time() - began
+    wait_until(lambda: company.was_handled(moved, since=time.time() - 1.0))
+    for port in ports:
+        wait_until(lambda port=port: health(port)["status"] == "ok")  # type: ignore[misc]
+        assert health(port)["faults"] == []
+    assert topologies.migrate(growing, slot, target, source, batch=50) >= MANY
+    growing.forget(target)
+    before = connections(growing.nodes)
+    time.sleep(WATCHED_S)
+    made = connections(growing.nodes) - before
+    report = company.close(may_refuse=True)
+    assert " alone, 0 lost;" in report
+    assert "Traceback" not in company.said()
+    # Each check of a server opens one, too: those of this test and of the managers.
+    assert made < 60, f"{made} connections in {WATCHED_S} s"
+    record_property("joined", f"{report}; the move took {took:.1f} s; then {made} connections")
+
+
+def connections(nodes: list[Node]) -> int:
+    """The number of connections accepted by some nodes so far."""
+    return sum(int(node.info("total_connections_received")) for node in nodes)
+
+
+@pytest.fixture
+def small(kind: str) -> Iterator[Cluster]:
+    with topologies.cluster(kind, primaries=2, node_timeout=timedelta(seconds=30)) as made:
+        yield made
+
+
+@pytest.fixture(params=["sync", "async"])
+def calling(request: pytest.FixtureRequest, small: Cluster) -> Iterator[Any]:
+    """Blocking calls of either connection, and the owners of slots in its view."""
+    loop = asyncio.new_event_loop()
+    if request.param == "sync":
+        connection = Connection(Address(small.url))
+        yield connection
+        connection.close()
+    else:
+        later = AsyncConnection(Address(small.url))
+
+        class Blocking:
+            def execute(self, command: Any) -> Any:
+                return loop.run_until_complete(later.execute(command))
+
+            def execute_many(self, commands: Any) -> Any:
+                return loop.run_until_complete(later.execute_many(commands))
+
+            def execute_chain(self, key: str, commands: Any) -> Any:
+                return loop.run_until_complete(later.execute_chain(key, commands))
+
+        yield Blocking()
+        loop.run_until_complete(later.close())
+    loop.close()
+
+
+def test_every_kind_of_call_follows_an_ask_to_a_node_without_slots(
+    small: Cluster, calling: Any
+) -> None:
+    """A node that imports its first slot is not in CLUSTER SLOTS yet."""
+    key = "{t}:a"
+    slot = topologies.slot_of(key)
+    calling.execute(("SET", key, "1"))
+    source, target = small.owner(key), small.join()
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", topologies.id_of(source))
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", topologies.id_of(target))
+    source.ask("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", key)
+    for _ in range(3):
+        assert calling.execute(("GET", key)) == b"1"
+        assert calling.execute_many([("GET", key), ("STRLEN", key)]) == [b"1", 1]
+        assert calling.execute_chain(key, [("GET", key), ("STRLEN", key)]) == [b"1", 1]
+        assert calling.execute(("SCAN", 0, "COUNT", 100))
+    new = "{t}:b"  # a new key is written to the slot's new node
+    assert calling.execute(("SET", new, "2")) == b"OK"
+    assert target.ask("CLUSTER", "GETKEYSINSLOT", slot, 10)
+    for node in (target, source, *small.nodes):
+        node.ask("CLUSTER", "SETSLOT", slot, "NODE", topologies.id_of(target))
+    assert calling.execute_many([("GET", key), ("GET", new)]) == [b"1", b"2"]
+
+
+def test_a_scan_finds_all_while_a_node_joins_and_leaves(small: Cluster) -> None:
+    connection = Connection(Address(small.url))
+    names = {f"k{i}" for i in range(400)}
+    for name in names:
+        connection.execute(("SET", name, "1"))
+    found: set[str] = set()
+    cursor, pages = 0, 0
+    while cursor or not pages:
+        cursor, keys = connection.execute(("SCAN", cursor, "COUNT", 20))
+        cursor = int(cursor)
+        found |= {key.decode() for key in keys}
+        pages += 1
+        if pages == 2:
+            node = small.join()
+            taken = next(i for i in range(topologies.SLOTS) if not in_use(names, i))
+            topologies.migrate(small, taken, small.primaries[0], node)
+            connection._redis.topology.refresh()
+    assert found == names
+    connection.close()
+
+
+def in_use(names: set[str], slot: int) -> bool:
+    return any(topologies.slot_of(name) == slot for name in names)
+
+
+def test_a_listener_moves_on_from_a_node_that_leaves(small: Cluster) -> None:
+    node = small.join()
+    slot = topologies.SLOTS - 1
+    topologies.migrate(small, slot, small.primaries[1], node)
+    connection = Connection(Address(small.url))
+    connection.execute(("PING",))
+    watch = failover._watches[connection.address.identity]
+    wait_until(lambda: (HOST, node.port) in watch._seen)
+    listening = connection.subscribe("news", f"{HOST}:{node.port}")
+    topologies.migrate(small, slot, node, small.primaries[1])
+    small.forget(node)
+    heard: list[bytes] = []
+
+    def listen() -> None:
+        nonlocal listening
+        ends = time.monotonic() + 20
+        while not heard and time.monotonic() < ends:
+            try:
+                said = listening.get(0.2)
+            except Exception:  # noqa: BLE001  the connection was shut
+                listening.close()
+                listening = connection.subscribe("news")
+                continue
+            heard.extend([said] if said else [])
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    wait_until(
+        lambda: small.primaries[0].ask("PUBLISH", "news", "x") >= 0 and bool(heard),
+        timeout=timedelta(seconds=20),
+    )
+    thread.join()
+    listening.close()
+    connection.close()

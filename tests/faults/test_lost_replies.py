@@ -1,0 +1,273 @@
+"""Calls whose replies are lost are repeated, and still return their results.
+
+A proxy forwards each call of a script but loses its reply: once, so that the call is repeated
+within its patience; or more often, so that the caller must handle the error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Manager
+from lisa.admin import garbage
+from lisa.consumer import Consumer
+from lisa.consumer.pull import Puller
+from lisa.consumer.signal_queue import SignalSender
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import Keys
+from lisa.core.model.signals import Signals, everywhere
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import Connection
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions import loader
+from tests.consumers import Bench
+from tests.gateways import Gateway
+from tests.servers import wait_until
+from tests.torture.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lisa.core.model.message import Message
+    from lisa.embedded import EmbeddedServer
+
+TOPIC = "orders"
+ONCE_AND_OFTEN = pytest.mark.parametrize("times", [1, 12])
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    for name in loader.names():  # else the lost reply may be that the script is missing
+        bench.ask("SCRIPT", "LOAD", loader.load(name).source)
+    bench.declare(TOPIC, ack_timeout=timedelta(seconds=1), retry_delays="", journal="1")
+    yield bench
+    bench.store.close()
+
+
+@pytest.fixture
+def proxy(valkey_server: EmbeddedServer) -> Iterator[Proxy]:
+    proxy = Proxy(valkey_server.port, ("role",))
+    yield proxy
+    proxy.close()
+
+
+def lose(proxy: Proxy, *names: str, times: int = 1) -> None:
+    """Lose the replies to calls of these scripts."""
+    proxy.lose_replies_to(*(loader.load(name).sha.encode() for name in names), times=times)
+
+
+def listen(signals: Signals, *names: str) -> list[tuple[str, str]]:
+    """A list of the received signals as (name, id), filled as long as it is referenced."""
+    heard: list[tuple[str, str]] = []
+    for name in names:
+
+        def hear(_topic: str, *, message: Message, name: str = name) -> None:
+            heard.append((name, message.id))
+
+        getattr(signals, name).connect(hear, weak=False)
+    return heard
+
+
+def events(bench: Bench, state: str) -> list[str]:
+    """The ids that entered a state according to the journal, sorted."""
+    found = bench.ask("XRANGE", bench.store.keys.topic(TOPIC).events, "-", "+")
+    told = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
+    return sorted(one[b"id"].decode() for one in told if one[b"state"].decode() == state)
+
+
+@ONCE_AND_OFTEN
+def test_a_consumer_reports_each_failure_once(
+    bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    bench.configure(TOPIC, retry_delays="0")
+    lose(proxy, "retry", times=times)
+    consumer = Consumer(proxy.url("role"))
+    heard = listen(everywhere, "retrying", "dead")
+
+    @consumer.on(TOPIC)
+    def handle(_message: Message) -> None:
+        raise ValueError("no")
+
+    ids = bench.send(TOPIC, range(3))
+    with caplog.at_level(logging.ERROR, "lisa.consumer"), consumer, bench.manager(TOPIC):
+        wait_until(lambda: len(heard) >= 6)
+    assert sorted(heard) == sorted((name, one) for name in ("retrying", "dead") for one in ids)
+    deaths = [one.getMessage() for one in caplog.records if "moved to garbage" in one.message]
+    assert all(sum(one in said for said in deaths) == 1 for one in ids), deaths
+    assert events(bench, "garbage") == sorted(ids)
+    assert bench.stat(TOPIC, "stale") == 0
+    assert proxy.lost >= times
+
+
+@ONCE_AND_OFTEN
+def test_a_manager_reports_each_death_and_each_expiry(
+    bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    heard = listen(everywhere, "dead", "expired")
+    lose(proxy, "reclaim", "expire", times=times)
+    dying = bench.send(TOPIC, range(3))
+    ending = bench.send(TOPIC, range(3), delay_ms=500, ttl_ms=500)
+    group = bench.store.keys.topic(TOPIC).group("lisa")
+    bench.ask("XREADGROUP", "GROUP", "lisa", "c", "COUNT", 3, "STREAMS", group.ready, ">")
+    bench.ask("HSET", bench.store.keys.topic(TOPIC).options, "paused", "1")
+    time.sleep(1.1)  # until the leases and the ttls are over
+    bench.ask("HDEL", bench.store.keys.topic(TOPIC).options, "paused")
+    with caplog.at_level(logging.WARNING), Manager(proxy.url("role"), topics=[TOPIC]):
+        wait_until(lambda: len(heard) >= 6)
+    told = {*(("dead", one) for one in dying), *(("expired", one) for one in ending)}
+    assert set(heard) == told
+    said = [one.getMessage() for one in caplog.records if "moved to garbage" in one.message]
+    assert all(any(one in line for line in said) for one in dying), said
+    assert events(bench, "garbage") == sorted(dying)
+    assert events(bench, "expired") == sorted(ending)
+    assert proxy.lost >= 2 * times
+
+
+ANSWERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "retry": (lambda delivery: delivery.retry(delay=timedelta(hours=1)), "retrying"),
+    "discard": (lambda delivery: delivery.discard("no"), "dead"),
+    "release": (lambda delivery: delivery.release(), True),
+    "extend": (lambda delivery: delivery.extend(), True),
+    "ack": (lambda delivery: delivery.ack(), "repeated"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_delivery_has_the_same_outcome_as_without_the_loss(
+    bench: Bench, proxy: Proxy, name: str
+) -> None:
+    act, answer = ANSWERS[name]
+    bench.configure(TOPIC, retry_delays="5s")
+    lose(proxy, "pull", "retry", "release", "extend", "ack")
+    [sent] = bench.send(TOPIC, ["x"])
+    consumer = Consumer(proxy.url("role"))
+    heard = listen(everywhere, "retrying", "dead", "acked")
+    try:
+        [delivery] = consumer.pull(TOPIC, wait=timedelta(seconds=5))
+        assert (delivery.id, delivery.attempt) == (sent, 1)
+        assert act(delivery) == answer
+    finally:
+        consumer.stop()
+    wanted = {"retry": "retrying", "discard": "dead", "ack": "acked"}.get(name)
+    assert heard == ([(wanted, sent)] if wanted else [])
+    assert proxy.lost == 2
+
+
+@pytest.mark.parametrize("name", ["retry", "discard", "release"])
+def test_a_repeated_delivery_call_returns_the_first_result(
+    bench: Bench, proxy: Proxy, name: str
+) -> None:
+    act, answer = ANSWERS[name]
+    bench.configure(TOPIC, retry_delays="5s")
+    address = Address(proxy.url("role"))
+    store = SyncStore(Connection(address), Keys(), timedelta(milliseconds=100))
+    puller = Puller(store, address, "lisa", "c", SignalSender(Signals(), lambda _: None))
+    lose(proxy, "pull", "retry", "release", times=8)
+    [sent] = bench.send(TOPIC, ["x"])
+
+    def insisting(call: Callable[[], Any]) -> Any:
+        for _ in range(8):
+            try:
+                return call()
+            except ServerUnavailable:
+                continue
+        raise AssertionError("no call was answered")
+
+    [delivery] = insisting(lambda: puller.pull(TOPIC, 1, timedelta(0), None))
+    assert (delivery.id, delivery.attempt) == (sent, 1)
+    assert insisting(lambda: act(delivery)) == answer
+    for end in puller.close(store):
+        end()
+    store.close()
+
+
+def test_a_smaller_pull_after_a_lost_reply_releases_the_surplus(bench: Bench, proxy: Proxy) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    address = Address(proxy.url("role"))
+    store = SyncStore(Connection(address), Keys(), timedelta(milliseconds=100))
+    puller = Puller(store, address, "lisa", "c", SignalSender(Signals(), lambda _: None))
+    sent = bench.send(TOPIC, range(10))
+    assert puller.pull(TOPIC, 1, timedelta(0), None)[0].release()
+    lose(proxy, "pull", times=1_000)
+    with pytest.raises(ServerUnavailable):
+        puller.pull(TOPIC, 10, timedelta(0), None)
+    lose(proxy, times=0)
+    first = puller.pull(TOPIC, 3, timedelta(0), None)
+    others = puller.pull(TOPIC, 10, timedelta(0), None)
+    assert len(first) == 3
+    assert sorted(one.id for one in [*first, *others]) == sorted(sent)
+    assert {one.attempt for one in [*first, *others]} == {1}
+    for end in puller.close(store):
+        end()
+    store.close()
+
+
+def test_the_gateway_responds_as_without_the_loss(bench: Bench, proxy: Proxy) -> None:
+    lose(proxy, "pull", "retry", "release", "extend", "requeue", "purge")
+    sent = bench.send(TOPIC, range(3))
+    with Gateway(proxy.url("role")) as gateway:
+        path = f"/v1/topics/{TOPIC}"
+
+        def post(what: str, **body: object) -> dict[str, Any]:
+            answer = gateway.client.post(f"{path}/{what}", json=body)
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        def receipts() -> dict[str, str]:
+            found = post("pull", max=3, wait_ms=2_000)["deliveries"]
+            assert {one["attempt"] for one in found} == {1}
+            return {one["id"]: one["receipt"] for one in found}
+
+        first = receipts()
+        assert sorted(first) == sorted(sent)
+        for one, receipt in first.items():
+            assert post(f"messages/{one}/extend", receipt=receipt)
+            assert post(f"messages/{one}/release", receipt=receipt)
+        for one, receipt in receipts().items():
+            assert post(f"messages/{one}/retry", receipt=receipt, discard=True)["outcome"] == "dead"
+        assert post("garbage:requeue", ids=sent[:1])["done"] == 1
+        assert post("garbage:purge", ids=sent[1:])["done"] == 2
+        assert proxy.lost >= 9
+    assert events(bench, "garbage") == sorted(sent)
+    assert events(bench, "requeued") == sent[:1]
+    assert events(bench, "purged") == sorted(sent[1:])
+
+
+def test_an_operator_s_call_survives_a_lost_reply(bench: Bench, proxy: Proxy) -> None:
+    store = SyncStore(Connection(Address(proxy.url("role"))), Keys())
+    sent = bench.send(TOPIC, range(2))
+    consumer = Consumer(bench.url)
+    for delivery in consumer.pull(TOPIC, batch=2):
+        delivery.discard("no")
+    consumer.stop()
+    lose(proxy, "requeue", "purge")
+    assert store.drive(garbage.requeue(store, TOPIC, "lisa", sent[:1])) == [True]
+    assert store.drive(garbage.purge(store, TOPIC, "lisa", sent[1:])) == [True]
+    store.close()
+    assert proxy.lost == 2
+
+
+def test_a_lost_read_costs_no_attempt(bench: Bench, proxy: Proxy) -> None:
+    """Without retries, a counted attempt would lose the message."""
+    bench.configure(TOPIC, ack_timeout=timedelta(seconds=20))
+    ids = bench.send(TOPIC, range(20))
+    proxy.lose_replies_to(b"XREADGROUP", times=1)
+    handled: dict[str, int] = {}
+    consumer = Consumer(proxy.url("role"))
+
+    @consumer.on(TOPIC)
+    def handle(message: Message) -> None:
+        handled[message.id] = message.attempt
+
+    with consumer:
+        wait_until(lambda: len(handled) == len(ids), timeout=timedelta(seconds=10))
+    assert proxy.lost >= 1
+    assert handled == dict.fromkeys(ids, 1)
+    assert bench.stat(TOPIC, "garbage") == 0

@@ -1,0 +1,22 @@
+"""The programs in docs/ that generate reference pages."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def generator(name: str) -> ModuleType:
+    """Import one of them; docs/ is not a package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

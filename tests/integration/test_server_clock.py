@@ -1,0 +1,268 @@
+"""Leases, due times and garbage when the server's clock is set while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Consumer, Manager, Message
+from lisa.core.transitions.open import Open
+from lisa.core.transitions.pull import Pull
+from lisa.manager.reclaimer import CLOSEST_S, POLL_S
+from tests.roles import Cast, Services
+from tests.servers import redis_server, wait_until
+from tests.shifted_server import ShiftedServer, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOUR = timedelta(hours=1)
+ACK_S = 2.0
+OWN_MS = 4_000
+PROBE_INTERVAL_S = 1.0
+SEEN_S = PROBE_INTERVAL_S + POLL_S
+"""A step is seen by the next pulse; the next glance knows new instants at the latest."""
+BUSY_S = 1.5  # allowance for a busy machine
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def shifted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShiftedServer]:
+    if reason := missing():
+        pytest.skip(reason)
+    program = None
+    if request.param == "redis":
+        program = redis_server()
+        if program is None:
+            pytest.skip("redis-server is not on PATH (Debian: apt-get install redis-server)")
+    with ShiftedServer(tmp_path / "server", program=program) as server:
+        yield server
+
+
+@pytest.fixture
+def cast(shifted: ShiftedServer) -> Iterator[Cast]:
+    cast = Cast(shifted.url).declare(ack_timeout=f"{ACK_S * 1e3:.0f}", retry_delays="3600000")
+    cast.store.drive(cast.store.register(["orders"]))
+    yield cast
+    cast.store.close()
+
+
+@pytest.fixture
+def kit(cast: Cast) -> Services:
+    return Services(cast)
+
+
+@pytest.fixture
+def managers(cast: Cast) -> Iterator[list[Manager]]:
+    """Two managers: each effect of a clock step must happen once."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(Manager(cast.store.connection.address.url)) for _ in range(2)]
+        wait_until(lambda: all(_knows_orders(manager) for manager in made))
+        yield made
+
+
+def _knows_orders(manager: Manager) -> bool:
+    health = manager.health()
+    topics = health["topics"]
+    assert isinstance(topics, dict)
+    return health["status"] == "ok" and "orders" in topics
+
+
+def reclaimed(cast: Cast) -> int:
+    return cast.stats().get("reclaimed@g", 0)
+
+
+def pull(cast: Cast, own_ms: int | None = None, most: int = 1) -> None:
+    """Pull ready messages as a consumer that then dies."""
+    cast.store.call(Pull("orders", "g", "dead", most, own_ms))
+
+
+class TestReclaimer:
+    def test_a_step_between_two_looks_takes_nothing_back(
+        self, shifted: ShiftedServer, cast: Cast, kit: Services
+    ) -> None:
+        """The manager has not yet noticed the step: the script itself must detect it."""
+        sent = cast.send(), cast.send()
+        pull(cast)
+        pull(cast, OWN_MS)
+        shifted.step(HOUR)
+        for _ in range(3):
+            kit.reclaimer.look_at_all()
+            kit.reclaimer.step(["orders"])
+        assert cast.states(sent) == ["in_flight", "in_flight"]
+        (step,) = kit.clock.steps
+        assert step.by_ms == pytest.approx(HOUR.total_seconds() * 1e3, abs=100)
+
+    @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forward", "back"])
+    def test_leases_are_unaffected_by_the_step(
+        self, shifted: ShiftedServer, cast: Cast, kit: Services, by: timedelta
+    ) -> None:
+        other = Services(cast)  # a second manager
+        sent = cast.send(), cast.send()
+        for own_ms in (None, OWN_MS):
+            pull(cast, own_ms)
+        pulled = time.monotonic()
+        shifted.step(by)
+        for services in (kit, other):
+            services.clock.sample(cast.store)
+            services.reclaimer.step(["orders"])
+        stepped = time.monotonic()
+        deadline_ms = cast.store.ask("ZSCORE", cast.own.leases, sent[1])
+        left_s = float(deadline_ms) / 1e3 - shifted.now()
+        assert left_s == pytest.approx(pulled + OWN_MS / 1e3 - time.monotonic(), abs=0.2)
+        back: dict[str, float] = {}
+        while len(back) < len(sent):
+            assert time.monotonic() < stepped + OWN_MS / 1e3 + 3 * CLOSEST_S + BUSY_S
+            kit.reclaimer.poll(["orders"])
+            kit.reclaimer.step(["orders"])
+            for message_id, state in zip(sent, cast.states(sent), strict=True):
+                if state == "retry":
+                    back.setdefault(message_id, time.monotonic())
+            time.sleep(0.02)
+        assert back[sent[0]] - stepped >= ACK_S - 0.2  # a full ack timeout from the step on
+        assert back[sent[1]] - pulled >= OWN_MS / 1e3 - 0.2
+        assert reclaimed(cast) == 2
+
+    def test_a_manager_that_missed_the_step_back_finds_future_leases(
+        self, shifted: ShiftedServer, cast: Cast
+    ) -> None:
+        sent = cast.send()
+        pull(cast)
+        shifted.step(-HOUR)
+        late = Services(cast)
+        late.reclaimer.step(["orders"])
+        began = time.monotonic()
+        while cast.state(sent) != "retry":
+            assert time.monotonic() < began + ACK_S + 2 * CLOSEST_S + BUSY_S
+            late.reclaimer.step(["orders"])
+            time.sleep(0.02)
+        assert late.clock.steps == ()
+
+    def test_deliveries_after_the_step_are_unaffected(
+        self, shifted: ShiftedServer, cast: Cast, kit: Services
+    ) -> None:
+        """Messages pulled before any manager notices the step already have correct deadlines."""
+        for by in (HOUR, -HOUR):
+            sent = cast.send()
+            shifted.step(by)
+            pull(cast, OWN_MS)
+            before = cast.store.ask("ZSCORE", cast.own.leases, sent)
+            kit.clock.sample(cast.store)
+            kit.reclaimer.step(["orders"])
+            assert cast.store.ask("ZSCORE", cast.own.leases, sent) == before
+        assert len(kit.clock.steps) == 2
+
+    def test_a_server_that_hangs_is_taken_for_a_step_for_one_look_at_most(
+        self, shifted: ShiftedServer, cast: Cast, kit: Services
+    ) -> None:
+        sent = cast.send()
+        pull(cast)
+        time.sleep(ACK_S + 0.1)
+        os.kill(shifted.pid, signal.SIGSTOP)
+        threading.Timer(2.0, os.kill, (shifted.pid, signal.SIGCONT)).start()
+        kit.reclaimer.step(["orders"])
+        kit.reclaimer.step(["orders"])
+        assert kit.clock.steps == ()
+        assert cast.state(sent) == "retry"
+
+
+class TestManager:
+    @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forward", "back"])
+    def test_running_messages_stay_and_abandoned_ones_are_redelivered(
+        self, shifted: ShiftedServer, cast: Cast, managers: list[Manager], by: timedelta
+    ) -> None:
+        dead, own = cast.send(), cast.send()
+        pull(cast)
+        pull(cast, OWN_MS)
+        pulled = time.monotonic()
+        consumer, may_end = Consumer(shifted.url, concurrency=2), threading.Event()
+        running, handled = [], []
+
+        @consumer.on("orders")
+        def handle(message: Message) -> None:
+            running.append(message.id)
+            if message.body == "slow":
+                may_end.wait(30)
+            handled.append(message.id)
+
+        with consumer:
+            slow = cast.send("slow")
+            wait_until(lambda: slow in running)
+            shifted.step(by)
+            stepped = time.monotonic()
+            wait_until(
+                lambda: cast.states([dead, own]) == ["retry", "retry"],
+                timeout=timedelta(seconds=ACK_S + OWN_MS / 1e3 + SEEN_S + 2 * CLOSEST_S + BUSY_S),
+            )
+            assert time.monotonic() - pulled >= OWN_MS / 1e3 - 0.3
+            assert cast.state(slow) == "in_flight"
+            quick = cast.send("quick")
+            wait_until(lambda: quick in handled, timeout=timedelta(seconds=SEEN_S + BUSY_S))
+            wait_until(lambda: time.monotonic() > stepped + 2 * ACK_S)
+            may_end.set()
+            wait_until(lambda: cast.state(slow) == "acked")
+        assert running.count(slow) == 1
+        assert reclaimed(cast) == 2
+        assert all(manager.health()["status"] == "ok" for manager in managers)
+
+    def test_due_times_follow_the_clock(
+        self, shifted: ShiftedServer, cast: Cast, managers: list[Manager]
+    ) -> None:
+        later = cast.send(delay_ms=3_600_000)
+        shifted.step(HOUR)
+        wait_until(lambda: cast.state(later) == "ready", timeout=timedelta(seconds=SEEN_S + BUSY_S))
+        soon = cast.send(delay_ms=1_500)
+        due_s = shifted.now() + 1.5
+        back = timedelta(seconds=3)
+        shifted.step(-back)
+        wait_until(lambda: cast.state(soon) == "ready")
+        now = shifted.now()
+        assert due_s - 0.05 <= now <= due_s + BUSY_S
+        assert managers
+
+
+class TestSweeper:
+    def test_garbage_outlives_a_step_forward(
+        self, shifted: ShiftedServer, cast: Cast, kit: Services
+    ) -> None:
+        """A step of the server's clock does not age garbage."""
+        cast.configure(garbage_keep="60000")
+        sent = cast.send()
+        (entry,) = cast.take()
+        cast.discard(entry)
+        shifted.step(timedelta(days=100))
+        kit.sweeper.step("orders")
+        assert cast.state(sent) == "garbage"
+
+    def test_live_consumers_are_not_forgotten_permanently(
+        self, shifted: ShiftedServer, cast: Cast, kit: Services
+    ) -> None:
+        consumer, handled = Consumer(shifted.url), list[str]()
+        consumer.subscribe("orders", lambda message: handled.append(message.id))
+        with consumer:
+            first = cast.send()
+            wait_until(lambda: first in handled)
+            wait_until(lambda: cast.state(first) == "acked")
+            shifted.step(HOUR)
+            kit.sweeper.step("orders")
+            second = cast.send()
+            wait_until(lambda: second in handled, timeout=timedelta(seconds=BUSY_S))
+            wait_until(lambda: cast.store.ask("HLEN", cast.keys.consumers) == 1)
+
+
+def test_opened_leases_follow_too(shifted: ShiftedServer, cast: Cast, kit: Services) -> None:
+    """Leases with an individual ack timeout, set when the entry is opened."""
+    sent = cast.send()
+    cast.store.call(Open("orders", "g", cast.read(), OWN_MS))
+    shifted.step(HOUR)
+    kit.clock.sample(cast.store)
+    kit.reclaimer.step(["orders"])
+    left_s = float(cast.store.ask("ZSCORE", cast.own.leases, sent)) / 1e3 - shifted.now()
+    assert 0 < left_s <= OWN_MS / 1e3

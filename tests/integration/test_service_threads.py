@@ -1,0 +1,240 @@
+"""No exception ends a service thread of a consumer or manager; health reports it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Manager
+from lisa.consumer import Consumer
+from lisa.consumer.dispatcher import Dispatcher
+from lisa.consumer.heartbeat import Heartbeat
+from lisa.consumer.keyed_pool import KeyedPool
+from lisa.consumer.reader import Reader
+from lisa.consumer.settle_calls import SettleCalls
+from lisa.consumer.settler import Settler
+from lisa.core.daemon import threads
+from lisa.core.daemon.threads import unforeseen_errors
+from lisa.manager.loop import Loop
+from lisa.manager.promoter import Promoter
+from lisa.manager.server_monitor import Node
+from lisa.manager.waker import Waker
+from tests.consumers import Bench, settled
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from lisa.core.model.message import Message
+
+TOPIC = "orders"
+ERRORS = [AttributeError("'NoneType' object has no attribute 'x'"), SystemExit(1)]
+
+
+class Faulty:
+    """Makes a method raise on each call, for some time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.error: BaseException | None = None
+        self.raised = 0
+        real = getattr(owner, name)
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            if self.error is not None:
+                self.raised += 1
+                raise self.error
+            return real(*args, **keywords)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.fixture(autouse=True)
+def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "RESTART_AFTER_S", 0.05)
+
+
+CONSUMERS_OWN = [
+    (Reader, "_step"),
+    (Settler, "flush"),
+    (SettleCalls, "flush"),
+    (Heartbeat, "step"),
+    (Heartbeat, "_try"),
+    (Heartbeat, "_renew_leases"),
+    (Dispatcher, "_run_one"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("owner", "name"), CONSUMERS_OWN, ids=str)
+def test_a_consumer_lives_through_any_exception(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException
+) -> None:
+    fault = Faulty(monkeypatch, owner, name)
+    bench.declare(TOPIC, ack_timeout=timedelta(seconds=1), retry_delays=["0"] * 100)
+    consumer = Consumer(bench.url, concurrency=2)
+    seen: list[str] = []
+    consumer.on(TOPIC, lambda message: seen.append(message.id))
+    before = unforeseen_errors()
+    with bench.manager(TOPIC), consumer:
+        [first] = bench.send(TOPIC, [1])
+        wait_until(settled(bench, first))
+        fault.error = error
+        [second] = bench.send(TOPIC, [2])
+        wait_until(lambda: fault.raised >= 2, timeout=timedelta(seconds=20))
+        fault.error = None
+        wait_until(settled(bench, second), timeout=timedelta(seconds=20))
+        wait_until(lambda: consumer.health()["status"] == "ok", timeout=timedelta(seconds=20))
+        assert consumer.health()["faults"] == []
+    assert unforeseen_errors() - before >= 2
+    assert set(seen) == {first, second}
+
+
+def test_a_reader_lives_through_an_exception_in_what_mends_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Faulty(monkeypatch, Reader, "_recover")
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url, poll_timeout=timedelta(milliseconds=50))
+    consumer.on(TOPIC, lambda _: None)
+    with consumer:
+        wait_until(lambda: consumer.health()["status"] == "ok")
+        fault.error = AttributeError("get_node")
+        bench.ask("XGROUP", "DESTROY", bench.store.keys.topic(TOPIC).group("lisa").ready, "lisa")
+        wait_until(lambda: fault.raised >= 2)
+        assert consumer.health()["status"] == "failing"
+        fault.error = None
+        [sent] = bench.send(TOPIC, [1])
+        wait_until(settled(bench, sent))
+        wait_until(lambda: consumer.health()["status"] == "ok")
+
+
+MANAGERS_OWN = [
+    (Promoter, "step"),
+    (Loop, "_step"),
+    (Loop, "_settled"),
+    (Waker, "step"),
+    (Node, "look"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("owner", "name"), MANAGERS_OWN, ids=str)
+def test_a_manager_lives_through_any_exception(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException
+) -> None:
+    bench.declare(TOPIC)
+    bench.store.drive(bench.store.register([TOPIC]))
+    fault = Faulty(monkeypatch, owner, name)
+    before = unforeseen_errors()
+    with Manager(bench.url) as manager:
+        wait_until(lambda: manager.health()["status"] == "ok")
+        fault.error = error
+        [sent] = bench.send(TOPIC, [1], delay_ms=50)
+        wait_until(lambda: fault.raised >= 2, timeout=timedelta(seconds=20))
+        fault.error = None
+        wait_until(lambda: "ready" in bench.states(TOPIC, sent), timeout=timedelta(seconds=20))
+        wait_until(lambda: manager.health()["status"] == "ok", timeout=timedelta(seconds=20))
+        assert manager.health()["faults"] == []
+    assert unforeseen_errors() - before >= 2
+
+
+@pytest.fixture
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "SLACK_S", 0.3)
+    monkeypatch.setattr(threads, "CALLS", 0)
+
+
+@pytest.mark.usefixtures("short_rounds")
+def test_health_names_the_thread_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    real = SettleCalls.flush
+
+    def hang(self: SettleCalls, *args: Any) -> None:
+        go_on.wait(10)
+        real(self, *args)
+
+    monkeypatch.setattr(SettleCalls, "flush", hang)
+    bench.declare(TOPIC)
+    # Two at a time: the settler must be woken, as no read includes the ack.
+    consumer = Consumer(bench.url, concurrency=2)
+    consumer.on(TOPIC, lambda _: None)
+    with consumer:
+        [sent] = bench.send(TOPIC, [1])
+        wait_until(lambda: consumer.health()["status"] == "failing")
+        [fault] = consumer.health()["faults"]
+        assert fault.startswith("thread lisa-settler has not completed a round for ")
+        go_on.set()
+        wait_until(settled(bench, sent))
+        wait_until(lambda: consumer.health()["status"] == "ok")
+
+
+@pytest.mark.usefixtures("short_rounds")
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_long_handler_a_long_poll_and_a_pause_are_healthy(bench: Bench, concurrency: int) -> None:
+    go_on, entered = threading.Event(), threading.Event()
+
+    def handle(_: Message) -> None:
+        entered.set()
+        go_on.wait(10)
+
+    bench.declare(TOPIC)
+    bench.declare("idle")
+    bench.declare("paused", paused=True)
+    consumer = Consumer(bench.url, concurrency=concurrency, poll_timeout=timedelta(seconds=1))
+    consumer.on(TOPIC, handle)
+    for topic in ("idle", "paused", "groupless"):
+        consumer.on(topic, lambda _: None)
+    with consumer:
+        [sent, _] = bench.send(TOPIC, [1, 2])
+        assert entered.wait(10)
+        faults = watch(consumer, 2.0)
+        go_on.set()
+        wait_until(settled(bench, sent))
+    assert faults == []
+
+
+def watch(consumer: Consumer, seconds: float) -> list[str]:
+    """The faults reported by health over some time."""
+    found: list[str] = []
+    ends = threading.Event()
+    timer = threading.Timer(seconds, ends.set)
+    timer.start()
+    while not ends.wait(0.02):
+        found += consumer.health()["faults"]
+    timer.join()
+    return found
+
+
+def test_an_ended_thread_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = threading.Event()
+
+    def work(self: Reader) -> None:
+        ending.wait(10)
+
+    monkeypatch.setattr(Reader, "_run", work)
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda _: None)
+    bench.declare(TOPIC)
+    with consumer:
+        assert consumer.health()["faults"] == []
+        ending.set()
+        wait_until(lambda: consumer.health()["status"] == "failing")
+        [fault] = consumer.health()["faults"]
+        assert fault.startswith(f"thread lisa-{TOPIC} has ended")
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_work_for_several_at_once_lives_through_any_exception(error: BaseException) -> None:
+    pool: KeyedPool[str] = KeyedPool("lisa-test")
+    done = threading.Event()
+
+    def work() -> None:
+        raise error
+
+    pool.start("a", work)
+    assert pool.wait(10)
+    pool.start("a", done.set)
+    assert done.wait(10)
+    assert all(one.is_alive() for one in pool.threads())
+    pool.close()
