@@ -46,6 +46,7 @@ PLAIN_READS = {
     "EXEC",  # transactions only read
     "EXISTS",
     "GET",
+    "GETRANGE",
     "HEXISTS",
     "HGET",
     "HGETALL",
@@ -67,6 +68,7 @@ PLAIN_READS = {
     "XREVRANGE",
     "ZCARD",
     "ZCOUNT",
+    "ZMSCORE",
     "ZRANGE",
     "ZRANGEBYSCORE",
     "ZRANK",
