@@ -6,7 +6,7 @@
 -- ARGV  maximum messages to move in this call
 -- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
 --       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
---       past-ttl id, ...}; {'GROUPS', ...}.
+--       messages promoted from waiting so far (0 if paused), past-ttl id, ...}; {'GROUPS', ...}.
 --       With several groups, the overdue retries of a full group affect neither the next due time
 --       nor the cut-short flag: they wait for room. Past-ttl ids are not moved: only a script that
 --       has their bodies' keys may end them (expire).
@@ -17,8 +17,8 @@ local _, now = clock()
 local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
 local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
-if settings[1] == '1' then return {'OK', 0, '', '', int(now), 1, 0, interval} end
-if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval} end
+if settings[1] == '1' then return {'OK', 0, '', '', int(now), 1, 0, interval, 0} end
+if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval, 0} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
 local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / GROUP_COUNT))
 
@@ -148,4 +148,4 @@ for _, group in ipairs(groups) do
   if due and not waits_for_room and (not next_due or due < next_due) then next_due = due end
 end
 return {'OK', moved, table.concat(full, ','), next_due and int(next_due) or '', int(now), 0, cut, interval,
-  unpack(expired)}
+  tonumber(call('HGET', STATS, 'promoted') or 0), unpack(expired)}

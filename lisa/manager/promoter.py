@@ -29,20 +29,27 @@ Below, calls for every millisecond cost little more, and messages are not delaye
 
 RATE_OVER_S = 0.1
 
+SECOND_S = 0.005
+"""A manager promotes a topic this much after each due time while another manager is faster."""
+
 TICKS = 8
 """`poll` covers all topics within this many calls, or a page of topics per call if more."""
 
 
 class PromotionPace:
-    """The rate of one topic, and when it may be promoted again.
+    """The rate of one topic, and when this manager may promote it again.
 
     earliest: the end of the interval after the last promotion, as `time.monotonic`.
+    lag_s: how long this manager lets another one go first. The other one's work would be repeated
+        in vain otherwise. It ends as soon as a promotion finds messages that the other one left.
     """
 
-    __slots__ = ("_at", "_per_s", "earliest")
+    __slots__ = ("_at", "_per_s", "_total", "earliest", "lag_s")
 
     def __init__(self) -> None:
         self.earliest = -math.inf
+        self.lag_s = 0.0
+        self._total: int | None = None
         self._at = -math.inf
         self._per_s = 0.0
 
@@ -53,6 +60,14 @@ class PromotionPace:
         self._per_s -= math.expm1(-elapsed / RATE_OVER_S) * (messages / elapsed - self._per_s)
         fast_s = FAST_INTERVAL_S if self._per_s > FAST_RATE else 0.0
         self.earliest = now + (interval_ms / 1000 or fast_s)
+
+    def compare(self, moved: int, total: int) -> None:
+        """Compare how much a promotion moved with how much all managers have moved so far."""
+        if moved:
+            self.lag_s = 0.0
+        elif self._total is not None and total > self._total:
+            self.lag_s = SECOND_S
+        self._total = total
 
 
 class Promoter:
@@ -145,6 +160,11 @@ class Promoter:
         self._polled_up_to = some[-1]
         return some
 
+    def lag_s(self, topic: str) -> float:
+        """How long to let another manager go first after an announcement for a topic."""
+        pace = self._paces.get(topic)
+        return 0.0 if pace is None else pace.lag_s
+
     def age_s(self, topic: str) -> float | None:
         """Seconds since the last successful promotion or poll of a topic; None if there is none."""
         last = self._last.get(topic)
@@ -173,6 +193,9 @@ class Promoter:
             pace.record(result.moved / groups, result.interval_ms, received)
         if result.paused:
             return None  # resuming the topic announces it
+        if result.moved or result.next_due_ms is not None:
+            pace = self._paces.setdefault(topic, PromotionPace())
+            pace.compare(result.moved, result.total)
         if result.expired or self._expirer.has_unanswered(topic):
             try:
                 self._expirer.end(topic, result.expired)
@@ -209,6 +232,6 @@ class Promoter:
         return self._paced(topic, at)
 
     def _paced(self, topic: str, at: float) -> float:
-        """An instant, but not within the topic's interval after its last promotion."""
+        """An instant, after another manager's turn and the interval since the last promotion."""
         pace = self._paces.get(topic)
-        return at if pace is None else max(at, pace.earliest)
+        return at if pace is None else max(at + pace.lag_s, pace.earliest)

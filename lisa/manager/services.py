@@ -153,7 +153,11 @@ class TopicServices:
             self.reshards.put([Topic(topic.removesuffix(CHANGED))])
             return
         self.registry.learn([topic])
-        self._promoting.due_heap.schedule_now(topic)
+        lag_s = self._promoter.lag_s(topic)
+        if lag_s:
+            self._promoting.due_heap.bring_forward({topic: time.monotonic() + lag_s})
+        else:
+            self._promoting.due_heap.schedule_now(topic)
         if not self._store.known_groups(topic):
             self._declaring.due_heap.schedule_now(topic)
 

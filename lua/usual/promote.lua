@@ -20,7 +20,8 @@ if GROUP_COUNT == 1 and tonumber(ARGV[6]) > 50 then
     local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
     if due <= 50 and settings[1] ~= '1' and settings[3] ~= '1' then
       if due == 0 then
-        return {'OK', 0, '', next_due, int(now), 0, 0, interval}
+        local promoted = tonumber(call('HGET', STATS, 'promoted') or 0)
+        return {'OK', 0, '', next_due, int(now), 0, 0, interval, promoted}
       elseif call('XLEN', ready) + due <= tonumber(settings[2] or DEFAULT.max_ready) then
         begin_freeing()
         local ids, index = {}, {}
@@ -31,8 +32,8 @@ if GROUP_COUNT == 1 and tonumber(ARGV[6]) > 50 then
         end
         call('HSET', entries, unpack(index))
         call('ZREM', WAITING, unpack(ids))
-        call('HINCRBY', STATS, 'promoted', due)
-        return {'OK', due, '', next_due, int(now), 0, 0, interval}
+        local promoted = call('HINCRBY', STATS, 'promoted', due)
+        return {'OK', due, '', next_due, int(now), 0, 0, interval, promoted}
       end
     end
   end

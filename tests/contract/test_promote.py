@@ -299,6 +299,19 @@ def test_it_returns_the_interval(
     assert bench.call(Promote(TOPIC)).interval_ms == interval_ms
 
 
+@pytest.mark.parametrize("groups", [("lisa",), ("lisa", "audit")])
+def test_it_returns_how_much_was_promoted_so_far(bench: Bench, groups: tuple[str, ...]) -> None:
+    """A manager that moves nothing notices that another one does."""
+    bench.put(
+        stats={"promoted": 5},
+        waiting={"a": 1, "b": 2, "c": FAR},
+        body=dict.fromkeys("abc", "A-"),
+        **{group: G() for group in groups},
+    )
+    results = [bench.call(Promote(TOPIC)) for _ in range(2)]
+    assert [(one.moved, one.total) for one in results] == [(2 * len(groups), 7), (0, 7)]
+
+
 def test_an_unreadable_interval_is_an_error_of_its_topic(bench: Bench) -> None:
     bench.put(options={"promote_interval": "soon"}, lisa=G())
     with pytest.raises(LisaError):

@@ -12,12 +12,15 @@ import pytest
 from lisa.core.model import signals
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.message import Message
+from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.open import Open
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager import lease_hold
 from lisa.manager.backpressure import CERTAIN_S, FIRST_S, LONGEST_UNREAD_S
 from lisa.manager.bulk_reads import PAGE
+from lisa.manager.promoter import SECOND_S
 from lisa.manager.reclaimer import CLOSEST_S
+from tests.roles import Services
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from blinker import Signal
 
     from lisa.manager.loop import Outcome
-    from tests.roles import Cast, Services
+    from tests.roles import Cast
 
 SLOW_S = 0.1  # half of the quickest round trip: the precision of the clock
 
@@ -258,6 +261,38 @@ class TestPromoter:
         seen = [list(kit.promoter.poll(topics)) for _ in range(3)]
         assert [len(one) for one in seen] == [PAGE] * 3
         assert {topic for one in seen for topic in one} == set(topics)
+
+    def test_the_slower_of_two_managers_lets_the_other_go_first(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        second = Services(cast)
+        cast.send(delay_ms=600_000)
+        for one in (kit, second):
+            one.promoter.step(["orders"])
+        assert second.promoter.lag_s("orders") == 0.0
+
+        cast.send_due()
+        alone = instant(kit.promoter.step(["orders"]))
+        after = instant(second.promoter.step(["orders"]))
+        assert after - alone == pytest.approx(SECOND_S, abs=0.004)
+        assert [one.promoter.lag_s("orders") for one in (kit, second)] == [0.0, SECOND_S]
+        assert second.promoter.poll(["orders"])["orders"] - alone == pytest.approx(
+            SECOND_S, abs=0.004
+        )
+
+        cast.send_due()  # the first manager has died: the other one takes its place
+        second.promoter.step(["orders"])
+        kit.promoter.step(["orders"])
+        assert [one.promoter.lag_s("orders") for one in (kit, second)] == [SECOND_S, 0.0]
+
+    def test_a_cancelled_message_does_not_make_the_only_manager_wait(
+        self, cast: Cast, kit: Services
+    ) -> None:
+        cast.send(delay_ms=600_000)
+        for _ in range(3):
+            cast.store.call(Cancel("orders", [cast.send_due()]))
+            kit.promoter.step(["orders"])
+            assert kit.promoter.lag_s("orders") == 0.0
 
     def test_nothing_while_paused(self, cast: Cast, kit: Services) -> None:
         due = cast.send_due()

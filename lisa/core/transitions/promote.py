@@ -16,6 +16,7 @@ class Promoted(NamedTuple):
     `next_due_ms` is the earliest remaining due time, None if nothing waits; with several groups it
     ignores overdue retries of a full group. `full` names the groups without room for their due
     messages. `cut_short`: more messages may be due now. `interval_ms`: the topic's option.
+    `total`: messages that all managers moved from waiting so far; 0 if the topic is paused.
     `expired`: ids that exceeded their ttl, which were not moved.
     """
 
@@ -26,6 +27,7 @@ class Promoted(NamedTuple):
     paused: bool
     cut_short: bool
     interval_ms: int
+    total: int
     expired: list[str]
 
 
@@ -41,7 +43,7 @@ class Promote(Transition[Promoted]):
         return (self.limit,)
 
     def parse(self, reply: Sequence[Any]) -> Promoted:
-        moved, full, next_due, now, paused, cut, interval, *expired = reply
+        moved, full, next_due, now, paused, cut, interval, total, *expired = reply
         return Promoted(
             moved,
             tuple(text(full).split(",")) if full else (),
@@ -50,5 +52,6 @@ class Promote(Transition[Promoted]):
             bool(paused),
             bool(cut),
             int(interval),
+            total,
             [text(message_id) for message_id in expired],
         )
