@@ -163,7 +163,8 @@ class Company:
             elif what == "sent":
                 found.confirmed[f"{topic} {name}"] = float(at)
             else:
-                found.refused.append(f"{topic} {name}: {rest}")
+                took_s = float(at) - found.tried[f"{topic} {name}"]
+                found.refused.append(f"{topic} {name} after {took_s:.1f} s: {rest}")
         return found
 
     def wait_until_at_work(self) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +23,7 @@ from lisa.core.model.stream import read_command
 from lisa.core.redis import failover
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import reporting_client_id
+from lisa.core.redis.cluster import AsyncRawCluster
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Chain, Execute
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
@@ -284,6 +286,23 @@ def test_concurrent_callers_share_one_answer() -> None:
         time.sleep(0.05)
     for thread in threads:
         thread.join(10)
+    assert told.asked == [1]
+
+
+def test_tasks_share_one_answer_even_if_no_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told({1: (info(1), slots(1))}, [1])
+    cluster = AsyncRawCluster(told.topology, lambda _: None)
+
+    async def exchange(node: NodeAddress, *_: Any) -> list[Any]:
+        return [node[1]]
+
+    monkeypatch.setattr(cluster, "exchange", exchange)
+
+    async def ask_together() -> list[int]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        return await asyncio.gather(*(cluster.send(("GET", f"k{i}")) for i in range(9)))
+
+    assert asyncio.run(ask_together()) == [1] * 9
     assert told.asked == [1]
 
 

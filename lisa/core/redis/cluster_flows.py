@@ -64,15 +64,18 @@ class _Send(msgspec.Struct, frozen=True):
 
 
 class _Refresh:
-    """Refresh the topology."""
+    """Refresh the topology, unless another caller has done so by the time a thread is free."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._seen = topology.rounds
 
     def run(self, cluster: _Cluster) -> None:
         """Refresh it in this thread."""
-        cluster.topology.refresh()
+        cluster.topology.refresh(self._seen)
 
     def arun(self, cluster: _Cluster) -> Awaitable[bool]:
         """Refresh it in another thread."""
-        return asyncio.to_thread(cluster.topology.refresh)
+        return asyncio.to_thread(cluster.topology.refresh, self._seen)
 
 
 def _key_of(command: Command) -> str | bytes | None:
@@ -124,7 +127,7 @@ def lose(topology: Topology, node: NodeAddress, error: BaseException) -> Flow[No
         return
     topology.failed(node)
     with suppress(exceptions.RedisError, OSError):
-        yield _Refresh()
+        yield _Refresh(topology)
 
 
 def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
@@ -135,21 +138,21 @@ def one_command(topology: Topology, command: Command) -> Flow[list[Any]]:
     if key is not None:
         return (yield from chain(topology, slot_of(key), [command]))
     if not topology.primaries:
-        yield _Refresh()
+        yield _Refresh(topology)
     failed: BaseException = exceptions.ConnectionError("no node is known")
     for node in topology.primaries:
         try:
             return (yield from _send(topology, node, [command]))
         except LOST as error:
             failed = error
-    yield _Refresh()
+    yield _Refresh(topology)
     raise failed
 
 
 def _scan(topology: Topology, cursor: int, rest: Command) -> Flow[list[Any]]:
     # The caller's cursor combines the node's own cursor and the node's index.
     if not topology.primaries:
-        yield _Refresh()
+        yield _Refresh(topology)
     node, inner = topology.scan_node(cursor)
     keys: list[Any] = []
     if node is None:
@@ -166,7 +169,7 @@ def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[li
     """Run commands on the node that owns a slot, following redirections."""
     node = topology.owner(slot)
     if node is None:
-        yield _Refresh()
+        yield _Refresh(topology)
         node = topology.owner(slot)
         if node is None:
             raise exceptions.SlotNotCoveredError(_NOT_COVERED)
@@ -174,7 +177,7 @@ def chain(topology: Topology, slot: int, commands: Sequence[Command]) -> Flow[li
     for _ in range(MOST_REDIRECTIONS):
         first = replies[0]
         if isinstance(first, exceptions.ClusterDownError):
-            yield _Refresh()
+            yield _Refresh(topology)
         if not isinstance(first, exceptions.AskError):  # the base class of MovedError
             break
         node = topology.redirected(first.host, first.port, node)

@@ -81,7 +81,7 @@ def _newest(views: Sequence[View]) -> View | None:
 class Topology:
     """One cluster's slots, shared by all clients in the process with the same address.
 
-    `connect` creates a client for one node, with short timeouts.
+    `connect` creates a client for one node, with short timeouts. `rounds` counts the refreshes.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Topology:
         self._remap = remap or (lambda node: node)
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        self._rounds = 0
+        self.rounds = 0
         self._is_known = False
         self._error: Exception = redis.ConnectionError("the cluster was not asked yet")
         self._view: View | None = None
@@ -160,20 +160,20 @@ class Topology:
         later = range(number + 1, len(self._scanned))
         return next((i for i in later if self._scanned[i] in known), 0)
 
-    def refresh(self) -> bool:
+    def refresh(self, seen: int | None = None) -> bool:
         """Ask the nodes for their slots. Returns whether a reliable node answered.
 
-        Concurrent callers share one answer. Raises the client's errors if there was never a
-        reliable answer.
+        Concurrent callers share one answer; `seen` is the number of `rounds` when the caller had
+        its reason, by default now. Raises the client's errors if there was never a reliable answer.
         """
-        began = self._rounds
+        seen = self.rounds if seen is None else seen
         with self._asking:
-            if began == self._rounds:
+            if seen == self.rounds:
                 view, self._error = self._look()
                 if view is not None:
                     self._adopt(view)
                 self._is_known = view is not None
-                self._rounds += 1
+                self.rounds += 1
         if self._view is None:
             raise self._error
         return self._is_known
