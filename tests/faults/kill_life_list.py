@@ -183,7 +183,8 @@ lisa-delay-queue:
     def turn(self) -> None:
         self.consume()
         narrow, unlisted = self.others
-        self.consume(unlisted)
+        if self._is_listed():  # a manager finds an unlisted topic only while it holds messages
+            self.consume(unlisted)
         if self.has_come_by("after", "XLEN ready"):  # called where a topic is full
             self.consume(narrow)
         if self.has_come_by("after", "ZRANGE retry"):  # called after any failure
@@ -193,6 +194,10 @@ lisa-delay-queue:
         self.until(self.are_all_at_an_end)
         self.until(self._is_all_done)
 
+    def _is_listed(self) -> bool:
+        ask, keys = self.cast.store.ask, self.cast.store.keys
+        return ask("ZSCORE", keys.topics, "unlisted") is not None
+
     def _is_all_done(self) -> bool:
         ask, keys, cast = self.cast.store.ask, self.cast.store.keys, self.cast
         own = keys.topic
@@ -201,7 +206,7 @@ lisa-delay-queue:
                 ask("HEXISTS", own("declared").groups, "g"),
                 ask("HEXISTS", own("asking").groups, "lisa"),
                 all(one.stats().get("acked@g") == 3 for one in self.others),
-                ask("ZSCORE", keys.topics, "unlisted") is not None,
+                self._is_listed(),
                 ask("ZSCORE", keys.topics, "idle") is None,
                 not ask("HEXISTS", keys.managers, "gone"),
                 not ask("HEXISTS", cast.keys.consumers, "gone"),
