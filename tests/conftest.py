@@ -60,8 +60,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# For every JVM that tests start: it is too short-lived for its second compiler to pay off.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# For every JVM that tests start: it is too short-lived for its second compiler, and for a check of
+# all bytecode that it loads, to pay off.
+os.environ["SPARK_SUBMIT_OPTS"] = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "spark" / "conf")
 
 # A range of ports for each worker: a port that one has picked but not bound yet looks free to

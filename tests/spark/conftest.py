@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from lisa.cli.main import main
 from lisa.pipeline import spark_session
 from tests.databases import JARS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from click.testing import Result
     from pyspark.sql import SparkSession
 
 
@@ -31,6 +34,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `lisa pipeline` with some words on the suite's session.
+
+    A program of its own takes ten seconds to start; one test of each job runs one.
+    """
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    return lambda *words: CliRunner().invoke(main, ["pipeline", *words])
 
 
 IN_MAKE_TEST = (
@@ -55,12 +68,24 @@ IN_MAKE_TEST = (
 """At least one test of each job; Spark is slow, so the others belong to `make test-all`."""
 
 
+SAME_ON_BOTH = (
+    "test_a_streaming_query_can_use_the_writer",
+    "test_archive_audit_search_and_restore_across_shard_changes",
+    "test_archives_with_different_prefixes_are_independent",
+    "test_batches_of_any_size_yield_the_same_archive",
+    "test_gaps_are_recorded_once",
+    "test_killed_between_steps_then_written_again",
+    "test_a_database_killed_during_a_batch_recovers",
+)
+"""Tests of what does not depend on the database's dialect."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most tests for `make test-all`, and kills on the second database for `test-slow`."""
+    """Mark most tests for `make test-all`, and repeats on the second database for `test-slow`."""
     for item in items:
         if not item.nodeid.startswith("tests/spark/"):
             continue
-        if "killed" in item.name and "mariadb" in item.name:
+        if "mariadb" in item.name and item.name.startswith(SAME_ON_BOTH):
             item.add_marker(pytest.mark.slow)
         if not item.nodeid.removeprefix("tests/spark/").startswith(IN_MAKE_TEST):
             item.add_marker(pytest.mark.full)

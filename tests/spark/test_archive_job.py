@@ -27,9 +27,11 @@ from tests.spark.stories import Stories, entry
 from tests.spark.test_archive_parquet import check
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import redis
+    from click.testing import Result
     from pyspark.sql import SparkSession
 
     from tests.servers import Process, Processes
@@ -235,10 +237,8 @@ def before(owner, name):
  "moved": lambda: before(commits, "publish"),
  "committed": lambda: after(commits, "publish"),
  "written": lambda: after(writing.ParquetWriter, "write"),
- "folding": lambda: after(writing, "lives"),
- "none": lambda: None}[point]()
+ "folding": lambda: after(writing, "lives")}[point]()
 job.archive(spark, where, url=url, once=True, max_events=400)
-print("done", flush=True)
 """
 
 
@@ -263,9 +263,7 @@ def test_kill_at_steps(  # noqa: PLR0917  its fixtures
         killed.wait_for("dies", timeout=JVM_PATIENCE)
         killed.wait(timeout=JVM_PATIENCE)
     journal(client, orders.extend(20))
-    last = processes.start("-c", DRIVER, redis_url, where, "none")
-    last.wait_for("done", timeout=JVM_PATIENCE)
-    assert last.wait(timeout=JVM_PATIENCE) == 0
+    archive(spark, where, url=redis_url, once=True, max_events=400)
     check(spark, where, orders.events)
 
 
@@ -318,24 +316,28 @@ def test_kill_at_random_times_under_traffic(
 
 
 def test_exit_codes(
-    redis_url: str, client: redis.Redis, tmp_path: Path, processes: Processes
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    processes: Processes,
+    pipeline: Callable[..., Result],
 ) -> None:
     where = str(tmp_path / "archive")
-    unreachable = run(processes, "redis://127.0.0.1:1", where, "--once")
-    assert unreachable.wait(timeout=JVM_PATIENCE) == 3
+    unreachable = pipeline("archive", "--redis", "redis://127.0.0.1:1", "--to", where, "--once")
+    assert unreachable.exit_code == 3
     assert "127.0.0.1:1" in unreachable.output.strip().splitlines()[-1]
     orders = Stories("orders")
     journal(client, orders.extend(5))
     kept = orders.extend(5)
-    once = run(processes, redis_url, where, "--once")
-    assert once.wait(timeout=JVM_PATIENCE) == 0
+    once = pipeline("archive", "--redis", redis_url, "--to", where, "--once")
+    assert once.exit_code == 0
     journal(client, kept)
     client.xtrim(Keys().topic("orders").events, maxlen=1, approximate=False)
     gap = run(processes, redis_url, where, "--once")
     assert gap.wait(timeout=JVM_PATIENCE) == 1
     assert "the journal of topic 'orders' lacks events" in gap.output.strip().splitlines()[-1]
-    compacted = run(processes, redis_url, where, "--compact", "--json")
-    assert compacted.wait(timeout=JVM_PATIENCE) == 0
+    compacted = pipeline("archive", "--redis", redis_url, "--to", where, "--compact", "--json")
+    assert compacted.exit_code == 0
     assert json.loads(compacted.output.strip().splitlines()[-1])["files"] > 0
 
 

@@ -15,11 +15,12 @@ from lisa.pipeline.jobs.archive import archive as run_archive
 from lisa.pipeline.jobs.audit import audit
 from lisa.pipeline.server import Server
 from tests.servers import JVM_PATIENCE, Processes, flush
-from tests.spark.worlds import World, frozen
+from tests.spark.worlds import SMALL, World, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from click.testing import Result
     from pyspark.sql import SparkSession
 
 
@@ -146,32 +147,23 @@ class TestAgainstTheServer:
 class TestCommand:
     """`lisa pipeline audit`, from an archive that the archive job wrote."""
 
-    def test_a_missing_message_means_exit_code_1(
+    def test_a_missing_message_means_exit_code_1(  # noqa: PLR0917  its fixtures
         self,
         spark: SparkSession,
         server: Server,
         world: World,
         processes: Processes,
+        pipeline: Callable[..., Result],
         tmp_path: Path,
     ) -> None:
         run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
-        command = (
-            "-m",
-            "lisa.cli.main",
-            "pipeline",
-            "audit",
-            "--archive",
-            f"{tmp_path}/archive",
-            "--redis",
-            server.url,
-            "--master",
-            "local[2]",
-        )
-        offline = processes.start(*command, "--offline")
-        assert offline.wait(timeout=JVM_PATIENCE) == 0, offline.output
+        command = ("audit", "--archive", f"{tmp_path}/archive", "--redis", server.url)
+        offline = pipeline(*command, "--offline")
+        assert offline.exit_code == 0, offline.output
         assert "all 8 messages" in offline.output
         world.store.ask("DEL", "lisa:{orders}:body:waits")
-        process = processes.start(*command, "--json", "--out", f"{tmp_path}/out")
+        more = ("--json", "--out", f"{tmp_path}/out")
+        process = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL, *more)
         assert process.wait(timeout=JVM_PATIENCE) == 1, process.output
         (line,) = [one for one in process.output.splitlines() if one.startswith("{")]
         document = json.loads(line)

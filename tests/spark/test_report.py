@@ -24,10 +24,14 @@ from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import ParquetWriter
 from lisa.pipeline.jobs.report import report, without_password
 from lisa.pipeline.jobs.report.tables import ERROR
+from tests.servers import JVM_PATIENCE
+from tests.spark.worlds import SMALL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from click.testing import Result
     from pyspark.sql import DataFrame, SparkSession
 
     from lisa.pipeline.jobs.report import Report
@@ -435,32 +439,16 @@ def test_the_page_contains_no_password(where: str, shown: str) -> None:
     assert without_password(where) == shown
 
 
-def lisa(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lisa.cli.main", "pipeline", "report", *words],
+def test_the_command(made: tuple[Report, Path], tmp_path: Path) -> None:
+    archive = str(made[1] / "archive")
+    words = ["--archive", archive, "--to", str(tmp_path / "out"), *SMALL]
+    words += ["--topic", "bills", "--until", "2026-11-18T15:00", "--zone", "Europe/Berlin"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lisa.cli.main", "pipeline", "report", *words, "--json"],
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
-    )
-
-
-def test_the_command(made: tuple[Report, Path], tmp_path: Path) -> None:
-    archive = str(made[1] / "archive")
-    done = lisa(
-        "--archive",
-        archive,
-        "--to",
-        str(tmp_path / "out"),
-        "--master",
-        "local[1]",
-        "--topic",
-        "bills",
-        "--until",
-        "2026-11-18T15:00",
-        "--zone",
-        "Europe/Berlin",
-        "--json",
+        timeout=JVM_PATIENCE.total_seconds(),
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -477,15 +465,18 @@ def test_the_command(made: tuple[Report, Path], tmp_path: Path) -> None:
         (("--zone", "Mars"), "unknown time zone 'Mars'"),
     ],
 )
-def test_usage_errors_of_the_command(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    done = lisa("--archive", str(tmp_path / "none"), "--to", str(tmp_path / "out"), *words)
-    assert done.returncode == 2
+def test_usage_errors_of_the_command(
+    pipeline: Callable[..., Result], tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    folders = ("--archive", str(tmp_path / "none"), "--to", str(tmp_path / "out"))
+    done = pipeline("report", *folders, *words)
+    assert done.exit_code == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_command_without_an_archive(tmp_path: Path) -> None:
-    done = lisa("--archive", str(tmp_path / "none"), "--to", str(tmp_path / "out"))
-    assert done.returncode == 2
+def test_the_command_without_an_archive(pipeline: Callable[..., Result], tmp_path: Path) -> None:
+    done = pipeline("report", "--archive", str(tmp_path / "none"), "--to", str(tmp_path / "out"))
+    assert done.exit_code == 2
     assert str(tmp_path / "none") in done.stderr
     assert not (tmp_path / "out").exists()

@@ -29,12 +29,13 @@ from lisa.pipeline.jobs.restore_tasks import PLAN_SCHEMA, restoring
 from lisa.pipeline.jobs.restore_topics import rebuild
 from lisa.pipeline.server import Server, now_ms
 from lisa.pipeline.source.read_columns import arrow_schema
-from tests.servers import JVM_PATIENCE, Process, Processes, connect, flush, wait_until
-from tests.spark.worlds import World, frozen, wait_past
+from tests.servers import JVM_PATIENCE, Processes, connect, flush, wait_until
+from tests.spark.worlds import SMALL, World, frozen, wait_past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from click.testing import Result
     from pyspark.sql import SparkSession
 
 HANDLED_WITHIN = timedelta(seconds=90)
@@ -501,34 +502,20 @@ class TestHardCases:
 class TestCommand:
     """`lisa pipeline restore`, from an archive that the archive job wrote."""
 
-    def test_dry_run_then_restore_then_restore_again(
+    def test_dry_run_then_restore_then_restore_again(  # noqa: PLR0917  its fixtures
         self,
         spark: SparkSession,
         server: Server,
         small: World,
         processes: Processes,
+        pipeline: Callable[..., Result],
         tmp_path: Path,
     ) -> None:
         run_archive(spark, f"{tmp_path}/archive", url=server.url, once=True)
         flush(server.url)
-
-        def run(*more: str) -> Process:
-            return processes.start(
-                "-m",
-                "lisa.cli.main",
-                "pipeline",
-                "restore",
-                "--archive",
-                f"{tmp_path}/archive",
-                "--redis",
-                server.url,
-                "--master",
-                "local[2]",
-                *more,
-            )
-
-        dry = run("--dry-run", "--json", "--report", f"{tmp_path}/dry")
-        assert dry.wait(timeout=JVM_PATIENCE) == 0, dry.output
+        command = ("restore", "--archive", f"{tmp_path}/archive", "--redis", server.url)
+        dry = pipeline(*command, "--dry-run", "--json", "--report", f"{tmp_path}/dry")
+        assert dry.exit_code == 0, dry.output
         (line,) = [one for one in dry.output.splitlines() if one.startswith("{")]
         document = json.loads(line)
         assert document["dry_run"] is True
@@ -539,7 +526,7 @@ class TestCommand:
         with connect(server.url) as client:
             assert client.dbsize() == 0
 
-        real = run()
+        real = processes.start("-m", "lisa.cli.main", "pipeline", *command, *SMALL)
         assert real.wait(timeout=JVM_PATIENCE) == 0, real.output
         assert re.search(r"restored +30 ", real.output), real.output
         assert "possibly lost" in real.output
@@ -548,13 +535,14 @@ class TestCommand:
         with connect(server.url) as client:
             assert client.zcard("lisa:{orders}:waiting") == 10
 
-    def test_no_server_and_no_archive(self, processes: Processes, tmp_path: Path) -> None:
-        command = ("-m", "lisa.cli.main", "pipeline", "restore", "--master", "local[2]")
-        without_archive = processes.start(*command, "--archive", f"{tmp_path}/none")
-        assert without_archive.wait(timeout=JVM_PATIENCE) == 2
+    def test_no_server_and_no_archive(
+        self, pipeline: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        without_archive = pipeline("restore", "--archive", f"{tmp_path}/none")
+        assert without_archive.exit_code == 2
         assert "Traceback" not in without_archive.output
-        usage = processes.start(*command)
-        assert usage.wait(timeout=JVM_PATIENCE) == 2
+        usage = pipeline("restore")
+        assert usage.exit_code == 2
         assert "--archive" in usage.output
 
 

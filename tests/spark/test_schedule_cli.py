@@ -18,7 +18,10 @@ from lisa.core.model.keys import Keys
 from tests.servers import JVM_PATIENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import redis
+    from click.testing import Result
     from pyspark.sql import SparkSession
 
     from tests.servers import Process, Processes
@@ -43,8 +46,13 @@ def last_line(run: Process) -> str:
     return run.output.strip().splitlines()[-1]
 
 
-def test_sending_a_parquet_file_twice_adds_nothing(
-    processes: Processes, spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+def test_sending_a_parquet_file_twice_adds_nothing(  # noqa: PLR0917  its fixtures
+    processes: Processes,
+    pipeline: Callable[..., Result],
+    spark: SparkSession,
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
 ) -> None:
     source, report = tmp_path / "rows", tmp_path / "report.json"
     spark.range(0, 3000, 1, 3).selectExpr("id", "concat('body ', id) AS body").write.parquet(
@@ -54,8 +62,8 @@ def test_sending_a_parquet_file_twice_adds_nothing(
     run = start(processes, redis_url, *arguments)
     assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
     assert json.loads(last_line(run))["accepted"] == 3000
-    run = start(processes, redis_url, *arguments)
-    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
+    again = pipeline("schedule", *arguments, "--redis", redis_url)
+    assert again.exit_code == 0, again.output
     told = json.loads(report.read_text("utf-8"))
     assert (told["accepted"], told["duplicate"]) == (0, 3000)
     assert client.zcard(KEYS.waiting) == 3000

@@ -14,13 +14,14 @@ from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.fields import FieldTest
 from lisa.pipeline.jobs.search import Query, search
 from lisa.pipeline.server import Server
-from tests.servers import JVM_PATIENCE, Process, Processes
-from tests.spark.worlds import World, frozen
+from tests.servers import JVM_PATIENCE, Processes
+from tests.spark.worlds import SMALL, World, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from click.testing import Result
     from pyspark.sql import DataFrame, SparkSession
 
     from lisa.embedded import EmbeddedServer
@@ -213,26 +214,21 @@ class TestCommand:
     """`lisa pipeline search`, from an archive that the archive job wrote."""
 
     def test_output_and_files_of_the_command(
-        self, spark: SparkSession, setup: Setup, processes: Processes, tmp_path: Path
+        self,
+        spark: SparkSession,
+        setup: Setup,
+        processes: Processes,
+        pipeline: Callable[..., Result],
+        tmp_path: Path,
     ) -> None:
         archive(spark, f"{tmp_path}/archive", url=setup.server.url, once=True)
-
-        def run(*more: str) -> Process:
-            return processes.start(
-                "-m",
-                "lisa.cli.main",
-                "pipeline",
-                "search",
-                "--archive",
-                f"{tmp_path}/archive",
-                "--redis",
-                setup.server.url,
-                "--master",
-                "local[2]",
-                *more,
-            )
-
-        found = run(
+        command = ("search", "--archive", f"{tmp_path}/archive", "--redis", setup.server.url)
+        found = processes.start(
+            "-m",
+            "lisa.cli.main",
+            "pipeline",
+            *command,
+            *SMALL,
             "--field",
             "$.order=42",
             "--topic",
@@ -255,20 +251,19 @@ class TestCommand:
         assert "annabel" in csv
         assert "Anna" in csv
         assert "Bert" not in csv
-        nothing = run("--where", "attempts > 7")
-        assert nothing.wait(timeout=JVM_PATIENCE) == 1, nothing.output
+        nothing = pipeline(*command, "--where", "attempts > 7")
+        assert nothing.exit_code == 1, nothing.output
         assert "nothing found" in nothing.output
 
-    def test_usage(self, processes: Processes) -> None:
-        command = ("-m", "lisa.cli.main", "pipeline", "search")
+    def test_usage(self, pipeline: Callable[..., Result]) -> None:
         for wrong, said in (
             (("--no-live",), "nothing to search"),
             (("--due-after", "2026-01-01T00:00:00"), "has no time zone"),
             (("--state", "nowhere"), "no state 'nowhere'"),
         ):
-            process = processes.start(*command, "--master", "local[1]", *wrong)
-            assert process.wait(timeout=JVM_PATIENCE) == 2, process.output
-            assert said in process.output
+            refused = pipeline("search", *wrong)
+            assert refused.exit_code == 2, refused.output
+            assert said in refused.output
 
 
 def naive(moment: datetime) -> datetime:

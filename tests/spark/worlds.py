@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 ACK_TIMEOUT_MS = 30_000
 
+SMALL = ("--master", "local[2]", "--spark-conf", "spark.sql.shuffle.partitions=1")
+"""Options of a job that has few rows."""
+
 
 @dataclass
 class ArchiveSnapshot:
