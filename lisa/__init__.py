@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         send_stream,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "AsyncProducer",

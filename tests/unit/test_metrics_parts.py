@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import lisa
 from lisa.core.metrics import cache
 from lisa.core.metrics.cache import Reading
 from lisa.core.metrics.families import FAMILIES
@@ -57,7 +58,7 @@ def test_labels_are_escaped_and_read_back() -> None:
     topic = 'a"b\\c\nd{},='
     page = shown({BUSY: {(): 1}, HANDLED: {(topic, "g", "ok"): 3}})
     assert page.value(HANDLED, topic=topic, group="g", outcome="ok") == 3
-    assert page.value("lisa_build_info", role="consumer", version="0.1.0") == 1
+    assert page.value("lisa_build_info", role="consumer", version=lisa.__version__) == 1
 
 
 def test_the_client_can_read_the_format() -> None:
