@@ -298,7 +298,7 @@ def test_tasks_share_one_answer_even_if_no_thread_is_free(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cluster, "exchange", exchange)
 
-    async def ask_together() -> list[int]:
+    async def ask_together() -> list[Any]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         return await asyncio.gather(*(cluster.send(("GET", f"k{i}")) for i in range(9)))
 
