@@ -178,7 +178,7 @@ class Flows(Sending):
         body: JSON values, msgspec structs, dataclasses, pydantic models, str or bytes.
         delay: counted from the server's clock, so the client's clock does not matter.
         at: an aware datetime, or a naive one in `tz` or else the producer's zone. A time in the
-            past is due now.
+            past is due now; more than ten years ago is refused as a mistake.
         at_ms: epoch milliseconds, an integer. Fractions of a millisecond are rounded up.
         id: a custom id of 1 to 256 bytes. Sending the same id again adds nothing while the message
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.

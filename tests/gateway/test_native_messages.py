@@ -102,7 +102,7 @@ def test_an_unknown_id_is_not_found(client: httpx.Client) -> None:
         client.get(path),
         client.delete(path),
         client.post(f"{path}/fire"),
-        client.patch(path, json={"due_ms": 5}),
+        client.patch(path, json={"delay_ms": 5}),
     ):
         assert answer.status_code == 404
         assert answer.json()["type"] == "urn:lisa:problem:unknown-message"
@@ -118,7 +118,7 @@ def test_messages_in_flight_or_done_are_not_changed(client: httpx.Client) -> Non
         for answer in (
             client.delete(path),
             client.post(f"{path}/fire"),
-            client.patch(path, json={"due_ms": 5}),
+            client.patch(path, json={"delay_ms": 5}),
         ):
             assert answer.status_code == 409
             assert answer.json()["outcome"] == outcome

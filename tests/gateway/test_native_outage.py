@@ -32,7 +32,7 @@ BODIES: dict[str, Any] = {
     "sendMessages": {
         "messages": [{"body": 1}, {"body": 2, "on_duplicate": "replace"}] * 50,
     },
-    "rescheduleMessage": {"due_ms": 5},
+    "rescheduleMessage": {"delay_ms": 5},
     "requeueGarbage": {"all": True},
     "purgeGarbage": {"ids": ["a"]},
     "setOptions": {"capacity": 5},

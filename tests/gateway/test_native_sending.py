@@ -125,7 +125,7 @@ BODIES: list[Any] = [
 def test_bodies_pass_undamaged(client: httpx.Client, manager: object) -> None:
     topic = new_topic()
     for number, body in enumerate(BODIES):
-        content = json.dumps({"body": body, "id": str(number), "due_ms": number}).encode()
+        content = json.dumps({"body": body, "id": str(number), "delay_ms": number}).encode()
         assert send_raw(client, topic, content).status_code == 201, body
     got: dict[str, Any] = {}
     while len(got) < len(BODIES):

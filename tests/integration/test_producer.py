@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa.core.model.clock import ms_datetime
+from lisa.core.model.clock import OLDEST_DUE_MS, ms_datetime
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, TopicFull
 from lisa.core.transitions.ack import Ack, Settlement
@@ -69,21 +69,21 @@ def test_due_times_are_exact_and_never_early(producer: Either, topic: Topic) -> 
     producer.send("orders", 1, id="naive", at=noon.replace(tzinfo=None))
     producer.send("orders", 1, id="tz", at=noon.replace(tzinfo=None), tz="UTC")
     producer.send("orders", 1, id="ms", at_ms=noon_ms)
-    producer.send("orders", 1, id="past", at_ms=noon_ms - 10**12)
+    producer.send("orders", 1, id="past", at_ms=OLDEST_DUE_MS)
     assert topic.waiting() == {
         "aware": noon_ms,
         "fraction": noon_ms + 1,
         "naive": noon_ms - 8 * HOUR_MS,
         "tz": noon_ms,
         "ms": noon_ms,
-        "past": noon_ms - 10**12,
+        "past": OLDEST_DUE_MS,
     }
 
 
 def test_due_messages_go_straight_to_the_groups(producer: Either, topic: Topic) -> None:
     topic.declare("g1", "g2")
     ids = [producer.send("orders", n) for n in range(3)]
-    ids.append(producer.send("orders", 3, at_ms=1))
+    ids.append(producer.send("orders", 3, at_ms=OLDEST_DUE_MS))
     for group in ("g1", "g2"):
         assert [entry.id for entry in topic.take(group)] == ids
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lisa.core.model.clock import (
     MAX_DUE_MS,
+    OLDEST_DUE_MS,
     check_due_ms,
     datetime_ms,
     duration_ms,
@@ -116,10 +117,25 @@ def test_a_local_time_that_does_not_exist_moves_by_the_gap(fold: int) -> None:
 def test_the_bounds_of_a_due_time() -> None:
     assert check_due_ms(MAX_DUE_MS) == MAX_DUE_MS
     assert ms_datetime(MAX_DUE_MS) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
-    assert check_due_ms(-1) == 0
+    assert check_due_ms(OLDEST_DUE_MS) == OLDEST_DUE_MS
     for bad in (MAX_DUE_MS + 1, 10**400, 1.0, float("nan"), True, "1", None):
         with pytest.raises(InvalidMessage):
             check_due_ms(bad)
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "why"),
+    [
+        (OLDEST_DUE_MS - 1, "ten years ago"),
+        (0, "ten years ago"),
+        (-1, "ten years ago"),
+        (1_795_474_465, "looks like seconds"),
+        (20_261_224, "looks like a date"),
+    ],
+)
+def test_a_due_time_long_ago_is_a_mistake(due_ms: int, why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        check_due_ms(due_ms)
 
 
 def test_the_last_microseconds_of_9999_are_beyond_it_once_rounded_up() -> None:

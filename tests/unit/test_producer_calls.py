@@ -11,6 +11,7 @@ import msgspec
 import pydantic
 import pytest
 
+from lisa.core.model.clock import OLDEST_DUE_MS
 from lisa.core.model.envelope import (
     decode_body,
     decode_envelope,
@@ -98,8 +99,9 @@ def test_calls_are_smaller_where_a_message_costs_the_server_more() -> None:
     assert sizes([1] * 8, delay=hour) == [8]
     assert sizes([1] * 8, at_ms=4_000_000_000_000) == [8]
     assert sizes([1] * 8) == [4] * 2, "straight to ready"
-    assert sizes([1] * 8, at_ms=1) == [4] * 2, "straight to ready"
-    assert sizes([Outgoing(1, at_ms=n) for n in range(8)]) == [4] * 2, "a due time each"
+    assert sizes([1] * 8, at_ms=OLDEST_DUE_MS) == [4] * 2, "straight to ready"
+    own = [Outgoing(1, at_ms=OLDEST_DUE_MS + n) for n in range(8)]
+    assert sizes(own) == [4] * 2, "a due time each"
     known = [Outgoing(1, id=str(n)) for n in range(8)]
     assert sizes(known, delay=hour) == [4] * 2, "may be known"
     assert sizes(known, delay=hour, on_duplicate="replace") == [2] * 4, "may replace others"
@@ -114,24 +116,25 @@ def test_a_call_holds_a_bounded_number_of_bytes_or_a_single_message() -> None:
 
 
 def test_outgoing_beside_plain_bodies() -> None:
-    (call,) = made(["a", Outgoing("b", id="own", at_ms=5, retry="1s"), "c"])
+    (call,) = made(["a", Outgoing("b", id="own", at_ms=OLDEST_DUE_MS, retry="1s"), "c"])
     first, second, third = call.ids
     assert second == "own"
     assert first < third
-    assert list(call.dues) == ["+0", "5", "+0"]
+    assert list(call.dues) == ["+0", str(OLDEST_DUE_MS), "+0"]
     assert list(call.policies) == [None, "1000", None]
     assert [body_of(envelope) for envelope in call.envelopes] == ["a", "b", "c"]
     assert not call.are_ids_new
 
 
 def test_a_common_due_time_is_passed_once() -> None:
-    (plain,) = made(["a", "b"], at_ms=7)
-    (rows,) = made([Outgoing("a", at_ms=7), "b"], at_ms=7)
-    assert [list(call.dues) for call in (plain, rows)] == [["7"], ["7"]]
+    (plain,) = made(["a", "b"], at_ms=OLDEST_DUE_MS)
+    (rows,) = made([Outgoing("a", at_ms=OLDEST_DUE_MS), "b"], at_ms=OLDEST_DUE_MS)
+    assert [list(call.dues) for call in (plain, rows)] == [[str(OLDEST_DUE_MS)]] * 2
     assert plain.are_ids_new
     assert rows.are_ids_new
-    parts = made([Outgoing(n, at_ms=n) for n in range(3)], size=4)
-    assert [list(call.dues) for call in parts] == [["0", "1"], ["2"]]
+    dues = [str(OLDEST_DUE_MS + n) for n in range(3)]
+    parts = made([Outgoing(due, at_ms=int(due)) for due in dues], size=4)
+    assert [list(call.dues) for call in parts] == [dues[:2], dues[2:]]
 
 
 @pytest.mark.parametrize("bodies", [[b"a", b""], ["é", ""], [{"n": 1}, {"n": None}], ["a", b"a"]])

@@ -10,6 +10,7 @@ to a `ConfigError` that names the file and the key.
 
 import operator
 import re
+import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import SupportsIndex
 from zoneinfo import ZoneInfo
@@ -19,6 +20,15 @@ from lisa.core.model.errors import InvalidMessage
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_DUE_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last instant that a `datetime` can hold in whole milliseconds."""
+
+OLDEST_DUE_MS = time.time_ns() // 1_000_000 - 3_652 * 86_400_000
+"""Ten years before this process started. An earlier due time is a mistake, often of the unit."""
+
+_SECONDS_ERA = range(10**8, 10**11)
+"""Epoch seconds from 1973 to 5138. Read as milliseconds, all of them are before April 1973."""
+
+_DATES = range(1900_01_01, 10_000_00_00)
+"""Dates as in 20261224. Read as milliseconds, all of them are in the first two days of 1970."""
 
 _UNIT_US = {
     "ms": 1_000,
@@ -115,10 +125,10 @@ def ms_datetime(ms: int) -> datetime:
 
 
 def check_due_ms(value: object) -> int:
-    """Validate a due time in epoch milliseconds and return it, from 0 to `MAX_DUE_MS`.
+    """Validate a due time in epoch milliseconds and return it, at most `MAX_DUE_MS`.
 
     Only integers (including numpy's) are accepted: a float may already have lost the millisecond.
-    An instant before 1970 becomes 0. Raises InvalidMessage, also for instants after the year 9999.
+    Raises InvalidMessage, also for instants more than ten years ago or after the year 9999.
     """
     # Fast path: the isinstance checks take ten times as long as the rest.
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
@@ -126,7 +136,17 @@ def check_due_ms(value: object) -> int:
     due_ms = operator.index(value)
     if due_ms > MAX_DUE_MS:
         raise InvalidMessage(f"a due time of {due_ms} ms is beyond the year 9999")
-    return max(due_ms, 0)
+    if due_ms < OLDEST_DUE_MS:
+        raise InvalidMessage(_why_so_old(due_ms))
+    return due_ms
+
+
+def _why_so_old(due_ms: int) -> str:
+    if due_ms in _SECONDS_ERA:
+        return f"a due time of {due_ms} looks like seconds; epoch milliseconds are expected"
+    if due_ms in _DATES:
+        return f"a due time of {due_ms} looks like a date; epoch milliseconds are expected"
+    return f"a due time of {due_ms} ms is more than ten years ago"
 
 
 def parse_zone(value: object) -> tzinfo:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lisa.core.model.clock import check_due_ms, datetime_ms
+from lisa.core.model.clock import OLDEST_DUE_MS, check_due_ms, datetime_ms
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
@@ -114,7 +114,8 @@ class _DelayQueueHandlers:
         text = _required(form, "message")
         headers = {MARK: str(ttr_s), _DELAY_TIME: str(due_ms)}
         while True:
-            message = Outgoing(text, id=id_of(topic), at_ms=due_ms, headers=headers, retry=RETRY)
+            at_ms = max(due_ms, OLDEST_DUE_MS)
+            message = Outgoing(text, id=id_of(topic), at_ms=at_ms, headers=headers, retry=RETRY)
             sent = await self._hub.sender.offer(topic, message, OnDuplicate.REJECT)
             if sent.outcome is not Sent.REJECTED:
                 return _response(id=sent.id)
@@ -122,11 +123,11 @@ class _DelayQueueHandlers:
     def _due_ms(self, text: str) -> int:
         """Parse a due time: epoch milliseconds, or date and time in the configured time zone."""
         if _MILLISECONDS.match(text):
-            return check_due_ms(int(text))
+            return _checked(int(text))
         zone = self._hub.settings.gateway_server.delay_queue_zone
         try:
             moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007  zone: next line
-            return check_due_ms(datetime_ms(moment, zone))
+            return _checked(datetime_ms(moment, zone))
         except (ValueError, OverflowError):
             raise InvalidMessage(
                 f"delayTime {text!r} is neither epoch milliseconds nor yyyy-MM-dd HH:mm:ss"
@@ -214,6 +215,12 @@ def _required(form: dict[str, str], name: str) -> str:
         return form[name]
     except KeyError:
         raise InvalidMessage(f"Required request parameter '{name}' is not present") from None
+
+
+def _checked(due_ms: int) -> int:
+    """Any instant up to the year 9999; one before 1970 becomes 0. The original accepts them all."""
+    check_due_ms(max(due_ms, OLDEST_DUE_MS))
+    return max(due_ms, 0)
 
 
 def _ttr_s(text: str) -> int:

@@ -22,11 +22,6 @@ from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.retry_policy import RetryPolicy
 
 T = TypeVar("T")
-_SECONDS_ERA = range(10**8, 10**11)
-"""Epoch seconds from 1973 to 5138. Read as milliseconds, all of them are before April 1973."""
-
-_DATES = range(1900_01_01, 10_000_00_00)
-"""Dates as in 20261224. Read as milliseconds, all of them are in the first two days of 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +72,7 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         return _converted(name, values, convert, instead, refused)
 
     if "due" in columns:
-        column = columns["due"]
-        convert = _due_of_time if pa.types.is_timestamp(column.type) else _due_of_integer
-        dues = each("due", convert, "0", _milliseconds(column))
+        dues = each("due", _due, "0", _milliseconds(columns["due"]))
     elif "delay" in columns:
         dues = each("delay", _delay, "+0", _milliseconds(columns["delay"]))
     else:
@@ -137,19 +130,9 @@ def _milliseconds(column: pa.Array) -> list[int | None]:
     return [None if us is None else -(-us // 1000) for us in micros]
 
 
-def _due_of_time(ms: int | None) -> str:
+def _due(ms: int | None) -> str:
     if ms is None:
         raise InvalidMessage("value is null")
-    return str(check_due_ms(ms))
-
-
-def _due_of_integer(ms: int | None) -> str:
-    if ms is None:
-        raise InvalidMessage("value is null")
-    if ms in _SECONDS_ERA:
-        raise InvalidMessage(f"{ms} looks like seconds; epoch milliseconds are expected")
-    if ms in _DATES:
-        raise InvalidMessage(f"{ms} looks like a date; epoch milliseconds are expected")
     return str(check_due_ms(ms))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lisa.core.model.clock import MAX_DUE_MS
+from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS
 from lisa.core.model.envelope import new_id
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
@@ -80,7 +80,7 @@ def outgoing_of(job: Job, now_ms: int) -> tuple[str, Outgoing]:
         return topic, Outgoing(
             job.body, id=message_id, delay=timedelta(milliseconds=delay), headers=headers
         )
-    at_ms = job.createTime + delay
+    at_ms = max(job.createTime + delay, OLDEST_DUE_MS)  # the original accepts any past time
     return topic, Outgoing(job.body, id=message_id, at_ms=at_ms, headers=headers)
 
 
