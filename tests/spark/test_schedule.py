@@ -138,7 +138,8 @@ def test_past_and_missing_due_times_are_due_now(
     spark: SparkSession, redis_url: str, client: redis.Redis
 ) -> None:
     rows = spark.range(1)
-    past = rows.selectExpr("'past' AS id", "'x' AS body", "timestamp'1960-01-01' AS due")
+    year_ago = "timestampadd(YEAR, -1, current_timestamp()) AS due"
+    past = rows.selectExpr("'past' AS id", "'x' AS body", year_ago)
     schedule(past, url=redis_url, topic=TOPIC)
     schedule(rows.selectExpr("'now' AS id", "'x' AS body"), url=redis_url, topic=TOPIC)
     now = time.time() * 1000
@@ -394,17 +395,17 @@ def test_refused_rows_do_not_fail_the_job(
     client.hset(KEYS.options, "max_body_bytes", "100")
     bad = [
         ("ok", "fine", 4102444800000, "0", 1),
-        ("", "empty id", 1, "0", 1),
-        ("i" * 300, "long id", 1, "0", 1),
-        (None, "no id", 1, "0", 1),
-        ("null-body", None, 1, "0", 1),
+        ("", "empty id", 4102444800000, "0", 1),
+        ("i" * 300, "long id", 4102444800000, "0", 1),
+        (None, "no id", 4102444800000, "0", 1),
+        ("null-body", None, 4102444800000, "0", 1),
         ("null-due", "x", None, "0", 1),
         ("seconds", "x", 1763733600, "0", 1),
         ("date", "x", 20261224, "0", 1),
         ("year-10000", "x", 253402300800000, "0", 1),
-        ("large", "x" * 101, 1, "0", 1),
-        ("policy", "x", 1, "often", 1),
-        ("ttl", "x", 1, "0", 0),
+        ("large", "x" * 101, 4102444800000, "0", 1),
+        ("policy", "x", 4102444800000, "often", 1),
+        ("ttl", "x", 4102444800000, "0", 0),
         ("ok2", "x" * 100, 4102444800000, "0", 1),
     ]
     df = spark.createDataFrame(bad, "id string, body string, due long, retry string, ttl long")
