@@ -69,7 +69,11 @@ _READING = (
 
 # A table: each role with its scripts and its commands.
 ROLES = {
-    "producer": Role("sends, cancels, reschedules, looks up", _SENDING, (*_SCHEMA, "ZADD")),
+    "producer": Role(
+        "sends, cancels, reschedules, looks up",
+        _SENDING,
+        (*_SCHEMA, "HGETALL", "TIME", "ZADD", "ZRANGE"),
+    ),
     "manager": Role(
         "promotes, reclaims and sweeps messages; its metrics",
         ("absorb", "clear", "configure", "declare", "expire", "forget", "inspect", "mend",
@@ -83,7 +87,7 @@ ROLES = {
         "handles or pulls messages",
         _SETTLING,
         (*_SCHEMA, *_OPENING, "CLIENT|ID", "CLIENT|UNBLOCK", "HDEL", "HGETALL", "HKEYS", "HSET",
-         "PUBLISH", "XREAD", "XREADGROUP", "ZADD"),
+         "PUBLISH", "TIME", "XREAD", "XREADGROUP", "ZADD", "ZRANGE"),
     ),
     "gateway": Role(
         "the HTTP API, the page, pushes, metrics",

@@ -10,7 +10,7 @@ import click
 
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import console, number, print_json, table, when
-from lisa.cli.topic_output import STATES, counts_fields
+from lisa.cli.topic_output import STATES, counts_fields, manager_warning
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -71,7 +71,7 @@ def _lines(
     while True:
         time.sleep(interval)
         after = store.drive(look(store, topics))
-        _print(chosen, before, after)
+        _print(chosen, store, before, after)
         if once:
             return
         before = after
@@ -83,11 +83,13 @@ def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
     from lisa.admin.live import activity, look
 
     before = store.drive(look(store, topics))
-    with Live(_table([], before), console=console(), screen=True, auto_refresh=False) as live:
+    with Live(
+        _table(store, [], before), console=console(), screen=True, auto_refresh=False
+    ) as live:
         while True:
             time.sleep(interval)
             after = _next(store, topics, live)
-            live.update(_table(activity(before, after), after), refresh=True)
+            live.update(_table(store, activity(before, after), after), refresh=True)
             before = after
 
 
@@ -105,7 +107,7 @@ def _next(store: SyncStore, topics: tuple[str, ...], live: Live) -> TopicsSnapsh
             live.update(Text(str(error)), refresh=True)
 
 
-def _print(chosen: Chosen, before: TopicsSnapshot, after: TopicsSnapshot) -> None:
+def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: TopicsSnapshot) -> None:
     from lisa.admin.live import activity
 
     found = activity(before, after)
@@ -119,7 +121,7 @@ def _print(chosen: Chosen, before: TopicsSnapshot, after: TopicsSnapshot) -> Non
         )
         sys.stdout.flush()
     else:
-        console().print(_table(found, after))
+        console().print(_table(store, found, after))
 
 
 def _fields(one: TopicActivity) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def _fields(one: TopicActivity) -> dict[str, Any]:
     }
 
 
-def _table(found: list[TopicActivity], at: TopicsSnapshot) -> Table:
+def _table(store: SyncStore, found: list[TopicActivity], at: TopicsSnapshot) -> Table:
     rows = []
     for one in found:
         counts = one.counts
@@ -151,4 +153,6 @@ def _table(found: list[TopicActivity], at: TopicsSnapshot) -> Table:
                 when(counts.next_due_ms, at.at_us // 1000),
             )
         )
-    return table(COLUMNS, rows)
+    shown = table(COLUMNS, rows)
+    shown.caption = manager_warning(store, [one.counts for one in found], at.at_us // 1000)
+    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +40,19 @@ def counts_fields(counts: TopicState) -> dict[str, Any]:
             for name in ("sent", "acked", "retried", "cancelled", "expired")
         },
     }
+
+
+def manager_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
+    """What to print if messages are overdue because no manager runs; None if all is well."""
+    from lisa.admin.roles import managers
+    from lisa.core.model.clock import duration_ms
+    from lisa.core.store.manager_watch import OVERDUE, warning
+
+    dues = [one.next_due_ms for one in states if one.next_due_ms is not None and not one.paused]
+    late_ms = now_ms - min(dues, default=now_ms)
+    if late_ms < duration_ms(OVERDUE) or any(one.alive for one in store.drive(managers(store))):
+        return None
+    return warning(late_ms)
 
 
 def print_groups(counts: TopicState) -> None:

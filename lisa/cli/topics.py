@@ -13,7 +13,13 @@ from lisa.cli.output import number, print_json, print_table, when
 from lisa.cli.push import push
 from lisa.cli.topic_groups import group
 from lisa.cli.topic_journal import journal
-from lisa.cli.topic_output import counts_fields, print_groups, print_result, store_with_topic
+from lisa.cli.topic_output import (
+    counts_fields,
+    manager_warning,
+    print_groups,
+    print_result,
+    store_with_topic,
+)
 from lisa.core.model.clock import duration_ms
 
 if TYPE_CHECKING:
@@ -48,6 +54,8 @@ def topics(chosen: Chosen) -> None:
             for one in found
         ],
     )
+    if said := manager_warning(store, found, now_ms):
+        click.echo(f"lisa: {said}", err=True)
 
 
 @click.group()

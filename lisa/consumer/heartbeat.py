@@ -18,6 +18,7 @@ from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unfo
 from lisa.core.delivery.group_resolution import is_emptied
 from lisa.core.model.errors import GroupRemoved, LisaError
 from lisa.core.store import presence
+from lisa.core.store.manager_watch import LAST_LOOK_S, ManagerWatch
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.forget import Forget
 
@@ -67,6 +68,7 @@ class Heartbeat:
         self._announced_at: dict[Subscription, float] = {}
         self._failing: dict[_Call, None] = {}
         self._pool: KeyedPool[Subscription | None] = KeyedPool("lisa-leases", longest_s=longest_s)
+        self._watch = ManagerWatch(store)
         self._closed = False
         self._woken = threading.Event()
         self._thread = ServiceThread("lisa-heartbeat", self._run, longest_s)
@@ -272,6 +274,15 @@ class Heartbeat:
         self._store.drive(self._store.register([sub.shard]))
         options = self._store.drive(self._store.options(sub.shard))
         sub.leases.use_ack_timeout(options.ack_timeout.total_seconds())
+        self._store.drive(self._watch.look(sub.shard, sub.group))
+
+    def last_look(self, subscriptions: Iterable[Subscription]) -> None:
+        """Warn if messages are overdue because no manager runs; takes a quarter of a second."""
+        ends = time.monotonic() + LAST_LOOK_S
+        for sub in subscriptions:
+            self._store.drive(self._watch.last_look(sub.shard, sub.group))
+            if time.monotonic() > ends:
+                return
 
     def leave(self, sub: Subscription, *, keeps_name: bool = False) -> None:
         """Delete the presence record and, unless `keeps_name`, the consumer. Raises LisaError."""

@@ -27,6 +27,7 @@ from lisa.core.redis.connection import Connection
 from lisa.core.redis.errors import ClientError, passes, translated
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
+from lisa.core.store.manager_watch import ManagerWatch
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.release import Release
@@ -57,6 +58,8 @@ class Puller:
         self._sources: dict[str, GroupSource] = {}
         self._removed: dict[str, str] = {}
         self._announced: dict[str, float] = {}
+        self._watch = ManagerWatch(store)
+        self._looked = -math.inf
 
     def pull(
         self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
@@ -69,11 +72,21 @@ class Puller:
         while True:
             source = self._source(name, ends)
             if source is None:
-                return []
+                return self._nothing(name, "")
             try:
-                return self._pull(source, batch, ends, timeout_ms)
+                found = self._pull(source, batch, ends, timeout_ms)
             except GroupRemoved:
                 self._group_removed(name, source.group)
+            else:
+                return found or self._nothing(name, source.group)
+
+    def _nothing(self, topic: Topic, group: str) -> list[Delivery]:
+        """No deliveries; warns if that is because no manager runs."""
+        now = time.monotonic()
+        if now - self._looked >= presence.BEAT.total_seconds():
+            self._looked = now
+            self._store.drive(self._watch.look(topic, group))
+        return []
 
     def _pull(
         self, source: GroupSource, batch: int, ends: float, timeout_ms: int | None

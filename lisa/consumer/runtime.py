@@ -190,6 +190,7 @@ class Runtime:
             self._take_away(readers, last)
             join_readers(readers.values(), last)
             self._settler.flush_now()
+            self._heartbeat.last_look(readers)
             self._settler.close(last.left_s())
             self._heartbeat.close(last.left_s(HEARTBEAT_S))
             self.readers.end_pool()

@@ -20,6 +20,7 @@ from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, found
+from lisa.core.store.manager_watch import ManagerWatch
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
@@ -63,6 +64,7 @@ class Sending:
         self._is_layout_known = False
         self._registered: dict[str, float] = {}
         self._opened: set[str] = set()
+        self._watch = ManagerWatch(store)
 
     def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
         """Run a transition and wait for the replicas that `durability` requires."""
@@ -86,7 +88,9 @@ class Sending:
         yield from self._open()
         now = time.monotonic()
         is_listed = yield from self._store.register([topic])
-        if topic not in self._opened:
+        if topic in self._opened:
+            yield from self._watch.look(topic)
+        else:
             yield from self._store.groups(topic)
             yield from self._check_retention(topic)
             self._opened.add(topic)

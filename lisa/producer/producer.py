@@ -224,6 +224,8 @@ class AsyncProducer(_Configured):
         """Send what is still queued and close the connections; a later call reconnects."""
         await self._sends.finish()
         await self._cancels.finish()
+        for task in list(self._watch.running):
+            task.cancel()
         await self._store.close()
 
     async def __aenter__(self) -> Self:

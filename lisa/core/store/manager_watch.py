@@ -1,0 +1,90 @@
+"""Warns when messages are overdue and no manager is running.
+
+Producers and consumers work without a manager, so nothing else would tell a new user why a message
+that was sent for later never arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from datetime import timedelta
+from typing import Any
+
+from lisa.core.model.clock import duration_ms, human
+from lisa.core.model.errors import LisaError
+from lisa.core.redis import errors
+from lisa.core.redis.flow import Aside, Flow
+from lisa.core.store.presence import GONE_AFTER, ManagerPresence, records_in
+from lisa.core.store.store import Store
+
+OVERDUE = timedelta(seconds=3)
+"""A running manager promotes within milliseconds; one that starts needs a second."""
+
+WARN_EVERY_S = 60.0
+LAST_LOOK_S = 0.25
+
+log = logging.getLogger("lisa")
+
+
+class ManagerWatch:
+    """Looks at single topics for one role, and warns at most once per minute."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._warned = -math.inf
+        self.running: set[Any] = set()
+        """Threads or tasks of looks that have not ended."""
+
+    def look(self, shard: str, group: str = "", *, within_s: float = 0.0) -> Flow[None]:
+        """Look at a topic beside the caller's flow, unless a look runs or a warning is recent.
+
+        group: whose retries to look at as well. within_s: how long to wait for the result.
+        """
+        if not self.running and time.monotonic() - self._warned >= WARN_EVERY_S:
+            yield Aside(self._look(shard, group), within_s, self.running)
+
+    def last_look(self, shard: str, group: str = "") -> Flow[None]:
+        """Look before the role ends, for a quarter of a second at most."""
+        return self.look(shard, group, within_s=LAST_LOOK_S)
+
+    def _look(self, shard: str, group: str) -> Flow[None]:
+        try:
+            late_ms = yield from overdue_without_manager(self._store, shard, group)
+        except (LisaError, *errors.ClientError) as error:
+            log.debug("cannot look for overdue messages of topic %s: %s", shard, error)
+            return
+        if late_ms is not None:
+            self._warned = time.monotonic()
+            log.warning("topic %s: %s", shard, warning(late_ms))
+
+
+def warning(late_ms: int) -> str:
+    """What to tell the user about messages that are overdue by that much."""
+    return (
+        f"messages are overdue by {human(late_ms)}, and no manager is running; "
+        "start one: lisa-manager"
+    )
+
+
+def overdue_without_manager(store: Store, shard: str, group: str = "") -> Flow[int | None]:
+    """By how many ms the first waiting message is overdue if no manager runs, else None.
+
+    One attempt; raises LisaError. A user without the rights to look gets None.
+    """
+    keys = store.keys.topic(shard)
+    queues = [keys.waiting, *([keys.group(group).retry] if group else [])]
+    heads = yield from store.commands_once([("ZRANGE", key, 0, 0, "WITHSCORES") for key in queues])
+    dues = [float(head[1]) for head in heads if isinstance(head, list) and head]
+    if not dues:
+        return None
+    seconds, micros = yield from store.command_once("TIME")
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    if now_ms - min(dues) < duration_ms(OVERDUE):
+        return None
+    records = yield from store.command_once("HGETALL", store.keys.managers)
+    gone_ms = now_ms - duration_ms(GONE_AFTER)
+    if any(one.seen_ms > gone_ms for one in records_in(records, ManagerPresence)):
+        return None
+    return int(now_ms - min(dues))

@@ -1,0 +1,150 @@
+"""Without a manager, messages sent for later stay where they are: every role says so."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from lisa import AsyncProducer, Consumer, Manager, Producer
+from lisa.cli.main import main
+from lisa.core.store import manager_watch, presence
+from lisa.producer import flows
+from tests.roles import Cast
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from tests.servers import Processes
+
+SOON = timedelta(milliseconds=100)
+SAID = "topic orders: messages are overdue by "
+PROGRAM = """
+import time
+from datetime import timedelta
+from lisa import Consumer, Producer
+with Producer({url!r}) as producer:
+    producer.send("orders", 1, delay=timedelta(milliseconds=10))
+consumer = Consumer({url!r})
+consumer.subscribe("orders", print)
+consumer.start()
+time.sleep(1)
+consumer.stop()
+"""
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All times are a fraction of the usual ones."""
+    monkeypatch.setattr(manager_watch, "OVERDUE", timedelta(milliseconds=50))
+    monkeypatch.setattr(presence, "BEAT", timedelta(milliseconds=100))
+
+
+@pytest.fixture
+def keen_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers look at each send."""
+    monkeypatch.setattr(flows, "REGISTER_EVERY_S", 0.0)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one for one in caplog.messages if "no manager is running" in one]
+
+
+def test_a_consumer_warns_once(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Producer(redis_url) as producer, Consumer(redis_url) as consumer:
+        producer.send("orders", 1, delay=SOON)
+        consumer.subscribe("orders", print)
+        consumer.start()
+        wait_until(lambda: warnings(caplog))
+        for _ in range(3):
+            producer.send("orders", 2)
+        consumer.stop()
+    (said,) = warnings(caplog)
+    assert said.startswith(SAID)
+    assert said.endswith("start one: lisa-manager")
+
+
+def test_a_pulling_consumer_warns(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Producer(redis_url) as producer, Consumer(redis_url) as consumer:
+        producer.send("orders", 1, delay=SOON)
+        wait_until(lambda: consumer.pull("orders", wait=SOON) or warnings(caplog))
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_retry_that_nobody_promotes_is_overdue(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cast = Cast(redis_url, group="lisa").declare()
+    with Producer(redis_url) as producer, Consumer(redis_url) as consumer:
+        producer.send("orders", 1)
+        (delivery,) = consumer.pull("orders", wait=timedelta(seconds=5))
+        delivery.retry(delay=SOON)
+        wait_until(lambda: consumer.pull("orders", wait=SOON) or warnings(caplog))
+    cast.store.close()
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.usefixtures("keen_producer")
+def test_a_producer_that_keeps_sending_warns(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Producer(redis_url) as producer:
+        producer.send("orders", 1, delay=SOON)
+        wait_until(lambda: producer.send("orders", 2) and warnings(caplog))
+        producer.send("orders", 2)
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.usefixtures("keen_producer")
+def test_an_asyncio_producer_that_keeps_sending_warns(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def send() -> None:
+        async with AsyncProducer(redis_url) as producer:
+            await producer.send("orders", 1, delay=SOON)
+            while not warnings(caplog):
+                await asyncio.sleep(0.01)
+                await producer.send("orders", 2)
+
+    asyncio.run(asyncio.wait_for(send(), 60))
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_program_does_not_end_without_a_word(redis_url: str, processes: Processes) -> None:
+    program = f"""
+from datetime import timedelta
+from lisa.core.store import manager_watch
+manager_watch.OVERDUE = timedelta(milliseconds=50)
+{PROGRAM.format(url=redis_url)}"""
+    ended = processes.start("-c", program)
+    assert ended.wait() == 0
+    assert SAID in ended.output
+
+
+def test_nothing_is_said_while_a_manager_runs(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        Producer(redis_url) as producer,
+        Manager(redis_url),
+        Consumer(redis_url) as consumer,
+    ):
+        producer.send("orders", 1, delay=SOON)
+        wait_until(lambda: consumer.pull("orders", wait=SOON))
+        producer.send("paused", 1, delay=SOON)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("command", [["topics"], ["top", "--once", "--interval", "0.3"]])
+def test_tables_say_so_too(redis_url: str, command: list[str]) -> None:
+    with Producer(redis_url) as producer:
+        producer.send("orders", 1, delay=SOON)
+        wait_until(lambda: said(redis_url, command))
+
+
+def said(redis_url: str, command: list[str]) -> bool:
+    done = CliRunner().invoke(main, [*command, "--redis", redis_url])
+    assert done.exit_code == 0, done.output
+    return "no manager is running; start one: lisa-manager" in " ".join(done.output.split())
