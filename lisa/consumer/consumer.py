@@ -18,8 +18,10 @@ from lisa.consumer.registration import Registration
 from lisa.consumer.runtime import Runtime
 from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.metrics.numbers import Numbers
+from lisa.core.model.clock import named_duration, option_duration
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_topic
+from lisa.core.model.options import GRACE
 from lisa.core.redis.address import DEFAULT_URL, Address
 from lisa.core.settings import ConsumerSettings
 
@@ -49,9 +51,9 @@ class Consumer(Registration):
         name: str | None = None,
         concurrency: int = 1,
         prefix: str = DEFAULT_PREFIX,
-        poll_timeout: timedelta = timedelta(seconds=5),
+        poll_timeout: timedelta | str = timedelta(seconds=5),
         poll_batch_size: int | None = None,
-        grace: timedelta = timedelta(seconds=30),
+        grace: timedelta | str = GRACE,
     ) -> None:
         super().__init__()
         self._options = ConsumerOptions(
@@ -60,9 +62,9 @@ class Consumer(Registration):
             group=group,
             name=name,
             concurrency=concurrency,
-            poll_timeout=poll_timeout,
+            poll_timeout=option_duration("poll_timeout", poll_timeout),
             poll_batch_size=poll_batch_size,
-            grace=grace,
+            grace=option_duration("grace", grace),
         ).checked()
         self._runtime: Runtime | None = None
         self._lock = threading.RLock()
@@ -140,8 +142,8 @@ class Consumer(Registration):
         topic: str,
         *,
         batch: int = 1,
-        wait: timedelta = timedelta(0),
-        ack_timeout: timedelta | None = None,
+        wait: timedelta | str = timedelta(0),
+        ack_timeout: timedelta | str | None = None,
     ) -> list[Delivery]:
         """Return up to `batch` deliveries to settle yourself; waits up to `wait` for the first.
 
@@ -151,6 +153,9 @@ class Consumer(Registration):
         LisaError.
         """
         check_topic(topic)
+        wait = named_duration("wait", wait)
+        if ack_timeout is not None:
+            ack_timeout = named_duration("ack_timeout", ack_timeout)
         with self._lock:
             if self._runtime is None:
                 self._runtime = self._new_runtime()

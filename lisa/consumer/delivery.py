@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.source import Delivered
-from lisa.core.model.clock import duration_ms
-from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.clock import duration_ms, named_duration
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.base import ById
@@ -94,9 +93,9 @@ class Delivery:
             self._signal_sender.fire(self._signal_sender.acked, self.message)
         return outcome
 
-    def retry(self, *, delay: timedelta | None = None, reason: str = "") -> str:
+    def retry(self, *, delay: timedelta | str | None = None, reason: str = "") -> str:
         """Settle as failed; returns `retrying`, `dead` (the last attempt) or `stale` (not held)."""
-        wait_ms = None if delay is None else _checked_ms(delay)
+        wait_ms = None if delay is None else duration_ms(named_duration("delay", delay))
         return self._fail(reason or "the puller asked for a retry", wait_ms)
 
     def discard(self, reason: str = "") -> str:
@@ -128,9 +127,3 @@ class Delivery:
         outcome = self._store.call_by_id(call)[0]
         self._unanswered.remove(call)
         return outcome
-
-
-def _checked_ms(delay: timedelta) -> int:
-    if delay < timedelta(0):
-        raise InvalidMessage(f"a retry's delay cannot be negative: {delay}")
-    return duration_ms(delay)

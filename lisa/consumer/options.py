@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
 from lisa.core.settings import ConsumerSettings
@@ -39,7 +40,7 @@ class ConsumerOptions:
     concurrency: int = 1
     poll_timeout: timedelta = timedelta(seconds=5)
     poll_batch_size: int | None = None
-    grace: timedelta = timedelta(seconds=30)
+    grace: timedelta = GRACE
     configured: Collection[WantedTopic] = ()
 
     def checked(self) -> Self:
@@ -52,8 +53,8 @@ class ConsumerOptions:
                 f"name={name!r} is not a non-empty string; omit name to use a generated one"
             )
         _check_whole("concurrency", self.concurrency, LARGEST_CONCURRENCY)
-        if self.poll_timeout <= timedelta(0):
-            raise ConfigError(f"poll_timeout {self.poll_timeout} must be above 0")
+        if not self.poll_timeout:
+            raise ConfigError("poll_timeout must be above 0")
         if self.poll_batch_size is not None:
             _check_whole("poll_batch_size", self.poll_batch_size, LARGEST_BATCH)
         return self

@@ -167,12 +167,12 @@ class Flows(Sending):
         topic: str,
         body: Any,
         *,
-        delay: timedelta | None = None,
+        delay: timedelta | str | None = None,
         at: datetime | None = None,
         at_ms: int | None = None,
         tz: tzinfo | str | None = None,
         id: str | None = None,  # noqa: A002  the name that users expect
-        ttl: timedelta | None = None,
+        ttl: timedelta | str | None = None,
         retry: RetryDelays | None = None,
         headers: Mapping[str, str] | None = None,
         on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
@@ -180,13 +180,14 @@ class Flows(Sending):
         """Send one message and return its id. Without `delay`, `at` or `at_ms` it is due now.
 
         body: JSON values, msgspec structs, dataclasses, pydantic models, str or bytes.
-        delay: counted from the server's clock, so the client's clock does not matter.
+        delay: a timedelta or text ("30m"), counted from the server's clock, so the client's clock
+            does not matter.
         at: an aware datetime, or a naive one in `tz` or else the producer's zone. A time in the
             past is due now; more than ten years ago is refused as a mistake.
         at_ms: epoch milliseconds, an integer. Fractions of a millisecond are rounded up.
         id: a custom id of 1 to 256 bytes. Sending the same id again adds nothing while the message
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.
-        ttl: how long after its due time the message is still worth handling.
+        ttl: how long after its due time the message is still worth handling; timedelta or text.
         retry: the pauses between attempts for this message; `[]` for a single attempt.
         on_duplicate: if the id is known, "keep" the earlier message, "replace" it, or "reject".
 
@@ -258,7 +259,7 @@ class Flows(Sending):
         topic: str,
         message_id: str,
         *,
-        delay: timedelta | None = None,
+        delay: timedelta | str | None = None,
         at: datetime | None = None,
         at_ms: int | None = None,
         tz: tzinfo | str | None = None,

@@ -9,16 +9,22 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
-from lisa.core.model.clock import MAX_DUE_MS, check_due_ms, datetime_ms, duration_ms, parse_zone
+from lisa.core.model.clock import (
+    MAX_DUE_MS,
+    check_due_ms,
+    datetime_ms,
+    duration_ms,
+    named_duration,
+    parse_zone,
+)
 from lisa.core.model.envelope import encode_headers
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
 
-RetryDelays = RetryPolicy | Sequence[timedelta] | str
+RetryDelays = RetryPolicy | Sequence[timedelta | str] | str
 """A policy, a list of delays, or text: `"0,0,2m"`. Empty means no retries."""
 
-_ZERO = timedelta(0)
 _MODES: dict[str, OnDuplicate] = {mode.value: mode for mode in OnDuplicate}
 NOW = "+0"
 
@@ -26,11 +32,11 @@ NOW = "+0"
 class SendOptions(TypedDict, total=False):
     """Options that apply to all messages of one call; see `Producer.send`."""
 
-    delay: timedelta | None
+    delay: timedelta | str | None
     at: datetime | None
     at_ms: int | None
     tz: tzinfo | str | None
-    ttl: timedelta | None
+    ttl: timedelta | str | None
     retry: RetryDelays | None
     headers: Mapping[str, str] | None
     on_duplicate: OnDuplicate | str
@@ -51,10 +57,10 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     """
 
     id: str | None = None
-    delay: timedelta | None = None
+    delay: timedelta | str | None = None
     at: datetime | None = None
     at_ms: int | None = None
-    ttl: timedelta | None = None
+    ttl: timedelta | str | None = None
     retry: RetryDelays | None = None
     headers: Mapping[str, str] | None = None
 
@@ -100,7 +106,10 @@ class SendPlan(NamedTuple):
 
 
 def due_text(
-    delay: timedelta | None, at: datetime | None, at_ms: int | None, zone: tzinfo | None
+    delay: timedelta | str | None,
+    at: datetime | None,
+    at_ms: int | None,
+    zone: tzinfo | None,
 ) -> str | None:
     """A due time for a script: '+<ms>' for a delay, else epoch ms; None if none is given.
 
@@ -115,12 +124,8 @@ def due_text(
     return None if at_ms is None else str(check_due_ms(at_ms))
 
 
-def _delay_ms(delay: timedelta) -> int:
-    if not isinstance(delay, timedelta):
-        raise InvalidMessage(f"delay is a timedelta, as in timedelta(seconds=30), not {delay!r}")
-    if delay < _ZERO:
-        raise InvalidMessage(f"a delay cannot be negative: {delay!r}; 0 means now")
-    delay_ms = duration_ms(delay)
+def _delay_ms(delay: timedelta | str) -> int:
+    delay_ms = duration_ms(named_duration("delay", delay))
     # The server's clock decides when the message is due; the local one suffices for this check.
     if delay_ms + time.time_ns() // 1_000_000 > MAX_DUE_MS:
         raise InvalidMessage(f"a delay of {delay} ends beyond the year 9999")
@@ -136,14 +141,13 @@ def _at_ms(at: datetime, zone: tzinfo | None) -> int:
         raise InvalidMessage(f"the due time {at.isoformat()} is out of range") from None
 
 
-def _ttl_ms(ttl: timedelta | None) -> int | None:
+def _ttl_ms(ttl: timedelta | str | None) -> int | None:
     if ttl is None:
         return None
-    if not isinstance(ttl, timedelta):
-        raise InvalidMessage(f"ttl is a timedelta, as in timedelta(hours=1), not {ttl!r}")
-    if ttl <= timedelta(0):
-        raise InvalidMessage(f"a ttl counts from the due time and must exceed 0, not {ttl!r}")
-    return min(duration_ms(ttl), MAX_DUE_MS)
+    ttl_ms = duration_ms(named_duration("ttl", ttl))
+    if not ttl_ms:
+        raise InvalidMessage("a ttl counts from the due time and must exceed 0")
+    return min(ttl_ms, MAX_DUE_MS)
 
 
 def _policy(retry: RetryDelays | None) -> str | None:

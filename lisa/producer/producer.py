@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
+from lisa.core.model.clock import option_duration
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_topic
@@ -34,7 +35,8 @@ class _Configured(Sending, ABC):
     server: an `Address` or its URL; the producer connects at the first call.
     prefix: the first part of every key, the same for all roles of a system.
     zone: the zone for naive datetimes, an IANA name or an offset; without it they are refused.
-    patience: how long a call is repeated while the server does not answer. A value above 10 s
+    patience: how long a call is repeated while the server does not answer: a timedelta, or text
+        with a unit (`"10s"`), as in every parameter that is a duration. A value above 10 s
         requires topics with a retention of at least twice as much; the first send checks this.
     durability: `replicas(n)`: a write returns once n replicas have it, or raises NotReplicated
         after `patience`. By default only the primary confirms.
@@ -46,13 +48,12 @@ class _Configured(Sending, ABC):
         *,
         prefix: str = DEFAULT_PREFIX,
         zone: tzinfo | str | None = None,
-        patience: timedelta = PRODUCER_RETRY_TIME,
+        patience: timedelta | str = PRODUCER_RETRY_TIME,
         durability: Replicas | None = None,
     ) -> None:
         if durability is not None and not isinstance(durability, Replicas):
             raise ConfigError(f"durability is None or made by replicas(n), not {durability!r}")
-        if not isinstance(patience, timedelta) or patience < timedelta(0):
-            raise ConfigError(f"patience is a timedelta of at least 0, not {patience!r}")
+        patience = option_duration("patience", patience)
         store = self._store_on(Address.of(server), Keys(prefix), patience)
         super().__init__(store, zone=zone, patience=patience, durability=durability)
 

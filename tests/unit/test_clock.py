@@ -126,7 +126,7 @@ def test_the_bounds_of_a_due_time() -> None:
 @pytest.mark.parametrize(
     ("due_ms", "why"),
     [
-        (OLDEST_DUE_MS - 1, "ten years ago"),
+        pytest.param(OLDEST_DUE_MS - 1, "ten years ago", id="eleventh year"),
         (0, "ten years ago"),
         (-1, "ten years ago"),
         (1_795_474_465, "looks like seconds"),

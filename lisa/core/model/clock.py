@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import SupportsIndex
 from zoneinfo import ZoneInfo
 
-from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.errors import ConfigError, InvalidMessage
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_DUE_MS = 253_402_300_799_999
@@ -30,6 +30,7 @@ _SECONDS_ERA = range(10**8, 10**11)
 _DATES = range(1900_01_01, 10_000_00_00)
 """Dates as in 20261224. Read as milliseconds, all of them are in the first two days of 1970."""
 
+_ZERO = timedelta(0)
 _UNIT_US = {
     "ms": 1_000,
     "s": 1_000_000,
@@ -67,6 +68,24 @@ def parse_duration(value: object, *, bare_ms: bool = False) -> timedelta:
         return timedelta(microseconds=sum(_part_us(part) for part in _PART.finditer(text)))
     except OverflowError:
         raise InvalidMessage(f"a duration of {value!r} is too long") from None
+
+
+def named_duration(name: str, value: object) -> timedelta:
+    """Like `parse_duration`, for the parameter `name`, which errors begin with."""
+    if type(value) is timedelta and value >= _ZERO:
+        return value
+    try:
+        return parse_duration(value)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"{name}: {error}") from None
+
+
+def option_duration(name: str, value: object) -> timedelta:
+    """Like `named_duration`, but raises ConfigError: for the options of a role."""
+    try:
+        return named_duration(name, value)
+    except InvalidMessage as error:
+        raise ConfigError(str(error)) from None
 
 
 def _bare(number: int, bare_ms: bool) -> timedelta:  # noqa: FBT001 - private, one caller

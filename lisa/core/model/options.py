@@ -29,6 +29,10 @@ from lisa.core.model.sharding import MOST_SHARDS
 
 T = TypeVar("T")
 
+GRACE = timedelta(seconds=10)
+"""How long running handlers and requests may take to finish when their role stops. Container
+platforms kill a process 10 to 30 s after they asked it to stop."""
+
 PRODUCER_RETRY_TIME = timedelta(seconds=10)
 """How long a producer repeats one call whose reply was lost, in total."""
 

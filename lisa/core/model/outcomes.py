@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.clock import named_duration
 
 LONGEST_REASON_BYTES = 1024
 
@@ -12,11 +12,9 @@ LONGEST_REASON_BYTES = 1024
 class Retry(Exception):
     """Retry the message after `delay`, or after the policy's pause. Counts as an attempt."""
 
-    def __init__(self, reason: str = "", *, delay: timedelta | None = None) -> None:
-        if delay is not None and delay < timedelta(0):
-            raise InvalidMessage(f"a retry's delay cannot be negative: {delay}")
+    def __init__(self, reason: str = "", *, delay: timedelta | str | None = None) -> None:
         super().__init__(reason or "the handler asked for a retry")
-        self.delay = delay
+        self.delay = None if delay is None else named_duration("delay", delay)
 
 
 class Discard(Exception):

@@ -11,7 +11,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Self
 
-from lisa.core.model.clock import duration_ms, parse_duration
+from lisa.core.model.clock import duration_ms, named_duration, parse_duration
 from lisa.core.model.errors import InvalidMessage
 
 MAX_RETRIES = 1_000
@@ -85,30 +85,31 @@ class RetryPolicy:
     def fixed(
         cls,
         *,
-        delay: timedelta = DEFAULT_DELAY,
+        delay: timedelta | str = DEFAULT_DELAY,
         count: int = DEFAULT_RETRIES,
         jitter: float = 0.0,
     ) -> Self:
         """`count` retries, each after the same pause."""
-        return cls((duration_ms(delay),) * _checked_count(count), jitter)
+        delay_ms = duration_ms(named_duration("delay", delay))
+        return cls((delay_ms,) * _checked_count(count), jitter)
 
     @classmethod
     def exponential(
         cls,
         *,
-        initial: timedelta,
+        initial: timedelta | str,
         factor: float = 2,
-        cap: timedelta = DEFAULT_CAP,
+        cap: timedelta | str = DEFAULT_CAP,
         count: int = DEFAULT_RETRIES,
         jitter: float = 0.0,
     ) -> Self:
         """`count` retries; each pause is `factor` times the previous one, up to `cap`."""
         if not 1 <= factor <= 1_000:
             raise InvalidMessage(f"factor must be between 1 and 1000, not {factor!r}")
-        if cap < initial:
+        growth, cap_ms = Fraction(factor), duration_ms(named_duration("cap", cap))
+        delays, pause = [], duration_ms(named_duration("initial", initial))
+        if cap_ms < pause:
             raise InvalidMessage(f"cap {cap} is below initial {initial}; raise the cap")
-        growth, cap_ms = Fraction(factor), duration_ms(cap)
-        delays, pause = [], duration_ms(initial)
         for _ in range(_checked_count(count)):
             delays.append(pause)
             # Rounded up at each step: exact for integer factors, and bounded by the cap.

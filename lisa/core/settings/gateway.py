@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, ValidationInfo, field_validator
 
 from lisa.core.model.clock import parse_zone
-from lisa.core.model.options import PRODUCER_RETRY_TIME, check_option
+from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME, check_option
 from lisa.core.model.retry_policy import MAX_RETRIES
 from lisa.core.settings.sections import DurabilityField, Duration, Policy, Section, listed
 
@@ -68,7 +68,7 @@ class GatewayServerSettings(Section):
         description="When a message counts as sent or cancelled; see the producer's `durability`.",
     )
     grace: Duration = Field(
-        default=timedelta(seconds=10),
+        default=GRACE,
         description="Grace period for running requests when the gateway stops.",
     )
     push_allow: Annotated[tuple[str, ...], BeforeValidator(listed)] = Field(

@@ -26,7 +26,14 @@ from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.option_types import CountType, DurationType, FlagType, PolicyType
-from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, OPTIONS, Option, check_option
+from lisa.core.model.options import (
+    GRACE,
+    LARGEST_BATCH,
+    LARGEST_WINDOW,
+    OPTIONS,
+    Option,
+    check_option,
+)
 from lisa.core.model.retry_policy import DEFAULT_DELAY, DEFAULT_RETRIES, MAX_RETRIES, RetryPolicy
 
 T = TypeVar("T")
@@ -274,7 +281,7 @@ class ConsumerServerSettings(Section):
         default=1, ge=1, le=10_000, description="Handlers running in parallel."
     )
     grace: Duration = Field(
-        default=timedelta(seconds=10),
+        default=GRACE,
         description="Grace period for running handlers when the consumer stops.",
     )
     processes: int = Field(default=1, ge=1, le=1_024, description="Consumer processes to start.")
