@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.model.clock import OLDEST_DUE_MS
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
 
@@ -39,14 +40,14 @@ def settle(
 
 
 def test_a_delivery_has_all_fields(client: httpx.Client) -> None:
-    topic = new_topic()
-    send(client, topic, id="x", body={"a": 1}, headers={"h": "v"}, due_ms=1_000)
+    topic, due_ms = new_topic(), OLDEST_DUE_MS + DAY_MS
+    send(client, topic, id="x", body={"a": 1}, headers={"h": "v"}, due_ms=due_ms)
     (one,) = pull(client, topic)
     assert one.pop("receipt")
     assert one == {
         "id": "x",
         "attempt": 1,
-        "due_ms": 1_000,
+        "due_ms": due_ms,
         "headers": {"h": "v"},
         "body": {"a": 1},
     }
