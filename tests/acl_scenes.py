@@ -17,7 +17,7 @@ from lisa.cli.main import main
 from lisa.core.metrics import topics as topic_metrics
 from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.signals import everywhere
-from lisa.core.store import presence
+from lisa.core.store import manager_watch, presence
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.renew import Renew
 from lisa.core.transitions.retry import Fail, Failure
@@ -25,6 +25,7 @@ from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager import sweeper
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
+from lisa.producer import flows
 from tests.acl_gateway import serve
 from tests.acl_stage import KEYS
 from tests.roles import Cast, Services
@@ -60,6 +61,14 @@ def produce(stage: Stage) -> None:
         assert producer.cancel("orders", "m1") == "cancelled"
         producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
         producer.send("limited", "x", delay=MINUTE)
+        with (
+            mock.patch.object(flows, "REGISTER_EVERY_S", 0.0),
+            mock.patch.object(manager_watch, "OVERDUE", timedelta(0)),
+        ):
+            producer.send("overdue", "x", delay=timedelta(milliseconds=1))
+            time.sleep(0.002)
+            producer.send("overdue", "y", delay=MINUTE)  # no manager runs
+            wait_until(lambda: not producer._watch.running)
     for cast in (g, h):
         entry = cast.take(1)[0]
         failure = Failure(entry.id, entry.entry, "no", 0)

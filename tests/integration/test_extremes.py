@@ -20,7 +20,7 @@ from lisa.admin import garbage, story
 from lisa.admin.fsck import check as fsck
 from lisa.admin.messages import LiveState, list_messages
 from lisa.consumer import Consumer
-from lisa.core.model.clock import MAX_DUE_MS
+from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS, ms_datetime
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.options import TopicOptions
@@ -345,19 +345,25 @@ def test_ids_that_look_alike_are_different_messages(bench: TopicBench, producer:
 
 # Times
 
-PAST = (-(10**15), -1, 0, 1, 999, 1_000_000_000_000)
+PAST = tuple(OLDEST_DUE_MS + day * 86_400_000 for day in (0, 1, 1_000, 3_600))
 FUTURE = (2**31 * 1000, 2**42, 99_999_999_999_999, MAX_DUE_MS - 1, MAX_DUE_MS)
 
 
+@pytest.mark.parametrize("year", [1, 1960, 1970, 1999])
+def test_times_of_long_ago_are_refused(producer: Producer, year: int) -> None:
+    with pytest.raises(InvalidMessage, match="more than ten years ago"):
+        producer.send("orders", 1, at=datetime(year, 1, 1, tzinfo=UTC))
+
+
 def test_past_times_are_due_now(bench: TopicBench, producer: Producer) -> None:
-    sent = {producer.send(bench.topic, at, at_ms=at): max(at, 0) for at in PAST}
-    sent |= {producer.send(bench.topic, 0, at=datetime(1, 1, 1, tzinfo=UTC)): 0}
+    sent = {producer.send(bench.topic, at, at_ms=at): at for at in PAST}
+    sent |= {producer.send(bench.topic, 0, at=ms_datetime(PAST[0])): PAST[0]}
     several = [Outgoing(at, at_ms=at) for at in PAST]
     report = producer.send_many(bench.topic, several)
-    sent |= {one.id: max(at, 0) for one, at in zip(report, PAST, strict=True)}
+    sent |= {one.id: at for one, at in zip(report, PAST, strict=True)}
     taken = bench.pull(len(sent))
     assert {one: delivery.due_ms for one, delivery in taken.items()} == sent
-    assert {delivery.message.due.year for delivery in taken.values()} <= {1970, 2001}
+    assert {delivery.message.due for delivery in taken.values()} == {ms_datetime(at) for at in PAST}
     assert {delivery.ack() for delivery in taken.values()} == {"acked"}
     assert not any("early" in name for name in bench.cast.stats())
 
@@ -385,8 +391,8 @@ def test_times_up_to_the_year_9999_wait(
     promoted = bench.store.call(Promote(topic))
     assert (promoted.moved, promoted.next_due_ms) == (0, FUTURE[0])
     last = max(sent, key=lambda one: sent[one])
-    assert producer.reschedule(topic, last, at_ms=-5) == "rescheduled"
-    assert bench.pull(1)[last].due_ms == 0
+    assert producer.reschedule(topic, last, at_ms=OLDEST_DUE_MS) == "rescheduled"
+    assert bench.pull(1)[last].due_ms == OLDEST_DUE_MS
     assert set(producer.cancel_many(topic, [one for one in sent if one != last])) == {"cancelled"}
 
 
