@@ -7,6 +7,7 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from lisa.core.model.clock import OLDEST_DUE_MS
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.transitions.enqueue import OnDuplicate
 from tests.model import operating, sending
@@ -72,7 +73,7 @@ class Producers(Play):
     @rule(
         topic=topics,
         pick=st.integers(0, 9),
-        due=st.sampled_from([int(FAR), 1000, timedelta(hours=1)]),
+        due=st.sampled_from([int(FAR), OLDEST_DUE_MS, timedelta(hours=1)]),
     )
     def reschedule(self, topic: str, pick: int, due: int | timedelta | None) -> None:
         """`None` fires the message now."""
