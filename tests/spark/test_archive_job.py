@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,32 @@ def test_once_archives_everything_and_a_second_run_nothing(
     before = sorted((tmp_path / "archive" / "_lisa").glob("0*.json"))
     assert archive(spark, where, url=redis_url, once=True, name="mine").events == 0
     assert sorted((tmp_path / "archive" / "_lisa").glob("0*.json")) == before
+
+
+def test_a_slow_start_of_python_does_not_end_the_job(
+    spark: SparkSession,
+    redis_url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process that plans the batches needs longer than the ten seconds that Spark allows."""
+    slow, first = tmp_path / "python", tmp_path / "first"
+    slow.write_text(
+        f"""#!/bin/sh
+case "$*" in *streaming_source_runner*) mkdir {first} 2>/dev/null && sleep 15 ;; esac
+exec {sys.executable} "$@"
+"""
+    )
+    slow.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(slow))
+    orders = Stories("orders")
+    journal(client, orders.extend(10))
+    where = str(tmp_path / "archive")
+    done = archive(spark, where, url=redis_url, once=True)
+    assert done.events == len(orders.events)
+    assert first.exists()
+    check(spark, where, orders.events)
 
 
 def test_an_archive_without_its_checkpoint_continues(

@@ -99,8 +99,11 @@ def archive(
         checkpoint = checkpoint or f"{where.rstrip('/')}/_lisa/checkpoint"
         check_checkpoint(spark, checkpoint, writer.offsets(), writer.gaps())
         run = ArchiveRun(writer, record, progress, stop or threading.Event(), max_events)
-        query = _start(spark, run.batch, checkpoint, once=once, interval=interval, options=options)
-        run.follow(query)
+        run.follow(
+            lambda: _start(
+                spark, run.batch, checkpoint, once=once, interval=interval, options=options
+            )
+        )
         writer.tidy(last=True, behind=False)
         record.report(writer.offsets())
     return ArchiveResult(

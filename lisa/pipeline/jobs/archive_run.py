@@ -1,7 +1,8 @@
-"""One streaming query of the job `archive`: writes batches and reports progress."""
+"""The streaming query of the job `archive`: writes batches and reports progress."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,13 @@ REPORT_S = 600.0
 without a report."""
 
 POLL_S = 0.25
+
+STARTS = 3
+SLOW_START = "Python worker failed to connect back"
+"""Spark gives the Python process that plans the batches ten seconds to connect, a limit that cannot
+be set. On a busy machine that is too short."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class _Stopped(Exception):
 
 
 class ArchiveRun:
-    """One streaming query, until it ends or is stopped."""
+    """A streaming query, until it ends or is stopped."""
 
     def __init__(
         self,
@@ -93,8 +101,28 @@ class ArchiveRun:
         # A batch that reaches its limit may be up to 5 % smaller than the limit.
         self._tables.tidy(last=False, behind=count >= 0.9 * self._most)
 
-    def follow(self, query: StreamingQuery) -> None:
-        """Wait until the query ends, or stop it. Raises the error that ended the query."""
+    def follow(self, start: Callable[[], StreamingQuery]) -> None:
+        """Start the query and wait until it ends, or stop it. Raises the error that ended it.
+
+        A query whose Python process was slow to start is started again, up to `STARTS` times in
+        all.
+        """
+        for started in range(1, STARTS + 1):
+            query = start()
+            self._wait(query)
+            if self.failure is not None and not isinstance(self.failure, _Stopped):
+                raise self.failure
+            error = query.exception()
+            if error is None or "_Stopped" in str(error):
+                return
+            if SLOW_START not in str(error) or started == STARTS or self._stop.is_set():
+                raise error
+            logger.warning(
+                "Spark's Python process took too long to start; starting the query again"
+            )
+
+    def _wait(self, query: StreamingQuery) -> None:
+        """Wait until the query ends, or stop it, and report the progress of an idle archive."""
         reported = time.monotonic()
         while query.isActive:
             if self._stop.wait(POLL_S):
@@ -107,8 +135,3 @@ class ArchiveRun:
                 reported = time.monotonic()
                 with suppress(ServerUnavailable):
                     self._record.report(self._tables.offsets())
-        if self.failure is not None and not isinstance(self.failure, _Stopped):
-            raise self.failure
-        error = query.exception()
-        if error is not None and "_Stopped" not in str(error):
-            raise error
