@@ -36,7 +36,7 @@ demo: $(VENV)/.base
 	$(BIN)/lisa demo
 
 check: lint types
-	$(BIN)/python -m pytest -n 2 -m 'not slow' --embedded-only tests/unit tests/contract
+	$(BIN)/python -m pytest -n 3 --embedded-only tests/unit tests/contract
 
 test: lint types
 	$(BIN)/python -m pytest -n $(WORKERS)

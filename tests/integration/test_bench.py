@@ -37,6 +37,7 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_every_measure_runs_and_reports(tmp_path: Path) -> None:
     done = bench(
         "--scale",

@@ -107,6 +107,7 @@ def server() -> Iterator[BenchServer]:
         yield fresh
 
 
+@pytest.mark.full
 def test_the_report_covers_lisa_and_the_peers(peers: Path, tmp_path: Path) -> None:
     arguments = ("--scale", "0.004", "--repeats", "1", "--only", "drain", "--only", "lateness")
     others = ("bulk_send", "single_send", "concurrent_send", "memory")

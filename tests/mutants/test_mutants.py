@@ -50,6 +50,7 @@ def test_every_patch_finds_its_text_once() -> None:
     assert said == "rotten: lua/trim.lua has 0 times, not once: 'no such text'"
 
 
+@pytest.mark.full
 def test_every_named_test_exists() -> None:
     named = [(mutant.number, test) for mutant in MUTANTS for test in mutant.tests]
     there = collected(sorted({test.partition("::")[0] for _, test in named}))

@@ -53,9 +53,15 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+@functools.cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module; each rule walks them."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def imported(source: str) -> Iterator[str]:
     """Full names, including late imports and imports for type checking."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -67,7 +73,7 @@ def wrong_imports(module: str, source: str) -> list[str]:
     """Imports that violate the layers."""
     part = second(module)
     if part == "gateway":  # uses roles by their packages only
-        names = imported(ast.parse(source))
+        names = imported(source)
         return [name for name in names if second(name) in ROLES and is_module(name)]
     if part in ON_TOP:
         return []
@@ -75,7 +81,7 @@ def wrong_imports(module: str, source: str) -> list[str]:
     allowed = {"core", part} if part in ON_CORE else ON_CORE | {part}
     return [
         name
-        for name in imported(ast.parse(source))
+        for name in imported(source)
         if name.split(".")[0] == "lisa" and second(name) not in allowed
     ]
 
@@ -87,7 +93,7 @@ def wrong_imports_in_core(module: str, source: str) -> list[str]:
     package = module.split(".")[2]
     return [
         name
-        for name in imported(ast.parse(source))
+        for name in imported(source)
         if name.startswith("lisa.core.")
         and name.split(".")[2] not in BELOW_CORE[package] | {package}
     ]
@@ -138,7 +144,7 @@ def dotted(node: ast.expr) -> list[str]:
 
 
 def calls(source: str) -> Iterator[tuple[list[str], ast.Call]]:
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call):
             yield dotted(node.func), node
 
@@ -151,7 +157,7 @@ def made_clients(module: str, source: str) -> list[str]:
     if module in {"lisa.core.redis.clients", "lisa.cli.bench.server"}:
         return []
     bound = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             aliases = [a for a in node.names if a.name.split(".")[0] == "redis"]
             bound |= {a.asname or "redis" for a in aliases}
@@ -180,9 +186,8 @@ def run_scripts(module: str, source: str) -> list[str]:
 
 def strings(source: str) -> Iterator[str]:
     """String constants and the constant pieces of f-strings, without docstrings."""
-    tree = ast.parse(source)
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    prose = {id(node.value) for node in nodes(source) if isinstance(node, ast.Expr)}
+    for node in nodes(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             yield node.value
 
@@ -194,22 +199,21 @@ def built_keys(module: str, source: str) -> list[str]:
     return [text for text in strings(source) if KEY.search(text)]
 
 
-distributions = functools.cache(importlib.metadata.packages_distributions)
+@functools.cache
+def declared() -> set[str]:
+    """Top-level modules of the distributions that pyproject.toml requires."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].items()
+    lines = project["dependencies"] + [x for name, some in extras if name != "dev" for x in some]
+    required = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
+    providers = importlib.metadata.packages_distributions().items()
+    return {root for root, names in providers if required & {plain(name) for name in names}}
 
 
 def undeclared(_module: str, source: str) -> list[str]:
     """Third-party imports that pyproject.toml does not require."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"].items()
-    lines = project["dependencies"] + [x for name, some in extras if name != "dev" for x in some]
-    declared = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
-    providers = distributions()
-    roots = {name.split(".")[0] for name in imported(ast.parse(source))}
-    return [
-        root
-        for root in sorted(roots - sys.stdlib_module_names - {"lisa"})
-        if not {plain(name) for name in providers.get(root, [])} & declared
-    ]
+    roots = {name.split(".")[0] for name in imported(source)}
+    return sorted(roots - sys.stdlib_module_names - {"lisa"} - declared())
 
 
 def plain(name: str) -> str:
@@ -292,7 +296,7 @@ def test_no_modules_import_each_other() -> None:
         return name if name in sources else name.rpartition(".")[0]
 
     imports = {
-        module: {target(name) for name in imported(ast.parse(source)) if target(name) in sources}
+        module: {target(name) for name in imported(source) if target(name) in sources}
         for module, source in sources.items()
     }
     assert cycles(imports) == []
