@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         reschedule,
         send,
         send_many,
+        send_one,
         send_stream,
     )
 
@@ -95,6 +96,7 @@ __all__ = [
     "reschedule",
     "send",
     "send_many",
+    "send_one",
     "send_stream",
 ]
 
@@ -123,6 +125,7 @@ _HOMES = {
         "reschedule",
         "send",
         "send_many",
+        "send_one",
         "send_stream",
     ),
 }

@@ -24,7 +24,7 @@ else:  # not generic before click 8.4
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATIENCE = timedelta(seconds=3)
-"""How long a command waits for an unresponsive server."""
+"""How long a command waits for an unresponsive server, unless LISA_PATIENCE or the file says."""
 
 
 @dataclass(slots=True)
@@ -36,20 +36,23 @@ class Chosen:
     config: Path | None = None
     json: bool = False
     zone: tzinfo | None = None
+    patience: timedelta = PATIENCE
 
     def server(self) -> tuple[Address, str]:
-        """Return the address and the prefix, and set `zone`. Raises ConfigError."""
+        """Return the address and the prefix; set `zone` and `patience`. Raises ConfigError."""
         from lisa.core.model.keys import DEFAULT_PREFIX
         from lisa.core.redis.address import DEFAULT_URL, Address
 
         environ = os.environ
         in_sections = any(name.startswith("LISA_REDIS__") for name in environ)
-        if self.config or environ.get("LISA_CONFIG") or in_sections:
+        if self.config or environ.get("LISA_CONFIG") or environ.get("LISA_PATIENCE") or in_sections:
             # Loading a configuration takes longer than most commands, so only if there is one.
             from lisa.core.settings import ProducerSettings
 
             settings = ProducerSettings.load(self.config, redis=self.redis, prefix=self.prefix)
             self.zone = settings.zone
+            if "patience" in settings.model_fields_set:
+                self.patience = settings.patience
             return Address.from_settings(settings.redis), settings.prefix
         url = self.redis or environ.get("LISA_REDIS_URL") or DEFAULT_URL
         return Address(url), self.prefix or environ.get("LISA_PREFIX") or DEFAULT_PREFIX
@@ -59,7 +62,7 @@ class Chosen:
         from lisa.producer import Producer
 
         address, prefix = self.server()
-        producer = Producer(address, prefix=prefix, zone=self.zone, patience=PATIENCE)
+        producer = Producer(address, prefix=prefix, zone=self.zone, patience=self.patience)
         click.get_current_context().call_on_close(producer.close)
         return producer
 
@@ -73,7 +76,7 @@ class Chosen:
         from lisa.core.store.store import SyncStore
 
         address, prefix = self.server()
-        store = SyncStore(Connection(address), Keys(prefix), PATIENCE, who="cli")
+        store = SyncStore(Connection(address), Keys(prefix), self.patience, who="cli")
         click.get_current_context().call_on_close(store.close)
         if checked:
             store.drive(store.check_schema())

@@ -89,11 +89,13 @@ def send(
         return
     given = (body or "").encode("utf-8", "surrogateescape")
     data = sys.stdin.buffer.read() if body == "-" else given
-    sent = producer.send(topic, _body(data, kind), id=message_id, **options)
-    if chosen.json:
-        print_json({"topic": topic, "id": sent})
-    else:
-        click.echo(sent)
+    if not chosen.json:
+        click.echo(producer.send(topic, _body(data, kind), id=message_id, **options))
+        return
+    sent, outcome = producer.send_one(topic, _body(data, kind), id=message_id, **options)
+    print_json({"topic": topic, "id": sent, "outcome": outcome})
+    if outcome == "rejected":
+        raise click.exceptions.Exit(1)
 
 
 def _headers(pairs: Iterable[str]) -> dict[str, str]:

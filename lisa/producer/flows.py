@@ -139,6 +139,16 @@ class Sending:
         (outcome,) = yield from self._write(call, call.ids)
         return SendOutcome(call.ids[0], outcome)
 
+    def _send_body(
+        self, topic: str, body: Any, message_id: str | None, options: SendOptions
+    ) -> Flow[SendOutcome]:
+        """Check and send one body."""
+        plan = SendPlan.of(options, self._zone)
+        if isinstance(body, Outgoing):
+            raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
+        message = single(plan, body if message_id is None else Outgoing(body, id=message_id))
+        return (yield from self._send_one(check_topic(topic), plan.on_duplicate, message))
+
     def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
         """Cancel the messages of one script call."""
         yield from self._open()
@@ -205,14 +215,26 @@ class Flows(Sending):
             headers=headers,
             on_duplicate=on_duplicate,
         )
-        plan = SendPlan.of(options, self._zone)
-        if isinstance(body, Outgoing):
-            raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
-        message = single(plan, body if id is None else Outgoing(body, id=id))
-        sent = yield from self._send_one(check_topic(topic), plan.on_duplicate, message)
+        sent = yield from self._send_body(topic, body, id, options)
         if sent.outcome is Sent.REJECTED:
             raise DuplicateMessage(f"message {sent.id!r} is already known on topic {topic!r}")
         return sent.id
+
+    def send_one(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        id: str | None = None,  # noqa: A002  the name that users expect
+        **options: Unpack[SendOptions],
+    ) -> Flow[SendOutcome]:
+        """Send one message like `send`, and return what became of it beside its id.
+
+        The outcome is "accepted" for a new message; for a known id "duplicate" (nothing was added),
+        "replaced" or, with `on_duplicate="reject"`, "rejected". Raises what `send` raises, except
+        DuplicateMessage.
+        """
+        return (yield from self._send_body(topic, body, id, options))
 
     def send_many(
         self, topic: str, bodies: Iterable[Any], **options: Unpack[SendOptions]

@@ -67,7 +67,7 @@ class _Configured(Sending, ABC):
         """Create a producer from the YAML file at `path` or `LISA_CONFIG` and `LISA_*` variables.
 
         `overrides` are keys of the file and take precedence: `redis="redis://..."`, `prefix=`,
-        `zone=`. Raises ConfigError with a one-line message.
+        `zone=`, `patience=`. Raises ConfigError with a one-line message.
         """
         # Imported late: constructing a producer directly should not load pydantic.
         from lisa.core.settings import ProducerSettings
@@ -76,7 +76,11 @@ class _Configured(Sending, ABC):
         settings.require_enabled()
         address = Address.from_settings(settings.redis)
         return cls(
-            address, prefix=settings.prefix, zone=settings.zone, durability=settings.durability
+            address,
+            prefix=settings.prefix,
+            zone=settings.zone,
+            patience=settings.patience,
+            durability=settings.durability,
         )
 
 
@@ -89,6 +93,7 @@ class Producer(_Configured):
     _store: SyncStore
 
     send = blocking(Flows.send)
+    send_one = blocking(Flows.send_one)
     send_many = blocking(Flows.send_many)
     cancel = blocking(Flows.cancel)
     cancel_many = blocking(Flows.cancel_many)
@@ -138,6 +143,7 @@ class AsyncProducer(_Configured):
     _store: AsyncStore
 
     send = awaiting(Flows.send)
+    send_one = awaiting(Flows.send_one)
     send_many = awaiting(Flows.send_many)
     cancel = awaiting(Flows.cancel)
     cancel_many = awaiting(Flows.cancel_many)

@@ -57,6 +57,7 @@ def _on_shared(method: Callable[Concatenate[Producer, P], T]) -> Callable[P, T]:
 
 
 send = _on_shared(Producer.send)
+send_one = _on_shared(Producer.send_one)
 send_many = _on_shared(Producer.send_many)
 send_stream = _on_shared(Producer.send_stream)
 cancel = _on_shared(Producer.cancel)

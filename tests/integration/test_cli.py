@@ -13,9 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lisa.cli.main import main
+from lisa.cli.options import PATIENCE
 from lisa.core.model.envelope import new_id
 from lisa.core.transitions.promote import Promote, Promoted
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.embedded.server import free_port
 from tests.roles import Cast
 from tests.servers import connect
 
@@ -92,6 +94,28 @@ def test_an_id_that_looks_like_an_option_follows_two_dashes(lisa: Lisa) -> None:
     assert not new_id().startswith("-")
     assert lisa("send", "orders", "x", "--delay", "1h", "--id=-mine").stdout.strip() == "-mine"
     assert lisa("cancel", "orders", "--", "-mine").stdout.split() == ["-mine", "cancelled"]
+
+
+def test_send_as_json_tells_the_outcome(ask: Callable[..., Any]) -> None:
+    send = ("send", "orders", "x", "--id", "a", "--delay", "1h")
+    assert ask(*send) == {"topic": "orders", "id": "a", "outcome": "accepted"}
+    assert ask(*send)["outcome"] == "duplicate"
+    assert ask(*send, "--on-duplicate", "replace")["outcome"] == "replaced"
+    assert ask(*send, "--on-duplicate", "reject", code=1)["outcome"] == "rejected"
+
+
+def test_patience_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "producer.yml"
+    path.write_text("lisa-delay-queue: {patience: 0s}\n")
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    for environment in ({"LISA_PATIENCE": "0s"}, {"LISA_CONFIG": str(path)}):
+        began = time.monotonic()
+        result = CliRunner(env=environment).invoke(main, ["get", "orders", "a", "--redis", url])
+        assert result.exit_code == 3
+        assert time.monotonic() - began < PATIENCE.total_seconds()
+    result = CliRunner(env={"LISA_PATIENCE": "5"}).invoke(main, ["get", "orders", "a"])
+    assert result.exit_code == 2
+    assert "patience" in result.output
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,23 @@ def test_duplicates(producer: Either, topic: Topic) -> None:
     assert len(topic.waiting()) == 1
 
 
+def test_send_one_reports_the_outcome(producer: Either, topic: Topic) -> None:
+    def send(body: str, mode: str = "keep") -> str:
+        sent = producer.ask("send_one", "orders", body, id="a", delay=HOUR, on_duplicate=mode)
+        assert sent.id == "a"
+        return str(sent.outcome)
+
+    assert [send("first"), send("second")] == ["accepted", "duplicate"]
+    assert producer.ask("get", "orders", "a").body == "first"
+    assert send("third", "reject") == "rejected"
+    assert send("fourth", "replace") == "replaced"
+    assert producer.ask("get", "orders", "a").body == "fourth"
+    assert topic.waiting().keys() == {"a"}
+    assert producer.ask("send_one", "orders", 1).outcome is Sent.ACCEPTED
+    with pytest.raises(InvalidMessage, match="send_many"):
+        producer.ask("send_one", "orders", Outgoing(1))
+
+
 def test_send_many_reports_each_outcome(producer: Either, topic: Topic) -> None:
     producer.send("orders", "old", id="known", delay=HOUR)
     bodies = [Outgoing("x", id="known"), "y", Outgoing("z", id="z", delay=2 * HOUR)]
@@ -384,9 +401,11 @@ def test_from_config(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "producer.yml"
     file.write_text(
         f"lisa-delay-queue:\n  redis: {{url: '{redis_url}'}}\n  zone: '+08:00'\n  prefix: shop\n"
+        "  patience: 2s\n"
     )
     naive = datetime(2040, 1, 1, 12)  # noqa: DTZ001  the zone is the file's
     with Producer.from_config(file) as producer:
+        assert producer._patience == timedelta(seconds=2)
         message_id = producer.send("orders", 1, at=naive)
         seen = producer.get("orders", message_id)
         assert seen is not None

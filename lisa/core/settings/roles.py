@@ -19,12 +19,14 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.explain import explain
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
 from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
     DurabilityField,
+    Duration,
     GroupSettings,
     ManagerServerSettings,
     RedisSettings,
@@ -201,6 +203,12 @@ class ProducerSettings(RoleSettings):
         default=None,
         description="Zone for naive datetimes: `Asia/Shanghai`, `+08:00`. "
         "Unset: naive datetimes are refused.",
+    )
+    patience: Duration = Field(
+        default=PRODUCER_RETRY_TIME,
+        ge=timedelta(0),
+        description="How long a call is repeated while the server does not answer. More than 10s "
+        "requires topics with a retention of at least twice as much.",
     )
     durability: DurabilityField = Field(
         default=None,
