@@ -27,6 +27,11 @@ Durations have a unit: `500ms`, `10s`, `2m`, `1h30m`, `2d`. Schedules are Quartz
 six or seven fields (1 is Sunday), crontab expressions with five (0 and 7 are Sunday), or an
 interval such as `1s`. `LISA_CONFIG` names the file if no flag does. `LISA_REDIS_URL` is an alias
 of `LISA_REDIS__URL`.
+
+`LISA_REDIS_URL` and `LISA_PREFIX` also apply in programs: `Producer()`, `Consumer()` and
+`Manager()` use the server in their call, else that of `LISA_REDIS_URL`, else
+redis://localhost:6379/0. `lisa-consumer` keeps the server and the prefix that the module gives its
+`Consumer`; only `--redis` and `--prefix` override them.
 """
 
 

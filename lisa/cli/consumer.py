@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,10 @@ import click
 
 if TYPE_CHECKING:
     from lisa.core.metrics.numbers import Numbers
+    from lisa.core.redis.address import Address
     from lisa.core.settings import ConsumerSettings
+
+log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 EXIT_NO_SERVER = 3
@@ -67,14 +71,19 @@ def main(  # noqa: PLR0917  click passes them by name
         logs.configure(settings.log_format, settings.log_level)
         if parent_pipe is None and settings.consumer_server.processes > 1:
             sys.exit(_run_processes(settings))
-        _run_one(settings, group, parent_pipe, numbers)
+        given = [name for name, value in flags.items() if value is not None]
+        _run_one(settings, given, group, parent_pipe, numbers)
     except LisaError as error:
         click.echo(f"lisa-consumer: {error}", err=True)
         sys.exit(EXIT_NO_SERVER if isinstance(error, ServerUnavailable) else EXIT_CONFIG)
 
 
 def _run_one(
-    settings: ConsumerSettings, group: str | None, parent_pipe: int | None, numbers: Path | None
+    settings: ConsumerSettings,
+    flags: Collection[str],
+    group: str | None,
+    parent_pipe: int | None,
+    numbers: Path | None,
 ) -> None:
     from lisa.cli.modules import import_handlers
     from lisa.cli.rights import check_rights
@@ -90,7 +99,8 @@ def _run_one(
     if settings.target is None:
         raise ConfigError("no target: write lisa-consumer pkg.module, or pkg.module:name")
     consumer = load(settings.target)
-    consumer.configure(settings, only_given=True)
+    consumer.configure(settings, only_given=True, flags=flags)
+    _warn_of_another_server(settings, consumer.server[0])
     if group is not None:
         consumer.group = group
     check_rights("consumer", *consumer.server)
@@ -103,6 +113,21 @@ def _run_one(
         elif numbers is not None:
             leave_numbers(numbers, lambda: (own := consumer.numbers()) and own | of_process())
         consumer.run()
+
+
+def _warn_of_another_server(settings: ConsumerSettings, used: Address) -> None:
+    """Warn if the module gives its consumer another server than the configuration."""
+    from lisa.core.redis.address import Address
+
+    configured = Address.from_settings(settings.redis)
+    if settings.redis.model_fields_set and used != configured:
+        log.warning(
+            "using the server given in %s, %s; the configuration names %s. To use that, create "
+            "the consumer without a server, or pass --redis",
+            settings.target,
+            used.shown,
+            configured.shown,
+        )
 
 
 def _freeze_loaded_objects() -> None:

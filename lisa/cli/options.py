@@ -40,8 +40,8 @@ class Chosen:
 
     def server(self) -> tuple[Address, str]:
         """Return the address and the prefix; set `zone` and `patience`. Raises ConfigError."""
-        from lisa.core.model.keys import DEFAULT_PREFIX
-        from lisa.core.redis.address import DEFAULT_URL, Address
+        from lisa.core.model.keys import Keys
+        from lisa.core.redis.address import Address
 
         environ = os.environ
         in_sections = any(name.startswith("LISA_REDIS__") for name in environ)
@@ -54,8 +54,7 @@ class Chosen:
             if "patience" in settings.model_fields_set:
                 self.patience = settings.patience
             return Address.from_settings(settings.redis), settings.prefix
-        url = self.redis or environ.get("LISA_REDIS_URL") or DEFAULT_URL
-        return Address(url), self.prefix or environ.get("LISA_PREFIX") or DEFAULT_PREFIX
+        return Address.of(self.redis or None), Keys.of(self.prefix or None).prefix
 
     def producer(self) -> Producer:
         """A producer that is closed when the command ends."""

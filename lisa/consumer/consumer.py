@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -20,9 +20,9 @@ from lisa.core.daemon.mailbox import Mailbox
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.model.clock import named_duration, option_duration
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_topic
+from lisa.core.model.keys import Keys, check_topic
 from lisa.core.model.options import GRACE
-from lisa.core.redis.address import DEFAULT_URL, Address
+from lisa.core.redis.address import Address
 from lisa.core.settings import ConsumerSettings
 
 log = logging.getLogger("lisa.consumer")
@@ -31,6 +31,7 @@ log = logging.getLogger("lisa.consumer")
 class Consumer(Registration):
     """Reads due messages of one or more topics and calls handlers with them.
 
+    server, prefix: as for `Producer`.
     group: the group to join on each topic, declared if missing. None joins the topic's only group.
     name: prefix of the consumer's unique name, followed by host, pid and a random suffix.
     concurrency: the most handlers that run at the same time, over all topics.
@@ -45,12 +46,12 @@ class Consumer(Registration):
 
     def __init__(
         self,
-        server: str | Address = DEFAULT_URL,
+        server: str | Address | None = None,
         *,
         group: str | None = None,
         name: str | None = None,
         concurrency: int = 1,
-        prefix: str = DEFAULT_PREFIX,
+        prefix: str | None = None,
         poll_timeout: timedelta | str = timedelta(seconds=5),
         poll_batch_size: int | None = None,
         grace: timedelta | str = GRACE,
@@ -58,7 +59,12 @@ class Consumer(Registration):
         super().__init__()
         self._options = ConsumerOptions(
             address=Address.of(server),
-            keys=Keys(prefix),
+            keys=Keys.of(prefix),
+            in_code=[
+                option
+                for option, given in (("address", server), ("keys", prefix))
+                if given is not None
+            ],
             group=group,
             name=name,
             concurrency=concurrency,
@@ -89,14 +95,22 @@ class Consumer(Registration):
         """The server's address and the key prefix."""
         return self._options.address, self._options.keys.prefix
 
-    def configure(self, settings: ConsumerSettings, *, only_given: bool = False) -> None:
+    def configure(
+        self,
+        settings: ConsumerSettings,
+        *,
+        only_given: bool = False,
+        flags: Collection[str] = (),
+    ) -> None:
         """Apply settings before `start`; with `only_given`, skip those that are not set.
 
-        Raises ConfigError if the consumer runs.
+        A server and a prefix that were given to the constructor are then kept, unless `flags`, the
+        settings from the command line, contains `redis` or `prefix`. Raises ConfigError if the
+        consumer runs.
         """
         if self._runtime is not None:
             raise ConfigError("a running consumer cannot be configured")
-        self._options = self._options.with_settings(settings, only_given=only_given)
+        self._options = self._options.with_settings(settings, only_given=only_given, flags=flags)
 
     @property
     def group(self) -> str | None:

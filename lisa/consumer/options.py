@@ -31,6 +31,7 @@ class ConsumerOptions:
     """See `Consumer` for the meaning of each option.
 
     configured: the topics that the settings name.
+    in_code: which of `address` and `keys` the program gave to the constructor.
     """
 
     address: Address
@@ -42,6 +43,7 @@ class ConsumerOptions:
     poll_batch_size: int | None = None
     grace: timedelta = GRACE
     configured: Collection[WantedTopic] = ()
+    in_code: Collection[str] = ()
 
     def checked(self) -> Self:
         """These options. Raises ConfigError if one is invalid."""
@@ -59,8 +61,14 @@ class ConsumerOptions:
             _check_whole("poll_batch_size", self.poll_batch_size, LARGEST_BATCH)
         return self
 
-    def with_settings(self, settings: ConsumerSettings, *, only_given: bool) -> Self:
-        """These options with settings applied; with `only_given`, those that are set."""
+    def with_settings(
+        self, settings: ConsumerSettings, *, only_given: bool, flags: Collection[str] = ()
+    ) -> Self:
+        """These options with settings applied.
+
+        With `only_given`, those that are set; a server or a prefix that the program itself gave
+        then yields only to flags (`redis`, `prefix`).
+        """
         server = settings.consumer_server
         given = settings.model_fields_set if only_given else type(settings).model_fields
         inner = server.model_fields_set if only_given else type(server).model_fields
@@ -69,9 +77,14 @@ class ConsumerOptions:
             for name in ("concurrency", "poll_batch_size", "grace")
             if name in inner
         }
-        if not only_given or settings.redis.model_fields_set:
+        kept = {
+            name
+            for name, flag in (("address", "redis"), ("keys", "prefix"))
+            if only_given and name in self.in_code and flag not in flags
+        }
+        if "address" not in kept and (not only_given or settings.redis.model_fields_set):
             changes["address"] = Address.from_settings(settings.redis)
-        if "prefix" in given:
+        if "keys" not in kept and "prefix" in given:
             changes["keys"] = Keys(settings.prefix)
         if "poll_timeout_millis" in inner:
             changes["poll_timeout"] = timedelta(milliseconds=server.poll_timeout_millis)

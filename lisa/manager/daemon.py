@@ -13,8 +13,8 @@ from lisa.core.daemon.mailbox import STOPPING, Mailbox
 from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
 from lisa.core.metrics.cache import METRICS
 from lisa.core.model.errors import LisaError
-from lisa.core.model.keys import DEFAULT_PREFIX
-from lisa.core.redis.address import DEFAULT_URL, Address
+from lisa.core.model.keys import Keys
+from lisa.core.redis.address import Address
 from lisa.core.store import presence
 from lisa.manager.engine import Engine
 from lisa.manager.metrics import MetricsPage
@@ -29,6 +29,7 @@ class Manager:
 
     Any number of managers may run at the same time.
 
+    server, prefix: as for `Producer`.
     topics: topic names, or a mapping of names to topic options, such as
         `{"orders": {"ack_timeout": timedelta(seconds=30)}}`. The manager declares these options.
         The keys `group` and `groups` name groups to declare. The manager also finds and serves
@@ -44,11 +45,11 @@ class Manager:
 
     def __init__(
         self,
-        server: str | Address = DEFAULT_URL,
+        server: str | Address | None = None,
         *,
         topics: Mapping[str, Mapping[str, object]] | Iterable[str] = (),
         groups: Mapping[str, Iterable[str]] | None = None,
-        prefix: str = DEFAULT_PREFIX,
+        prefix: str | None = None,
         default_group: str = DEFAULT_GROUP,
         name: str | None = None,
         move: str | timedelta = _SCHEDULES.move,
@@ -59,6 +60,7 @@ class Manager:
     ) -> None:
         schedules = Schedules(move=move, clean=clean, process_pending=process_pending, sweep=sweep)
         plan = Plan.of(topics, groups or {}, default_group=default_group, schedules=schedules)
+        prefix = Keys.of(prefix).prefix
         self._set_up(Address.of(server), plan, prefix=prefix, name=name, http=http, read=None)
 
     def _set_up(

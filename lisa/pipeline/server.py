@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +9,7 @@ from datetime import timedelta
 from lisa.admin.reading import info
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys
 from lisa.core.model.options import PRODUCER_RETRY_TIME
-from lisa.core.redis.address import DEFAULT_URL, Address
+from lisa.core.redis.address import DEFAULT_URL, Address, chosen_url
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, SyncStore
@@ -33,10 +32,9 @@ class Server:
         Call this on the driver, because workers have another environment. Raises ConfigError if the
         URL or the prefix is not valid.
         """
-        url = url or os.environ.get("LISA_REDIS_URL") or DEFAULT_URL
-        prefix = prefix or os.environ.get("LISA_PREFIX") or DEFAULT_PREFIX
-        Address(url), Keys(prefix)
-        return cls(url, prefix, patience)
+        url = chosen_url(url or None)
+        Address(url)
+        return cls(url, Keys.of(prefix or None).prefix, patience)
 
     def as_options(self) -> dict[str, str]:
         """The options of `format("lisa")` that select this server."""

@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar, Unpack
 from lisa.core.model.clock import option_duration
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_topic
+from lisa.core.model.keys import Keys, check_topic
 from lisa.core.model.options import PRODUCER_RETRY_TIME
-from lisa.core.redis.address import DEFAULT_URL, Address
+from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Await, Flow, awaiting, blocking
 from lisa.core.store.batcher import Batcher
@@ -32,8 +32,10 @@ T = TypeVar("T")
 class _Configured(Sending, ABC):
     """The constructor of both producers.
 
-    server: an `Address` or its URL; the producer connects at the first call.
-    prefix: the first part of every key, the same for all roles of a system.
+    server: an `Address` or its URL; by default LISA_REDIS_URL, or else redis://localhost:6379/0.
+        The producer connects at the first call.
+    prefix: the first part of every key, the same for all roles of a system; by default
+        LISA_PREFIX, or else `lisa`.
     zone: the zone for naive datetimes, an IANA name or an offset; without it they are refused.
     patience: how long a call is repeated while the server does not answer: a timedelta, or text
         with a unit (`"10s"`), as in every parameter that is a duration. A value above 10 s
@@ -44,9 +46,9 @@ class _Configured(Sending, ABC):
 
     def __init__(
         self,
-        server: str | Address = DEFAULT_URL,
+        server: str | Address | None = None,
         *,
-        prefix: str = DEFAULT_PREFIX,
+        prefix: str | None = None,
         zone: tzinfo | str | None = None,
         patience: timedelta | str = PRODUCER_RETRY_TIME,
         durability: Replicas | None = None,
@@ -54,7 +56,7 @@ class _Configured(Sending, ABC):
         if durability is not None and not isinstance(durability, Replicas):
             raise ConfigError(f"durability is None or made by replicas(n), not {durability!r}")
         patience = option_duration("patience", patience)
-        store = self._store_on(Address.of(server), Keys(prefix), patience)
+        store = self._store_on(Address.of(server), Keys.of(prefix), patience)
         super().__init__(store, zone=zone, patience=patience, durability=durability)
 
     @staticmethod

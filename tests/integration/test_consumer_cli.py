@@ -125,6 +125,23 @@ def test_the_originals_file_works_with_a_two_line_module(
     assert process.stop() == 0
 
 
+def test_a_server_given_in_code_is_kept(bench: Bench, processes: Processes, tmp_path: Path) -> None:
+    """The environment names another server; only the flag takes precedence over the module."""
+    bench.declare(TOPIC)
+    other = "redis://127.0.0.1:1/0"
+    (tmp_path / "shop.py").write_text(ONE.replace("Consumer()", f'Consumer("{bench.url}")'))
+    process = start(processes, "shop", env={"LISA_REDIS_URL": other})
+    bench.send(TOPIC, [1])
+    process.wait_for("handled orders lisa 1")
+    assert f"the configuration names {other}" in process.output
+    assert process.stop() == 0
+    (tmp_path / "shop.py").write_text(ONE.replace("Consumer()", f'Consumer("{other}")'))
+    process = start(processes, "--redis", bench.url, "shop")
+    bench.send(TOPIC, [2])
+    process.wait_for("handled orders lisa 2")
+    assert "the configuration names" not in process.output
+
+
 def test_disabled_is_reported_with_exit_code_0(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "off.yml").write_text("lisa-delay-queue:\n  enabled: false\n")
     process = start(processes, "--config", "off.yml")

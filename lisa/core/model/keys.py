@@ -6,6 +6,7 @@ slot and works on Redis Cluster.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from typing import NamedTuple
@@ -157,6 +158,13 @@ class Keys:
 
     The prefix must not contain braces, which would change the hash tag. Raises ConfigError.
     """
+
+    @classmethod
+    def of(cls, prefix: str | None) -> Keys:
+        """The keys of a prefix; None means LISA_PREFIX, or else `lisa`."""
+        if prefix is None:
+            prefix = os.environ.get("LISA_PREFIX", "").strip() or DEFAULT_PREFIX
+        return cls(prefix)
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         if not isinstance(prefix, str) or not _PREFIX.match(prefix):

@@ -9,6 +9,7 @@ connections to the sentinels use TLS, too. Credentials for the sentinels are giv
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,14 @@ _SENTINEL_CREDENTIALS = ("username", "password")
 _SCHEMES = ("redis", "rediss", "unix")
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 _HOST_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::([0-9]+)?)?")
+
+
+def chosen_url(url: str | None) -> str:
+    """The given URL; else that of LISA_REDIS_URL; else localhost. Every role uses this rule."""
+    if url is not None:
+        return url
+    found = (os.environ.get(name, "").strip() for name in ("LISA_REDIS_URL", "LISA_REDIS__URL"))
+    return next(filter(None, found), DEFAULT_URL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +118,9 @@ class Address:
         return found
 
     @classmethod
-    def of(cls, server: str | Address) -> Address:
-        """Return an address, or parse a URL."""
-        return server if isinstance(server, Address) else cls(server)
+    def of(cls, server: str | Address | None) -> Address:
+        """Return an address, or parse a URL; None means LISA_REDIS_URL, or else localhost."""
+        return server if isinstance(server, Address) else cls(chosen_url(server))
 
     @classmethod
     def from_settings(cls, settings: AddressSettings) -> Address:
