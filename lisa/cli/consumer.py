@@ -99,7 +99,7 @@ def _run_one(
     if settings.target is None:
         raise ConfigError("no target: write lisa-consumer pkg.module, or pkg.module:name")
     consumer = load(settings.target)
-    consumer.configure(settings, only_given=True, flags=flags)
+    consumer.configure(settings, flags)
     _warn_of_another_server(settings, consumer.server[0])
     if group is not None:
         consumer.group = group

@@ -95,22 +95,15 @@ class Consumer(Registration):
         """The server's address and the key prefix."""
         return self._options.address, self._options.keys.prefix
 
-    def configure(
-        self,
-        settings: ConsumerSettings,
-        *,
-        only_given: bool = False,
-        flags: Collection[str] = (),
-    ) -> None:
-        """Apply settings before `start`; with `only_given`, skip those that are not set.
+    def configure(self, settings: ConsumerSettings, flags: Collection[str] | None = None) -> None:
+        """Apply settings before `start`. Raises ConfigError if the consumer runs.
 
-        A server and a prefix that were given to the constructor are then kept, unless `flags`, the
-        settings from the command line, contains `redis` or `prefix`. Raises ConfigError if the
-        consumer runs.
+        With `flags`, the names of the settings from the command line, only those that are set; a
+        server or a prefix that the constructor got is kept then, unless a flag names another.
         """
         if self._runtime is not None:
             raise ConfigError("a running consumer cannot be configured")
-        self._options = self._options.with_settings(settings, only_given=only_given, flags=flags)
+        self._options = self._options.with_settings(settings, flags)
 
     @property
     def group(self) -> str | None:

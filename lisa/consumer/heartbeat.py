@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from lisa.consumer.keyed_pool import KeyedPool
+from lisa.consumer.outages import OutageLog
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
 from lisa.core.delivery.group_resolution import is_emptied
@@ -55,6 +56,7 @@ class Heartbeat:
         *,
         has_nodes: bool = False,
         longest_s: float = LONGEST_S,
+        outages: OutageLog | None = None,
     ) -> None:
         self._has_nodes = has_nodes
         self._store = store
@@ -66,9 +68,10 @@ class Heartbeat:
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
         self._announced_at: dict[Subscription, float] = {}
-        self._failing: dict[_Call, None] = {}
+        self._failing: dict[_Call, LisaError | None] = {}
         self._pool: KeyedPool[Subscription | None] = KeyedPool("lisa-leases", longest_s=longest_s)
         self._watch = ManagerWatch(store)
+        self._outages = outages or OutageLog()
         self._closed = False
         self._woken = threading.Event()
         self._thread = ServiceThread("lisa-heartbeat", self._run, longest_s)
@@ -192,20 +195,23 @@ class Heartbeat:
     def _try(self, sub: Subscription | None, work: _Work) -> bool:
         """Do the work of one subscription; returns False if it failed."""
         is_answered: bool | None = False
+        failed: LisaError | None = None
         begin_round()  # each call may take as long as a whole round
         try:
             is_answered = work(sub)
         except GroupRemoved:
             is_answered = True  # the reader notices and logs it
         except LisaError as error:
+            failed = error
             if sub is not None and all(one is not sub for one, _ in list(self._failing)):
-                log.warning("topic %s: no heartbeat: %s", sub.shard, error)
+                self._outages.warn(f"topic {sub.shard}: no heartbeat", error)
         except Exception as error:  # noqa: BLE001  logged; the other topics keep their leases
             unforeseen(f"topic {sub.shard if sub else '-'}: heartbeat", error)
-        if is_answered is not None:
-            self._failing.pop((sub, work), None)
+        before = None if is_answered is None else self._failing.pop((sub, work), None)
         if is_answered is False:
-            self._failing[sub, work] = None  # at the end of the dict
+            self._failing[sub, work] = failed  # at the end of the dict
+        elif before is not None and sub is not None:
+            self._outages.end(f"topic {sub.shard}: heartbeat again", before)
         return is_answered is not False
 
     def _check_layouts(self, _: None) -> bool | None:

@@ -61,15 +61,9 @@ class ConsumerOptions:
             _check_whole("poll_batch_size", self.poll_batch_size, LARGEST_BATCH)
         return self
 
-    def with_settings(
-        self, settings: ConsumerSettings, *, only_given: bool, flags: Collection[str] = ()
-    ) -> Self:
-        """These options with settings applied.
-
-        With `only_given`, those that are set; a server or a prefix that the program itself gave
-        then yields only to flags (`redis`, `prefix`).
-        """
-        server = settings.consumer_server
+    def with_settings(self, settings: ConsumerSettings, flags: Collection[str] | None) -> Self:
+        """These options with settings applied; see `Consumer.configure`."""
+        server, only_given = settings.consumer_server, flags is not None
         given = settings.model_fields_set if only_given else type(settings).model_fields
         inner = server.model_fields_set if only_given else type(server).model_fields
         changes: dict[str, Any] = {
@@ -80,7 +74,7 @@ class ConsumerOptions:
         kept = {
             name
             for name, flag in (("address", "redis"), ("keys", "prefix"))
-            if only_given and name in self.in_code and flag not in flags
+            if flags is not None and name in self.in_code and flag not in flags
         }
         if "address" not in kept and (not only_given or settings.redis.model_fields_set):
             changes["address"] = Address.from_settings(settings.redis)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from lisa.consumer.intake import Intake
+from lisa.consumer.outages import OutageLog
 from lisa.consumer.stream_reader import StreamReader
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, LONGEST_S, Backoff
 from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.redis import errors
-
-log = logging.getLogger("lisa.consumer")
 
 LOOK_AGAIN_S = 1.0
 """How often a paused topic, or a topic without a group, is checked."""
@@ -24,9 +22,9 @@ class Reader:
     """A thread that joins a group, then reads, opens and dispatches until the subscription closes.
 
     sub: what is read.
-    is_failing: whether the last round failed.
     longest_s: the longest round, without the time that a read blocks.
     failed: called with an error that stops the consumer.
+    outages: logs what fails; one for all readers.
     """
 
     def __init__(
@@ -36,12 +34,15 @@ class Reader:
         intake: Intake,
         longest_s: float,
         failed: Callable[[LisaError], None],
+        *,
+        outages: OutageLog,
     ) -> None:
         self._stream = stream
         self._intake = intake
         self.sub = sub
         self._failed = failed
-        self.is_failing = False
+        self._outages = outages
+        self._error: BaseException | None = None
         self._backoff = Backoff()
         self.thread = ServiceThread(
             f"lisa-{sub.shard}",
@@ -49,6 +50,11 @@ class Reader:
             longest_s + stream.longest.total_seconds(),
             is_over=sub.closing.is_set,
         )
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last round failed."""
+        return self._error is not None
 
     def start(self) -> None:
         """Start the thread."""
@@ -84,9 +90,9 @@ class Reader:
             self.thread.begin()
             try:
                 self._step()
-                if self.is_failing:
-                    log.info("topic %s: reading again", self.sub.shard)
-                self.is_failing = False
+                if self._error is not None:
+                    self._outages.end(f"topic {self.sub.shard}: reading again", self._error)
+                self._error = None
                 self._backoff.reset()
             except GroupRemoved as error:
                 self._group_removed(error)
@@ -147,9 +153,9 @@ class Reader:
     def _wait_out(self, error: BaseException) -> None:
         if not isinstance(error, LisaError):
             unforeseen(f"topic {self.sub.shard}: reading", error)
-        elif not self.is_failing:
-            log.warning("topic %s: cannot read, trying again: %s", self.sub.shard, error)
-        self.is_failing = True
+        elif self._error is None:
+            self._outages.warn(f"topic {self.sub.shard}: cannot read, trying again", error)
+        self._error = self._error or error
         away = isinstance(error, ServerUnavailable)
         self._intake.pause(self._backoff.take(LONGEST_AWAY_S if away else LONGEST_S))
 

@@ -16,6 +16,7 @@ from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
 from lisa.consumer.metrics import own_numbers
 from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.outages import OutageLog
 from lisa.consumer.pull import Puller
 from lisa.consumer.reader import Reader
 from lisa.consumer.readers import ReaderSet, end_reading, join_readers
@@ -60,6 +61,7 @@ class Runtime:
         self._failed = failed
         self._store = SyncStore(Connection(address), options.keys, PATIENCE, who="consumer")
         self._patient_store = SyncStore(Connection(address), options.keys, who="consumer")
+        self._outages = OutageLog()
         self._slots = Slots(options.concurrency)
         self._signal_sender = SignalSender(handlers.signals, self._spawn)
         self.readers = ReaderSet(self._store, address, unique_name(options.name), self._new_reader)
@@ -79,6 +81,7 @@ class Runtime:
             self.readers.follow,
             has_nodes=has_nodes,
             longest_s=self._longest_s,
+            outages=self._outages,
         )
         self._puller: Puller | None = None
 
@@ -103,7 +106,7 @@ class Runtime:
             settler=self._settler,
             topics=self.readers.__len__,
         )
-        return Reader(sub, stream, intake, self._longest_s, self._failed)
+        return Reader(sub, stream, intake, self._longest_s, self._failed, outages=self._outages)
 
     def start(self, all_wanted: Iterable[WantedTopic]) -> None:
         """Start the threads. Raises ConfigError for errors that can be detected at the start."""
@@ -115,7 +118,7 @@ class Runtime:
                 if wanted.group is None:
                     self._store.drive(find_group(self._store, wanted.topic))
         except ServerUnavailable as error:
-            log.warning("starting without the server: %s", error)
+            self._outages.warn("starting without the server, trying again", error)
         self._settler.start()
         self._heartbeat.start()
         self.readers.open(all_wanted)

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 Name = TypeVar("Name", bound=str)
 
+EXECUTOR = "lisa"
 LONGEST_S = 600.0
 """How long a job may process one topic before it counts as stalled."""
 
@@ -87,17 +88,25 @@ class Jobs:
         from apscheduler.executors.pool import ThreadPoolExecutor
         from apscheduler.schedulers.background import BackgroundScheduler
 
+        # APScheduler warns when a job outlasts its interval, and reports each run. An executor with
+        # a name of its own has a logger of its own; the program's other schedulers keep theirs.
         quiet = logging.getLogger(f"{__name__}.scheduler")
-        quiet.setLevel(logging.ERROR)  # APScheduler warns when a job outlasts its interval
+        for logger in (quiet, logging.getLogger(f"apscheduler.executors.{EXECUTOR}")):
+            logger.setLevel(logging.ERROR)
         self._scheduler = BackgroundScheduler(
-            executors={"default": ThreadPoolExecutor(len(self._jobs))},
+            executors={EXECUTOR: ThreadPoolExecutor(len(self._jobs))},
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
             logger=quiet,
             timezone=UTC,
         )
         for name, (trigger, work) in self._jobs.items():
             self._scheduler.add_job(
-                self._tick, trigger, args=(name, work), id=name, name=f"lisa-{name}"
+                self._tick,
+                trigger,
+                args=(name, work),
+                id=name,
+                name=f"lisa-{name}",
+                executor=EXECUTOR,
             )
         self._scheduler.start()
         self._thread = self._scheduler._thread  # noqa: SLF001  no public way to check the thread

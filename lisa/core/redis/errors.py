@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from redis import exceptions as client
 
@@ -36,6 +37,7 @@ _NEVER = (
 _UNKNOWN_USER = (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError)
 _REFUSED = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
 """How servers word a refusal; the last form is that of Redis 6.2 inside scripts."""
+_LOCAL = ("localhost", "127.0.0.1", "::1")
 _PASSING_WORDS = (
     "UNBLOCKED",
     "LOADING",
@@ -94,6 +96,15 @@ def _lacking(said: str) -> str:
     return "keys of this prefix" if "key" in said else "a permission"
 
 
+def _hint(where: str, said: str) -> str:
+    """How to start a server, if none listens on this machine."""
+    parts = urlsplit(where)
+    is_local = parts.scheme == "redis" and parts.hostname in _LOCAL
+    if not is_local or "refused" not in said.lower():
+        return ""
+    return "; `lisa up` starts a server for development"
+
+
 def translated(error: BaseException, where: str) -> LisaError:
     """Lisa's error for a permanent error, or one that outlasted patience. `where` is the server."""
     said = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
@@ -115,5 +126,5 @@ def translated(error: BaseException, where: str) -> LisaError:
             f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
         )
     if passes(error):
-        return ServerUnavailable(f"{where} does not answer: {said}")
+        return ServerUnavailable(f"{where} does not answer: {said.rstrip('.')}{_hint(where, said)}")
     return LisaError(f"{where} answered with an error: {said}")
