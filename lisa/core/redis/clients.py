@@ -22,6 +22,7 @@ from lisa.core.redis.cluster import AsyncRawCluster, RawCluster
 from lisa.core.redis.exchange import Packer
 from lisa.core.redis.failover import Ask, watched, watched_async
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
+from lisa.core.redis.tls import share_contexts
 from lisa.core.redis.topology import NodeAddress, Topology, topology_of
 
 _CUT = ("handler is closed", "transport is closed")
@@ -60,6 +61,18 @@ def _packing(kind: type) -> type:
         for name in ("send_packed_command", "read_response")
     }
     return type(kind.__name__, (kind,), {"pack_command": staticmethod(Packer.pack), **own})
+
+
+def _packed(client: Any) -> Any:
+    """An asyncio client without connections yet, whose connections use `_packing`."""
+    pool = share_contexts(client).connection_pool
+    pool.connection_class = _packing(pool.connection_class)
+    return client
+
+
+def _blocking(url: str, **keywords: Any) -> redis.Redis:
+    client: redis.Redis = share_contexts(redis.Redis.from_url(url, retry=_ONCE, **keywords))
+    return client
 
 
 _ONCE = Retry(NoBackoff(), 0)
@@ -111,7 +124,7 @@ def _topology(address: Address) -> Topology:
     def connect(node: NodeAddress) -> redis.Redis:
         keywords = _node_keywords(address) | _SHORT
         keywords.pop("redis_connect_func", None)
-        return redis.Redis.from_url(_node_url(node, keywords), retry=_ONCE, **keywords)
+        return _blocking(_node_url(node, keywords), **keywords)
 
     return topology_of(address, lambda: Topology(hosts, connect, given.get("address_remap")))
 
@@ -123,9 +136,8 @@ def _cluster(address: Address) -> RawCluster:
         keywords = _node_keywords(address)
         before = keywords.pop("redis_connect_func", None)
         connected = watched(address, _asking_nodes(topology), before)
-        return redis.Redis.from_url(
+        return _blocking(
             _node_url(node, keywords),
-            retry=_ONCE,
             command_packer=Packer(),
             redis_connect_func=connected,
             **keywords,
@@ -141,10 +153,7 @@ def _async_cluster(address: Address) -> AsyncRawCluster:
         keywords = _node_keywords(address)
         keywords["redis_connect_func"] = watched_async(address, _asking_nodes(topology))
         once = AsyncRetry(NoBackoff(), 0)
-        client: Any = aredis.Redis.from_url(_node_url(node, keywords), retry=once, **keywords)
-        pool = client.connection_pool
-        pool.connection_class = _packing(pool.connection_class)
-        return client
+        return _packed(aredis.Redis.from_url(_node_url(node, keywords), retry=once, **keywords))
 
     return AsyncRawCluster(topology, connect)
 
@@ -153,16 +162,16 @@ def make_client(address: Address) -> Any:
     """Create a blocking client."""
     if address.kind == "cluster":
         return _cluster(address)
-    given: dict[str, Any] = {"retry": _ONCE, "command_packer": Packer()}
     if address.kind == "sentinel":
         hosts, service, keywords = address.service()
         before = keywords.get("redis_connect_func")
         keywords["redis_connect_func"] = watched(address, _asking_sentinels(address), before)
         # Do not retry a sentinel that is down: the next one has the same information.
         own = {**address.sentinel_keywords(), "retry": _ONCE}
-        sentinel: Any = Sentinels(hosts, sentinel_kwargs=own, **given, **keywords)
-        return sentinel.master_for(service)
-    return redis.Redis.from_url(address.url, **given, **address.keywords())
+        given: dict[str, Any] = {"retry": _ONCE, "command_packer": Packer(), **keywords}
+        sentinel: Any = Sentinels(hosts, sentinel_kwargs=own, **given)
+        return share_contexts(sentinel.master_for(service))
+    return _blocking(address.url, command_packer=Packer(), **address.keywords())
 
 
 def make_async_client(address: Address) -> Any:
@@ -175,12 +184,8 @@ def make_async_client(address: Address) -> Any:
         keywords["redis_connect_func"] = watched_async(address, _asking_sentinels(address))
         own = {**address.sentinel_keywords(), "retry": once}
         sentinel: Any = AsyncSentinels(hosts, sentinel_kwargs=own, retry=once, **keywords)
-        client = sentinel.master_for(service)
-    else:
-        client = aredis.Redis.from_url(address.url, retry=once, **address.keywords())
-    pool = client.connection_pool
-    pool.connection_class = _packing(pool.connection_class)
-    return client
+        return _packed(sentinel.master_for(service))
+    return _packed(aredis.Redis.from_url(address.url, retry=once, **address.keywords()))
 
 
 def reporting_client_id(address: Address, tell: Callable[[int | None], None]) -> Address:

@@ -14,6 +14,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from lisa.core.redis.parallel import OTHERS_S, ask_together
+from lisa.core.redis.tls import share_contexts
 from lisa.core.redis.topology import NodeAddress
 
 _State = Mapping[str, Any]
@@ -45,6 +46,8 @@ class Sentinels(_LatestEpoch, Sentinel):
 
     def __init__(self, hosts: Sequence[NodeAddress], **keywords: Any) -> None:
         super().__init__(hosts, **keywords)  # type: ignore[no-untyped-call]
+        for sentinel in self.sentinels:
+            share_contexts(sentinel)
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary's address. Raises MasterNotFoundError."""
@@ -57,6 +60,8 @@ class AsyncSentinels(_LatestEpoch, AsyncSentinel):
 
     def __init__(self, hosts: Sequence[NodeAddress], **keywords: Any) -> None:
         super().__init__(hosts, **keywords)  # type: ignore[no-untyped-call]
+        for sentinel in self.sentinels:
+            share_contexts(sentinel)
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary's address. Raises MasterNotFoundError."""
