@@ -26,7 +26,7 @@ without a report."""
 
 POLL_S = 0.25
 
-STARTS = 3
+STARTS_FOR_S = 180.0
 SLOW_START = "Python worker failed to connect back"
 """Spark gives the Python process that plans the batches ten seconds to connect, a limit that cannot
 be set. On a busy machine that is too short."""
@@ -104,10 +104,10 @@ class ArchiveRun:
     def follow(self, start: Callable[[], StreamingQuery]) -> None:
         """Start the query and wait until it ends, or stop it. Raises the error that ended it.
 
-        A query whose Python process was slow to start is started again, up to `STARTS` times in
-        all.
+        A query whose Python process was slow to start is started again, for `STARTS_FOR_S` in all.
         """
-        for started in range(1, STARTS + 1):
+        began = time.monotonic()
+        while True:
             query = start()
             self._wait(query)
             if self.failure is not None and not isinstance(self.failure, _Stopped):
@@ -115,7 +115,8 @@ class ArchiveRun:
             error = query.exception()
             if error is None or "_Stopped" in str(error):
                 return
-            if SLOW_START not in str(error) or started == STARTS or self._stop.is_set():
+            is_late = time.monotonic() - began > STARTS_FOR_S or self._stop.is_set()
+            if SLOW_START not in str(error) or is_late:
                 raise error
             logger.warning(
                 "Spark's Python process took too long to start; starting the query again"
