@@ -1,0 +1,84 @@
+"""The documentation site builds strictly, and works without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import lisa
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(made)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+class Loaded(HTMLParser):
+    """The addresses that a browser loads to show a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in {"script", "img", "iframe", "source"}:
+            self.addresses.append(given.get("src") or "")
+        if tag == "link" and given.get("rel") != "canonical":
+            self.addresses.append(given.get("href") or "")
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        found = Loaded()
+        found.feed(page.read_text())
+        outside = [one for one in found.addresses if re.match(r"(https?:)?//", one)]
+        assert outside == [], page
+        assert any(found.addresses)
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    page = (site / "reference" / "api.html").read_text()
+    ids = set(re.findall(r'id="lisa\.([\w.]+)"', page))
+    classes = {name for name in lisa.__all__ if name[0].isupper()}
+    assert classes - ids == {"Replicas"}, "which replicas() makes"
+    assert {"Producer.send", "Producer.cancel", "Consumer.pull", "Manager.run"} <= ids
+    assert "delay: a timedelta or text" in re.sub(r"<[^>]+>", "", page)
+
+
+def test_the_search_finds_words_newcomers_use(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    texts = " ".join(entry["title"] + " " + entry["text"] for entry in index["docs"]).lower()
+    words = ("dead letter", "visibility timeout", "idempotent", "debounce", "back-off", "celery")
+    assert [word for word in words if word not in texts] == []
+
+
+def test_llms_txt_names_every_page_and_its_source(site: Path) -> None:
+    text = (site / "llms.txt").read_text()
+    names = re.findall(r"\]\(([^)]+)\)", text)
+    assert {f"{page.relative_to(ROOT / 'docs')}" for page in ROOT.glob("docs/**/*.md")} < set(names)
+    for name in names:
+        assert (site / name).read_text().startswith("# "), name
