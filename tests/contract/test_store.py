@@ -176,11 +176,12 @@ class CutWhileMending(Connection):
     def execute(self, command: Command) -> Any:
         if command[0] == "HKEYS":
             return [b"lisa"]
-        if command[0] == "SCRIPT":
-            raise redis.ConnectionError("cut")
         if command[1] == loader.load(Declare.script).sha:
             raise redis.exceptions.NoScriptError("No matching script")
         raise redis.ResponseError("NOGROUP No such key")
+
+    def execute_chain(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        raise redis.ConnectionError("cut")
 
 
 def test_a_connection_lost_during_a_repair_raises_lisas_error() -> None:
