@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -131,6 +132,10 @@ class TopicKeys:
     def done(self, message_id: str) -> str:
         """The key of a settled message's tombstone."""
         return self._done + message_id
+
+    def bodies_and_tombstones(self, ids: Iterable[str]) -> list[str]:
+        """The keys of several messages: body and tombstone of the first, then of the next."""
+        return [head + one for one in ids for head in (self._body, self._done)]
 
     def reply(self, call_id: str) -> str:
         """The key of the stored answer to a call, which repeated calls read."""

@@ -6,7 +6,7 @@ import random
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -114,6 +114,30 @@ class OfGroup:
         return self.group
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A transition whose answer the server stores for repeated calls with the same `call_id`."""
+
+    call_id: str = field(default_factory=lambda: f"{random.getrandbits(64):016x}", compare=False)
+
+
+class OfIds:
+    """A transition of message ids, whose script gets the keys of each body and tombstone."""
+
+    __slots__ = ()
+
+    columns: ClassVar[tuple[str, ...]] = ("ids",)
+    ids: Sequence[str]
+
+    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
+        """The keys of each message."""
+        return keys.bodies_and_tombstones(self.ids)
+
+    def args(self) -> Sequence[Argument]:
+        """The number of ids, and the ids."""
+        return [len(self.ids), *self.ids]
+
+
 class Elsewhere(StrEnum):
     """An older shard's answer about a message that it does not hold; see `ById.first_of`."""
 
@@ -179,11 +203,6 @@ class ById(Transition[list[T]]):
         if self.call_id and len(picks) < n:  # a separate call id, stable for the same messages
             cut["call_id"] = f"{self.call_id}-{zlib.crc32(repr(list(picks)).encode()):08x}"
         return replace(self, topic=shard, **cut)  # type: ignore[type-var]  # all are dataclasses
-
-
-def new_call_id() -> str:
-    """A random, unique call id."""
-    return f"{random.getrandbits(64):016x}"
 
 
 def text(value: bytes | str | int) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById
+from lisa.core.transitions.base import ById, OfIds
 
 
 class Cancelled(StrEnum):
@@ -21,14 +20,13 @@ class Cancelled(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel(ById[Cancelled]):
+class Cancel(OfIds, ById[Cancelled]):
     """Cancel messages for good."""
 
     script: ClassVar[str] = "cancel"
     steps: ClassVar[int] = 6
     group_steps: ClassVar[float | None] = 2
     minds_layout: ClassVar[bool] = True
-    columns: ClassVar[tuple[str, ...]] = ("ids",)
     outcomes: ClassVar[Mapping[str, Any]] = {
         "c": Cancelled.CANCELLED,
         "f": Cancelled.IN_FLIGHT,
@@ -37,12 +35,6 @@ class Cancel(ById[Cancelled]):
     }
     topic: str
     ids: Sequence[str]
-
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
-
-    def args(self) -> Sequence[Argument]:
-        return [len(self.ids), *self.ids]
 
     def is_nowhere(self, result: Cancelled) -> bool:
         return result is Cancelled.UNKNOWN

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, Transition, new_call_id
+from lisa.core.transitions.base import Argument, Recorded, Transition
 
 
 @dataclass(frozen=True, slots=True)
-class Configure(Transition[int]):
+class Configure(Recorded, Transition[int]):
     """Write encoded options; None removes one. Returns the number of options changed.
 
     With `declared`, changes only options that a declaration wrote last.
@@ -21,7 +21,6 @@ class Configure(Transition[int]):
     topic: str
     values: Mapping[str, str | None]
     declared: bool = False
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         arguments: list[Argument] = ["declare" if self.declared else "set", len(self.values)]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lisa.core.model.errors import RemovalUnfinished, TooManyGroups
 from lisa.core.model.sharding import topic_of
-from lisa.core.transitions.base import Argument, Transition, new_call_id
+from lisa.core.transitions.base import Argument, Recorded, Transition
 
 
 @dataclass(frozen=True, slots=True)
-class Declare(Transition[bool]):
+class Declare(Recorded, Transition[bool]):
     """Declare a group and create its stream. Returns whether the group is new.
 
     Raises RemovalUnfinished if the group still owes messages from before its removal, and
@@ -29,7 +29,6 @@ class Declare(Transition[bool]):
     only_mend: bool = False
     only_lost: bool = False
     unlimited: bool = False
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     @property
     def fixed_groups(self) -> tuple[str, ...]:

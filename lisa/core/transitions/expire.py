@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, letters, new_call_id
+from lisa.core.transitions.base import OfIds, Recorded, Transition, letters
 
 
 class Expired(StrEnum):
@@ -29,7 +28,7 @@ _OUTCOMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Expire(Transition[list[Expired]]):
+class Expire(Recorded, OfIds, Transition[list[Expired]]):
     """End messages that have exceeded their ttl."""
 
     script: ClassVar[str] = "expire"
@@ -37,13 +36,6 @@ class Expire(Transition[list[Expired]]):
     kept_ms: ClassVar[int] = 600_000
     topic: str
     ids: Sequence[str]
-    call_id: str = field(default_factory=new_call_id, compare=False)
-
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
-
-    def args(self) -> Sequence[Argument]:
-        return [len(self.ids), *self.ids]
 
     def parse(self, reply: Sequence[Any]) -> list[Expired]:
         return [_OUTCOMES[letter] for letter in letters(reply[0])]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id
+from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded
 
 
 @dataclass(frozen=True, slots=True)
-class Extend(OfGroup, ById[bool]):
+class Extend(Recorded, OfGroup, ById[bool]):
     """Renew the leases of (id, entry) pairs. Returns which of them are still held."""
 
     script: ClassVar[str] = "extend"
@@ -23,7 +23,6 @@ class Extend(OfGroup, ById[bool]):
     consumer: str
     receipts: Sequence[tuple[str, str]]
     ack_timeout_ms: int | None = None
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         timeout: Argument = "" if self.ack_timeout_ms is None else self.ack_timeout_ms

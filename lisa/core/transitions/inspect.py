@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, text
+from lisa.core.transitions.base import Argument, ById, OfIds, text
 
 
 class GroupState(NamedTuple):
@@ -75,22 +74,18 @@ def _tombstone(value: bytes) -> Tombstone | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(ById[Inspection]):
+class Inspect(OfIds, ById[Inspection]):
     """Read the state of ids without changing anything."""
 
     script: ClassVar[str] = "inspect"
     steps: ClassVar[int] = 4
     minds_layout: ClassVar[bool] = True
-    columns: ClassVar[tuple[str, ...]] = ("ids",)
     topic: str
     ids: Sequence[str]
     bodies: bool = True
 
-    def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
-
     def args(self) -> Sequence[Argument]:
-        return [int(self.bodies), len(self.ids), *self.ids]
+        return [int(self.bodies), *OfIds.args(self)]
 
     def is_nowhere(self, result: Inspection) -> bool:
         return not (result.envelope or result.tombstone or result.group_states)

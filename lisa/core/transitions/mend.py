@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, new_call_id, text
+from lisa.core.transitions.base import Argument, Recorded, Transition, text
 
 
 @dataclass(frozen=True, slots=True)
-class Mend(Transition[list[list[str]]]):
+class Mend(Recorded, Transition[list[list[str]]]):
     """Repair ids. Returns the faults found for each. With `judge`, reports and changes nothing.
 
     `entry-lost`: the stream entry was missing; `no-place`: live, but in no group's data;
@@ -24,7 +24,6 @@ class Mend(Transition[list[list[str]]]):
     topic: str
     ids: Sequence[str]
     judge: bool = False
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return [keys.body(message_id) for message_id in self.ids]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.stream import Entry, parse_entry
-from lisa.core.transitions.base import Argument, OfGroup, Transition, new_call_id, text
+from lisa.core.transitions.base import Argument, OfGroup, Recorded, Transition, text
 
 
 class Pulled(NamedTuple):
@@ -19,7 +19,7 @@ class Pulled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pull(OfGroup, Transition[Pulled]):
+class Pull(Recorded, OfGroup, Transition[Pulled]):
     """Take at most `most` messages without waiting; `Open` reads their bodies."""
 
     script: ClassVar[str] = "pull"
@@ -30,7 +30,6 @@ class Pull(OfGroup, Transition[Pulled]):
     consumer: str
     most: int
     ack_timeout_ms: int | None = None
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         timeout: Argument = "" if self.ack_timeout_ms is None else self.ack_timeout_ms

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.options import LARGEST_WINDOW
-from lisa.core.transitions.base import Argument, OfGroup, Transition, new_call_id, text
+from lisa.core.transitions.base import Argument, OfGroup, Recorded, Transition, text
 from lisa.core.transitions.retry import Retried, new_seed, parse_failed
 
 FIRST = "-"
@@ -45,7 +45,7 @@ class Reclaimed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaim(OfGroup, Transition[Reclaimed]):
+class Reclaim(Recorded, OfGroup, Transition[Reclaimed]):
     """Check one window of a group's pending list, from `start` on.
 
     latest_ms: the latest time that the server's clock can plausibly show; if it shows a later time,
@@ -61,7 +61,6 @@ class Reclaim(OfGroup, Transition[Reclaimed]):
     window: int = LARGEST_WINDOW
     latest_ms: int | None = None
     seed: int = field(default_factory=new_seed)
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         latest: Argument = "" if self.latest_ms is None else self.latest_ms

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id
+from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded
 
 
 @dataclass(frozen=True, slots=True)
-class Release(OfGroup, ById[bool]):
+class Release(Recorded, OfGroup, ById[bool]):
     """Return deliveries, as (id, entry) pairs, to the group. Returns which were still held."""
 
     script: ClassVar[str] = "release"
@@ -21,7 +21,6 @@ class Release(OfGroup, ById[bool]):
     topic: str
     group: str
     receipts: Sequence[tuple[str, str]]
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         return [len(self.receipts), *(part for receipt in self.receipts for part in receipt)]

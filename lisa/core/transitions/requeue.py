@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id
+from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue(OfGroup, ById[bool]):
+class Requeue(Recorded, OfGroup, ById[bool]):
     """Move dead messages to retry. Returns which ids were in the group's garbage."""
 
     script: ClassVar[str] = "requeue"
@@ -21,7 +21,6 @@ class Requeue(OfGroup, ById[bool]):
     topic: str
     group: str
     ids: Sequence[str]
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         return [len(self.ids), *self.ids]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, new_call_id
+from lisa.core.transitions.base import Argument, ById, Recorded
 
 
 class Rescheduled(StrEnum):
@@ -21,7 +21,7 @@ class Rescheduled(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reschedule(ById[Rescheduled]):
+class Reschedule(Recorded, ById[Rescheduled]):
     """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal."""
 
     script: ClassVar[str] = "reschedule"
@@ -36,10 +36,9 @@ class Reschedule(ById[Rescheduled]):
     }
     topic: str
     items: Sequence[tuple[str, str]]
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [key(message_id) for message_id, _ in self.items for key in (keys.body, keys.done)]
+        return keys.bodies_and_tombstones(self.message_ids)
 
     def args(self) -> Sequence[Argument]:
         return [len(self.items), *(part for item in self.items for part in item)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, new_call_id
+from lisa.core.transitions.base import Argument, ById, Elsewhere, Recorded, Transition
 from lisa.core.transitions.inspect import Inspect
 
 
@@ -46,7 +46,7 @@ class RestoreItem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Restore(ById[Restored]):
+class Restore(Recorded, ById[Restored]):
     """Restore messages; each id at most once per call. Their groups must be declared."""
 
     script: ClassVar[str] = "restore"
@@ -60,10 +60,9 @@ class Restore(ById[Restored]):
     }
     topic: str
     items: Sequence[RestoreItem]
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return [key(item.id) for item in self.items for key in (keys.body, keys.done)]
+        return keys.bodies_and_tombstones(self.message_ids)
 
     def build(
         self, keys: TopicKeys, groups: tuple[str, ...], actor: str, layout: str = ""

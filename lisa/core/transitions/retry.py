@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lisa.core.transitions.ack import NO_LATENESS, Settlement
-from lisa.core.transitions.base import Argument, ById, OfGroup, new_call_id, text
+from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded, text
 
 
 class Failed(StrEnum):
@@ -64,7 +64,7 @@ def parse_failed(outcome: bytes, failed_attempts: int | bytes) -> Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail(OfGroup, ById[Retried]):
+class Fail(Recorded, OfGroup, ById[Retried]):
     """Fail deliveries of one group."""
 
     script: ClassVar[str] = "retry"
@@ -76,7 +76,6 @@ class Fail(OfGroup, ById[Retried]):
     group: str
     failures: Sequence[Failure]
     seed: int = field(default_factory=new_seed, compare=False)
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def args(self) -> Sequence[Argument]:
         lateness = "".join([one.lateness for one in self.failures])

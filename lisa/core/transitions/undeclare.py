@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, Transition, new_call_id
+from lisa.core.transitions.base import Argument, Recorded, Transition
 
 
 class Undeclared(NamedTuple):
@@ -21,7 +21,7 @@ class Undeclared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Undeclare(Transition[Undeclared]):
+class Undeclare(Recorded, Transition[Undeclared]):
     """One page of a removal: deletes the declaration, and settles `ids` for the group.
 
     begun: not the removal's first call, so do nothing if the group is declared (again).
@@ -36,11 +36,9 @@ class Undeclare(Transition[Undeclared]):
     drop: bool = False
     begun: bool = False
     rest: bool = False
-    call_id: str = field(default_factory=new_call_id, compare=False)
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        single = [key(message_id) for message_id in self.ids for key in (keys.body, keys.done)]
-        return [*keys.group(self.group), *single]
+        return [*keys.group(self.group), *keys.bodies_and_tombstones(self.ids)]
 
     def args(self) -> Sequence[Argument]:
         begun = 2 if self.rest else int(self.begun)
