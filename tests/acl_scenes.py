@@ -22,7 +22,6 @@ from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.renew import Renew
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
-from lisa.manager import sweeper
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
 from lisa.producer import flows
@@ -137,7 +136,7 @@ def manage(stage: Stage) -> None:
     time.sleep(0.05)
     with (
         stage.watched(),
-        mock.patch.object(sweeper, "GONE_AFTER_MS", 0),
+        mock.patch.object(presence, "GONE_AFTER_MS", 0),
         everywhere.retrying.connected_to(ignored),
         everywhere.dead.connected_to(ignored),
         everywhere.expired.connected_to(ignored),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import topic_of
 from lisa.core.store import presence
-from lisa.core.store.presence import GONE_AFTER
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
@@ -58,12 +56,8 @@ class GroupDeclarer:
             return
         keys = self._store.keys.topic(topic)
         now_ms = self._store.drive(self._store.server_time_us(keys.consumers)) // 1000
-        oldest = now_ms - duration_ms(GONE_AFTER)
-        waiting = [
-            one.name
-            for one in self._store.drive(presence.consumers(self._store, topic))
-            if not one.group and one.seen_ms > oldest
-        ]
+        records = self._store.drive(presence.consumers(self._store, topic))
+        waiting = [one.name for one in presence.alive(records, now_ms) if not one.group]
         if not waiting:
             return
         whole = topic_of(topic)

@@ -16,8 +16,8 @@ from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.sharding import Shard
 from lisa.core.store import group_removal, presence, removal_mark
-from lisa.core.store.presence import GONE_AFTER, ConsumerPresence
-from lisa.core.store.store import SyncStore, chunks
+from lisa.core.store.presence import ConsumerPresence
+from lisa.core.store.store import SyncStore, chunks, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.forget import Forget
@@ -33,7 +33,6 @@ MOST_CALLS = 500
 """The most calls in one run to settle the messages of removed groups."""
 
 IDLE_AFTER_MS = 3_600_000
-GONE_AFTER_MS = duration_ms(GONE_AFTER)
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class Sweeper:
         now_ms = self._now_ms(topic)
         self.expire(topic, now_ms)
         records = self._store.drive(presence.consumers(self._store, topic))
-        alive = {one.name for one in records if one.seen_ms > now_ms - GONE_AFTER_MS}
+        alive = {one.name for one in presence.alive(records, now_ms)}
         gone = [one for one in records if one.name not in alive]
         self._finish_removals(topic)
         groups = self._store.drive(self._store.groups(topic))
@@ -176,9 +175,10 @@ class Sweeper:
     def managers(self) -> None:
         """Delete the records of dead managers. Raises LisaError."""
         now_us = self._store.drive(self._store.server_time_us(self._store.keys.managers))
-        now_ms = now_us // 1000
-        for record in self._store.drive(presence.managers(self._store)):
-            if record.seen_ms <= now_ms - GONE_AFTER_MS:
+        records = self._store.drive(presence.managers(self._store))
+        alive = presence.alive(records, now_us // 1000)
+        for record in records:
+            if record not in alive:
                 self._store.drive(presence.leave_manager(self._store, record.name))
 
     def _forget(
@@ -186,10 +186,10 @@ class Sweeper:
     ) -> None:
         ready = self._store.keys.topic(topic).group(group).ready
         known = self._store.ask("XINFO", "CONSUMERS", ready, group)
-        names = {text(dict(zip(info[::2], info[1::2], strict=True))[b"name"]) for info in known}
+        names = {text(pairs(info)[b"name"]) for info in known}
         names |= {one.name for one in gone if one.group == group}
         for some in chunks(sorted(names - alive), PAGE):
-            forgotten = self._store.call(Forget(topic, group, some, GONE_AFTER_MS))
+            forgotten = self._store.call(Forget(topic, group, some, presence.GONE_AFTER_MS))
             if forgotten:
                 TopicLog(log, topic, group).info("forgot consumers %s", ", ".join(forgotten))
 

@@ -18,7 +18,6 @@ import lisa.core.settings
 import lisa.gateway.serving
 import lisa.manager.engine
 import lisa.manager.sampler
-import lisa.manager.sweeper
 from lisa.core.model.durability import replicas
 from lisa.core.store import presence
 from lisa.core.transitions import loader
@@ -60,8 +59,7 @@ def manager(url: str, order: dict[str, Any]) -> None:
     engine.SAMPLE = "0/1 * * * * ?"
     sampler: Any = lisa.manager.sampler
     sampler.HOUR_MS = sampler.MINUTE_MS  # so that each minute includes the thinning of full hours
-    sweeper: Any = lisa.manager.sweeper
-    sweeper.GONE_AFTER_MS = 200
+    presence.GONE_AFTER_MS = 500
     lisa.cli.manager.main(["--redis", url, "--config", order["config"]])
 
 

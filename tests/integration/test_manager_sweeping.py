@@ -16,7 +16,7 @@ from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
-from lisa.manager.sweeper import GONE_AFTER_MS, IDLE_AFTER_MS
+from lisa.manager.sweeper import IDLE_AFTER_MS
 
 if TYPE_CHECKING:
     import redis
@@ -147,7 +147,7 @@ class TestSweeper:
     def test_forgets_dead_consumers_with_nothing_pending(
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lisa.manager.sweeper.GONE_AFTER_MS", 40)
+        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 40)
         cast.send()
         cast.take(consumer="holds")
         for name in ("idle", "alive"):
@@ -176,7 +176,7 @@ class TestSweeper:
         kit.sweeper.step("orders")  # idle for less than GONE_AFTER, and no record at all
         known = cast.store.ask("XINFO", "CONSUMERS", cast.own.ready, "g")
         assert [info[1] for info in known] == [b"fresh"]
-        assert GONE_AFTER_MS == 30_000
+        assert presence.GONE_AFTER_MS == 30_000
 
     def test_purges_old_garbage_only(self, cast: Cast, kit: Services) -> None:
         cast.configure(garbage_keep="100")
@@ -256,7 +256,7 @@ class TestSweeper:
         self, cast: Cast, kit: Services, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = cast.store
-        monkeypatch.setattr("lisa.manager.sweeper.GONE_AFTER_MS", 40)
+        monkeypatch.setattr("lisa.core.store.presence.GONE_AFTER_MS", 40)
         store.drive(presence.announce_manager(store, presence.ManagerPresence(name="old")))
         time.sleep(0.06)
         store.drive(presence.announce_manager(store, presence.ManagerPresence(name="new")))

@@ -149,7 +149,7 @@ class TestGroupDeclarer:
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.wait_for_group(cast, "mails")
-        monkeypatch.setattr("lisa.manager.group_declarer.GONE_AFTER", timedelta(milliseconds=10))
+        monkeypatch.setattr(presence, "GONE_AFTER_MS", 10)
         time.sleep(0.02)
         GroupDeclarer(cast.store, registry(cast)).step(["mails"])
         assert cast.store.drive(cast.store.groups("mails")) == ()

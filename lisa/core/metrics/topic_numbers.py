@@ -15,7 +15,6 @@ from lisa.core.store.store import counters, pairs
 from lisa.core.transitions.base import text
 
 _MAX_READY = TopicOptions().max_ready
-GONE_AFTER_MS = round(presence.GONE_AFTER.total_seconds() * 1000)
 _LATE = "late:"
 _LOWER_MS = (0.0, *BOUNDS_MS)
 _MIDDLES_S = tuple(
@@ -67,15 +66,16 @@ class GroupReplies(NamedTuple):
 
 @dataclass(slots=True)
 class TopicReading:
-    """Collects the numbers of some topics. `told`: consumers already counted, by label and group.
+    """Collects the numbers of some topics.
 
-    A consumer of a split topic has a record on each of its shards.
+    counted: the consumers already counted, by label and group. A consumer of a split topic has a
+        record on each of its shards.
     """
 
     numbers: Numbers
     now_ms: int
     is_named: bool
-    told: set[tuple[str, str, str]] = field(default_factory=set)
+    counted: set[tuple[str, str, str]] = field(default_factory=set)
 
 
 class TopicNumbers:
@@ -92,7 +92,7 @@ class TopicNumbers:
         is_whole: bool,
     ) -> None:
         self._numbers = reading.numbers
-        self._told = reading.told
+        self._counted = reading.counted
         self._is_whole = is_whole
         self._label = label
         self._is_named = label != OTHERS
@@ -131,12 +131,12 @@ class TopicNumbers:
 
     def _put_consumers(self) -> None:
         records = presence.records_in(self._head.consumers or [], presence.ConsumerPresence)
-        alive = [one for one in records if one.seen_ms > self._now_ms - GONE_AFTER_MS]
+        alive = presence.alive(records, self._now_ms)
         for name in self._groups:
             mine = [one for one in alive if one.group == name]
-            mine = [one for one in mine if (self._label, name, one.name) not in self._told]
+            mine = [one for one in mine if (self._label, name, one.name) not in self._counted]
             if self._is_named:
-                self._told.update((self._label, name, one.name) for one in mine)
+                self._counted.update((self._label, name, one.name) for one in mine)
             labels = (self._label, self._group(name))
             degraded = sum(one.state == "degraded" for one in mine)
             add(self._numbers, "lisa_topic_consumers_alive", len(mine), *labels)

@@ -8,13 +8,12 @@ Prometheus interprets as a restart.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lisa.core.metrics.families import OTHERS
 from lisa.core.metrics.numbers import Numbers, put
 from lisa.core.metrics.topic_numbers import (
-    GONE_AFTER_MS,
     GroupReplies,
     TopicNumbers,
     TopicReading,
@@ -44,7 +43,7 @@ def read(store: Store) -> Flow[Numbers]:
     info, managers = yield from _ask(store, [("INFO", "memory"), ("HGETALL", store.keys.managers)])
     _add_memory(numbers, info)
     records = presence.records_in(managers or [], presence.ManagerPresence)
-    put(numbers, "lisa_managers_alive", _alive(records, now_ms))
+    put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))
     topics = yield from store.topics()
     put(numbers, "lisa_topics", len(topics))
     for some in chunks(topics[:NAMED_TOPICS], TOPICS_PER_STEP):
@@ -145,10 +144,6 @@ def _oldest_ready(
         if due.isdigit():
             found[line] = int(due)
     return found
-
-
-def _alive(records: Iterable[presence.ManagerPresence], now_ms: int) -> int:
-    return sum(one.seen_ms > now_ms - GONE_AFTER_MS for one in records)
 
 
 def _add_memory(numbers: Numbers, info: bytes | None) -> None:

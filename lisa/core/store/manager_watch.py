@@ -16,7 +16,7 @@ from lisa.core.model.clock import duration_ms, human
 from lisa.core.model.errors import LisaError
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Aside, Flow
-from lisa.core.store.presence import GONE_AFTER, ManagerPresence, records_in
+from lisa.core.store.presence import ManagerPresence, alive, records_in
 from lisa.core.store.store import Store
 
 OVERDUE = timedelta(seconds=3)
@@ -84,7 +84,6 @@ def overdue_without_manager(store: Store, shard: str, group: str = "") -> Flow[i
     if now_ms - min(dues) < duration_ms(OVERDUE):
         return None
     records = yield from store.command_once("HGETALL", store.keys.managers)
-    gone_ms = now_ms - duration_ms(GONE_AFTER)
-    if any(one.seen_ms > gone_ms for one in records_in(records, ManagerPresence)):
+    if alive(records_in(records, ManagerPresence), now_ms):
         return None
     return int(now_ms - min(dues))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
 
+from lisa.core.model.clock import duration_ms
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, pairs
 
@@ -23,6 +24,8 @@ BEAT = timedelta(seconds=5)
 
 GONE_AFTER = timedelta(seconds=30)
 """A role that has not renewed its record for this long counts as gone."""
+
+GONE_AFTER_MS = duration_ms(GONE_AFTER)
 
 
 class ConsumerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,6 +96,11 @@ def records_in(reply: Sequence[bytes] | dict[bytes, bytes], kind: type[_P]) -> l
         with suppress(msgspec.DecodeError):
             found.append(msgspec.json.decode(record, type=kind))
     return found
+
+
+def alive(records: Iterable[_P], now_ms: int) -> list[_P]:
+    """The records of roles that are not gone; `now_ms` is Redis's time."""
+    return [one for one in records if one.seen_ms > now_ms - GONE_AFTER_MS]
 
 
 def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
