@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +16,8 @@ from lisa.consumer.settler import Settler
 from lisa.consumer.slots import SlotClaim, Slots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.consumer.tasks import HandlerTasks
-from lisa.core.daemon.threads import ServiceThread, unforeseen
+from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
 from lisa.core.redis.flow import drive
-
-log = logging.getLogger("lisa.consumer")
 
 
 class Dispatcher:
@@ -122,13 +119,8 @@ class Dispatcher:
             self._busy += 1
             is_short = self._busy > len(self._threads)
         if is_short and len(self._threads) < self.slots.size:
-            thread = ServiceThread(f"lisa-handler-{len(self._threads) + 1}", self._serve)
-            try:
-                thread.start()
-            except RuntimeError as error:  # no more threads available; existing ones do the work
-                log.warning("%s: %s", thread.name, error)
-            else:
-                self._threads.append(thread)
+            name = f"lisa-handler-{len(self._threads) + 1}"
+            grow(self._threads, ServiceThread(name, self._serve))
         self._work.put(sub)
 
     def _serve(self) -> None:

@@ -92,8 +92,7 @@ class Heartbeat:
         """End the thread; waits up to `timeout_s`."""
         self._closed = True
         self.wake()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         tick = 0.0

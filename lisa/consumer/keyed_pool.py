@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, rest, unforeseen
-
-log = logging.getLogger("lisa.consumer")
+from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, grow, rest, unforeseen
 
 K = TypeVar("K", bound=Hashable)
 
@@ -43,24 +40,14 @@ class KeyedPool(Generic[K]):
             if self._is_closed:
                 return
             self._busy.add(one)
-            if len(self._busy) > len(self._threads):
-                self._grow()
+            if (number := len(self._threads) + 1) <= len(self._busy):
+                thread = ServiceThread(f"{self._name}-{number}", self._serve, self._longest_s)
+                grow(self._threads, thread)
             is_given = bool(self._threads)
             if is_given:
                 self._work.put((one, work))
         if not is_given:
             self._do(one, work)
-
-    def _grow(self) -> None:
-        thread = ServiceThread(
-            f"{self._name}-{len(self._threads) + 1}", self._serve, self._longest_s
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads available; existing ones run the task
-            log.warning("%s: %s", self._name, error)
-        else:
-            self._threads.append(thread)
 
     def is_busy(self, one: K) -> bool:
         """Whether a task of the key runs or waits."""

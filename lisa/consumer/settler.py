@@ -101,8 +101,7 @@ class Settler:
         self._closes = time.monotonic() + timeout_s
         self._hurried.set()
         self._rung.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s + CLOSING_S)
+        self._thread.join(timeout_s + CLOSING_S)
 
     def _run(self) -> None:
         while True:

@@ -118,7 +118,7 @@ class Nodes:
         for node in list(self._nodes.values()):
             node.stop()
         for node in list(self._nodes.values()):
-            node.join(2 * PROBE_INTERVAL_S)
+            node.thread.join(2 * PROBE_INTERVAL_S)
         for probe in list(self._probes.values()):
             probe.close()
 

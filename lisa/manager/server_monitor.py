@@ -212,11 +212,6 @@ class Node:
         self._stopped.set()
         self._nudged.set()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for the thread to end."""
-        if self.thread.ident is not None:
-            self.thread.join(timeout_s)
-
     @property
     def is_available(self) -> bool:
         """Whether the node answers in time, and the work after its recovery is done."""

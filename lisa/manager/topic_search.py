@@ -43,8 +43,7 @@ class TopicSearch:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     def _work(self) -> None:
         while not self._stopped.is_set():

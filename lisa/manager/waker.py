@@ -60,8 +60,7 @@ class Waker:
     def stop(self) -> None:
         """End the thread and close the subscription."""
         self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(LISTEN_S + 1.0)
+        self._thread.join(LISTEN_S + 1.0)
         self._hang_up()
 
     def threads(self) -> list[ServiceThread]:

@@ -77,6 +77,11 @@ class ServiceThread(threading.Thread):
                 return
             time.sleep(RESTART_AFTER_S)
 
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread to end; returns immediately if it was never started."""
+        if self.ident is not None:
+            super().join(timeout)
+
     def begin(self) -> None:
         """Start a round; completes the previous one."""
         self._completed = self._began = time.monotonic()
@@ -113,6 +118,16 @@ def rest() -> None:
     thread = threading.current_thread()
     if isinstance(thread, ServiceThread):
         thread.rest()
+
+
+def grow(threads: list[ServiceThread], thread: ServiceThread) -> None:
+    """Start another thread of a pool; if no more are available, the existing ones do its work."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        log.warning("%s: %s", thread.name, error)
+    else:
+        threads.append(thread)
 
 
 def stalled(threads: Iterable[ServiceThread]) -> list[str]:
