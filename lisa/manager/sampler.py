@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lisa.core.model.errors import LisaError
+from lisa.core.model.stream import entry_ms
 from lisa.core.store.store import SyncStore, pairs
 from lisa.core.transitions.base import text
 from lisa.manager.bulk_reads import ask_all
@@ -60,7 +61,7 @@ class Sampler:
         written = False
         last = self._store.ask("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
         known = bool(last) and pairs(last[0][1]) == stats
-        if not known and not (last and _time_ms(last[0][0]) >= minute_ms):
+        if not known and not (last and entry_ms(last[0][0]) >= minute_ms):
             # In a fixed order, the server stores the field names once for many samples.
             fields = [part for name in sorted(stats) for part in (name, stats[name])]
             written = self._add(keys.history, minute_ms, fields)
@@ -85,7 +86,7 @@ class Sampler:
         start, end = "-", f"{now_ms - MINUTES_KEPT_MS}"
         for _ in range(MOST_PAGES):
             page = self._store.ask("XRANGE", history, start, end, "COUNT", PAGE)
-            times = [_time_ms(entry) for entry, _ in page]
+            times = [entry_ms(entry) for entry, _ in page]
             last_of_hour = {-(-ms // HOUR_MS): ms for ms in times}
             surplus = [f"{ms}-0" for ms in times if last_of_hour[-(-ms // HOUR_MS)] != ms]
             if surplus:
@@ -94,7 +95,3 @@ class Sampler:
                 return
             # The page's last hour may continue in the next page, so read its sample again.
             start = text(page[-1][0])
-
-
-def _time_ms(entry: bytes) -> int:
-    return int(text(entry).partition("-")[0])

@@ -16,6 +16,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from lisa.core.model.sharding import REMOVED, Layout, Shard, Topic, own_shard, shard_suffix
+from lisa.core.model.stream import entry_ms
 from lisa.core.redis.flow import Command
 from lisa.core.store import removal_mark
 from lisa.core.store.reshard import ShardState, look
@@ -112,7 +113,7 @@ class ShardCleaner:
                 found = counters(fields)
                 if number:
                     found.pop("journaled", None)
-                yield int(text(entry).partition("-")[0]), number, found
+                yield entry_ms(entry), number, found
             start = f"({text(page[-1][0])}"
 
     def _clear(self, topic: Topic, layout: Layout, field: str) -> bool:

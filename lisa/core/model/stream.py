@@ -53,6 +53,11 @@ def parse_entry(item: Sequence[Any]) -> Entry:
     )
 
 
+def entry_ms(entry: bytes) -> int:
+    """The time in a stream entry's id, in epoch milliseconds."""
+    return int(entry.partition(b"-")[0])
+
+
 def _number(value: bytes | None, default: int) -> int:
     try:
         return int(value) if value else default
