@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lisa.core.delivery.body_size import BodySize
+from lisa.core.delivery.body_size import Average, BodySize
 
 AHEAD_S = 0.05
 MOST = 250
@@ -11,36 +11,30 @@ MOST = 250
 MOST_AHEAD = 1_000
 """The most unstarted messages: supplies 20,000 handlers a second while a read takes 50 ms."""
 
-SMOOTHING = 0.2
-
 
 class Pace:
-    """A moving average of handler times.
+    """The average time of a message's handlers, and the average size of bodies.
 
-    A message more than four times slower replaces the average: prefetching too few messages costs
+    A much slower message replaces the average time: prefetching too few messages costs
     microseconds, but prefetching too many makes them wait behind a slow one.
+
+    measured: adds the time of one message, or the mean time of several, in seconds.
     """
 
-    __slots__ = ("seconds", "size")
+    __slots__ = ("_seconds", "measured", "size")
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
+        self._seconds = Average()
+        self.measured = self._seconds.add
         self.size = BodySize()
-
-    def measured(self, seconds: float) -> None:
-        """Add the time of one message, or the mean time of several, in seconds."""
-        average = self.seconds
-        if average is None or seconds > 4 * average:
-            self.seconds = seconds
-        else:
-            self.seconds = average + SMOOTHING * (seconds - average)
 
     def ahead(self, handlers: int) -> int:
         """The number of messages that `handlers` finish in 50 ms, within the limits.
 
         0 before the first measurement.
         """
-        if self.seconds is None:
+        seconds = self._seconds.value
+        if seconds is None:
             return 0
-        in_time = int(handlers * AHEAD_S / max(self.seconds, 1e-6))
+        in_time = int(handlers * AHEAD_S / max(seconds, 1e-6))
         return min(MOST_AHEAD, in_time, self.size.fitting())

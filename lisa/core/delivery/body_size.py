@@ -1,4 +1,4 @@
-"""The average size of bodies, to bound how many bytes one read holds."""
+"""Moving averages, and the average size of bodies, which bounds how many bytes one read holds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ AHEAD_BYTES = 16 * 1024 * 1024
 SMOOTHING = 0.2
 
 
-class BodySize:
-    """An exponential average of body sizes in bytes. A much larger body replaces the average."""
+class Average:
+    """An exponential average. A value more than four times as large replaces the average."""
 
-    __slots__ = ("bytes",)
+    __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.bytes = 0.0
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        """Add a measured value."""
+        average = self.value
+        if average is None or value > 4 * average:
+            self.value = value
+        else:
+            self.value = average + SMOOTHING * (value - average)
+
+
+class BodySize:
+    """The average size of bodies in bytes."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = Average()
 
     def measured(self, total: int, count: int) -> None:
         """Add `count` bodies with `total` bytes."""
-        size = total / max(1, count)
-        if size > 4 * self.bytes:
-            self.bytes = size
-        else:
-            self.bytes += SMOOTHING * (size - self.bytes)
+        self._bytes.add(total / max(1, count))
 
-    def fitting(self, limit: int = AHEAD_BYTES) -> int:
-        """The number of average bodies that fit into `limit` bytes, at least one."""
-        return max(1, int(limit / max(self.bytes, 1.0)))
+    def fitting(self) -> int:
+        """The number of average bodies that fit into `AHEAD_BYTES`, at least one."""
+        return max(1, int(AHEAD_BYTES / max(self._bytes.value or 0.0, 1.0)))
