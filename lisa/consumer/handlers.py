@@ -122,11 +122,11 @@ class Handlers:
     ) -> None:
         """Register a handler of a topic.
 
-        Raises ConfigError if an option is invalid, and InvalidMessage if the topic name is.
+        Raises ConfigError if an option or the handler's signature is invalid, and InvalidMessage if
+        the topic name is.
         """
         check_topic(topic)
-        if not callable(handler):
-            raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
+        _check_signature(topic, handler, "message" if batch is None else "batch")
         receiver = Receiver(
             handler,
             read=None if model is None else reader_for(model),
@@ -177,6 +177,34 @@ def _senders(signal: Signal) -> Iterator[str]:
     for sender, receivers in list(signal._by_sender.items()):  # noqa: SLF001
         if isinstance(sender, str) and receivers:
             yield sender
+
+
+def handler_name(function: Callable[..., Any]) -> str:
+    """A handler's name for log lines and errors, such as `shop.handlers.cancel_unpaid`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return ".".join(filter(None, (named.__module__, named.__qualname__)))
+
+
+def _check_signature(topic: str, handler: object, argument: str) -> None:
+    """Raise ConfigError if a handler is not callable with one positional argument."""
+    if not callable(handler):
+        raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
+    try:
+        # The wrapper's own signature: a decorator may pass further arguments to what it wraps.
+        signature = inspect.signature(handler, follow_wrapped=False)
+    except (ValueError, TypeError, NameError):  # a builtin, or annotations that do not exist
+        return
+    try:
+        signature.bind(argument)
+    except TypeError as error:
+        name = handler_name(handler)
+        raise ConfigError(
+            f"topic {topic!r}: the handler {name} must take one positional argument, the "
+            f"{argument}: {error}; define it as {name.rpartition('.')[2]}({argument}), and give "
+            "other arguments defaults or bind them with functools.partial"
+        ) from None
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -76,8 +76,8 @@ class Registration:
         timeout: how long a handler may run; after that, its lease expires and the message
             is retried; 1 h by default.
 
-        The handler takes one argument and may be `async def`. The consumer keeps a strong
-        reference. Raises ConfigError if an option is invalid.
+        The handler takes one positional argument and may be `async def`. The consumer keeps a
+        strong reference. Raises ConfigError if an option or the handler's signature is invalid.
         """
 
         def take(function: H) -> H:

@@ -1,0 +1,108 @@
+"""Handlers without a server: which signatures are accepted, and when they block the loop."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import pytest
+
+from lisa import ConfigError, Consumer
+
+if TYPE_CHECKING:
+    from lisa import Message
+
+# Signatures
+
+
+def takes_two(message: object, user: object) -> None: ...
+
+
+def wrapped_by_a_decorator(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    @functools.wraps(function)
+    def call(message: object) -> Any:
+        return function(message, "bound")
+
+    return call
+
+
+class Shop:
+    def method(self, message: Message) -> None: ...
+    def __call__(self, message: Message) -> None: ...
+    @classmethod
+    def of_class(cls, message: Message) -> None: ...
+    @staticmethod
+    def static(message: Message) -> None: ...
+
+
+async def asynchronous(message: Message) -> None: ...
+def without_arguments() -> None: ...
+def keyword_only(*, message: Message) -> None: ...
+def needs_a_keyword(message: Message, *, user: object) -> None: ...
+def of_a_signal(topic: str, *, message: object) -> None: ...
+
+
+ACCEPTED = [
+    print,
+    [].append,
+    int,
+    dict.fromkeys,
+    {}.update,
+    Mock(),
+    asynchronous,
+    Shop().method,
+    Shop(),
+    Shop.of_class,
+    Shop.static,
+    lambda message, user=None: None,
+    lambda *messages: None,
+    lambda message, **options: None,
+    functools.partial(takes_two, user="a"),
+    functools.partial(of_a_signal, message="a"),
+    wrapped_by_a_decorator(takes_two),
+]
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("handler", ACCEPTED, ids=str)
+def test_handlers_of_one_argument_are_accepted(
+    handler: Callable[..., Any], batch: int | None
+) -> None:
+    assert Consumer().on("orders", handler, batch=batch) is handler
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        (takes_two, "missing a required argument: 'user'"),
+        (Shop.method, "missing a required argument: 'message'"),
+        (Shop, "too many positional arguments"),
+        (without_arguments, "too many positional arguments"),
+        (keyword_only, "too many positional arguments"),
+        (needs_a_keyword, "missing a required"),
+        (of_a_signal, "missing a required"),
+        (functools.partial(takes_two, 1, 2), "too many positional arguments"),
+    ],
+    ids=str,
+)
+def test_other_handlers_are_refused_when_they_are_registered(
+    handler: Callable[..., Any], why: str
+) -> None:
+    consumer = Consumer()
+    with pytest.raises(ConfigError, match=why):
+        consumer.on("orders", handler)
+    with pytest.raises(ConfigError, match=why):
+        consumer.subscribe("orders", handler)
+    assert consumer.topics() == []
+
+
+def test_the_refusal_names_the_handler_and_the_remedy() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Consumer().on("orders", takes_two, batch=10)
+    assert str(caught.value) == (
+        f"topic 'orders': the handler {__name__}.takes_two must take one positional argument, the "
+        "batch: missing a required argument: 'user'; define it as takes_two(batch), and give other "
+        "arguments defaults or bind them with functools.partial"
+    )
