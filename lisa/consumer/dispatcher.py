@@ -39,6 +39,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._tasks = HandlerTasks(slots, handlers, settler)
         self.spawn, self.wait = self._tasks.spawn, self._tasks.wait
+        self.check_loop = self._tasks.check_loop
 
     def threads(self) -> list[ServiceThread]:
         """The threads, for health checks. They run handlers, so they never count as stalled."""

@@ -42,6 +42,7 @@ class Heartbeat:
     subscriptions: returns all subscriptions.
     drained: called with a closing subscription that no longer holds deliveries.
     follow: called each second to check layouts for changes.
+    check_loop: called at each step.
     has_nodes: whether the server is a cluster. Then each subscription is served on a separate
         thread, so that a hanging node delays only its own topics.
     """
@@ -54,6 +55,7 @@ class Heartbeat:
         drained: Callable[[Subscription], None],
         follow: Callable[[], None] = lambda: None,
         *,
+        check_loop: Callable[[], None] = lambda: None,
         has_nodes: bool = False,
         longest_s: float = LONGEST_S,
         outages: OutageLog | None = None,
@@ -64,6 +66,7 @@ class Heartbeat:
         self._concurrency = concurrency
         self._drained = drained
         self._follow = follow
+        self._check_loop = check_loop
         self._followed = -math.inf
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
@@ -105,6 +108,7 @@ class Heartbeat:
                 self._pool.close()
                 return
             self._thread.begin()
+            self._check_loop()
             try:
                 tick = self.step()
             except Exception as error:  # noqa: BLE001  logged; the next step follows

@@ -13,6 +13,7 @@ from typing import Any
 from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.invoke import on_batch, on_message_async
+from lisa.consumer.loop_watch import LoopWatch
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import Slots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
@@ -31,12 +32,18 @@ class HandlerTasks:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: ServiceThread | None = None
+        self._watch: LoopWatch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
 
     def threads(self) -> list[ServiceThread]:
         """The loop's thread, once it runs."""
         return [self._thread] if self._thread else []
+
+    def check_loop(self) -> None:
+        """Warn if a handler blocks the loop; to be called twice per second."""
+        if self._watch is not None:
+            self._watch.check()
 
     def grant(self, sub: Subscription) -> Callable[[], None]:
         """A function that starts the next unstarted work of a subscription, called with a slot."""
@@ -60,6 +67,7 @@ class HandlerTasks:
                 self._loop = asyncio.new_event_loop()
                 self._thread = ServiceThread("lisa-loop", partial(self._run_loop, self._loop))
                 self._thread.start()
+                self._watch = LoopWatch(self._loop, self._thread)
             return self._loop
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 
 from lisa import ConfigError, Consumer
+from lisa.consumer import loop_watch
+from lisa.consumer.handlers import Handlers
+from lisa.consumer.slots import Slots
+from lisa.consumer.tasks import HandlerTasks
 
 if TYPE_CHECKING:
     from lisa import Message
@@ -106,3 +113,69 @@ def test_the_refusal_names_the_handler_and_the_remedy() -> None:
         "batch: missing a required argument: 'user'; define it as takes_two(batch), and give other "
         "arguments defaults or bind them with functools.partial"
     )
+
+
+# Handlers that block the event loop
+
+
+def blocks(gate: threading.Event) -> None:
+    gate.wait(10)
+
+
+async def blocking_handler(gate: threading.Event) -> None:
+    blocks(gate)
+
+
+async def patient_handler(gate: threading.Event) -> None:
+    await asyncio.to_thread(gate.wait, 10)
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandlerTasks]:
+    monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
+    found = HandlerTasks(Slots(1), Handlers(), Mock())
+    yield found
+    found.close()
+
+
+def checked_while(
+    tasks: HandlerTasks, handler: Callable[[threading.Event], Awaitable[None]], times: int
+) -> None:
+    """Check the loop while a handler runs, and wait for the handler's end."""
+    gate, ended = threading.Event(), threading.Event()
+    tasks.spawn(handler(gate)).add_done_callback(lambda _: ended.set())
+    for _ in range(times):
+        tasks.check_loop()
+        time.sleep(0.06)
+    gate.set()
+    assert ended.wait(10)
+    tasks.check_loop()
+    tasks.check_loop()
+
+
+def test_a_handler_that_blocks_the_loop_is_named_once(
+    tasks: HandlerTasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked_while(tasks, blocking_handler, 10)
+    [said] = caplog.messages
+    assert said.startswith(f"the handler {__name__}.blocking_handler blocks the event loop for 0.")
+    line = blocking_handler.__code__.co_firstlineno + 1
+    assert f"at {__file__}:{line} (in {__name__}.blocks)" in said
+    checked_while(tasks, blocking_handler, 3)
+    assert len(caplog.messages) == 1
+
+
+def test_a_handler_that_awaits_blocks_nothing(
+    tasks: HandlerTasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked_while(tasks, patient_handler, 3)
+    assert caplog.messages == []
+
+
+def test_a_loop_that_is_absent_or_closed_is_not_blocked(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = HandlerTasks(Slots(1), Handlers(), Mock())
+    tasks.check_loop()
+    tasks.wait(asyncio.sleep(0))
+    tasks.close()
+    tasks.check_loop()
+    assert caplog.messages == []

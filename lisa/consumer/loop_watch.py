@@ -1,0 +1,77 @@
+"""Warns when a handler blocks the event loop, on which all `async def` handlers run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FrameType
+
+BLOCKED_S = 1.0
+WARN_EVERY_S = 60.0
+
+_LIBRARIES = ("asyncio", "concurrent", "lisa", "selectors", "threading", "uvloop")
+"""Packages that run handlers; their frames are not the cause of a blocked loop."""
+
+log = logging.getLogger("lisa.consumer")
+
+
+class LoopWatch:
+    """Schedules a callback on an event loop, and warns if the loop does not run it in time.
+
+    The heartbeat calls `check`, twice per second, so the watch costs nothing per message.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        self._loop = loop
+        self._thread = thread
+        self._asked: float | None = None
+        self._warned = -math.inf
+
+    def check(self) -> None:
+        """Warn if the loop has not answered for a second; at most once per minute."""
+        now, asked = time.monotonic(), self._asked
+        if asked is None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._asked = now
+                self._loop.call_soon_threadsafe(self._answered)
+        elif now - asked >= BLOCKED_S and now - self._warned >= WARN_EVERY_S:
+            self._warn(now - asked, now)
+
+    def _answered(self) -> None:
+        self._asked = None
+
+    def _warn(self, blocked_s: float, now: float) -> None:
+        frames = [] if self._thread.ident is None else list(_user_frames(self._thread.ident))
+        if not frames:  # the process was suspended, or the loop is about to answer
+            return
+        self._warned = now
+        handler, inner = frames[-1], frames[0]
+        log.warning(
+            "the handler %s blocks the event loop for %.1f s, at %s:%d (in %s); no other async "
+            "handler can run: await an asynchronous call or asyncio.to_thread(...) there, or write "
+            "the handler without async",
+            _name(handler),
+            blocked_s,
+            handler.f_code.co_filename,
+            handler.f_lineno,
+            _name(inner),
+        )
+
+
+def _user_frames(thread_id: int) -> Iterator[FrameType]:
+    """The frames of a thread from the innermost outwards, without those that run handlers."""
+    frame = sys._current_frames().get(thread_id)  # noqa: SLF001  public, despite its name
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES:
+            yield frame
+        frame = frame.f_back
+
+
+def _name(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
