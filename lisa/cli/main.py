@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Try it": {
         "demo": ("lisa.cli.demo.command", "Run a demo of order time-outs on an embedded server."),
         "up": ("lisa.cli.up", "Run an embedded server and a manager, for development."),
+        "init": ("lisa.cli.init", "Write configuration files and systemd units, for production."),
     },
     "Messages": {
         "send": ("lisa.cli.send", "Send a message, or each line of a file."),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import venv
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from lisa.embedded.server import free_port
+from lisa.embedded.server import EmbeddedServer, free_port
 from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 LUA = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "lua").rglob("*.lua"))
@@ -58,6 +62,10 @@ def test_the_wheel_holds_the_scripts_the_types_and_the_licence_and_no_tests(whee
     assert "lisa/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"lisa"}
+    assert len(names) == len(set(names))
+    configs = [one for one in (ROOT / "configs").rglob("*") if one.is_file()]
+    shipped = {f"lisa/{path.relative_to(ROOT)}" for path in configs if path.suffix != ".pyc"}
+    assert shipped == {name for name in names if name.startswith("lisa/configs/")}
 
 
 def test_the_wheel_cannot_install_packages(wheel: Path) -> None:
@@ -88,6 +96,56 @@ def test_its_demo_runs(installed: Path, tmp_path: Path) -> None:
     assert told["early"] == 0
     assert told["lost"] == 0
     assert told["handled"] > 0
+
+
+def printed_by_init(binaries: Path, folder: Path, url: str) -> list[str]:
+    """The commands that `lisa init` prints, up to those of systemd."""
+    said = run(binaries / "lisa", "init", "shop", "--redis", url, cwd=folder)
+    return re.findall(r"^  (\S.*)", said.partition("As services")[0], re.MULTILINE)
+
+
+def of_the_quick_start(_binaries: Path, _folder: Path, url: str) -> list[str]:
+    """The commands of "Run Lisa in production"."""
+    page = (ROOT / "docs" / "quick-start.md").read_text()
+    commands = re.findall(r"^\$ (.*)", page.partition("in production")[2], re.MULTILINE)
+    return [
+        one.replace("redis://localhost:6379/0", url).replace("8088", str(free_port()))
+        for one in commands
+    ]
+
+
+@pytest.mark.parametrize("commands", [printed_by_init, of_the_quick_start])
+def test_a_new_user_follows_the_commands_for_production(
+    commands: Callable[[Path, Path, str], list[str]], installed: Path, tmp_path: Path
+) -> None:
+    """Every command is typed as it stands; the ones that keep running, in a terminal each."""
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+    clean |= {"PATH": f"{installed}{os.pathsep}{clean['PATH']}", "PYTHONUNBUFFERED": "1"}
+    folder, log, running = tmp_path, tmp_path / "log", []
+    with EmbeddedServer() as server, log.open("w") as out:
+        try:
+            for command in commands(installed, tmp_path, server.url):
+                if command.startswith("cd "):
+                    folder /= command.removeprefix("cd ")
+                elif re.match(r"lisa-|lisa top", command):
+                    line = ["sh", "-c", f"exec {command}"]
+                    running.append(
+                        subprocess.Popen(line, cwd=folder, env=clean, stdout=out, stderr=out)
+                    )
+                else:
+                    done = subprocess.run(["sh", "-c", command], cwd=folder, env=clean, check=False)
+                    assert done.returncode == (1 if "doctor" in command else 0), command
+            wait_until(lambda: "order {'order': 42} was not paid in time" in log.read_text())
+            assert [one.poll() for one in running] == [None] * len(running)
+            assert len(running) >= 2
+            wait_until(
+                lambda: "lisa top" not in str(running[-1].args) or "p99 ms" in log.read_text()
+            )
+        finally:
+            for one in running:
+                one.send_signal(signal.SIGINT)
+            codes = [one.wait(30) for one in running]
+    assert codes == [0] * len(running), "Ctrl-C is not an error"
 
 
 def test_without_its_extra_the_gateway_says_what_to_install(

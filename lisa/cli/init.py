@@ -1,0 +1,132 @@
+"""`lisa init`: writes the files with which the roles run in production."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from lisa.cli.options import Chosen, common
+from lisa.cli.output import print_json
+
+FILES = {
+    "manager.yml": "manager.full.yml",
+    "consumer.yml": "consumer.full.yml",
+    "producer.yml": "producer.full.yml",
+    "gateway.yml": "gateway.full.yml",
+    "tokens.yml": "tokens.yml",
+    "shop.py": "container/shop.py",
+    "systemd/lisa-manager.service": "systemd/lisa-manager.service",
+    "systemd/lisa-consumer.service": "systemd/lisa-consumer.service",
+    "systemd/lisa-gateway.service": "systemd/lisa-gateway.service",
+}
+"""The files that are written, and their sources in `configs/`."""
+
+NEXT = """
+Next, with a Redis or Valkey server at {server}:
+
+{enter}  lisa-manager --config manager.yml
+
+In a second terminal, in the same folder:
+
+  lisa-consumer --config consumer.yml shop
+
+In a third one, to check the server, send a message and watch it arrive:
+
+  lisa doctor --config manager.yml
+  lisa send orders '{{"order": 42}}' --delay 2s --config producer.yml
+  lisa top --config producer.yml
+
+As services, with systemd:
+
+  sudo cp systemd/lisa-*.service /etc/systemd/system/
+  sudo systemctl daemon-reload
+  sudo systemctl enable --now lisa-manager lisa-consumer
+
+Your handlers replace shop.py. Examples for containers, Kubernetes, Prometheus
+and Grafana are in {examples}
+"""
+WIDTH = 79
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+@common
+def init(chosen: Chosen, folder: Path, *, force: bool) -> None:
+    """Write commented YAML files, a handler module and systemd units to DIR, by default here.
+
+    --redis and --prefix are written to the YAML files. Exit code 1 if one of the files exists
+    already; nothing is written then.
+    """
+    changes = _yaml_changes(chosen)
+    existing = [name for name in FILES if (folder / name).exists()]
+    if existing and not force:
+        more = f" and {len(existing) - 1} more" if existing[1:] else ""
+        click.echo(f"lisa: {folder / existing[0]}{more} exists; --force overwrites", err=True)
+        raise click.exceptions.Exit(1)
+    source = examples()
+    for name, origin in FILES.items():
+        own = _unit_changes(folder.absolute()) if name.endswith(".service") else changes
+        text = (source / origin).read_text("utf-8")
+        for before, after in own.items():
+            text = text.replace(before, after)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    if chosen.json:
+        print_json({"directory": str(folder), "files": list(FILES)})
+        return
+    written = f"Written to {folder}: {', '.join(FILES)}"
+    click.echo(textwrap.fill(written, WIDTH, break_on_hyphens=False, break_long_words=False))
+    enter = "" if folder == Path() else f"  cd {shlex.quote(str(folder))}\n"
+    server = chosen.redis or "localhost:6379"
+    click.echo(NEXT.format(enter=enter, server=server, examples=source), nl=False)
+
+
+def examples() -> Path:
+    """The folder `configs/`: of the checkout, or in the installed package."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package.parent / "configs", package / "configs"):
+        if (folder / FILES["manager.yml"]).is_file():
+            return folder
+    raise FileNotFoundError(f"no configs beside {package}: the installation is incomplete")
+
+
+def _yaml_changes(chosen: Chosen) -> dict[str, str]:
+    """What to replace in the YAML files. Raises ConfigError or UsageError."""
+    from lisa.core.model.keys import Keys
+    from lisa.core.redis.address import DEFAULT_URL, Address
+
+    changes = {}
+    if chosen.redis:
+        if urlsplit(Address(chosen.redis).url).password is not None:
+            raise click.UsageError(
+                "these files hold no password: omit it from --redis and set LISA_REDIS__PASSWORD "
+                "(for systemd: in lisa.env)"
+            )
+        changes[f" url: {DEFAULT_URL}\n"] = f" url: {chosen.redis}\n"
+    if chosen.prefix:
+        changes["  prefix: lisa\n"] = f"  prefix: {Keys(chosen.prefix).prefix}\n"
+    return changes
+
+
+def _unit_changes(folder: Path) -> dict[str, str]:
+    """What to replace in the systemd units, in which % introduces a specifier."""
+    programs = Path(sys.executable).parent
+    if not (programs / "lisa-manager").exists():
+        programs = Path(shutil.which("lisa-manager") or "/usr/local/bin/lisa-manager").parent
+    changes = {
+        "/usr/local/bin": str(programs).replace("%", "%%"),
+        "/etc/lisa": str(folder).replace("%", "%%"),
+    }
+    if os.getuid() != 0:  # the folder may be private to this user
+        changes["# A user without rights; the files above must be readable by all users.\n"] = ""
+        changes["DynamicUser=yes"] = f"User={getpass.getuser()}"
+    return changes
