@@ -23,7 +23,7 @@ SLOWEST = 50.0
 HOUR_MS = 3_600_000
 
 
-def measure_peer(run: Run, installed: Installed, chosen: Sequence[str], sizes: PeerSizes) -> None:
+def measure_peer(run: Run, installed: Installed, only: Sequence[str], sizes: PeerSizes) -> None:
     """Add the peer's figures to the results, and a reason for each measure that it lacks."""
     name = installed.peer.name
     versions = installed.call("versions", timeout_s=60)
@@ -42,7 +42,7 @@ def measure_peer(run: Run, installed: Installed, chosen: Sequence[str], sizes: P
         lateness.NAME: measuring.lateness,
     }
     for measure, step in steps.items():
-        if measure not in chosen:
+        if only and measure not in only:
             continue
         if reason := installed.peer.skip.get(measure):
             run.results.failed[measure, name] = reason

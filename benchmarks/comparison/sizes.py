@@ -1,8 +1,52 @@
-"""The amounts that are measured of each peer."""
+"""The amounts that only the comparison measures: of peers, and of Lisa."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from lisa.cli.bench.sizes import FULL
+
+LONG = replace(FULL, mode="long", paced_seconds=60.0)
+"""The amounts of the measures of `lisa bench` with `--long`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FurtherSizes:
+    """The amounts of `lisa_measures`: numbers of messages, unless noted otherwise.
+
+    burst: messages due at one instant.
+    topics: idle topics; idle_seconds: how long their manager is observed.
+    waiting: backlogs with which promotion is measured, in ascending order.
+    promoted: messages promoted before each backlog.
+    side_by_side: numbers of managers, each with as many consumers.
+    """
+
+    burst: int = 50_000
+    topics: int = 1_000
+    idle_seconds: float = 20.0
+    waiting: tuple[int, ...] = (10_000, 1_000_000)
+    promoted: int = 20_000
+    side_by_side: tuple[int, ...] = (1, 2, 4)
+
+    @classmethod
+    def of(cls, mode: str) -> FurtherSizes:
+        """The sizes of a `quick`, `full` or `long` run."""
+        if mode == "quick":
+            return cls(idle_seconds=4.0, waiting=(10_000, 300_000), promoted=5_000, side_by_side=())
+        return cls(waiting=(10_000, 1_000_000, 10_000_000)) if mode == "long" else cls()
+
+    def scaled(self, scale: float) -> FurtherSizes:
+        """Scale the amounts; `scale` is positive."""
+        if scale == 1.0:
+            return self
+        return FurtherSizes(
+            burst=max(20, int(self.burst * scale)),
+            topics=max(20, int(self.topics * scale)),
+            idle_seconds=max(0.2, self.idle_seconds * scale),
+            waiting=tuple(max(20, int(amount * scale)) for amount in self.waiting),
+            promoted=max(20, int(self.promoted * scale)),
+            side_by_side=self.side_by_side[:2],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +65,9 @@ class PeerSizes:
     start_seconds: float = 4.0
 
     @classmethod
-    def of(cls, *, is_long: bool) -> PeerSizes:
-        """The sizes of a long or a normal run."""
-        return cls(repeats=3, seconds=5.0) if is_long else cls()
+    def of(cls, mode: str) -> PeerSizes:
+        """The sizes of a `quick`, `full` or `long` run."""
+        return cls(repeats=3, seconds=5.0) if mode == "long" else cls()
 
     def scaled(self, scale: float) -> PeerSizes:
         """Scale the amounts; `scale` is positive."""

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from benchmarks.comparison.__main__ import FURTHER, compare
 from benchmarks.comparison.environments import Installed, find, install
 from benchmarks.comparison.workers import peer_at_work
 from lisa.cli.bench.fault import Fault
@@ -110,7 +112,7 @@ def server() -> Iterator[BenchServer]:
 @pytest.mark.full
 def test_the_report_covers_lisa_and_the_peers(peers: Path, tmp_path: Path) -> None:
     arguments = ("--scale", "0.004", "--repeats", "1", "--only", "drain", "--only", "lateness")
-    others = ("bulk_send", "single_send", "concurrent_send", "memory")
+    others = ("bulk_send", "single_send", "concurrent_send", "memory", *FURTHER)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.comparison", "--peers", str(peers), *arguments]
         + [word for measure in others for word in ("--only", measure)]
@@ -124,10 +126,17 @@ def test_the_report_covers_lisa_and_the_peers(peers: Path, tmp_path: Path) -> No
     )
     told: dict[str, Any] = json.loads(done.stdout)
     assert [one for one in told["failed"] if one["of"] == "lisa"] == []
-    assert (tmp_path / "report" / "report.md").exists()
+    files = {path.name for path in (tmp_path / "report").iterdir()}
+    assert files == {"report.md", "report.json", "throughput.png", "lateness.png", "backlog.png"}
+    assert set(FURTHER) <= {one["measure"] for one in told["figures"]}
     against = {one["against"]: one["verdict"] for one in told["targets"]}
     assert against["BullMQ on Node"] == "not measured"
     check_peers(told)
+
+
+def test_quick_and_long_exclude_each_other() -> None:
+    result = CliRunner().invoke(compare, ["--quick", "--long"])
+    assert result.exit_code == 2
 
 
 def check_peers(told: dict[str, Any]) -> None:

@@ -12,17 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.comparison import lisa_measures
 from benchmarks.comparison import targets as comparison
+from benchmarks.comparison.__main__ import FURTHER
+from benchmarks.comparison.lisa_measures import backlog
+from benchmarks.comparison.plots import draw
+from benchmarks.comparison.sizes import FurtherSizes
 from lisa.cli.bench import measures, targets
 from lisa.cli.bench.fault import Fault
 from lisa.cli.bench.ledger import RECORD, Ledger, Writer
 from lisa.cli.bench.machine import describe
-from lisa.cli.bench.measures import backlog
-from lisa.cli.bench.plots import draw
 from lisa.cli.bench.processes import cpu_seconds, descendants, tree_cpu_seconds
 from lisa.cli.bench.report import BenchReport, number, table
 from lisa.cli.bench.results import Results, quantile
-from lisa.cli.bench.sizes import FULL, LONG, QUICK
+from lisa.cli.bench.sizes import QUICK
 from lisa.cli.bench.targets import BoundVerdict, Sense, Target, judge, quotient
 
 
@@ -114,13 +117,14 @@ def test_the_table_is_filled_from_what_was_measured() -> None:
     assert found["send_many, generated ids"].value == pytest.approx(0.75)
     assert found["drain, one manager, one consumer"].value == pytest.approx(0.7)
     assert found["Python CPU a message, send_many"].verdict is BoundVerdict.MET
+    assert found["lateness at 1,000/s, p50"].value == pytest.approx(10.499 / 20.499, rel=1e-3)
+    assert found["early, in all measures"].value == 0
+    judged = judge(filled(), comparison.TARGETS)
+    found = {one.target.what: one for one in judged}
     assert found[
         "Redis CPU a promoted message, most waiting, embedded Valkey"
     ].value == pytest.approx(1.25)
-    assert found["lateness at 1,000/s, p50"].value == pytest.approx(10.499 / 20.499, rel=1e-3)
-    assert found["early, in all measures"].value == 0
     assert found["lisa --help"].verdict is BoundVerdict.UNKNOWN
-    judged = judge(filled(), comparison.TARGETS)
     drains = {one.target.against: one for one in judged if one.target.what == "drain"}
     assert drains["the fastest peer in Python"].value == pytest.approx(21.0)
     assert drains["BullMQ on Node"].verdict is BoundVerdict.UNKNOWN
@@ -132,13 +136,15 @@ def test_every_target_belongs_to_a_measure_and_every_measure_is_named() -> None:
     modules = {one.name for one in pkgutil.iter_modules(measures.__path__)}
     assert modules == set(MEASURES)
     assert {target.measure for target in targets.TARGETS} <= set(MEASURES)
+    assert len(list(pkgutil.iter_modules(lisa_measures.__path__))) == len(FURTHER)
+    assert {target.measure for target in comparison.TARGETS} <= {*MEASURES, *FURTHER}
 
 
 def test_scaled_sizes_leave_the_mode_as_it_is() -> None:
     tiny = QUICK.scaled(0.01)
     assert (tiny.drain, tiny.single, tiny.repeats) == (300, 20, QUICK.repeats)
-    assert max(LONG.waiting) == 10_000_000
-    assert max(FULL.waiting) == 1_000_000
+    assert max(FurtherSizes.of("long").waiting) == 10_000_000
+    assert max(FurtherSizes.of("full").scaled(0.01).waiting) == 10_000
 
 
 def test_a_ledger_is_read_as_it_grows(tmp_path: Path) -> None:
@@ -260,17 +266,6 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 
 def test_nothing_is_drawn_without_results(tmp_path: Path) -> None:
     assert draw(Results(), tmp_path) == []
-
-
-def test_without_matplotlib_there_is_a_report_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lisa.cli.bench.command import _written
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    _written(report(), tmp_path)
-    assert "matplotlib is missing" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert list(tmp_path.glob("*.png")) == []
 
 
 def test_the_machine_is_described() -> None:

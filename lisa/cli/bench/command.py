@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.sizes import FULL, LONG, QUICK, Sizes
+from lisa.cli.bench.sizes import FULL, QUICK, Sizes
 from lisa.cli.options import together
 
 if TYPE_CHECKING:
     from lisa.cli.bench.report import BenchReport
+    from lisa.cli.bench.results import Results
     from lisa.cli.bench.run import Run
     from lisa.cli.bench.screen import ProgressDisplay
     from lisa.cli.bench.targets import Target
@@ -30,45 +31,42 @@ MEASURES = (
     "bodies",
     "light_load",
     "lateness",
-    "burst",
     "memory",
-    "idle",
-    "backlog",
-    "side_by_side",
-    "help",
 )
 """The modules of `measures` in running order: some use the figures of `drain`."""
 
 
-bench_options = together(
-    click.option(
-        "--quick", is_flag=True, help="Only the figures for the targets: under two minutes."
-    ),
-    click.option("--long", "long_", is_flag=True, help="Also with ten million waiting messages."),
-    click.option(
-        "--only",
-        multiple=True,
-        metavar="MEASURE",
-        type=click.Choice(MEASURES),
-        help=f"Only this measure; may be repeated. One of: {', '.join(MEASURES)}.",
-    ),
-    click.option(
-        "--repeats", type=click.IntRange(min=1), help="How often to take each figure (3)."
-    ),
-    click.option(
-        "--out",
-        metavar="DIR",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Write report.md, report.json and plots to this directory.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document."),
-    click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, hidden=True),
-)
-"""The options of `lisa bench`: the keyword arguments of `execute`."""
+def bench_options(measures: Sequence[str]) -> Callable[[Any], Any]:
+    """The options of a command with these measures: the keyword arguments of `execute`."""
+    return together(
+        click.option(
+            "--quick", is_flag=True, help="Only the figures for the targets: under two minutes."
+        ),
+        click.option(
+            "--only",
+            multiple=True,
+            metavar="MEASURE",
+            type=click.Choice(measures),
+            help=f"Only this measure; may be repeated. One of: {', '.join(measures)}.",
+        ),
+        click.option(
+            "--repeats", type=click.IntRange(min=1), help="How often to take each figure (3)."
+        ),
+        click.option(
+            "--out",
+            metavar="DIR",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Write report.md and report.json to this directory.",
+        ),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print the report as one JSON document."
+        ),
+        click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, hidden=True),
+    )
 
 
 @click.command()
-@bench_options
+@bench_options(MEASURES)
 def bench(**options: Any) -> None:
     """Measure Lisa's throughput and lateness on this machine, against raw Redis commands.
 
@@ -80,48 +78,52 @@ def bench(**options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """Further measurements of a run: `measure(run, measures, display)`, and their targets."""
+    """What a checkout adds to a run.
+
+    measure: takes further measurements, `measure(run, only, display)`. targets: their targets.
+    draw: draws the plots into a directory, and returns their file names.
+    """
 
     measure: Callable[[Run, Sequence[str], ProgressDisplay], None]
-    targets: Sequence[Target] = ()
+    targets: Sequence[Target]
+    draw: Callable[[Results, Path], Sequence[str]]
 
 
 def execute(
     *,
     quick: bool,
-    long_: bool,
-    only: tuple[str, ...],
+    only: Sequence[str],
     repeats: int | None,
     out: Path | None,
     as_json: bool,
     scale: float,
+    full: Sizes = FULL,
     addition: Addition | None = None,
 ) -> int:
-    """Measure, write and print the report; returns the exit code."""
+    """Measure, write and print the report; returns the exit code.
+
+    full: the sizes without `quick`.
+    """
     from lisa.cli.bench import screen
     from lisa.cli.bench.targets import BoundVerdict
     from lisa.cli.output import print_json
 
-    if quick and long_:
-        raise click.UsageError("--quick and --long exclude each other")
-    sizes = _sizes(QUICK if quick else LONG if long_ else FULL, repeats, scale)
+    sizes = (QUICK if quick else full).scaled(scale)
+    if repeats is not None:
+        sizes = replace(sizes, repeats=repeats, slow_repeats=repeats)
     _default_settings()
-    chosen = [name for name in MEASURES if not only or name in only]
-    report = _report(sizes, chosen, out, addition)
+    report = _report(sizes, only, addition)
+    if out is not None:
+        if addition is not None:
+            report = replace(report, plots=addition.draw(report.results, out))
+        report.write(out)
     if as_json:
         print_json(report.document())
     else:
-        screen.show(report, chosen)
+        screen.show(report, only)
     missed = any(one.verdict is BoundVerdict.MISSED for one in report.judged)
     failed = any(subject == "lisa" for _, subject in report.results.failed)
     return 1 if missed or failed else 0
-
-
-def _sizes(mode: Sizes, repeats: int | None, scale: float) -> Sizes:
-    sizes = mode.scaled(scale) if scale != 1.0 else mode
-    if repeats is not None:
-        sizes = replace(sizes, repeats=repeats, slow_repeats=repeats)
-    return sizes
 
 
 def _default_settings() -> None:
@@ -130,10 +132,8 @@ def _default_settings() -> None:
         del os.environ[name]
 
 
-def _report(
-    sizes: Sizes, chosen: Sequence[str], out: Path | None, addition: Addition | None
-) -> BenchReport:
-    """Measure everything; write the report if `out` is given."""
+def _report(sizes: Sizes, only: Sequence[str], addition: Addition | None) -> BenchReport:
+    """Measure everything, or `only` some measures."""
     from lisa.cli.bench.machine import describe
     from lisa.cli.bench.report import BenchReport
     from lisa.cli.bench.results import Results
@@ -147,36 +147,26 @@ def _report(
         machine |= server.describe()
     with ProgressDisplay() as display:
         run = Run(sizes, results, display.update)
-        _measure(run, chosen, display)
+        for name in MEASURES:
+            if not only or name in only:
+                measure = import_module(f"lisa.cli.bench.measures.{name}").measure
+                take(run, name, measure, display)
         if addition is not None:
-            addition.measure(run, chosen, display)
-    report = BenchReport(
+            addition.measure(run, only, display)
+    return BenchReport(
         mode=sizes.mode,
         repeats=sizes.repeats,
         machine=machine,
         judged=judge(results, addition.targets if addition is not None else ()),
         results=results,
     )
-    return _written(report, out) if out is not None else report
 
 
-def _measure(run: Run, chosen: Sequence[str], display: ProgressDisplay) -> None:
-    for name in chosen:
-        module = import_module(f"lisa.cli.bench.measures.{name}")
-        display.begin(name)
-        try:
-            module.measure(run)
-        except Fault as fault:
-            run.results.failed[name, "lisa"] = str(fault)
-            display.warn(f"{name}: {fault}")
-
-
-def _written(report: BenchReport, out: Path) -> BenchReport:
-    from lisa.cli.bench.plots import draw
-
+def take(run: Run, name: str, measure: Callable[[Run], None], display: ProgressDisplay) -> None:
+    """Take one measure of Lisa; a failure is recorded in the results."""
+    display.begin(name)
     try:
-        report = replace(report, plots=draw(report.results, out))
+        measure(run)
     except Fault as fault:
-        report = replace(report, no_plots=str(fault))
-    report.write(out)
-    return report
+        run.results.failed[name, "lisa"] = str(fault)
+        display.warn(f"{name}: {fault}")

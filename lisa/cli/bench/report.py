@@ -50,7 +50,6 @@ class BenchReport:
     judged: Sequence[Judged]
     results: Results
     plots: Sequence[str] = ()
-    no_plots: str = ""
 
     def document(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -149,9 +148,6 @@ class BenchReport:
         if self.plots:
             yield "## Plots"
             yield "\n\n".join(f"![{Path(name).stem}]({name})" for name in self.plots)
-        elif self.no_plots:
-            yield "## Plots"
-            yield self.no_plots
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -59,12 +59,12 @@ class ProgressDisplay:
         self._console.print(f"{time.monotonic() - self._began:6.1f} s  done")
 
 
-def show(report: BenchReport, chosen: Sequence[str]) -> None:
+def show(report: BenchReport, only: Sequence[str]) -> None:
     """Print the targets of the measures taken; for a single measure, also its figures."""
     out = console()
-    if len(chosen) == 1:
+    if len(only) == 1:
         out.print(_figures(report.results))
-    out.print(_targets([one for one in report.judged if one.target.measure in chosen]))
+    out.print(_targets([one for one in report.judged if not only or one.target.measure in only]))
     for (measure, subject), why in report.results.failed.items():
         out.print(f"{measure} of {subject} was not measured: {why}")
     for name, why in report.results.missing.items():
@@ -73,14 +73,8 @@ def show(report: BenchReport, chosen: Sequence[str]) -> None:
 
 def _targets(judged: Sequence[Judged]) -> Table:
     table = Table(title="Targets", title_justify="left", box=None, pad_edge=False)
-    for name, side in (
-        ("what", "left"),
-        ("against", "left"),
-        ("target", "right"),
-        ("measured", "right"),
-        ("", "left"),
-    ):
-        table.add_column(name, justify="right" if side == "right" else "left")
+    for name in ("what", "against", "target", "measured", ""):
+        table.add_column(name, justify="right" if name in ("target", "measured") else "left")
     for one in judged:
         target = one.target
         table.add_row(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lisa.cli.bench.measures import backlog
 from lisa.cli.bench.results import Results
 
 TOLERANCE = 0.2
@@ -115,21 +114,6 @@ def _of_allowed(results: Results) -> float | None:
     )
 
 
-def _backlog(subject: str) -> Value:
-    """The server's time per promoted message: the largest backlog against the smallest."""
-
-    def value(results: Results) -> float | None:
-        amounts = backlog.amounts(results)
-        if len(amounts) < 2:
-            return None
-        least, most = (
-            results.values(backlog.NAME, subject, backlog.figure(amounts[end])) for end in (0, -1)
-        )
-        return quotient(most, least)
-
-    return value
-
-
 def _early(results: Results) -> float | None:
     """The number of messages that Lisa delivered early, in all measures."""
     counted = [
@@ -142,7 +126,6 @@ def _early(results: Results) -> float | None:
 
 _LEAST, _MOST = Sense.AT_LEAST, Sense.AT_MOST
 STEADY = "1,000/s"
-MANY = "with 1,000 topics"
 
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -224,14 +207,6 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("lateness", "early, in all measures", "", _MOST, 0.0, _early, "messages"),
     Target(
-        "burst",
-        "lateness of the last of 50,000 due at one instant",
-        "N / drain rate",
-        _MOST,
-        1.3,
-        within("burst", "last", "N / drain rate"),
-    ),
-    Target(
         "memory",
         "memory a waiting message, embedded Valkey",
         "",
@@ -249,49 +224,5 @@ TARGETS: tuple[Target, ...] = (
         plain("memory", "redis-server"),
         "bytes",
     ),
-    Target(
-        "idle",
-        "manager with 1,000 idle topics",
-        "",
-        _MOST,
-        3.0,
-        plain("idle", f"manager {MANY}"),
-        "% of a core",
-    ),
-    Target(
-        "idle",
-        "busiest Redis command, 1,000 idle topics",
-        "",
-        _MOST,
-        1.0,
-        plain("idle", f"busiest command {MANY}"),
-        "/s a topic",
-    ),
-    Target(
-        "idle",
-        "lateness of a message among 1,000 idle topics",
-        "",
-        _MOST,
-        10.0,
-        plain("idle", f"last {MANY}"),
-        "ms",
-    ),
-    Target(
-        "backlog",
-        "Redis CPU a promoted message, most waiting, embedded Valkey",
-        "10,000 waiting",
-        _MOST,
-        1.3,
-        _backlog("lisa"),
-    ),
-    Target(
-        "backlog",
-        "Redis CPU a promoted message, most waiting, redis-server",
-        "10,000 waiting",
-        _MOST,
-        1.3,
-        _backlog(backlog.ON_DEBIAN),
-    ),
-    Target("help", "lisa --help", "", _MOST, 300.0, plain("help", "time"), "ms"),
 )
 """In the order of the report."""

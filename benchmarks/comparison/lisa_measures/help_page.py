@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 
+from benchmarks.comparison.sizes import FurtherSizes
 from lisa.cli.bench.run import Run
 
 NAME = "help"
 TIMES = 7
 
 
-def measure(run: Run) -> None:
+def measure(run: Run, sizes: FurtherSizes) -> None:  # noqa: ARG001  as of the other measures
     """Figure: milliseconds of the whole process."""
     run.say("lisa --help")
     for _ in range(TIMES):

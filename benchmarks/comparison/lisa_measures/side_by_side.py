@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.comparison.sizes import FurtherSizes
 from lisa.cli.bench.measures.drain import add, head_s
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import fresh_server
@@ -11,9 +12,9 @@ from lisa.cli.bench.work import drain
 NAME = "side_by_side"
 
 
-def measure(run: Run) -> None:
+def measure(run: Run, sizes: FurtherSizes) -> None:
     """Figures: as `drain`, for each number of managers and consumers."""
-    for number in run.sizes.side_by_side:
+    for number in sizes.side_by_side:
         for _ in run.repeats(f"{number} managers and consumers"):
             with (
                 fresh_server() as server,

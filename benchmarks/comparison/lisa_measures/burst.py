@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.comparison.sizes import FurtherSizes
 from lisa.cli.bench.measures.drain import NAME as DRAIN
 from lisa.cli.bench.measures.drain import head_s
 from lisa.cli.bench.run import Run
@@ -12,9 +13,9 @@ from lisa.cli.bench.work import drain
 NAME = "burst"
 
 
-def measure(run: Run) -> None:
+def measure(run: Run, sizes: FurtherSizes) -> None:
     """Figures: lateness of the last message, and N divided by the rate of an earlier drain."""
-    count = run.sizes.burst
+    count = sizes.burst
     for number in run.repeats("a burst", slow=True):
         rates = run.results.values(DRAIN, "lisa", "rate")
         with fresh_server() as server, lisa_at_work(server) as work:

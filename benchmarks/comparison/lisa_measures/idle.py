@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from benchmarks.comparison.sizes import FurtherSizes
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import fresh_server
 from lisa.cli.bench.subject import LisaAtWork, lisa_at_work
@@ -17,22 +18,22 @@ SPREAD_MS = 50
 INTROSPECTION = {"info", "config|get"}
 
 
-def measure(run: Run) -> None:
+def measure(run: Run, sizes: FurtherSizes) -> None:
     """Figures: CPU share, commands per second and topic, and lateness of single messages."""
     for _ in run.repeats("idle", slow=True):
-        for topics in (1, run.sizes.topics):
-            _with(run, topics)
+        for topics in (1, sizes.topics):
+            _with(run, topics, sizes.idle_seconds)
 
 
-def _with(run: Run, count: int) -> None:
+def _with(run: Run, count: int, idle_seconds: float) -> None:
     names = [f"idle-{number:04d}" for number in range(count)]
     tail = f" with {'1 topic' if count == 1 else f'{count:,} topics'}"
     with fresh_server() as server, lisa_at_work(server, consumers=0, topics=names) as work:
         time.sleep(SETTLE_S)
-        _avoid_sampling(run.sizes.idle_seconds)
+        _avoid_sampling(idle_seconds)
         calls, redis_us, began = server.calls(), server.cpu_us(), time.monotonic()
         manager_s = work.cpu_seconds()["manager"]
-        time.sleep(run.sizes.idle_seconds)
+        time.sleep(idle_seconds)
         seconds = time.monotonic() - began
         manager_s = work.cpu_seconds()["manager"] - manager_s
         redis_us = server.cpu_us() - redis_us

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.comparison.sizes import FurtherSizes
 from lisa import Producer
 from lisa.admin.topics import set_options
 from lisa.cli.bench.results import Results
@@ -39,28 +40,28 @@ def amounts(results: Results) -> list[int]:
     return sorted({int(amount.replace(",", "")) for amount in found})
 
 
-def measure(run: Run) -> None:
+def measure(run: Run, sizes: FurtherSizes) -> None:
     """Figures: server CPU time and wall time per promoted message, in microseconds.
 
     Each backlog has its own server; they are measured in turns. Runs on the embedded server and on
     `redis-server` if it is on PATH, because their allocators differ.
     """
-    _on(run, "lisa", None)
+    _on(run, sizes, "lisa", None)
     binary = None if run.sizes.mode == "quick" else debian_binary()
     if binary is not None:
-        _on(run, ON_DEBIAN, binary)
+        _on(run, sizes, ON_DEBIAN, binary)
 
 
-def _on(run: Run, subject: str, binary: Path | None) -> None:
+def _on(run: Run, sizes: FurtherSizes, subject: str, binary: Path | None) -> None:
     with ExitStack() as stack:
         backlogs = []
-        for waiting in run.sizes.waiting:
+        for waiting in sizes.waiting:
             run.say(f"filling a backlog of {waiting:,}")
             backlogs.append(stack.enter_context(_backlog(waiting, binary)))
         for _ in run.repeats("promoting before a backlog"):
             for _turn in range(ROUNDS):
                 for backlog in backlogs:
-                    _round(run, subject, backlog)
+                    _round(run, subject, backlog, sizes.promoted)
 
 
 class _Backlog(NamedTuple):
@@ -85,9 +86,8 @@ def _backlog(waiting: int, binary: Path | None) -> Iterator[_Backlog]:
         yield _Backlog(waiting, server, producer, store)
 
 
-def _round(run: Run, subject: str, backlog: _Backlog) -> None:
+def _round(run: Run, subject: str, backlog: _Backlog, count: int) -> None:
     waiting, server, producer, store = backlog
-    count = run.sizes.promoted
     due_ms = now_ms() + AHEAD_MS + count // 50
     producer.send_many(TOPIC, bodies(count), at_ms=due_ms)
     time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.002)

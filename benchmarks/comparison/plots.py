@@ -1,18 +1,19 @@
-"""Draws the report's plots; needs matplotlib, the extra `bench`."""
+"""Draws the report's plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lisa.cli.bench.fault import Fault
-from lisa.cli.bench.measures import backlog
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from benchmarks.comparison.lisa_measures import backlog
 from lisa.cli.bench.report import RATES
 from lisa.cli.bench.results import Figure, Results
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+mpl.use("Agg")
 
 COLOURS = {"tab:orange": "Lisa", "tab:gray": "floor", "tab:blue": "other queues"}
 LEAST_MS = 0.05
@@ -20,18 +21,7 @@ LEAST_MS = 0.05
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """Draw the plots for which there are figures; returns their file names.
-
-    Raises:
-        Fault: matplotlib is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise Fault(
-            "no plots: matplotlib is missing; pip install 'lisa-delay-queue[bench]'"
-        ) from None
-    mpl.use("Agg")
+    """Draw the plots for which there are figures; returns their file names."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, plot in (("throughput", throughput), ("lateness", lateness), ("backlog", cost)):
@@ -144,8 +134,6 @@ def cost(results: Results, path: Path) -> bool:
 
 
 def _save(path: Path, title: str, fill: Callable[[list[Axes]], None], *, panels: int) -> None:
-    from matplotlib import pyplot as plt
-
     figure, grid = plt.subplots(
         panels, 1, figsize=(9, 1 + 4 * panels), squeeze=False, layout="constrained"
     )
