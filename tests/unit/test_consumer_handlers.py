@@ -73,7 +73,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("batch", [None, 10])
-@pytest.mark.parametrize("handler", ACCEPTED, ids=str)
+@pytest.mark.parametrize("handler", ACCEPTED, ids=lambda one: getattr(one, "__name__", None))
 def test_handlers_of_one_argument_are_accepted(
     handler: Callable[..., Any], batch: int | None
 ) -> None:
@@ -92,7 +92,7 @@ def test_handlers_of_one_argument_are_accepted(
         (of_a_signal, "missing a required"),
         (functools.partial(takes_two, 1, 2), "too many positional arguments"),
     ],
-    ids=str,
+    ids=lambda one: getattr(one, "__name__", None),
 )
 def test_other_handlers_are_refused_when_they_are_registered(
     handler: Callable[..., Any], why: str
