@@ -11,7 +11,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 WORKERS ?= 4
 
 .PHONY: help demo check test test-all test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
-        bench-gateway bench-safety reference docs clean
+        bench-gateway bench-safety reference docs images clean
 
 help:
 	@echo "make demo    send and handle ten thousand delayed messages on an embedded server"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-gateway  measure the HTTP gateway: one minute"
 	@echo "make bench-safety  measure how long scripts block a server with ten million messages: 4 GiB"
 	@echo "make reference  generate the reference pages and the example of all topic options"
+	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove all generated files"
@@ -99,6 +100,9 @@ reference: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
+
+images: $(VENV)/.dev
+	$(BIN)/python docs/generate_images.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel

@@ -1,0 +1,136 @@
+"""Take the pictures in docs/images: `python docs/generate_images.py`. Needs Chromium.
+
+A server with invented shops, a manager, a consumer and a gateway run while the pictures are taken.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import redis
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+from lisa import Consumer, Discard, Manager, Message, Outgoing, Producer
+from lisa.embedded import EmbeddedServer
+
+IMAGES = Path(__file__).parent / "images"
+MINUTE_MS = 60_000
+TOPICS = {
+    "orders": 2_400,
+    "invoices": 310,
+    "reminders": 12_500,
+    "trials.ending": 45,
+    "webhooks": 860,
+}
+"""Topics and their waiting messages."""
+
+PAGES = {"page-overview": ("/", 760), "page-topic": ("/topics/orders", 1_180)}
+COMMANDS = {"terminal-topics": "topics", "terminal-top": "top --once"}
+RUN_FOR_S = 60.0
+
+FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)
+"""Fonts that rich would load from elsewhere."""
+
+
+def fill(raw: redis.Redis, producer: Producer, chance: random.Random) -> None:
+    """Send messages due within six hours, and write the past hours' counters."""
+    now = time.time_ns() // 1_000_000
+    for topic, waiting in TOPICS.items():
+        counters = dict.fromkeys(["sent", "acked@lisa", "late:c@lisa", "late:e@lisa"], 0)
+        for minute in range(180, 1, -1):
+            handled = chance.randint(200, 300)
+            counters["sent"] += handled
+            counters["acked@lisa"] += handled
+            counters["late:c@lisa"] += handled - handled // 20
+            counters["late:e@lisa"] += handled // 20
+            entry = f"{(now // MINUTE_MS - minute) * MINUTE_MS}-0"
+            raw.xadd(f"lisa:{{{topic}}}:history", counters, id=entry)  # type: ignore[arg-type]
+        raw.hset(f"lisa:{{{topic}}}:stats", mapping=counters)  # type: ignore[arg-type]
+        delays = [min(21_600, chance.expovariate(1 / 2_700)) for _ in range(waiting)]
+        producer.send_many(
+            topic,
+            [Outgoing({"order": n}, delay=timedelta(seconds=s)) for n, s in enumerate(delays)],
+        )
+
+
+def handle(message: Message) -> None:
+    """A handler that gives up now and then."""
+    if message.body.get("order", 0) % 50 == 0:
+        raise Discard("the card has expired")
+
+
+@contextmanager
+def gateway(url: str) -> Iterator[str]:
+    """A gateway's address, while it runs."""
+    command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", url, "--port", "0"]
+    with subprocess.Popen([*command, "--allow-actions"], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None  # noqa: S101  as PIPE was given
+        found = next(filter(None, (re.search(r"http://\S+/", line) for line in run.stderr)))
+        yield found[0].rstrip("/")
+        run.terminate()
+
+
+def shoot_pages(address: str) -> None:
+    """Take a picture of each page."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        context = browser.new_context(viewport={"width": 1280, "height": 760}, color_scheme="dark")
+        page = context.new_page()
+        for name, (path, height) in PAGES.items():
+            page.set_viewport_size({"width": 1280, "height": height})
+            page.goto(address + path)
+            page.wait_for_timeout(5_000)
+            page.screenshot(path=IMAGES / f"{name}.png")
+        browser.close()
+
+
+def shoot_terminal(url: str) -> None:
+    """Draw what commands print in a terminal of 80 columns."""
+    for name, command in COMMANDS.items():
+        words = [sys.executable, "-m", "lisa.cli.main", *command.split(), "--redis", url]
+        env = {**os.environ, "COLUMNS": "80", "FORCE_COLOR": "1"}
+        done = subprocess.run(words, check=True, capture_output=True, text=True, env=env)
+        screen = Console(record=True, width=80, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+        screen.print(Text(f"$ lisa {command}"))
+        screen.print(Text.from_ansi(done.stdout))
+        drawn = FONTS.sub("", screen.export_svg(title="lisa"))
+        (IMAGES / f"{name}.svg").write_text(drawn, encoding="utf-8")
+
+
+def main() -> None:
+    """Run the roles for a while, and take all pictures."""
+    with (
+        EmbeddedServer() as server,
+        redis.Redis.from_url(server.url) as raw,
+        Producer(server.url) as producer,
+    ):
+        fill(raw, producer, random.Random(42))
+        consumer = Consumer(server.url, name="shop-1")
+        for topic in TOPICS:
+            consumer.subscribe(topic, handle)
+        with Manager(server.url, topics=list(TOPICS)), consumer:
+            ends = time.monotonic() + RUN_FOR_S
+            while time.monotonic() < ends:
+                producer.send("orders", {"order": random.randrange(10_000)}, delay="2s")
+                time.sleep(0.1)
+            with gateway(server.url) as address:
+                shoot_pages(address)
+            shoot_terminal(server.url)
+
+
+if __name__ == "__main__":
+    main()
