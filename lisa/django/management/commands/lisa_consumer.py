@@ -1,0 +1,27 @@
+"""`manage.py lisa_consumer`: runs the handlers of all apps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+
+class Command(BaseCommand):  # type: ignore[misc]
+    """Becomes `lisa-consumer lisa.django.run`, with the same options."""
+
+    help = (
+        "Handle due messages until SIGTERM, and run enqueued tasks. Takes the options of "
+        "lisa-consumer after '--', as in: manage.py lisa_consumer -- --processes 4"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Accept any options."""
+        parser.add_argument("options", nargs="*", help="options of lisa-consumer")
+
+    def handle(self, *_: Any, options: list[str], **__: Any) -> None:
+        """Replace this process; manage.py has put the settings module into the environment."""
+        command = [sys.executable, "-m", "lisa.cli.consumer", *options, "lisa.django.run"]
+        os.execv(sys.executable, command)  # noqa: S606  the program is this interpreter

@@ -1,0 +1,141 @@
+"""A backend for Django's tasks: `django.tasks` of Django 6, or the package django-tasks before.
+
+    TASKS = {"default": {"BACKEND": "lisa.django.tasks.LisaBackend"}}
+
+    @task()
+    def send_receipt(order): ...
+
+    send_receipt.using(run_after=timezone.now() + timedelta(days=1)).enqueue(42)
+
+A task is a message of the topic `tasks.<queue>`; its id is the id of the result. Retries follow the
+topic's options, so one task may run several times. Results are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from lisa.core.model.message import Message
+from lisa.core.model.outcomes import Discard
+from lisa.django import producer
+
+if TYPE_CHECKING:
+    from lisa.consumer import Consumer
+
+try:
+    from django.tasks import Task, TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+except ImportError:  # before Django 6
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+PREFIX = "tasks."
+
+
+class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
+    """Sends tasks as messages; `manage.py lisa_consumer` runs them.
+
+    OPTIONS: `prefix` of the topics, by default "tasks.".
+    """
+
+    supports_defer = True
+    supports_async_task = True
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._prefix = self.options.get("prefix", PREFIX)
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Send a task; returns its result, whose id cancels it. Raises what `send` raises."""
+        self.validate_task(task)
+        result = self._result(task, "", args, kwargs)
+        sent = producer.send(
+            self._prefix + task.queue_name,
+            {"task": task.module_path, "args": result.args, "kwargs": result.kwargs},
+            at=task.run_after,
+            tz=timezone.get_current_timezone(),
+        )
+        object.__setattr__(result, "id", sent)
+        object.__setattr__(result, "enqueued_at", timezone.now())
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def cancel(self, result: Any) -> bool:
+        """Cancel an enqueued task; False if it has begun or is unknown."""
+        topic = self._prefix + result.task.queue_name
+        return producer.cancel(topic, result.id) == "cancelled"
+
+    def topics(self) -> Iterator[str]:
+        """The topics of all queues."""
+        for queue in sorted(self.queues):
+            yield self._prefix + queue
+
+    def run(self, message: Message) -> None:
+        """Run the task of a message; an exception retries it."""
+        result = self._started(message)
+        task = result.task
+        context = [TaskContext(task_result=result)] if task.takes_context else []
+        task.call(*context, *result.args, **result.kwargs)
+        self._finish(result, TaskResultStatus.SUCCESSFUL)
+
+    def gave_up(self, _topic: str, *, message: Message) -> None:
+        """Announce a task that has failed for good; a receiver of `message_dead`."""
+        self._finish(self._result_of(message), TaskResultStatus.FAILED)
+
+    def _started(self, message: Message) -> Any:
+        result = self._result_of(message)
+        now = timezone.now()
+        for name, value in (("started_at", now), ("last_attempted_at", now)):
+            object.__setattr__(result, name, value)
+        object.__setattr__(result, "status", TaskResultStatus.RUNNING)
+        result.worker_ids.extend([message.topic] * message.attempt)  # Django counts attempts by it
+        task_started.send(type(self), task_result=result)
+        return result
+
+    def _finish(self, result: Any, status: Any) -> None:
+        object.__setattr__(result, "status", status)
+        object.__setattr__(result, "finished_at", timezone.now())
+        task_finished.send(type(self), task_result=result)
+
+    def _result_of(self, message: Message) -> Any:
+        body = message.body
+        try:
+            task = import_string(body["task"])
+        except (ImportError, KeyError, TypeError) as error:
+            raise Discard(f"there is no such task: {error}") from error
+        if not isinstance(task, Task):  # a message must not run any other function
+            raise Discard(f"{body['task']} is not a task")
+        return self._result(task, message.id, body["args"], body["kwargs"])
+
+    def _result(self, task: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        return TaskResult(
+            task=task,
+            id=task_id,
+            status=TaskResultStatus.READY,
+            enqueued_at=None,
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+
+
+def handle_tasks(consumer: Consumer) -> None:
+    """Subscribe a consumer to the queues of every `LisaBackend` of the project."""
+    for alias in task_backends.settings:
+        backend = task_backends[alias]
+        if isinstance(backend, LisaBackend):
+            for topic in backend.topics():
+                consumer.subscribe(topic, backend.run)
+                consumer.message_dead.connect(backend.gave_up, sender=topic)
