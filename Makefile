@@ -131,4 +131,5 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m compileall -q lisa  # tests start many programs, also where Python writes no bytecode
 	@touch $@ $(VENV)/.base
