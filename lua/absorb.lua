@@ -9,25 +9,20 @@
 local number, count = tonumber(ARGV[ARGS + 1]), ARGV[ARGS + 2]
 local journals, n = ARGV[ARGS + 3], tonumber(ARGV[ARGS + 4])
 local HISTORY, MERGED = KEYS[ID_KEYS + 1], KEYS[ID_KEYS + 2]
-local known, rest, gone =
-  string.match(call('HGET', OPTIONS, 'layout') or '', '^(%d+)(:%d+:[%d,]*:)([%d,]*)$')
-
-local left, found = {}, false
-for one in string.gmatch(gone or '', '%d+') do
-  if one == count then found = true else left[#left + 1] = one end
-end
+local known, current, older, gone = read_layout()
+local left, found = without(gone or '', count)
 if not found or tonumber(known) ~= number then
   call('UNLINK', MERGED)
   return {'OK', 0}
 end
 begin_freeing()
-local fields = {'layout', known .. rest .. table.concat(left, ','), 'removed:' .. count, '1'}
+local fields = {'removed:' .. count, '1'}
 for part in string.gmatch(journals, '%S+') do fields[#fields + 1] = part end
 call('HSET', OPTIONS, unpack(fields))
+write_layout(known, current, older, left)
 for i = 1, n do call('HINCRBY', STATS, ARGV[ARGS + 3 + 2 * i], ARGV[ARGS + 4 + 2 * i]) end
 if call('EXISTS', MERGED) == 1 then
   call('PERSIST', MERGED)
   call('RENAME', MERGED, HISTORY)
 end
-call('PUBLISH', WAKE, TOPIC .. '~')
 return {'OK', 1}

@@ -17,23 +17,14 @@ local function write(name, value)
   if value then call('HSET', OPTIONS, name, value) else call('HDEL', OPTIONS, name) end
 end
 
--- The layout is 'number:count:older counts:empty counts' (see core.model.sharding).
 local function split_anew(wanted)
-  local number, count, older, gone =
-    string.match(call('HGET', OPTIONS, 'layout') or '', '^(%d+):(%d+):([%d,]*):([%d,]*)$')
+  local number, count, older, gone = read_layout()
   if not number then number, count, older, gone = '0', '1', '', '' end
   if count == wanted then return end
-  local draining, left = {count}, {}
-  for one in string.gmatch(older, '%d+') do
-    if one ~= wanted then draining[#draining + 1] = one end
-  end
-  for one in string.gmatch(gone, '%d+') do
-    if one ~= wanted then left[#left + 1] = one end
-  end
-  write('layout', int(number + 1) .. ':' .. wanted .. ':' .. table.concat(draining, ',') .. ':'
-    .. table.concat(left, ','))
+  local draining = without(count .. ',' .. older, wanted)
+  local left = without(gone, wanted)
+  write_layout(int(number + 1), wanted, draining, left)
   call('HDEL', OPTIONS, 'emptied:' .. wanted, 'emptied:' .. count, 'removed:' .. wanted)
-  call('PUBLISH', WAKE, TOPIC .. '~')
 end
 
 begin_freeing()

@@ -23,15 +23,8 @@ end
 -- Whether an entry is pending, or follows the group's last delivered entry.
 local function can_be_delivered(group, entry)
   if pending(group, entry) then return true end
-  local ms, n = string.match(entry, '(%d+)-(%d+)')
-  for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
-    if field(info, 'name') == group.name then
-      local last_ms, last_n = string.match(field(info, 'last-delivered-id'), '(%d+)-(%d+)')
-      ms, n, last_ms, last_n = tonumber(ms), tonumber(n), tonumber(last_ms), tonumber(last_n)
-      return ms > last_ms or ms == last_ms and n > last_n
-    end
-  end
-  return true
+  local last = last_delivered(group)
+  return not last or is_before(last, entry)
 end
 
 -- Replaces an index entry that is useless (it is deleted) or belongs to another id (it is kept).

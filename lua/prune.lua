@@ -24,13 +24,6 @@ local function first_number()
   return nil
 end
 
-local function is_before(a, b)
-  local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
-  local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')
-  a_ms, a_seq, b_ms, b_seq = tonumber(a_ms), tonumber(a_seq), tonumber(b_ms), tonumber(b_seq)
-  return a_ms < b_ms or a_ms == b_ms and a_seq < b_seq
-end
-
 -- The positions of the slowest reporting archive and of the furthest archive.
 local slowest, furthest = nil, 0
 for i = 1, tonumber(ARGV[ARGS + 3]) do

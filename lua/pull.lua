@@ -34,9 +34,6 @@ if timeout ~= '' then
     if id then call('ZADD', group.leases, int(now + tonumber(timeout)), id) end
   end
 end
-local last = ''
-for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
-  if field(info, 'name') == group.name then last = field(info, 'last-delivered-id') end
-end
+local last = last_delivered(group) or ''
 if #taken > 0 then remember({'OK', last, taken[1][1], taken[#taken][1]}) end
 return {'OK', 0, last, unpack(taken)}

@@ -9,22 +9,16 @@
 -- Returns {'OK', the number of the latest layout known here; negative if that layout closed
 --       this shard}
 local what, number, counts = ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2]), ARGV[ARGS + 3]
-local LAYOUT = '^(%d+):(%d+):([%d,]*):([%d,]*)$'
 
 -- The shards of this count are empty: they are only read for their counters.
 local function forget()
-  local known, current, older, gone = string.match(call('HGET', OPTIONS, 'layout') or '', LAYOUT)
+  local known, current, older, gone = read_layout()
   if not known or tonumber(known) ~= number then return tonumber(known or '0') end
-  local draining, found = {}, false
-  for one in string.gmatch(older, '%d+') do
-    if one == counts then found = true else draining[#draining + 1] = one end
-  end
+  local draining, found = without(older, counts)
   if found then
     if gone ~= '' then gone = ',' .. gone end
-    call('HSET', OPTIONS, 'layout', known .. ':' .. current .. ':'
-      .. table.concat(draining, ',') .. ':' .. counts .. gone)
+    write_layout(known, current, draining, counts .. gone)
     call('HDEL', OPTIONS, 'emptied:' .. counts)
-    call('PUBLISH', WAKE, TOPIC .. '~')
   end
   return number
 end
@@ -32,7 +26,7 @@ end
 -- The last layouts were lost with their server. The remaining one does not say where messages are
 -- now: treat all counts that were found or ever used as older ones that may hold messages.
 local function renumber()
-  local known, current, older, gone = string.match(call('HGET', OPTIONS, 'layout') or '', LAYOUT)
+  local known, current, older, gone = read_layout()
   if not known then
     known, older, gone = '0', '', ''
     current = string.match(call('HGET', OPTIONS, 'shards') or '', '^%d+$') or '1'
@@ -45,9 +39,7 @@ local function renumber()
       call('HDEL', OPTIONS, 'emptied:' .. one)
     end
   end
-  call('HSET', OPTIONS, 'layout',
-    int(number + 1) .. ':' .. current .. ':' .. table.concat(draining, ',') .. ':')
-  call('PUBLISH', WAKE, TOPIC .. '~')
+  write_layout(int(number + 1), current, table.concat(draining, ','), '')
   return number + 1
 end
 

@@ -10,11 +10,7 @@ if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
 local from, most = ARGV[ARGS + 2], math.min(tonumber(ARGV[ARGS + 3]), 500)
-local last = nil
-for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
-  if field(info, 'name') == group.name then last = field(info, 'last-delivered-id') end
-end
-
+local last = last_delivered(group)
 local window = last and call('XRANGE', group.ready, from, last, 'COUNT', most) or {}
 local foreign = {}
 for _, item in ipairs(window) do

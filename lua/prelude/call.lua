@@ -71,3 +71,22 @@ local function misplaced(believed)
   if believed == '' or (call('HGET', OPTIONS, 'accepts') or '0') == believed then return nil end
   return {'SHARDS'}
 end
+
+-- A topic's layout is 'number:count:older counts:empty counts' (see core.model.sharding).
+local function read_layout()
+  return string.match(call('HGET', OPTIONS, 'layout') or '', '^(%d+):(%d+):([%d,]*):([%d,]*)$')
+end
+
+local function write_layout(number, count, older, gone)
+  call('HSET', OPTIONS, 'layout', table.concat({number, count, older, gone}, ':'))
+  call('PUBLISH', WAKE, TOPIC .. '~')
+end
+
+-- A list of counts without one of them, and whether the list had that one.
+local function without(counts, one)
+  local left, found = {}, false
+  for count in string.gmatch(counts, '%d+') do
+    if count == one then found = true else left[#left + 1] = count end
+  end
+  return table.concat(left, ','), found
+end

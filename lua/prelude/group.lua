@@ -71,6 +71,22 @@ local function delivered_ahead(group, window)
   return ahead
 end
 
+-- The id of the last entry delivered to the group, or nil if another program destroyed the group.
+local function last_delivered(group)
+  for _, info in ipairs(call('XINFO', 'GROUPS', group.ready)) do
+    if field(info, 'name') == group.name then return field(info, 'last-delivered-id') end
+  end
+  return nil
+end
+
+-- Whether entry `a` has a lower id than entry `b`.
+local function is_before(a, b)
+  local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
+  local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')
+  a_ms, a_seq, b_ms, b_seq = tonumber(a_ms), tonumber(a_seq), tonumber(b_ms), tonumber(b_seq)
+  return a_ms < b_ms or a_ms == b_ms and a_seq < b_seq
+end
+
 local function drop_entries(group, ids, entries)
   call('XACK', group.ready, group.name, unpack(entries))
   call('XDEL', group.ready, unpack(entries))

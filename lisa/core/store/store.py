@@ -119,10 +119,7 @@ class Store(Router):
 
     def list_again(self, topics: Iterable[str]) -> Flow[None]:
         """List topics that may be missing from the list; listed topics keep their times."""
-        now = int(time.time() * 1000)
-        missing = [part for topic in topics for part in (now, topic)]
-        if missing:
-            yield from self.command("ZADD", self.keys.topics, "NX", *missing)
+        yield from self._list(topics, self.command, "NX")
 
     def check_schema(self) -> Flow[bool]:
         """Check the schema version, or write it if there is none. Returns whether this is done.
@@ -152,11 +149,11 @@ class Store(Router):
         command = ("PUBLISH", self.keys.wake, topic)
         yield from self._beside(key, *command) if key else self.command(*command)
 
-    def _list(self, topics: Iterable[str], ask: Ask) -> Flow[None]:
+    def _list(self, topics: Iterable[str], ask: Ask, *flags: str) -> Flow[None]:
         now = int(time.time() * 1000)
-        seen = [part for topic in topics for part in (now, topic)]
-        if seen:
-            yield from ask("ZADD", self.keys.topics, *seen)
+        members = [part for topic in topics for part in (now, topic)]
+        if members:
+            yield from ask("ZADD", self.keys.topics, *flags, *members)
 
     def _verify_schema(self, ask: Ask) -> Flow[None]:
         found = yield from ask("GET", self.keys.schema)
