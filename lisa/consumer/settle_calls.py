@@ -48,7 +48,7 @@ class SettleCalls:
         outcomes = sub.outcomes
         fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))
         has_others = outcomes.failures or outcomes.expired
-        if not fits or has_others or self._signal_sender.heard(self._signal_sender.acked):
+        if not fits or has_others or self._signal_sender.has_receivers(self._signal_sender.acked):
             return None
         some = outcomes.acks.take_many(MOST_READ_ACKS)
         if not some:  # the settler took them first
@@ -115,7 +115,7 @@ class SettleCalls:
         outcomes: Sequence[Acked],
         pair: tuple[Signal, Signal],
     ) -> None:
-        heard = self._signal_sender.heard(pair)
+        has_receivers = self._signal_sender.has_receivers(pair)
         sub.leases.forget(some)
         for held, outcome in zip(some, outcomes, strict=True):
             if outcome is Acked.STALE:
@@ -124,7 +124,7 @@ class SettleCalls:
                     sub.shard,
                     held.message.id,
                 )
-            elif heard:
+            elif has_receivers:
                 self._signal_sender.fire(pair, held.message)
 
     def _fail(self, sub: Subscription) -> None:

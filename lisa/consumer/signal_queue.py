@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +10,7 @@ import msgspec
 from blinker import Signal
 
 from lisa.core.model.message import Message
-from lisa.core.model.signals import Signals, everywhere
+from lisa.core.model.signals import Signals, call_receivers, everywhere
 from lisa.core.transitions.retry import Failed, Retried
 
 log = logging.getLogger("lisa.consumer")
@@ -32,7 +31,7 @@ class SignalSender:
         self.expired = (own.expired, everywhere.expired)
 
     @staticmethod
-    def heard(pair: tuple[Signal, Signal]) -> bool:
+    def has_receivers(pair: tuple[Signal, Signal]) -> bool:
         """Whether either signal has receivers; if not, no message needs to be built."""
         return bool(pair[0].receivers or pair[1].receivers)
 
@@ -41,18 +40,10 @@ class SignalSender:
         if retried.outcome is Failed.STALE:
             return
         pair = self.dead if retried.outcome is Failed.DEAD else self.retrying
-        if self.heard(pair):
-            told = msgspec.structs.replace(message, reason=reason, next_due_ms=retried.due_ms)
-            self.fire(pair, told)
+        if self.has_receivers(pair):
+            due_ms = retried.due_ms
+            self.fire(pair, msgspec.structs.replace(message, reason=reason, next_due_ms=due_ms))
 
     def fire(self, pair: tuple[Signal, Signal], message: Message) -> None:
         """Call all receivers of both signals."""
-        topic = message.topic
-        for signal in pair:
-            for receiver in signal.receivers_for(topic):
-                try:
-                    result: Any = receiver(topic, message=message)
-                    if result is not None and inspect.isawaitable(result):
-                        self._spawn(result)
-                except BaseException:  # sys.exit() in a receiver must not end the settler
-                    log.exception("topic %s: a receiver of message %s raised", topic, message.id)
+        call_receivers(pair, message, self._spawn, log)

@@ -7,10 +7,10 @@ receiver does not delay the manager. If more than 10,000 messages wait, further 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import queue
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Any
 
 import msgspec
 from blinker import Signal
@@ -20,7 +20,7 @@ from lisa.core.model.envelope import decode_content
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import topic_of
-from lisa.core.model.signals import everywhere
+from lisa.core.model.signals import call_receivers, everywhere
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.reclaim import ReclaimedMessage
@@ -125,9 +125,9 @@ class SignalQueue:
             )
             return
         topic = topic_of(message.topic)
-        told = msgspec.structs.replace(message, topic=topic, body=body, headers=headers)
+        complete = msgspec.structs.replace(message, topic=topic, body=body, headers=headers)
         try:
-            self._queue.put_nowait((signal, told))
+            self._queue.put_nowait((signal, complete))
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1 or self.dropped % LONGEST_QUEUE == 0:
@@ -138,16 +138,8 @@ class SignalQueue:
             self._fire(*waiting)
 
     def _fire(self, signal: Signal, message: Message) -> None:
-        # Signal.send stops at the first receiver that raises, and does not support coroutines.
-        for receiver in list(signal.receivers_for(message.topic)):
-            try:
-                answer = receiver(message.topic, message=message)
-                if inspect.isawaitable(answer):
-                    asyncio.run(_awaited(answer))
-            except BaseException:  # sys.exit() in a receiver must not end this thread
-                log.exception("a receiver of message %r raised", message.id)
+        call_receivers([signal], message, lambda result: asyncio.run(_finish(result)), log)
 
 
-async def _awaited(answer: object) -> None:
-    if inspect.isawaitable(answer):
-        await answer
+async def _finish(result: Awaitable[Any]) -> None:
+    await result

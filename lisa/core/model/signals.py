@@ -6,7 +6,14 @@ The sender is the topic, a string, which matches by value. Receivers are called 
 
 from __future__ import annotations
 
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
 from blinker import Signal
+
+from lisa.core.model.message import Message
 
 
 class Signals:
@@ -28,3 +35,25 @@ message_acked = everywhere.acked
 message_retrying = everywhere.retrying
 message_dead = everywhere.dead
 message_expired = everywhere.expired
+
+
+def call_receivers(
+    signals: Iterable[Signal],
+    message: Message,
+    run: Callable[[Awaitable[Any]], object],
+    log: logging.Logger,
+) -> None:
+    """Call the receivers of signals for a message that is already settled, retried or dead.
+
+    `run` runs the coroutine of an `async def` receiver. Errors of receivers are logged and ignored.
+    """
+    # Signal.send stops at the first receiver that raises, and does not support coroutines.
+    topic = message.topic
+    for signal in signals:
+        for receiver in list(signal.receivers_for(topic)):
+            try:
+                result = receiver(topic, message=message)
+                if result is not None and inspect.isawaitable(result):
+                    run(result)
+            except BaseException:  # sys.exit() in a receiver must not end the calling thread
+                log.exception("topic %s: a receiver of message %s raised", topic, message.id)
