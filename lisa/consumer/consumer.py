@@ -294,4 +294,4 @@ def _until_signalled(ending: Mailbox[LisaError | None]) -> AbstractContextManage
         heard.append(number)
         ending.post(None)
 
-    return ending.hearing_signals(hear)
+    return ending.handling_signals(hear)

@@ -55,10 +55,10 @@ def _pydantic(model: Any) -> Reader:
             return adapter.validate_python(_plain(envelope))
         except ValidationError as error:
             faults = error.errors(include_url=False, include_input=False)
-            said = "; ".join(
+            reasons = "; ".join(
                 f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults
             )
-            raise BodyMismatch(f"the body does not match {_name(model)}: {said}") from None
+            raise BodyMismatch(f"the body does not match {_name(model)}: {reasons}") from None
         except UnicodeDecodeError as error:
             raise BodyMismatch(f"the body does not match {_name(model)}: {error}") from None
 

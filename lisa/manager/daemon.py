@@ -148,7 +148,7 @@ class Manager:
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
-        with self._signals.hearing_signals(self._signals.post, (*STOPPING, signal.SIGHUP)):
+        with self._signals.handling_signals(self._signals.post, (*STOPPING, signal.SIGHUP)):
             try:
                 self.start()
                 log.info("manager %s runs on %s", self.name, self._engine.store.where)

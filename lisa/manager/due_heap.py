@@ -36,7 +36,7 @@ class DueHeap:
             if topic in self._at or topic in self._taken:
                 return False
             self._schedule(topic, time.monotonic())
-            self._cover()
+            self._wake_if_earlier()
             return True
 
     def remove(self, topic: str) -> None:
@@ -49,7 +49,7 @@ class DueHeap:
         """Make a topic due now; a taken topic becomes due again when it is put back."""
         with self._lock:
             self._bring_forward(topic, time.monotonic(), 0.0)
-            self._cover()
+            self._wake_if_earlier()
 
     def schedule_all_now(self) -> None:
         """Make every topic due now."""
@@ -57,14 +57,14 @@ class DueHeap:
             now = time.monotonic()
             for topic in [*self._at, *self._taken]:
                 self._bring_forward(topic, now, 0.0)
-            self._cover()
+            self._wake_if_earlier()
 
     def bring_forward(self, instants: Mapping[str, float]) -> None:
         """Make each topic due at the given instant, unless it is due earlier."""
         with self._lock:
             for topic, at in instants.items():
                 self._bring_forward(topic, at, SAME_S)
-            self._cover()
+            self._wake_if_earlier()
 
     def take(self, most: int) -> list[str]:
         """Wait until a topic is due and return up to `most` due topics, the longest due first.
@@ -78,7 +78,7 @@ class DueHeap:
         """Put back a taken topic, due at an instant; None means only after `schedule_now`."""
         with self._lock:
             self._put_back(topic, at)
-            self._cover()
+            self._wake_if_earlier()
 
     def exchange(self, looked_at: Iterable[tuple[str, float | None]], most: int) -> list[str]:
         """Put topics back and take others, preferably on this thread, in one step."""
@@ -113,15 +113,15 @@ class DueHeap:
                 self._asleep.remove(until)
         return []
 
-    def _cover(self) -> None:
+    def _wake_if_earlier(self) -> None:
         """Wake a thread if no waiting thread wakes in time for the head of the heap."""
         if self._asleep and self._head() < min(self._asleep):
             self._wakes.notify()
 
     def _put_back(self, topic: str, at: float | None) -> None:
-        hurried = self._taken.pop(topic, None)
-        if hurried is not None:
-            self._schedule(topic, min(hurried, NEVER if at is None else at))
+        requested = self._taken.pop(topic, None)
+        if requested is not None:
+            self._schedule(topic, min(requested, NEVER if at is None else at))
 
     def _bring_forward(self, topic: str, at: float, margin: float) -> None:
         if topic in self._taken:
@@ -151,5 +151,5 @@ class DueHeap:
             del self._at[topic]
             self._taken[topic] = NEVER
             due.append(topic)
-        self._cover()
+        self._wake_if_earlier()
         return due

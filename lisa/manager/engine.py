@@ -123,12 +123,12 @@ class Engine:
 
     def reconfigure(self, plan: Plan) -> list[str]:
         """Apply a new plan and return the differences as text."""
-        said = self._services.registry.reconfigure(plan)
+        changes = self._services.registry.reconfigure(plan)
         try:
             self._services.registry.step()
         except LisaError as error:
             log.warning("topics will be declared when the server answers: %s", error)
-        return said
+        return changes
 
     def health(self) -> dict[str, object]:
         """The content of `/healthz`; `status` is ok, starting or failing."""

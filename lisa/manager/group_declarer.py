@@ -14,6 +14,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.manager.bulk_reads import topics_with_keys
 from lisa.manager.loop import Outcome
 from lisa.manager.registry import Registry
+from lisa.manager.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +65,6 @@ class GroupDeclarer:
         known = () if whole == topic else self._store.drive(self._store.groups(whole))
         for group in known or self._registry.plan.groups_for(whole):
             self._store.call(Declare(whole, group))
-            log.info(
-                "topic %s: declared group %s for %s",
-                topic,
-                group,
-                ", ".join(waiting),
-                extra={"topic": topic, "group": group},
-            )
+            TopicLog(log, topic, group).info("declared for %s", ", ".join(waiting))
         self._store.drive(spread(self._store, whole))
         self._store.drive(self._store.groups(topic))

@@ -24,7 +24,7 @@ class LeaseClocks:
         self._clock = clock
         self._window = window
         self._clocks: dict[str, ServerClock] = {}
-        self._made_up: dict[tuple[str, str], int] = {}
+        self._handled_steps: dict[tuple[str, str], int] = {}
         """By group: after how many steps of the clock its leases were restarted."""
 
     def of(self, topic: str) -> ServerClock:
@@ -36,18 +36,18 @@ class LeaseClocks:
             clock = self._clocks[topic] = ServerClock(self._store.keys.topic(topic).options)
         return clock
 
-    def make_up(self, topic: str, group: str) -> bool:
+    def renew_after_step(self, topic: str, group: str) -> bool:
         """Restart all leases after a step of the clock, because their age is unknown.
 
         Returns whether there was a step. Raises LisaError.
         """
         steps = self.of(topic).steps
-        done = self._made_up.setdefault((topic, group), max(0, len(steps) - 1))
+        done = self._handled_steps.setdefault((topic, group), max(0, len(steps) - 1))
         if done == len(steps):
             return False
         by_ms = sum(step.by_ms for step in steps[done:])
         self._renew(Renew(topic, group, by_ms, steps[-1].since_ms, window=self._window))
-        self._made_up[topic, group] = len(steps)
+        self._handled_steps[topic, group] = len(steps)
         return True
 
     def restart_ahead(self, topic: str, group: str) -> None:
@@ -68,5 +68,5 @@ class LeaseClocks:
     def forget(self, topic: str) -> None:
         """Drop the state of a removed topic."""
         self._clocks.pop(topic, None)
-        for key in [key for key in self._made_up if key[0] == topic]:
-            self._made_up.pop(key, None)
+        for key in [key for key in self._handled_steps if key[0] == topic]:
+            self._handled_steps.pop(key, None)

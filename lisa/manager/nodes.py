@@ -84,7 +84,7 @@ class Nodes:
             "lisa-nodes", self._follow, self._longest_s, self._stopped.is_set
         )
         if not store.has_nodes:
-            self._nodes[""] = Node("", ServerMonitor(store, clock), self._met, self._longest_s)
+            self._nodes[""] = Node("", ServerMonitor(store, clock), self._changed, self._longest_s)
 
     def start(self) -> None:
         """Probe every node once and start the monitor threads.
@@ -92,15 +92,15 @@ class Nodes:
         Raises ConfigError if every node rejects the connection, or the data layout is newer.
         """
         if not self._store.has_nodes:
-            self._nodes[""].look()
+            self._nodes[""].probe()
             self._nodes[""].start()
             return
         self._read_slots()
         self._thread.start()
         ends = time.monotonic() + 2 * PROBE_TIMEOUT_S
         for node in list(self._nodes.values()):
-            with node.looked:
-                node.looked.wait_for(lambda node=node: node.looks, ends - time.monotonic())  # type: ignore[misc]
+            with node.probed:
+                node.probed.wait_for(lambda node=node: node.probes, ends - time.monotonic())  # type: ignore[misc]
         refusals = [node.monitor.refusal for node in list(self._nodes.values())]
         newer = self._newer_layout()
         if newer is not None or (refusals and all(refusals)):
@@ -109,8 +109,8 @@ class Nodes:
 
     def threads(self) -> list[ServiceThread]:
         """The monitor threads, for health checks."""
-        looking = [node.thread for node in list(self._nodes.values())]
-        return [*looking, self._thread] if self._store.has_nodes else looking
+        threads = [node.thread for node in list(self._nodes.values())]
+        return [*threads, self._thread] if self._store.has_nodes else threads
 
     def stop(self) -> None:
         """Stop all monitor threads."""
@@ -191,7 +191,7 @@ class Nodes:
             return None
         return rows[row][1]
 
-    def _met(self, node: Node, result: ProbeResult) -> None:
+    def _changed(self, node: Node, result: ProbeResult) -> None:
         self._node_changed(node.name, result)
         node.monitor.mark_reachable()
         self._resume(node.name)
@@ -226,7 +226,9 @@ class Nodes:
         first, self._slots = not self._slots[0], slots
         names = {name for _, name in slots[1]}
         for name in names.difference(self._nodes):
-            made = self._nodes[name] = Node(name, self._monitor(name), self._met, self._longest_s)
+            made = self._nodes[name] = Node(
+                name, self._monitor(name), self._changed, self._longest_s
+            )
             made.monitor.was_absent = not first
             made.start()
         for name in set(self._nodes).difference(names):
@@ -241,7 +243,7 @@ class Nodes:
             self._clock,
             probe=self._probe(name),
             key=lambda: self._key_on(name),
-            away=lambda: self._store.connection.hang_up(name),
+            away=lambda: self._store.connection.disconnect_node(name),
             has_schema=lambda: self._owner(self._store.keys.schema) == name,
         )
 

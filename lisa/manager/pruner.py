@@ -74,7 +74,11 @@ class Pruner:
         found: set[str] = set()
         for reply in replies:
             for name, record in pairs(reply).items():
-                told = RECORD.fullmatch(text(record))
-                if told and int(told[3]) > since_ms and not text(name).startswith(NOT_AN_ARCHIVE):
+                fields = RECORD.fullmatch(text(record))
+                if (
+                    fields
+                    and int(fields[3]) > since_ms
+                    and not text(name).startswith(NOT_AN_ARCHIVE)
+                ):
                     found.add(text(name))
         return found

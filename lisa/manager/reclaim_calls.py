@@ -42,9 +42,9 @@ class ReclaimCalls:
         self._window = window
         self._unanswered: dict[tuple[str, str, str], Reclaim] = {}
 
-    def is_owed(self, look: Reclaim) -> bool:
+    def is_owed(self, scan: Reclaim) -> bool:
         """Whether a call of the same scan has no reply yet."""
-        return _key(look) in self._unanswered
+        return _key(scan) in self._unanswered
 
     def owed(self, topics: Iterable[str]) -> list[Reclaim]:
         """The calls of these topics that have no reply yet."""

@@ -93,7 +93,7 @@ class Reclaimer:
         elif not isinstance(result, LisaError):
             self._hold.passed(topic)
 
-    def look_at_all(self) -> None:
+    def scan_all(self) -> None:
         """Make the next scan of every group a full scan."""
         self._groups.clear()
 
@@ -137,7 +137,7 @@ class Reclaimer:
         The first windows of all scans share one round trip.
         """
         outcomes: dict[str, Outcome] = {}
-        looks: list[Reclaim] = []
+        scans: list[Reclaim] = []
         on_hold: set[str] = set()
         now = time.monotonic()
         # Scripts for these topics failed. Consumers could not renew leases either, so the next call
@@ -148,13 +148,13 @@ class Reclaimer:
                 held = self._hold.until(topic)
                 outcomes[topic] = held if held > now else now + FARTHEST_S
                 if held <= now:
-                    looks += self._looks(topic, now)
+                    scans += self._due_scans(topic, now)
                 else:
                     on_hold.add(topic)
             except LisaError as error:
                 outcomes[topic] = error
-        looks = [one for one in looks if not self._calls.is_owed(one)]
-        calls, latest = self._worth_it(looks, now)
+        scans = [one for one in scans if not self._calls.is_owed(one)]
+        calls, latest = self._needed(scans, now)
         again = self._calls.owed({*topics} - on_hold)
         calls, latest = [*calls, *again], [*latest, *[now] * len(again)]
         results = self._calls.run(calls, failing) if calls else []
@@ -166,10 +166,10 @@ class Reclaimer:
                 outcomes[call.topic] = failed
         for topic, so_far in outcomes.items():
             if isinstance(so_far, float) and topic not in on_hold:
-                outcomes[topic] = min(so_far, self._next_look(topic))
+                outcomes[topic] = min(so_far, self._next_scan(topic))
         return [outcomes[topic] for topic in topics]
 
-    def _next_look(self, topic: str) -> float:
+    def _next_scan(self, topic: str) -> float:
         known = self._store.known_groups(topic) or ()
         groups = [self._groups.get((topic, name)) for name in known]
         return min((min(one.full_at, one.leases_at) for one in groups if one), default=math.inf)
@@ -186,37 +186,37 @@ class Reclaimer:
             return math.inf
         return max(clock.instant(first_ms + 1), group.leases_not_before)
 
-    def _looks(self, topic: str, now: float) -> list[Reclaim]:
+    def _due_scans(self, topic: str, now: float) -> list[Reclaim]:
         groups = self._store.known_groups(topic)
         if groups is None:
             groups = self._store.drive(self._store.groups(topic))
         clock = self._clocks.of(topic)
         if self._store.has_nodes:
             clock.sample(self._store)
-        looks: list[Reclaim] = []
+        scans: list[Reclaim] = []
         for name in groups:
-            if self._clocks.make_up(topic, name):
+            if self._clocks.renew_after_step(topic, name):
                 self._groups.pop((topic, name), None)
             group = self._groups.setdefault((topic, name), _Group())
             if group.leases_at <= now:
-                looks.append(Reclaim(topic, name, end=NO_ENTRY, window=self._window))
+                scans.append(Reclaim(topic, name, end=NO_ENTRY, window=self._window))
             if group.full_at <= now:
-                looks.append(Reclaim(topic, name, start=NO_ENTRY, window=self._window))
-        return looks
+                scans.append(Reclaim(topic, name, start=NO_ENTRY, window=self._window))
+        return scans
 
-    def _worth_it(self, looks: Sequence[Reclaim], now: float) -> tuple[list[Reclaim], list[float]]:
+    def _needed(self, scans: Sequence[Reclaim], now: float) -> tuple[list[Reclaim], list[float]]:
         """The scans that plain reads show to be needed, and the latest instant of each next scan.
 
         A scan is needed if messages are in flight, or if a lease's own deadline has passed.
         """
         questions: list[tuple[str | int, ...]] = []
-        for look in looks:
-            keys = self._store.keys.topic(look.topic)
-            own = keys.group(look.group)
-            if look.end == NO_ENTRY:
+        for scan in scans:
+            keys = self._store.keys.topic(scan.topic)
+            own = keys.group(scan.group)
+            if scan.end == NO_ENTRY:
                 questions.append(head_command(own.leases))
             else:
-                questions.append(("XPENDING", own.ready, look.group))
+                questions.append(("XPENDING", own.ready, scan.group))
                 questions.append(("HGET", keys.options, "ack_timeout"))
         answers = ask_all(self._store, questions)
         for answer in answers:
@@ -224,21 +224,21 @@ class Reclaimer:
                 raise errors.translated(answer, self._store.where)
         replies = iter(answers)
         found, latest = list[Reclaim](), list[float]()
-        for look in looks:
+        for scan in scans:
             reply = next(replies)
-            group = self._groups.setdefault((look.topic, look.group), _Group())
-            if look.end == NO_ENTRY:
+            group = self._groups.setdefault((scan.topic, scan.group), _Group())
+            if scan.end == NO_ENTRY:
                 at = math.inf
-                group.leases_at = self._end_of(group, self._clocks.of(look.topic), reply, now)
-                is_worth_it = group.leases_at <= time.monotonic()
+                group.leases_at = self._end_of(group, self._clocks.of(scan.topic), reply, now)
+                is_needed = group.leases_at <= time.monotonic()
             else:
                 # No later, because a message delivered from now on can expire then.
                 at = now + min(int_or(next(replies), ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
-                is_worth_it = not isinstance(reply, list) or reply[0] != 0
-                if not is_worth_it:
+                is_needed = not isinstance(reply, list) or reply[0] != 0
+                if not is_needed:
                     group.full_at = at
-            if is_worth_it:
-                found.append(look)
+            if is_needed:
+                found.append(scan)
                 latest.append(at)
         return found, latest
 

@@ -178,12 +178,12 @@ class Registry:
 
     def reconfigure(self, plan: Plan) -> list[str]:
         """Switch to another plan and return the differences as text."""
-        said = _differences(self.plan, plan)
+        changes = _differences(self.plan, plan)
         with self._lock:
             self.plan = plan
             _warn(plan)
             self._undeclared |= set(plan.topics)
-        return said
+        return changes
 
     def _declare(self, topic: str, plan: TopicPlan) -> None:
         if plan.options is not None:
@@ -198,48 +198,44 @@ class Registry:
                 TopicLog(log, topic).info("%d options declared", changed)
         for group in plan.groups:
             if self._store.call(Declare(topic, group)):
-                log.info(
-                    "topic %s: group %s declared",
-                    topic,
-                    group,
-                    extra={"topic": topic, "group": group},
-                )
+                TopicLog(log, topic, group).info("declared")
         self._store.drive(spread(self._store, Topic(topic)))
 
 
 def _warn(plan: Plan) -> None:
     """Log a warning for each valid but harmful option."""
-    for topic, its in plan.topics.items():
-        if its.options is not None and (said := warning(topic, its.options)) is not None:
-            log.warning(said)
+    for topic, topic_plan in plan.topics.items():
+        line = warning(topic, topic_plan.options or {})
+        if line is not None:
+            log.warning(line)
 
 
 def _differences(old: Plan, new: Plan) -> list[str]:
-    said = []
+    changes = []
     for topic in sorted({*old.topics, *new.topics}):
         if topic not in new.topics:
-            said.append(f"topic {topic}: no longer configured; its messages and keys stay")
+            changes.append(f"topic {topic}: no longer configured; its messages and keys stay")
             continue
         before, after = old.topics.get(topic, TopicPlan()), new.topics[topic]
         was, now = before.options or {}, after.options or {}
         if topic not in old.topics:
-            said.append(f"topic {topic}: new")
-        said += [
+            changes.append(f"topic {topic}: new")
+        changes += [
             f"topic {topic}: {name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
             for name in sorted({*was, *now})
             if was.get(name) != now.get(name)
         ]
-        said += [
+        changes += [
             f"topic {topic}: group {name} added"
             for name in after.groups
             if name not in before.groups
         ]
-        said += [
+        changes += [
             f"topic {topic}: group {name} no longer configured; "
             "use `lisa topic group remove` to remove it"
             for name in before.groups
             if name not in after.groups
         ]
         if before.batch != after.batch:
-            said.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")
-    return said
+            changes.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")
+    return changes

@@ -1,4 +1,4 @@
-"""Finish changes of the number of shards that another process may have left incomplete."""
+"""Finish changes of the number of shards that another process may have remaining incomplete."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ class ReshardQueue:
 
         shards: returns those that a check looks at. Raises LisaError if the check fails.
         """
-        heard = dict.fromkeys(self._queue.get() for _ in range(self._queue.qsize()))
+        topics = dict.fromkeys(self._queue.get() for _ in range(self._queue.qsize()))
         if self.is_check_due.is_set():
             self.is_check_due.clear()
             try:
                 for page in chunks(shards(), PAGE):
-                    heard |= dict.fromkeys(self._sharder.pick(page))
+                    topics |= dict.fromkeys(self._sharder.pick(page))
             except LisaError:
                 self.is_check_due.set()
-                self.put(heard)
+                self.put(topics)
                 raise
-        here = self._nodes.available(list(heard))
-        left, failed = iter(here), [topic for topic in heard if topic not in here]
-        for topic in left:
+        available = self._nodes.available(list(topics))
+        remaining, failed = iter(available), [topic for topic in topics if topic not in available]
+        for topic in remaining:
             error = self._finish_one(topic, errors)
             if error is not None:
                 failed.append(topic)
             if isinstance(error, ServerUnavailable):
                 break  # other topics of the unavailable node would time out too; retry them later
-        self.put([*left, *failed])
+        self.put([*remaining, *failed])
 
     def _finish_one(self, topic: Topic, errors: TopicErrors) -> LisaError | None:
         """Finish one topic's change; returns the error instead of raising it."""

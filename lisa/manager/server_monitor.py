@@ -96,8 +96,8 @@ class ServerMonitor:
         """
         try:
             info = text(self._probe.ask("INFO", "server"))
-            self._look_at_slots()
-            known = not self._has_schema() or self._look_at_schema()
+            self._check_slots()
+            known = not self._has_schema() or self._check_schema()
             promoted = self._run_id is None and self._was_promoted()
             if self._has_schema():  # only one node of a cluster, because their clocks may differ
                 self._clock.sample(self._probe)
@@ -143,7 +143,7 @@ class ServerMonitor:
         if was_reachable:
             self._on_away()
 
-    def _look_at_slots(self) -> None:
+    def _check_slots(self) -> None:
         """Check that the node serves its slots; it does not while the cluster is down.
 
         Raises LisaError.
@@ -155,7 +155,7 @@ class ServerMonitor:
         if isinstance(reply, Exception) and not errors.is_redirection(reply):
             raise errors.translated(reply, self._probe.where)
 
-    def _look_at_schema(self) -> bool:
+    def _check_schema(self) -> bool:
         """Create the schema key if it is missing; returns whether it existed. Raises LisaError."""
         known = bool(self._store.ask("EXISTS", self._store.keys.schema))
         try:
@@ -175,25 +175,25 @@ class ServerMonitor:
 class Node:
     """A thread that probes one server each second, and immediately when `suspect` is called.
 
-    `met` is called after each outage, change or gap. The node becomes available once it returns.
+    `changed` is called after each outage, change or gap, before the node becomes available.
     """
 
     def __init__(
         self,
         name: str,
         monitor: ServerMonitor,
-        met: Callable[[Node, ProbeResult], None],
+        changed: Callable[[Node, ProbeResult], None],
         longest_s: float,
     ) -> None:
         self.name = name
         self.monitor = monitor
         self.answers = False
         """Whether the last probe was answered."""
-        self.looked = threading.Condition()
-        self.looks = 0
-        self._met = met
+        self.probed = threading.Condition()
+        self.probes = 0
+        self._changed = changed
         self._began = math.inf
-        self._nudged = threading.Event()
+        self._is_probe_due = threading.Event()
         self._stopped = threading.Event()
         self.thread = ServiceThread(
             f"lisa-pulse-{name}" if name else "lisa-pulse",
@@ -204,13 +204,13 @@ class Node:
 
     def start(self) -> None:
         """Start the thread, which probes immediately."""
-        self._nudged.set()
+        self._is_probe_due.set()
         self.thread.start()
 
     def stop(self) -> None:
         """Tell the thread to end."""
         self._stopped.set()
-        self._nudged.set()
+        self._is_probe_due.set()
 
     @property
     def is_available(self) -> bool:
@@ -219,48 +219,48 @@ class Node:
 
     def suspect(self, wait_s: float) -> None:
         """Probe now, and wait up to `wait_s` for the result."""
-        with self.looked:
-            self._nudged.set()
+        with self.probed:
+            self._is_probe_due.set()
             if not self._stopped.is_set():
-                self.looked.wait(wait_s)
+                self.probed.wait(wait_s)
 
-    def look(self) -> None:
-        """Probe once, and call `met` if needed. Raises ConfigError as `ServerMonitor.step` does."""
+    def probe(self) -> None:
+        """Probe once, and call `changed` if needed. Raises what `ServerMonitor.step` raises."""
         self._began = time.monotonic()
         result = None
         try:
             result = self.monitor.step()
         finally:
             self.answers = result is not None
-            with self.looked:
-                self.looks += 1
-                self.looked.notify_all()
+            with self.probed:
+                self.probes += 1
+                self.probed.notify_all()
             if not self.answers:
                 self._began = math.inf
         if result is not None:
             # While a probe is late, the loops postpone the node's topics.
             is_late = time.monotonic() - self._began >= PROBE_TIMEOUT_S
             if is_late or result.is_change or result.gap_s > PROBE_INTERVAL_S + PROBE_TIMEOUT_S:
-                self._met(self, result)
+                self._changed(self, result)
             self._began = math.inf
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
             self.thread.rest()
-            self._nudged.wait(PROBE_INTERVAL_S)
-            self._nudged.clear()
+            self._is_probe_due.wait(PROBE_INTERVAL_S)
+            self._is_probe_due.clear()
             if self._stopped.is_set():
                 return
             self.thread.begin()
             try:
-                self.look()
+                self.probe()
             except ConfigError:
                 pass  # logged by the monitor; the operator may correct a password at any time
             except Exception as error:  # noqa: BLE001  logged; the next probe follows in a second
                 unforeseen("pulse", error)
             if not self.monitor.reachable.is_set():
                 self._stopped.wait(PROBE_INTERVAL_S / 4)
-                self._nudged.set()
+                self._is_probe_due.set()
 
 
 def _field(info: str, name: str) -> str:

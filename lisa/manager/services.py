@@ -193,7 +193,7 @@ class TopicServices:
 
     def reclaim_all(self) -> None:
         """Make every group's next scan a full one, and scan now."""
-        self._reclaimer.look_at_all()
+        self._reclaimer.scan_all()
         self._reclaiming.due_heap.schedule_all_now()
 
     def sweep(self, topic: str) -> None:

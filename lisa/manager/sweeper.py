@@ -162,14 +162,10 @@ class Sweeper:
             )
             found = self._store.drive(flow)
             if found and (found.settled or found.is_done):
-                done = "finished it" if found.is_done else "continued it"
-                log.warning(
-                    "topic %s: the removal of group %s was interrupted; %s: %d messages settled",
-                    topic,
-                    group,
-                    done,
+                TopicLog(log, topic, group).warning(
+                    "%s an interrupted removal of the group: %d messages settled",
+                    "finished" if found.is_done else "continued",
                     found.settled,
-                    extra={"topic": topic, "group": group},
                 )
 
     def managers(self) -> None:
@@ -224,7 +220,7 @@ class Sweeper:
         if not idle or self._is_used(topic, groups):
             return False
         self._store.ask("ZREM", self._store.keys.topics, topic)
-        log.info("topic %s is idle and was unlisted", topic, extra={"topic": topic})
+        TopicLog(log, topic).info("unlisted, because the topic is idle")
         return True
 
     def relist_if_used(self, topic: str) -> bool:

@@ -30,21 +30,21 @@ class TopicErrors:
 
         `quietly` suppresses the log line, because another component logs a server outage.
         """
-        said = str(error)
+        text = str(error)
         if not isinstance(error, LisaError):
             count_unforeseen()
         with self._lock:
             backoff, before = self._failures.get(topic) or (Backoff(), "")
-            told = before if quietly else said
-            self._failures[topic] = (backoff, told)
+            logged = before if quietly else text
+            self._failures[topic] = (backoff, logged)
             self.total += 1
             pause_s = backoff.take()
-        if not quietly and said != before:
+        if not quietly and text != before:
             expected = isinstance(error, LisaError)
             log.error(
                 "%s: %s; trying again",
                 self._where(topic),
-                said or repr(error),
+                text or repr(error),
                 extra={"topic": topic},
                 exc_info=None if expected else error,
             )
@@ -66,8 +66,8 @@ class TopicErrors:
         if topic not in self._failures:
             return
         with self._lock:
-            _, told = self._failures.pop(topic, (None, ""))
-        if told:
+            _, logged = self._failures.pop(topic, (None, ""))
+        if logged:
             log.info("%s works again", self._where(topic), extra={"topic": topic})
 
     def _where(self, topic: str) -> str:

@@ -93,7 +93,7 @@ class Trimmer:
             reply, flat = self._store.ask("HSCAN", entries, cursor, "COUNT", WINDOW)
             ids = [text(field) for field in flat[::2]]
             for some in chunks(ids, self._store.batch_size(topic, Mend)):
-                mended += sum(bool(said) for said in self._store.call(Mend(topic, some)))
+                mended += sum(bool(faults) for faults in self._store.call(Mend(topic, some)))
             cursor = text(reply)
             if cursor == "0":
                 break

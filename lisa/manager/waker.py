@@ -46,9 +46,9 @@ class Waker:
         self._node = node
         self._subscription: ChannelSubscription | None = None
         self._backoff = Backoff(longest_s=LONGEST_AWAY_S)
-        self._listens = False
-        self._heard = 0.0
-        self._asked = 0.0
+        self._is_subscribed = False
+        self._last_reply = 0.0
+        self._last_ping = 0.0
         self._stopped = threading.Event()
         longest_s = longest_round_s(connection.address.socket_timeout_s)
         self._thread = ServiceThread("lisa-waker", self._work, longest_s, self._stopped.is_set)
@@ -61,7 +61,7 @@ class Waker:
         """End the thread and close the subscription."""
         self._stopped.set()
         self._thread.join(LISTEN_S + 1.0)
-        self._hang_up()
+        self._disconnect()
 
     def threads(self) -> list[ServiceThread]:
         """The thread, for health checks."""
@@ -72,33 +72,33 @@ class Waker:
         try:
             if self._subscription is None:
                 self._subscription = self._connection.subscribe(self._channel, self._node())
-                self._listens = False
-                self._heard = self._asked = time.monotonic()
+                self._is_subscribed = False
+                self._last_reply = self._last_ping = time.monotonic()
                 self._subscription.ping()
-            said = self._subscription.get(LISTEN_S)
-            self._check_silence(self._subscription, heard=said is not None)
+            message = self._subscription.get(LISTEN_S)
+            self._check_silence(self._subscription, has_reply=message is not None)
         except ClientError:
             # The server monitor logs outages.
-            self._hang_up()
+            self._disconnect()
             return self._backoff.take()
         self._backoff.reset()
-        if said:
-            self._on_wake(said.decode("utf-8", "replace"))
+        if message:
+            self._on_wake(message.decode("utf-8", "replace"))
         return 0.0
 
-    def _check_silence(self, subscription: ChannelSubscription, *, heard: bool) -> None:
+    def _check_silence(self, subscription: ChannelSubscription, *, has_reply: bool) -> None:
         now = time.monotonic()
-        if heard:
-            self._heard = now
-            if not self._listens:
-                self._listens = True
+        if has_reply:
+            self._last_reply = now
+            if not self._is_subscribed:
+                self._is_subscribed = True
                 self._on_gap()
-        elif now - self._heard > SILENT_S:
+        elif now - self._last_reply > SILENT_S:
             log.info("no reply on channel %s; subscribing again", self._channel)
-            self._hang_up()
+            self._disconnect()
             self._on_gap()
-        elif now - max(self._heard, self._asked) > QUIET_S:
-            self._asked = now
+        elif now - max(self._last_reply, self._last_ping) > QUIET_S:
+            self._last_ping = now
             subscription.ping()
 
     def _work(self) -> None:
@@ -108,10 +108,10 @@ class Waker:
                 if pause := self.step():
                     self._stopped.wait(pause)
         except BaseException:  # the restarted thread must subscribe again and report a gap
-            self._hang_up()
+            self._disconnect()
             raise
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.close()

@@ -433,7 +433,7 @@ class TestReclaimer:
         fine.take()
         raw.hset(cast.keys.options, "ack_timeout", "10s")
         instant(kit.reclaimer.step(["orders"]))  # nothing in flight: nothing to report
-        kit.reclaimer.look_at_all()
+        kit.reclaimer.scan_all()
         cast.send()
         cast.read()
         time.sleep(0.11)
@@ -530,7 +530,7 @@ class TestReclaimer:
         kit.reclaimer.hold(came_back)
         assert kit.reclaimer.step(["orders"]) == [pytest.approx(came_back + 0.2)]
         assert kit.reclaimer.step(["orders"]) == [pytest.approx(came_back + 0.2)]
-        kit.reclaimer.look_at_all()  # the cron does not shorten it
+        kit.reclaimer.scan_all()  # the cron does not shorten it
         kit.reclaimer.step(["orders"])
         assert cast.state(sent) == "in_flight"
         time.sleep(0.2)
@@ -591,7 +591,7 @@ class TestReclaimer:
     def test_a_removed_group_is_harmless(self, cast: Cast, kit: Services) -> None:
         kit.reclaimer.step(["orders"])
         cast.on("orders").store.call(Undeclare("orders", "g", [], True))
-        kit.reclaimer.look_at_all()
+        kit.reclaimer.scan_all()
         instant(kit.reclaimer.step(["orders"]))
         assert cast.store.known_groups("orders") == ()
 

@@ -67,7 +67,7 @@ class TestSweeper:
         kit.sweeper.step("orders")
         assert (cast.state(ready), cast.state(waiting)) == ("purged", "waiting")
         assert not cast.store.ask("EXISTS", cast.keys.options, *cast.own)
-        assert "removal of group g was interrupted; finished it: 1 " in caplog.text
+        assert "finished an interrupted removal of the group: 1 " in caplog.text
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
 
@@ -91,9 +91,10 @@ class TestSweeper:
             owed.append(cast.store.ask("HLEN", cast.own.entries))
             kit.sweeper.step("orders")
         assert owed == [41, 1, 0], "one part; the mark is fresh until a minute has passed"
-        told = [record.getMessage().rpartition("; ")[2] for record in caplog.records]
-        part = "continued it: 40 messages settled"
-        assert told == [part, part, "finished it: 1 messages settled"]
+        lines = [record.getMessage().partition(": ")[2] for record in caplog.records]
+        part = "continued an interrupted removal of the group: 40 messages settled"
+        last = "finished an interrupted removal of the group: 1 messages settled"
+        assert lines == [part, part, last]
         assert kit.sweeper.pick(["orders"]) == []
         assert cast.store.call(Declare("orders", "g"))
 

@@ -94,7 +94,7 @@ class TestReclaimer:
         pull(cast, OWN_MS)
         shifted.step(HOUR)
         for _ in range(3):
-            kit.reclaimer.look_at_all()
+            kit.reclaimer.scan_all()
             kit.reclaimer.step(["orders"])
         assert cast.states(sent) == ["in_flight", "in_flight"]
         (step,) = kit.clock.steps

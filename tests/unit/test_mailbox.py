@@ -29,7 +29,7 @@ def test_a_signal_that_another_thread_caught_wakes_the_main_thread() -> None:
     too_late = threading.Timer(10, mailbox.post, [0])
     too_late.start()
     try:
-        with mailbox.hearing_signals(mailbox.post, [signal.SIGUSR1]):
+        with mailbox.handling_signals(mailbox.post, [signal.SIGUSR1]):
             threading.Timer(0.1, catch).start()
             assert mailbox.get() == signal.SIGUSR1
     finally:

@@ -143,10 +143,10 @@ class TestNode:
 
         monitor = Monitor()
         node = Node("", cast("ServerMonitor", monitor), lambda *_: None, 60.0)
-        node.look()
-        node.look()
+        node.probe()
+        node.probe()
         monitor.reply = None
-        node.look()
+        node.probe()
         assert seen == [False, True, True]
         assert not node.answers
 

@@ -45,12 +45,12 @@ class Mailbox(Generic[T]):
                 os.read(self._wake, 4096)
 
     @contextmanager
-    def hearing_signals(
-        self, heard: Callable[[int], object], numbers: Iterable[int] = STOPPING
+    def handling_signals(
+        self, handle: Callable[[int], object], numbers: Iterable[int] = STOPPING
     ) -> Iterator[None]:
-        """Call `heard` with each signal of `numbers`; it may `post`. On the main thread only."""
+        """Call `handle` with each signal of `numbers`; it may `post`. On the main thread only."""
         fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        before = {one: signal.signal(one, lambda number, _: heard(number)) for one in numbers}
+        before = {one: signal.signal(one, lambda number, _: handle(number)) for one in numbers}
         try:
             yield
         finally:

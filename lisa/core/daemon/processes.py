@@ -48,7 +48,7 @@ class ChildProcesses:
 
     def run(self) -> int:
         """Run until SIGTERM or SIGINT; return the exit code. A second signal kills the children."""
-        with self._events.hearing_signals(lambda number: self._events.post(("signal", number))):
+        with self._events.handling_signals(lambda number: self._events.post(("signal", number))):
             try:
                 for slot in range(self._size):
                     self._start(slot)

@@ -64,7 +64,7 @@ def wait_for_group(
 ) -> Flow[str | None]:
     """The group that `resolve` finds (see `join`); None if `left_s` seconds end before it does.
 
-    Asks the managers to declare a group. `announced` is then told whether this consumer had no
+    Asks the managers to declare a group, then calls `announced` with whether this consumer had no
     record on the topic. If `is_patient`, ends only with the time while the server is unavailable.
     Raises LisaError.
     """

@@ -189,7 +189,7 @@ class GroupSource:
         """
         if any(pulled.paused for pulled in empty.values()):
             return min(LOOK_AGAIN_S, longest_s), None
-        # At most a heartbeat: a waiting consumer must be seen to be alive.
+        # At most one heartbeat, because a waiting consumer must renew its presence record.
         block_s = min(longest_s, presence.BEAT.total_seconds())
         if len(empty) > 1:  # shards may be added
             block_s = min(block_s, LAYOUT_AGE_S)
@@ -222,7 +222,7 @@ class GroupSource:
                 yield from self._store.groups(self.topic)
             ):
                 raise
-        # A new shard has not been told of all groups yet.
+        # A new shard may lack some groups: the declarations follow its creation.
         try:
             yield from self._store.run(Declare(shard, group))
         except RemovalUnfinished:  # of an earlier group of the same name

@@ -26,7 +26,7 @@ GONE_AFTER_S = 10.0
 _SUFFIX = ".numbers"
 
 
-class _Left(msgspec.Struct, array_like=True):
+class _Record(msgspec.Struct, array_like=True):
     """A process's numbers, and the time of writing by the monotonic clock."""
 
     at: float
@@ -35,7 +35,7 @@ class _Left(msgspec.Struct, array_like=True):
 
 _writing = threading.Lock()
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Left)
+_decoder = msgspec.msgpack.Decoder(_Record)
 
 
 class Shared:
@@ -57,7 +57,7 @@ class Shared:
     def read(self) -> Numbers:
         """The sum over all processes."""
         with self._locked(fcntl.LOCK_SH):
-            found = [self._load(path) for path in [*self._left(), self._ended]]
+            found = [self._load(path) for path in [*self._paths(), self._ended]]
         since = time.monotonic() - GONE_AFTER_S
         return merge(
             one.numbers if one.at > since else lasting(one.numbers) for one in found if one
@@ -66,17 +66,17 @@ class Shared:
     def tidy(self) -> None:
         """Move the counters of ended processes into one file, to limit the number of files."""
         with self._locked(fcntl.LOCK_EX):
-            dead = [path for path in self._left() if not _lives(int(path.name[: -len(_SUFFIX)]))]
+            dead = [path for path in self._paths() if not _lives(int(path.name[: -len(_SUFFIX)]))]
             found = [self._load(path) for path in [*dead, self._ended]]
             if dead:
                 self._replace(self._ended, merge(lasting(one.numbers) for one in found if one))
             for path in dead:
                 path.unlink()
 
-    def _left(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
         return sorted(self._directory.glob(f"*{_SUFFIX}"))
 
-    def _load(self, path: Path) -> _Left | None:
+    def _load(self, path: Path) -> _Record | None:
         try:
             return _decoder.decode(path.read_bytes())
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class Shared:
 
     def _replace(self, path: Path, numbers: Numbers) -> None:
         new = path.with_suffix(f".{os.getpid()}.new")
-        new.write_bytes(_encoder.encode(_Left(time.monotonic(), numbers)))
+        new.write_bytes(_encoder.encode(_Record(time.monotonic(), numbers)))
         new.replace(path)
 
     @contextmanager

@@ -61,8 +61,8 @@ class _Field:
                 return int(text)
             raise self.refuse(whole, f"{text} is outside {self.low}-{self.high}")
         near = difflib.get_close_matches(text.lower(), self.names, n=1, cutoff=0.3)
-        cure = f"did you mean {near[0].upper()}?" if near else f"use {self.low}-{self.high}"
-        raise self.refuse(whole, f"{text!r} is not a value; {cure}")
+        hint = f"did you mean {near[0].upper()}?" if near else f"use {self.low}-{self.high}"
+        raise self.refuse(whole, f"{text!r} is not a value; {hint}")
 
 
 def read_schedule(text: object) -> CronFields | timedelta:

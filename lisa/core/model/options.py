@@ -242,8 +242,8 @@ def check_option(name: str, value: object) -> str:
 
 def _unknown(given: str) -> str:
     near = difflib.get_close_matches(given.replace("-", "_").lower(), OPTIONS, n=1, cutoff=0.5)
-    cure = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTIONS)}"
-    return f"there is no topic option {given!r}; {cure}"
+    hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTIONS)}"
+    return f"there is no topic option {given!r}; {hint}"
 
 
 def _text(value: bytes | str) -> str:

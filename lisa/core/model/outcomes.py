@@ -26,9 +26,9 @@ class Discard(Exception):
 
 def reason_of(error: BaseException) -> str:
     """`ExceptionName: message`, at most 1 KiB of UTF-8."""
-    said = text_of(error)
+    text = text_of(error)
     name = type(error).__name__
-    encoded = (f"{name}: {said}" if said else name).encode("utf-8", "replace")
+    encoded = (f"{name}: {text}" if text else name).encode("utf-8", "replace")
     return encoded[:LONGEST_REASON_BYTES].decode("utf-8", "ignore")
 
 

@@ -188,7 +188,7 @@ def make_async_client(address: Address) -> Any:
     return _packed(aredis.Redis.from_url(address.url, retry=once, **address.keywords()))
 
 
-def reporting_client_id(address: Address, tell: Callable[[int | None], None]) -> Address:
+def reporting_client_id(address: Address, report: Callable[[int | None], None]) -> Address:
     """The same address, with a connect hook that reports the connection's client id.
 
     CLIENT UNBLOCK needs the current id, and redis-py reconnects silently. Reports None if the
@@ -199,8 +199,8 @@ def reporting_client_id(address: Address, tell: Callable[[int | None], None]) ->
         connection.on_connect()
         connection.send_command("CLIENT", "ID")
         try:
-            tell(int(connection.read_response()))
+            report(int(connection.read_response()))
         except redis.ResponseError:
-            tell(None)
+            report(None)
 
     return replace(address, options={**address.options, "redis_connect_func": connected})

@@ -115,7 +115,7 @@ class Connection(_Opener):
         """First slot, last slot and primary's name of each range of a cluster, sorted."""
         return [(first, last, name_of(node)) for first, last, node in self._redis.topology.ranges]
 
-    def hang_up(self, node: str) -> None:
+    def disconnect_node(self, node: str) -> None:
         """Shut down all connections to one cluster node, so that waiting calls fail immediately."""
         if self._open is None:
             return

@@ -55,5 +55,5 @@ def confirmed(call: Command, mark: str, wanted: Replicas, within_s: float) -> Fl
 
 def lacks_command(error: BaseException) -> bool:
     """Whether the server is too old for WAITAOF."""
-    said = str(error).lower()
-    return "unknown command" in said and "waitaof" in said
+    text = str(error).lower()
+    return "unknown command" in text and "waitaof" in text

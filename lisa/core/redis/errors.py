@@ -84,36 +84,36 @@ def is_refused(error: BaseException) -> bool:
     return _REFUSED.search(str(error)) is not None
 
 
-def _lacking(said: str) -> str:
+def _lacking(reason: str) -> str:
     """The permission that a refusal is about, as an ACL rule."""
-    if found := re.search(r"'([a-z|_.-]+)' command", said):
+    if found := re.search(r"'([a-z|_.-]+)' command", reason):
         return f"the permission +{found[1]}"
-    if found := re.search(r"\b[0-9a-f]{40}\b", said):  # before Redis 7.2: only the script's hash
+    if found := re.search(r"\b[0-9a-f]{40}\b", reason):  # before Redis 7.2: only the script's hash
         script = next((one for one in loader.names() if loader.load(one).sha == found[0]), "?")
         return f"a permission that the script {script!r} needs"
-    if "channel" in said:
+    if "channel" in reason:
         return "the wake channel"
-    return "keys of this prefix" if "key" in said else "a permission"
+    return "keys of this prefix" if "key" in reason else "a permission"
 
 
-def _hint(where: str, said: str) -> str:
+def _hint(where: str, reason: str) -> str:
     """How to start a server, if none listens on this machine."""
     parts = urlsplit(where)
     is_local = parts.scheme == "redis" and parts.hostname in _LOCAL
-    if not is_local or "refused" not in said.lower():
+    if not is_local or "refused" not in reason.lower():
         return ""
     return "; `lisa up` starts a server for development"
 
 
 def translated(error: BaseException, where: str) -> LisaError:
     """Lisa's error for a permanent error, or one that outlasted patience. `where` is the server."""
-    said = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     # A server that requires a password refuses long commands by their length, before login.
-    if isinstance(error, _UNKNOWN_USER) or "unauthenticated" in said:
-        return ConfigError(f"{where} refused the user or password: {said}")
+    if isinstance(error, _UNKNOWN_USER) or "unauthenticated" in reason:
+        return ConfigError(f"{where} refused the user or password: {reason}")
     if is_refused(error):
         return ConfigError(
-            f"{where} does not permit this: {said}; this user lacks {_lacking(said)}. "
+            f"{where} does not permit this: {reason}; this user lacks {_lacking(reason)}. "
             "`lisa acl` prints the permissions that each role needs"
         )
     if is_full(error):
@@ -121,10 +121,12 @@ def translated(error: BaseException, where: str) -> LisaError:
             f"{where} is out of memory and refuses writes: raise its maxmemory, "
             "or let consumers reduce the backlog"
         )
-    if isinstance(error, client.ReadOnlyError) or said.startswith("READONLY"):
+    if isinstance(error, client.ReadOnlyError) or reason.startswith("READONLY"):
         return ServerUnavailable(
             f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
         )
     if passes(error):
-        return ServerUnavailable(f"{where} does not answer: {said.rstrip('.')}{_hint(where, said)}")
-    return LisaError(f"{where} answered with an error: {said}")
+        return ServerUnavailable(
+            f"{where} does not answer: {reason.rstrip('.')}{_hint(where, reason)}"
+        )
+    return LisaError(f"{where} answered with an error: {reason}")

@@ -53,7 +53,7 @@ class _Watch:
         self._seen: set[NodeAddress] = set()
         self.thread: ServiceThread | None = None
         self._used = time.monotonic()
-        self._told = ""
+        self._logged = ""
 
     def add(self, connection: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Watch a new connection."""
@@ -89,11 +89,11 @@ class _Watch:
             log.debug("%s: cannot determine the primary: %s", self._shown, error)
             return True
         except Exception as error:  # noqa: BLE001  a malformed answer must not end the watch
-            if repr(error) != self._told:
+            if repr(error) != self._logged:
                 unforeseen(f"{self._shown}: cannot determine the primary", error)
-            self._told = repr(error)
+            self._logged = repr(error)
             return True
-        self._told = ""
+        self._logged = ""
         self._seen |= primaries
         left = [one for one in connections if self._is_left(one, primaries)]
         for one in left:

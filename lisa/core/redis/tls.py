@@ -1,7 +1,7 @@
 """Shares TLS contexts between the connections of a process.
 
 redis-py creates a context for each connection, and reads the system's certificates each time: 27 ms
-of CPU time, during which an event loop stands still. A process that opens twenty connections after
+of CPU time, during which an event loop is blocked. A process that opens twenty connections after
 a failover is then slower than its timeouts.
 """
 

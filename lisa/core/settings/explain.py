@@ -34,11 +34,11 @@ def _key(location: "Sequence[str | int]") -> str:
 def _text(fault: "Mapping[str, Any]") -> str:
     if fault["type"] == "missing":
         return "is missing; add it"
-    said = str(fault["msg"])
+    message = str(fault["msg"])
     if fault["type"] == "value_error":
         # Lisa's own checks already name the value and the fix.
-        return said.removeprefix("Value error, ")
-    text = said[:1].lower() + said[1:]
+        return message.removeprefix("Value error, ")
+    text = message[:1].lower() + message[1:]
     if not any(step in _SECRET for step in fault["loc"]):
         text += f", not {fault['input']!r}"
     return f"{text}; put it in quotes" if fault["type"] == "string_type" else text

@@ -71,8 +71,8 @@ def read_file(path: Path) -> tuple[dict[Any, Any], dict[str, Any]]:
     spring = _section(path, _section(path, document, "spring"), "redis")
     if not roots and not spring:
         near = difflib.get_close_matches(ROOT, [str(key) for key in document], n=1)
-        cure = f"rename {near[0]}" if near else f"put the settings under '{ROOT}:'"
-        raise ConfigError(f"{path}: there is no {ROOT} in this file; {cure}")
+        hint = f"rename {near[0]}" if near else f"put the settings under '{ROOT}:'"
+        raise ConfigError(f"{path}: there is no {ROOT} in this file; {hint}")
     root = _section(path, document, roots[0]) if roots else {}
     return root, {snake(key): value for key, value in spring.items()}
 

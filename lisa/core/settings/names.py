@@ -94,11 +94,11 @@ def _value(source: str, value: Any, models: Models, at: str, *, many: bool) -> A
 
 def unknown(source: str, shown: str, name: str, models: Models) -> ConfigError:
     """An error for an unknown key, with the nearest valid key or the section it belongs to."""
-    cure = nearest(name, fields(models))
+    hint = nearest(name, fields(models))
     for section in fields(models):
         if name in fields(sections(models, section)):
-            cure = f"it belongs under {kebab(section)}"
-    return ConfigError(f"{source}: unknown key {shown}; {cure}")
+            hint = f"it belongs under {kebab(section)}"
+    return ConfigError(f"{source}: unknown key {shown}; {hint}")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -58,7 +58,7 @@ class _Work:
     allowance: Allowance | None = None
     settled: int = 0
 
-    def ask(self, calls: int = 0) -> None:
+    def spend(self, calls: int = 0) -> None:
         """Called before each command; `calls` is the number of settling calls that it makes."""
         left = self.allowance
         if left is None:
@@ -67,7 +67,7 @@ class _Work:
             raise _AllowanceUsed
         left.calls -= calls
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self.progress is not None:
             self.progress(self.settled)
 
@@ -148,7 +148,7 @@ def _remove(store: Store, first: Shard, group: str, work: _Work, *, begun: bool)
     Returns False if the removal has already ended, or the group was declared again.
     """
 
-    def goes_on() -> Flow[bool]:
+    def still_applies() -> Flow[bool]:
         return not (yield from store.run(Undeclare(first, group, begun=True))).gone
 
     if (yield from store.run(Undeclare(first, group, begun=begun))).gone:
@@ -156,9 +156,9 @@ def _remove(store: Store, first: Shard, group: str, work: _Work, *, begun: bool)
     # Read after the first step: shards created later do not get the group.
     parts = yield from _reach(store, first)
     shards = yield from _shards_with(store, [one for one in parts if one != first], group)
-    reached, is_ours = yield from _undeclare(store, first, group, shards, goes_on)
+    reached, is_ours = yield from _undeclare(store, first, group, shards, still_applies)
     for shard in reached:
-        yield from _settle_all(store, shard, group, work, goes_on=goes_on)
+        yield from _settle_all(store, shard, group, work, still_applies=still_applies)
     if is_ours:
         yield from _settle_all(store, first, group, work)
     return True
@@ -175,7 +175,7 @@ def _undeclare(
     first: Shard,
     group: str,
     shards: Sequence[Shard],
-    goes_on: Callable[[], Flow[bool]],
+    still_applies: Callable[[], Flow[bool]],
 ) -> Flow[tuple[list[Shard], bool]]:
     """Delete the group's declaration from shards, unless the topic declares the group again.
 
@@ -183,13 +183,13 @@ def _undeclare(
     """
     reached, is_ours = list[Shard](), True
     for shard in shards:
-        is_ours = yield from goes_on()
+        is_ours = yield from still_applies()
         if not is_ours:
             break
         yield from store.run(Undeclare(shard, group))
         reached.append(shard)
     else:
-        is_ours = not reached or (yield from goes_on())
+        is_ours = not reached or (yield from still_applies())
     if not is_ours and reached and (yield from _is_declared(store, first, group)):
         # The last shard may hold messages of the newly declared group: restore its declaration.
         last = reached.pop()
@@ -238,11 +238,11 @@ def _settle_all(
     group: str,
     work: _Work,
     *,
-    goes_on: Callable[[], Flow[bool]] | None = None,
+    still_applies: Callable[[], Flow[bool]] | None = None,
 ) -> Flow[None]:
     """Settle the messages that a group owes in one shard.
 
-    goes_on: called for each page, to renew the topic's mark while a shard is settled.
+    still_applies: called for each page, to renew the topic's mark while a shard is settled.
     """
     keys = store.keys.topic(shard).group(group)
     while True:
@@ -253,12 +253,12 @@ def _settle_all(
         ):
             cursor = None
             while cursor != START:
-                work.ask()
+                work.spend()
                 cursor, ids = yield from member_page(store, command, key, cursor or START)
                 yield from _settle(store, shard, group, ids, work)
-                if ids and goes_on is not None:
-                    yield from goes_on()
-                work.tell()
+                if ids and still_applies is not None:
+                    yield from still_applies()
+                work.report()
         if (yield from store.run(Undeclare(shard, group, drop=True, begun=True))).gone:
             return
 
@@ -266,7 +266,7 @@ def _settle_all(
 def _settle(store: Store, shard: Shard, group: str, ids: list[bytes], work: _Work) -> Flow[None]:
     names, foreign = readable(ids)
     for some in chunks(names, min(MOST_IDS, store.batch_size(shard, Undeclare))):
-        work.ask(calls=1)
+        work.spend(calls=1)
         page = yield from store.run(Undeclare(shard, group, some, begun=True))
         work.settled += page.settled
     if foreign:

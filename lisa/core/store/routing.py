@@ -189,8 +189,8 @@ class _Search(Generic[T]):
         for count in self._layout.older:
             picks = self._by_shard(todo, count)
             calls = [self._transition.first_of(shard, some) for shard, some in picks.items()]
-            said = yield from self._run(calls, list(picks.values()), closed, self._durability)
-            for i, result in said:
+            results = yield from self._run(calls, list(picks.values()), closed, self._durability)
+            for i, result in results:
                 if result is Elsewhere.SETTLED:
                     self._settled_before.add(i)
                 elif not isinstance(result, Elsewhere):
@@ -219,8 +219,8 @@ class _Search(Generic[T]):
         """Run the transition on the shards of one count."""
         transition, picks = self._transition, self._by_shard(todo, count)
         calls = [transition.part(shard, some) for shard, some in picks.items()]
-        said = yield from self._run(calls, list(picks.values()), layout, self._durability)
-        for i, result in said:
+        results = yield from self._run(calls, list(picks.values()), layout, self._durability)
+        for i, result in results:
             if self._results[i] is None or not transition.is_nowhere(result):
                 revived = i in self._settled_before
                 self._results[i] = transition.revived(result) if revived else result
@@ -244,7 +244,7 @@ class _Search(Generic[T]):
         """
         if not calls:
             return []
-        said: list[tuple[int, R]] = []
+        results: list[tuple[int, R]] = []
         replies = yield from self._replies(calls, layout, durability)
         for some, reply in zip(picks, replies, strict=True):
             if isinstance(reply, Misplaced):
@@ -257,8 +257,8 @@ class _Search(Generic[T]):
                 for i in some:
                     self._results[i] = None
             else:
-                said += zip(some, reply, strict=True)
-        return said
+                results += zip(some, reply, strict=True)
+        return results
 
     def _replies(
         self, calls: Sequence[Transition[list[R]]], layout: str, durability: Replicas | None

@@ -106,10 +106,10 @@ class Enqueue(ById[Sent]):
         return replace(self, are_ids_new=False)
 
     def parse(self, reply: Sequence[Any]) -> list[Sent]:
-        said = letters(reply[0])
-        if said.count("a") == len(said):
-            return [Sent.ACCEPTED] * len(said)
-        return [_OUTCOMES[letter] for letter in said]
+        outcomes = letters(reply[0])
+        if outcomes.count("a") == len(outcomes):
+            return [Sent.ACCEPTED] * len(outcomes)
+        return [_OUTCOMES[letter] for letter in outcomes]
 
     def refuse(self, reply: Sequence[Any]) -> None:
         if reply[0] == b"FULL":

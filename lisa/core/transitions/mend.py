@@ -32,4 +32,4 @@ class Mend(Recorded, Transition[list[list[str]]]):
         return [len(self.ids), *self.ids, int(self.judge)]
 
     def parse(self, reply: Sequence[Any]) -> list[list[str]]:
-        return [text(said).split() for said in reply]
+        return [text(faults).split() for faults in reply]

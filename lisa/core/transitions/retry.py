@@ -57,10 +57,10 @@ def new_seed() -> int:
 
 def parse_failed(outcome: bytes, failed_attempts: int | bytes) -> Retried:
     """Parse one outcome: 'r' and the due time, 'g' for garbage, or 's' for stale."""
-    said = text(outcome)
-    if said[0] == "r":
-        return Retried(Failed.RETRYING, int(said[1:]), int(failed_attempts))
-    return Retried(Failed.DEAD if said == "g" else Failed.STALE, None, int(failed_attempts))
+    code = text(outcome)
+    if code[0] == "r":
+        return Retried(Failed.RETRYING, int(code[1:]), int(failed_attempts))
+    return Retried(Failed.DEAD if code == "g" else Failed.STALE, None, int(failed_attempts))
 
 
 @dataclass(frozen=True, slots=True)
