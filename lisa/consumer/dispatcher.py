@@ -45,10 +45,6 @@ class Dispatcher:
         """The threads, for health checks. They run handlers, so they never count as stalled."""
         return [*self._threads, *self._tasks.threads()]
 
-    def owns_this_thread(self) -> bool:
-        """Whether the caller runs on one of the dispatcher's threads."""
-        return threading.current_thread() in self.threads()
-
     def inline(self, sub: Subscription, plan: HandlerPlan, turn: SlotClaim) -> bool:
         """Handle unstarted deliveries on this thread, in the slot that `turn` holds.
 

@@ -62,10 +62,6 @@ class KeyedPool(Generic[K]):
         """The pool's threads, for health checks; none once it is closed."""
         return [] if self._is_closed else list(self._threads)
 
-    def owns_this_thread(self) -> bool:
-        """Whether the caller runs on one of the pool's threads."""
-        return threading.current_thread() in self._threads
-
     def close(self) -> None:
         """End the threads once their tasks have ended; does not wait."""
         with self._changed:

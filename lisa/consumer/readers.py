@@ -61,11 +61,6 @@ class ReaderSet:
         reading = [one.thread for sub, one in self.items() if not sub.closing.is_set()]
         return [*reading, *self._pool.threads()]
 
-    def owns_this_thread(self) -> bool:
-        """Whether the caller is a handler on one of the readers' threads."""
-        current = threading.current_thread()
-        return any(reader.thread is current for _, reader in self.items())
-
     def open(self, all_wanted: Iterable[WantedTopic]) -> None:
         """Start the readers of topics, and those of `take` from now on."""
         self.is_open = True

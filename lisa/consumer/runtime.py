@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
@@ -139,8 +140,9 @@ class Runtime:
 
     def owns_this_thread(self) -> bool:
         """Whether the caller is a handler or a receiver on one of this consumer's threads."""
-        owners = (self._dispatcher, self._settler, self.readers)
-        return any(one.owns_this_thread() for one in owners)
+        reading = [reader.thread for _, reader in self.readers.items()]
+        owned = [*reading, *self._dispatcher.threads(), *self._settler.threads()]
+        return threading.current_thread() in owned
 
     def threads(self) -> list[ServiceThread]:
         """All threads that must be alive now."""

@@ -65,10 +65,6 @@ class Settler:
         """The settler's threads, for health checks."""
         return [self._thread, *self._pool.threads()]
 
-    def owns_this_thread(self) -> bool:
-        """Whether the caller is a signal receiver on one of the settler's threads."""
-        return threading.current_thread() is self._thread or self._pool.owns_this_thread()
-
     def notify(self) -> None:
         """Request a flush within 5 ms. Cheap if one is already requested."""
         if not self._awake:
