@@ -125,6 +125,17 @@ class ChildProcesses:
             child.send_signal(number)  # no effect on an exited child
 
 
+def is_running(pid: int) -> bool:
+    """Whether this machine has a process of that id, of any user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def when_parent_ends(parent_pipe: int, action: Callable[[], None]) -> None:
     """Call `action`, in a thread, when the parent closes its end of the pipe or dies."""
 

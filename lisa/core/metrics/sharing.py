@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from lisa.core.daemon.processes import is_running
 from lisa.core.metrics.numbers import Numbers, lasting, merge
 
 WRITE_EACH_S = 1.0
@@ -66,7 +67,7 @@ class Shared:
     def tidy(self) -> None:
         """Move the counters of ended processes into one file, to limit the number of files."""
         with self._locked(fcntl.LOCK_EX):
-            dead = [path for path in self._paths() if not _lives(int(path.name[: -len(_SUFFIX)]))]
+            dead = [path for path in self._paths() if not is_running(int(path.stem))]
             found = [self._load(path) for path in [*dead, self._ended]]
             if dead:
                 self._replace(self._ended, merge(lasting(one.numbers) for one in found if one))
@@ -106,13 +107,3 @@ def leave_numbers(directory: Path, numbers: Callable[[], Numbers]) -> None:
                 time.sleep(WRITE_EACH_S)
 
     threading.Thread(target=work, name="lisa-numbers", daemon=True).start()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -10,6 +10,7 @@ import time
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from lisa.core.daemon.processes import is_running
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError
 
@@ -105,12 +106,4 @@ def _is_alive(holder: dict[str, Any]) -> bool:
         return False
     if holder["host"] != socket.gethostname():
         return True
-    if holder["pid"] == os.getpid():
-        return True
-    try:
-        os.kill(holder["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return is_running(int(holder["pid"]))
