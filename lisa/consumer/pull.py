@@ -141,9 +141,7 @@ class Puller:
 
     def _wait(self, source: GroupSource, taken: Taken, left_s: float) -> None:
         """Wait until a stream of the group has a new entry, or the time is up."""
-        pause_s, command = source.wait_for(
-            taken.empty, left_s, is_cluster=self._waiting.address.kind == "cluster"
-        )
+        pause_s, command = source.wait_for(taken.empty, left_s)
         if command is None:
             time.sleep(pause_s)
             return

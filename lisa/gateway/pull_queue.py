@@ -209,9 +209,7 @@ class PullQueue:
     async def _listen(self, empty: Mapping[Shard, Pulled]) -> None:
         """Wait until a stream has an undelivered entry, at most for a heartbeat."""
         watching = self._watching
-        pause_s, command = self._source.wait_for(
-            empty, BEAT_S, is_cluster=watching.address.kind == "cluster"
-        )
+        pause_s, command = self._source.wait_for(empty, BEAT_S)
         if command is None:
             await asyncio.sleep(pause_s)
             return

@@ -181,7 +181,7 @@ class GroupSource:
             self._failing.add(shard)
 
     def wait_for(
-        self, empty: Mapping[Shard, Pulled], longest_s: float, *, is_cluster: bool
+        self, empty: Mapping[Shard, Pulled], longest_s: float
     ) -> tuple[float, Command | None]:
         """How to wait for the next message: up to how many seconds, with which blocking read.
 
@@ -193,7 +193,7 @@ class GroupSource:
         block_s = min(longest_s, presence.BEAT.total_seconds())
         if len(empty) > 1:  # shards may be added
             block_s = min(block_s, LAYOUT_AGE_S)
-            if is_cluster:  # a read blocks on one node
+            if self._store.has_nodes:  # a read blocks on one node
                 return min(BETWEEN_NODES_S, longest_s), None
         streams = [self._store.keys.topic(shard).group(self.group).ready for shard in empty]
         after = [pulled.last_id or "$" for pulled in empty.values()]
