@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from blinker import Signal
 
 from lisa.consumer.handlers import Handlers
 
 H = TypeVar("H", bound=Callable[..., Any])
+
+
+class HandlerOptions(TypedDict, total=False):
+    """The options of `Consumer.on` and `Consumer.subscribe`."""
+
+    model: Any
+    batch: int | None
+    within: timedelta | str | None
+    timeout: timedelta | str | None
 
 
 class Registration:
@@ -46,27 +55,13 @@ class Registration:
 
     @overload
     def on(
-        self,
-        topic: str,
-        handler: None = None,
-        *,
-        model: Any = None,
-        batch: int | None = None,
-        within: timedelta | str | None = None,
-        timeout: timedelta | str | None = None,
+        self, topic: str, handler: None = None, **options: Unpack[HandlerOptions]
     ) -> Callable[[H], H]: ...
     @overload
+    def on(self, topic: str, handler: H, **options: Unpack[HandlerOptions]) -> H: ...
     def on(
-        self,
-        topic: str,
-        handler: H,
-        *,
-        model: Any = None,
-        batch: int | None = None,
-        within: timedelta | str | None = None,
-        timeout: timedelta | str | None = None,
-    ) -> H: ...
-    def on(self, topic: str, handler: H | None = None, **options: Any) -> H | Callable[[H], H]:
+        self, topic: str, handler: H | None = None, **options: Unpack[HandlerOptions]
+    ) -> H | Callable[[H], H]:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
         model: type of the body (msgspec Struct, dataclass, TypedDict, pydantic model). A message

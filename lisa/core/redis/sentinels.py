@@ -25,6 +25,11 @@ class _LatestEpoch:
 
     _epoch = -1
 
+    def __init__(self: Any, hosts: Sequence[NodeAddress], **keywords: Any) -> None:
+        super().__init__(hosts, **keywords)  # type: ignore[call-arg]  # redis-py's client
+        for sentinel in self.sentinels:
+            share_contexts(sentinel)
+
     def _chosen(self: Any, service: str, answers: Sequence[Any]) -> tuple[str, int]:
         states: list[_State] = [
             answer[service]
@@ -44,11 +49,6 @@ class _LatestEpoch:
 class Sentinels(_LatestEpoch, Sentinel):
     """Blocking Sentinel client."""
 
-    def __init__(self, hosts: Sequence[NodeAddress], **keywords: Any) -> None:
-        super().__init__(hosts, **keywords)  # type: ignore[no-untyped-call]
-        for sentinel in self.sentinels:
-            share_contexts(sentinel)
-
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary's address. Raises MasterNotFoundError."""
         answers = ask_together(list(self.sentinels), lambda one: one.sentinel_masters())
@@ -57,11 +57,6 @@ class Sentinels(_LatestEpoch, Sentinel):
 
 class AsyncSentinels(_LatestEpoch, AsyncSentinel):
     """Asyncio Sentinel client."""
-
-    def __init__(self, hosts: Sequence[NodeAddress], **keywords: Any) -> None:
-        super().__init__(hosts, **keywords)  # type: ignore[no-untyped-call]
-        for sentinel in self.sentinels:
-            share_contexts(sentinel)
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary's address. Raises MasterNotFoundError."""

@@ -171,7 +171,7 @@ class ById(Transition[list[T]]):
     def parse(self, reply: Sequence[Any]) -> list[T]:
         """Parse a reply with one letter per message."""
         outcomes = self.outcomes
-        return [outcomes[letter] for letter in letters(reply[0])]
+        return [outcomes[letter] for letter in text(reply[0])]
 
     def is_nowhere(self, result: T) -> bool:
         """Whether this shard did not have the message, so that another one may."""
@@ -208,8 +208,3 @@ class ById(Transition[list[T]]):
 def text(value: bytes | str | int) -> str:
     """Decode a string in a reply; invalid UTF-8 is replaced."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def letters(value: bytes | str) -> str:
-    """Decode a reply with one letter per message."""
-    return value.decode("ascii") if isinstance(value, bytes) else value

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from lisa.core.model.errors import InvalidMessage, TopicFull
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, letters
+from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, text
 
 
 class OnDuplicate(StrEnum):
@@ -106,7 +106,7 @@ class Enqueue(ById[Sent]):
         return replace(self, are_ids_new=False)
 
     def parse(self, reply: Sequence[Any]) -> list[Sent]:
-        outcomes = letters(reply[0])
+        outcomes = text(reply[0])
         if outcomes.count("a") == len(outcomes):
             return [Sent.ACCEPTED] * len(outcomes)
         return [_OUTCOMES[letter] for letter in outcomes]
@@ -141,7 +141,7 @@ class Known(Transition[list[Sent | Elsewhere]]):
         return self.sends.args_of("known")
 
     def parse(self, reply: Sequence[Any]) -> list[Sent | Elsewhere]:
-        return [_KNOWN.get(letter) or _OUTCOMES[letter] for letter in letters(reply[0])]
+        return [_KNOWN.get(letter) or _OUTCOMES[letter] for letter in text(reply[0])]
 
     def refuse(self, reply: Sequence[Any]) -> None:
         self.sends.refuse(reply)

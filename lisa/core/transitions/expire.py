@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from lisa.core.transitions.base import OfIds, Recorded, Transition, letters
+from lisa.core.transitions.base import OfIds, Recorded, Transition, text
 
 
 class Expired(StrEnum):
@@ -38,4 +38,4 @@ class Expire(Recorded, OfIds, Transition[list[Expired]]):
     ids: Sequence[str]
 
     def parse(self, reply: Sequence[Any]) -> list[Expired]:
-        return [_OUTCOMES[letter] for letter in letters(reply[0])]
+        return [_OUTCOMES[letter] for letter in text(reply[0])]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.stream import Entry
-from lisa.core.transitions.base import Argument, OfGroup, Transition, letters
+from lisa.core.transitions.base import Argument, OfGroup, Transition, text
 
 
 class Opened(NamedTuple):
@@ -62,5 +62,5 @@ class Open(OfGroup, Transition[Opened]):
 
     def parse(self, reply: Sequence[Any]) -> Opened:
         now_us, timeout, paused, past_ttl, *envelopes = reply
-        expired = [letter == "x" for letter in letters(past_ttl)]
+        expired = [letter == "x" for letter in text(past_ttl)]
         return Opened(int(now_us), int(timeout), bool(paused), expired, envelopes)
