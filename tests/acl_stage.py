@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from lisa.admin import acl
 from lisa.core.model.keys import Keys
+from lisa.core.store import server_checks
 from tests.roles import Cast
 from tests.servers import connect, flush
 
@@ -56,6 +57,7 @@ class Stage:
         if is_new:
             self.admin.delete(KEYS.schema)
         self.ask("SCRIPT", "FLUSH")
+        server_checks._seen.clear()
         self.ask("CONFIG", "RESETSTAT")
         yield
         for row in self.ask("INFO", "commandstats").decode().splitlines():

@@ -37,6 +37,8 @@ class Role:
     about: str
     scripts: tuple[str, ...]
     commands: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """Further commands, for warnings only: without them the role works but does not warn."""
     uses_channel: bool = True
     """Whether the role or its scripts use the wake channel."""
 
@@ -73,6 +75,7 @@ ROLES = {
         "sends, cancels, reschedules, looks up",
         _SENDING,
         (*_SCHEMA, "HGETALL", "TIME", "ZADD", "ZRANGE"),
+        optional=("INFO",),
     ),
     "manager": Role(
         "promotes, reclaims and sweeps messages; its metrics",
@@ -88,6 +91,7 @@ ROLES = {
         _SETTLING,
         (*_SCHEMA, *_OPENING, "CLIENT|ID", "CLIENT|UNBLOCK", "HDEL", "HGETALL", "HKEYS", "HSET",
          "PUBLISH", "TIME", "XREAD", "XREADGROUP", "ZADD", "ZRANGE"),
+        optional=("INFO",),
     ),
     "gateway": Role(
         "the HTTP API, the page, pushes, metrics",
@@ -149,7 +153,8 @@ def rights_of(
     for name in check_roles(names):
         role = ROLES[name]
         found.update(*map(called_by, role.scripts))
-        found.update(map(str.lower, (*_ALWAYS, *role.commands, *(_CLUSTER if cluster else ()))))
+        own = (*_ALWAYS, *role.commands, *role.optional, *(_CLUSTER if cluster else ()))
+        found.update(map(str.lower, own))
         if durability and name in _DURABLE:
             found.update(map(str.lower, _DURABILITY))
     return sorted(found - (NEWER - set(newer)))

@@ -8,18 +8,25 @@ from typing import Any
 from lisa.admin import roles
 from lisa.admin.acl import every_command, rights_of
 from lisa.admin.probes import refused
-from lisa.admin.reading import info
-from lisa.admin.server_checks import Check, CheckResult, check_server
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.server_checks import (
+    SUPPORTED,
+    USE_AOF,
+    Check,
+    CheckResult,
+    check_server,
+    info,
+    no_append_only_file,
+)
 from lisa.core.store.store import SCHEMA_VERSION, Store
 from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 
 ROLE = "operator"
 """The role whose rights the doctor checks."""
-_WRITABLE = ("role", "cluster")
+_WRITABLE = ("server", "role", "cluster")
 CLOCK_OFFSET_MS = 1_000
 
 
@@ -37,7 +44,7 @@ def examine(store: Store) -> Flow[list[Check]]:
         ]
     else:
         checks = [*check_server(server), *(yield from _cluster(store, server))]
-    # Skip the writing checks on a read-only server: writes would wait until they time out.
+    # Skip the writing checks on an unusable server: writes would wait until they time out.
     writes = all(one.verdict is not CheckResult.FAIL for one in checks if one.name in _WRITABLE)
     # redis-py's cluster client changes the reply of COMMAND INFO; the probes cover clusters.
     listed = server is None or server.get("cluster_enabled") != "1"
@@ -93,21 +100,16 @@ def _cluster(store: Store, server: dict[str, str]) -> Flow[list[Check]]:
 def _snapshots(store: Store) -> Flow[Check]:
     """Check for snapshots on a server without an append-only file."""
     reply = yield from _try(store, ("CONFIG", "GET", "save"))
-    cure = "CONFIG SET appendonly yes, and add it to the server's configuration"
     if isinstance(reply, LisaError):
-        return Check.warn(
-            "persistence",
-            "no append-only file; CONFIG GET is not permitted, so snapshots are unknown",
-            cure,
-        )
+        return no_append_only_file()
     value = next(iter(reply.values())) if isinstance(reply, dict) else (reply or [b"", b""])[1]
     if value:
         return Check.warn(
             "persistence",
             "snapshots only: a crash loses messages sent since the last snapshot",
-            cure,
+            USE_AOF,
         )
-    return Check.fail("persistence", "none: a restart loses every message", cure)
+    return Check.fail("persistence", "none: a restart loses every message", USE_AOF)
 
 
 def _clock(store: Store) -> Flow[Check]:
@@ -135,7 +137,7 @@ def _commands(store: Store) -> Flow[Check]:
         return Check.fail(
             "commands",
             f"missing: {', '.join(missing)}",
-            "use Redis 6.2 or newer, or Valkey; check for rename-command",
+            f"use {SUPPORTED}; check for rename-command",
         )
     return Check.ok("commands", f"all {len(names)} are available")
 
@@ -145,9 +147,7 @@ def _ranges(store: Store) -> Flow[Check]:
     key = store.keys.topic("lisa.doctor").group("lisa").ready
     reply = yield from _try(store, ("XRANGE", key, "(0-1", "+", "COUNT", 1))
     if isinstance(reply, LisaError) and "nvalid stream ID" in str(reply):
-        return Check.fail(
-            "stream ranges", "no exclusive ranges", "use Redis 6.2 or newer, or Valkey"
-        )
+        return Check.fail("stream ranges", "no exclusive ranges", f"use {SUPPORTED}")
     return Check.ok("stream ranges", "exclusive ranges work")
 
 

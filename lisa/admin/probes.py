@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lisa.admin.acl import rights_of
+from lisa.admin.acl import ROLES, rights_of
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
@@ -82,11 +82,13 @@ def refused(store: Store, rights: Sequence[str]) -> Flow[list[str]]:
 
 
 def check(store: Store, role: str) -> Flow[None]:
-    """Check the rights of a role.
+    """Check the rights that a role cannot work without.
 
     Raises ConfigError with the missing rights in one line, and ServerUnavailable.
     """
-    lacking = yield from refused(store, rights_of([role]))
+    optional = {name.lower() for name in ROLES[role].optional}
+    needed = [right for right in rights_of([role]) if right not in optional]
+    lacking = yield from refused(store, needed)
     if lacking:
         raise ConfigError(
             f"{store.where} does not permit this user {' '.join(f'+{one}' for one in lacking)} on "

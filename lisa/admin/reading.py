@@ -134,10 +134,3 @@ def entry_number(entry: str) -> tuple[int, int]:
     """A stream entry id as a pair of numbers, for comparison."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)
-
-
-def info(reply: bytes | str) -> dict[str, str]:
-    """The fields of an INFO reply."""
-    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
-    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
-    return {name: value.strip() for name, _, value in pairs}

@@ -16,7 +16,7 @@ def doctor(chosen: Chosen) -> None:
     Exit code 1 if a check fails; warnings do not count.
     """
     from lisa.admin.doctor import examine
-    from lisa.admin.server_checks import CheckResult
+    from lisa.core.store.server_checks import CheckResult
 
     store = chosen.store(checked=False)
     checks = store.drive(examine(store))

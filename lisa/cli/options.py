@@ -58,9 +58,17 @@ class Chosen:
 
     def producer(self) -> Producer:
         """A producer that is closed when the command ends."""
+        import logging
+
+        from lisa.core.store import server_checks
         from lisa.producer import Producer
 
         address, prefix = self.server()
+        # Not at each command: `lisa doctor` reports the server's configuration.
+        server_checks.log.setLevel(logging.ERROR)
+        click.get_current_context().call_on_close(
+            lambda: server_checks.log.setLevel(logging.NOTSET)
+        )
         producer = Producer(address, prefix=prefix, zone=self.zone, patience=self.patience)
         click.get_current_context().call_on_close(producer.close)
         return producer

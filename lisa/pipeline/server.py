@@ -6,12 +6,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 
-from lisa.admin.reading import info
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import DEFAULT_URL, Address, chosen_url
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Flow
+from lisa.core.store.server_checks import info
 from lisa.core.store.store import Store, SyncStore
 
 

@@ -14,11 +14,11 @@ from lisa import Producer
 from lisa.admin import acl
 from lisa.admin.doctor import examine
 from lisa.admin.probes import probe
-from lisa.admin.server_checks import CheckResult
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
+from lisa.core.store.server_checks import CheckResult
 from lisa.core.store.store import SyncStore
 from tests.acl_scenes import SCENES
 from tests.acl_stage import KEYS, PASSWORD, Stage

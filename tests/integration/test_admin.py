@@ -12,13 +12,13 @@ import redis
 from lisa.admin import garbage, groups, live
 from lisa.admin.doctor import examine
 from lisa.admin.messages import LiveState, MessagePage, list_messages
-from lisa.admin.server_checks import Check, CheckResult
 from lisa.admin.topics import counts
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.errors import ConfigError, GroupRemoved
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
+from lisa.core.store.server_checks import Check, CheckResult
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.inspect import Inspect

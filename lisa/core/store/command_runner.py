@@ -70,6 +70,23 @@ class CommandRunner:
             else:
                 return reply
 
+    def _answered(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
+        """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
+
+        The replies may include errors that repeating the commands would not change.
+        """
+        patience = self.patience()
+        while True:
+            try:
+                replies: list[Any] = yield Chain(key, commands)
+                for one in replies:
+                    if isinstance(one, Exception) and errors.passes(one):
+                        raise one
+            except errors.ClientError as error:
+                yield from self._wait(error, patience)
+            else:
+                return replies
+
     def commands_once(self, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands in one round trip; the replies may include errors of the server.
 
@@ -81,7 +98,7 @@ class CommandRunner:
         """Run one plain command without repeating it. Returns the raw reply."""
         return self._once(Execute(command))
 
-    def _once(self, step: Execute | ExecuteMany) -> Flow[Any]:
+    def _once(self, step: Execute | ExecuteMany | Chain) -> Flow[Any]:
         try:
             return (yield step)
         except errors.ClientError as error:

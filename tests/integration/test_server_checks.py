@@ -1,0 +1,244 @@
+"""What roles do about an unsuitable server: refuse one that is too old, warn once of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from lisa import AsyncProducer, ConfigError, Consumer, Manager, Producer, ServerUnavailable
+from lisa.cli.main import main
+from lisa.core.store import server_checks
+from lisa.embedded import EmbeddedServer
+from tests.clusters import address, two_nodes
+from tests.servers import connect, flush
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.servers import Processes
+
+TOO_OLD = "runs Redis .*, which is too old: use Redis 6.2 or newer, or Valkey"
+SHOP = """
+from lisa import Consumer
+consumer = Consumer(group="g")
+consumer.subscribe("orders", print)
+"""
+OUTDATED = """
+from lisa.core.store import server_checks
+server_checks.OLDEST = (99, 0)
+from lisa.cli.{role} import main
+main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _first_contact() -> Iterator[None]:
+    """This process has not seen any server."""
+    server_checks._seen.clear()
+    yield
+    server_checks._seen.clear()
+
+
+@pytest.fixture
+def redis_server_url(debian_server: EmbeddedServer) -> str:
+    """An empty redis-server; it has no append-only file."""
+    return flush(debian_server.url)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The checks that warned, such as `persistence`."""
+    return [
+        one.getMessage().split(": ")[1]
+        for one in caplog.records
+        if one.name == server_checks.log.name and one.levelno == logging.WARNING
+    ]
+
+
+def produce(url: str) -> None:
+    with Producer(url) as producer:
+        producer.send("orders", 1)
+
+
+def produce_async(url: str) -> None:
+    async def send() -> None:
+        async with AsyncProducer(url) as producer:
+            await producer.send("orders", 1)
+
+    asyncio.run(send())
+
+
+def consume(url: str) -> None:
+    consumer = Consumer(url, group="g")
+    consumer.on("orders", print)
+    with consumer:
+        pass
+
+
+def pull(url: str) -> None:
+    with Consumer(url, group="g") as consumer:
+        consumer.pull("orders")
+
+
+def manage(url: str) -> None:
+    with Manager(url):
+        pass
+
+
+ROLES = [produce, produce_async, consume, pull, manage]
+
+
+# Versions
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_refuses_an_old_server_before_it_writes(
+    redis_server_url: str, role: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_checks, "OLDEST", (99, 0))
+    for _ in range(2):  # the refusal is not forgotten
+        with pytest.raises(ConfigError, match=TOO_OLD):
+            role(redis_server_url)
+    with connect(redis_server_url) as client:
+        assert client.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments"),
+    [("manager", []), ("consumer", ["shop"]), ("gateway", ["--port", "0"])],
+)
+def test_a_daemon_refuses_an_old_server(
+    redis_server_url: str,
+    processes: Processes,
+    tmp_path: Path,
+    role: str,
+    arguments: list[str],
+) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    program = OUTDATED.format(role=role)
+    process = processes.start("-c", program, *arguments, "--redis", redis_server_url)
+    assert process.wait() == 2
+    assert "which is too old: use Redis 6.2 or newer" in process.output
+    with connect(redis_server_url) as client:
+        assert client.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"redis_version": "6.0.16"}, "fail"),
+        ({"redis_version": "5.0.7"}, "fail"),
+        ({"redis_version": "6.2.0"}, "ok"),
+        ({"redis_version": "10.0"}, "ok"),
+        ({"redis_version": "unknown"}, "ok"),
+        ({}, "ok"),
+        ({"redis_version": "5.0.0", "valkey_version": "9.0.0"}, "ok"),
+    ],
+)
+def test_the_oldest_version_is_6_2(fields: dict[str, str], verdict: str) -> None:
+    [version] = [one for one in server_checks.check_server(fields) if one.name == "server"]
+    assert version.verdict == verdict
+
+
+# Warnings
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_warns_of_eviction_and_missing_persistence(
+    redis_server_url: str, role: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(redis_server_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            role(redis_server_url)
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+    assert sorted(warnings(caplog)) == ["maxmemory-policy", "persistence"]
+    assert "messages may be evicted; to fix this: CONFIG SET maxmemory-policy" in caplog.text
+    assert "CONFIG SET appendonly yes" in caplog.text
+
+
+def test_a_process_warns_once(redis_server_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    for role in ROLES:
+        role(redis_server_url)
+    assert warnings(caplog) == ["persistence"]
+    with connect(redis_server_url) as client:
+        client.config_resetstat()
+        produce(redis_server_url)
+        assert "cmdstat_info" not in client.info("commandstats")
+
+
+def test_a_role_warns_of_a_replica(
+    own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EmbeddedServer() as primary, connect(own_server.url) as client:
+        client.replicaof("127.0.0.1", primary.port)
+        with (
+            Producer(own_server.url, patience="0s") as producer,
+            pytest.raises(ServerUnavailable, match="read-only replica"),
+        ):
+            producer.send("orders", 1)
+    assert warnings(caplog) == ["role"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_embedded_server_without_persistence_is_no_reason_to_warn(
+    redis_url: str, role: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    role(redis_url)
+    assert warnings(caplog) == []
+
+
+def test_a_user_without_the_right_to_info_works(
+    redis_server_url: str,
+    caplog: pytest.LogCaptureFixture,
+    processes: Processes,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    with connect(redis_server_url) as client:
+        client.execute_command(
+            "ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-info", "-config"
+        )
+        try:
+            url = redis_server_url.replace("//", "//weak:pw@")
+            client.execute_command("ACL", "LOG", "RESET")
+            for role in (produce, produce_async, consume, pull):
+                role(url)
+            assert [one["count"] for one in client.acl_log()] == [1]
+            daemon = processes.start("-m", "lisa.cli.consumer", "shop", "--redis", url)
+            daemon.wait_for("reading for group")
+            assert daemon.stop() == 0
+        finally:
+            client.acl_deluser("weak")
+    assert warnings(caplog) == []
+    assert "append-only file" not in daemon.output
+
+
+def test_commands_leave_warnings_to_the_doctor(
+    redis_server_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for command in (["send", "orders", "1"], ["topics"]):
+        done = CliRunner().invoke(main, [*command, "--redis", redis_server_url])
+        assert done.exit_code == 0, done.output
+    assert warnings(caplog) == []
+    server_checks._seen.clear()
+    produce(redis_server_url)
+    assert warnings(caplog) == ["persistence"]
+
+
+def test_a_role_checks_the_node_of_a_cluster_that_holds_the_schema(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with two_nodes() as nodes:
+        url = address(nodes)
+        for node in nodes:
+            with connect(node) as client:
+                client.config_set("maxmemory-policy", "allkeys-lru")
+        produce(url)
+        consume(url)
+    assert warnings(caplog) == ["maxmemory-policy"]
