@@ -117,6 +117,7 @@ class Leases:
                 "topic %s: the lease of message %s ended while its handler was running",
                 self._membership.shard,
                 held.message.id,
+                extra=held.message.log_fields,
             )
 
     def end_overdue(self, now: float) -> None:
@@ -129,5 +130,6 @@ class Leases:
                     self._membership.shard,
                     held.message.id,
                     self.handler_timeout_s,
+                    extra=held.message.log_fields,
                 )
                 held.stop_extending()

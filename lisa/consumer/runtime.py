@@ -188,6 +188,7 @@ class Runtime:
         was_started, readers = self.is_started, self.readers.close()
         last = ShutdownCalls(self._options.address)
         if was_started:
+            log.info("stopping; running handlers have %g s to finish", grace_s)
             end_reading(readers, last)
             waiting = time.monotonic()
             self._slots.wait_all_free(max(0.0, ends - waiting))
@@ -204,6 +205,8 @@ class Runtime:
         self._leave(readers, last)
         self._store.close()
         self._patient_store.close()
+        if was_started:
+            log.info("stopped")
 
     def _take_away(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
         """After the grace time, cancel `async def` handlers and release their deliveries.

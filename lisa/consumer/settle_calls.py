@@ -123,6 +123,7 @@ class SettleCalls:
                     "topic %s: message %s was already settled elsewhere, or replaced",
                     sub.shard,
                     held.message.id,
+                    extra=held.message.log_fields,
                 )
             elif has_receivers:
                 self._signal_sender.fire(pair, held.message)
@@ -143,6 +144,8 @@ class SettleCalls:
                     held.message.id,
                     outcome.failed_attempts,
                     verdict.reason,
+                    exc_info=verdict.error,
+                    extra=held.message.log_fields,
                 )
             self._signal_sender.fire_failure(held.message, verdict.reason, outcome)
 

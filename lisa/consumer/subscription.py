@@ -216,6 +216,7 @@ class Subscription:
             held.message.attempt,
             outcome.reason,
             exc_info=outcome.error,
+            extra=held.message.log_fields,
         )
         self._refuse(held, outcome)
 

@@ -141,10 +141,12 @@ class Manager:
         """Finish running scripts, then stop. A second call does nothing."""
         if self._state != "running":
             return
+        log.info("manager %s: stopping", self.name)
         self._state = "stopped"
         self._engine.stop()
         if self._status:
             self._status.stop()
+        log.info("manager %s: stopped", self.name)
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
@@ -154,7 +156,6 @@ class Manager:
                 log.info("manager %s runs on %s", self.name, self._engine.store.where)
                 while self._signals.get() == signal.SIGHUP:
                     self.reload()
-                log.info("manager %s stops", self.name)
             finally:
                 self.stop()
 

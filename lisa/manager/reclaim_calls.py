@@ -136,5 +136,8 @@ def _log_deaths(topic: str, group: str, moved: Sequence[ReclaimedMessage]) -> No
     for message_id, _, retried in moved:
         if retried.outcome is Failed.DEAD:
             TopicLog(log, topic, group).warning(
-                "message %r moved to garbage after %d attempts", message_id, retried.failed_attempts
+                "message %r moved to garbage after %d attempts",
+                message_id,
+                retried.failed_attempts,
+                extra={"id": message_id, "attempt": retried.failed_attempts},
             )

@@ -18,4 +18,5 @@ class TopicLog(logging.LoggerAdapter[logging.Logger]):
         self, msg: object, kwargs: MutableMapping[str, Any]
     ) -> tuple[object, MutableMapping[str, Any]]:
         """The complete line, with its attributes."""
-        return f"{self._where}: {msg}", {**kwargs, "extra": self.extra}
+        extra = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return f"{self._where}: {msg}", {**kwargs, "extra": extra}

@@ -237,7 +237,7 @@ class TestDaemon:
         began = time.monotonic()
         assert process.stop() == 0
         assert time.monotonic() - began < 3
-        assert "stops" in process.output
+        assert "stopped" in process.output
         assert "Traceback" not in process.output
         assert cast.store.drive(presence.managers(cast.store)) == []
 

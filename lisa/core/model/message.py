@@ -33,3 +33,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     def due(self) -> datetime:
         """The due time, aware, UTC."""
         return ms_datetime(self.due_ms)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """Topic, group, id and attempt: `log.info("...", extra=message.log_fields)`."""
+        return {
+            "topic": self.topic,
+            "group": self.group,
+            "id": self.id,
+            "attempt": self.attempt,
+        }

@@ -56,4 +56,9 @@ def call_receivers(
                 if result is not None and inspect.isawaitable(result):
                     run(result)
             except BaseException:  # sys.exit() in a receiver must not end the calling thread
-                log.exception("topic %s: a receiver of message %s raised", topic, message.id)
+                log.exception(
+                    "topic %s: a receiver of message %s raised",
+                    topic,
+                    message.id,
+                    extra=message.log_fields,
+                )

@@ -219,6 +219,7 @@ class Pusher:
             delivery.message.attempt,
             host,
             answer.reason,
+            extra=delivery.message.log_fields,
         )
         if answer.verdict is PushVerdict.LATER:
             pace.asked_to_wait(answer.wait_s)
@@ -259,6 +260,7 @@ class Pusher:
                     self._where,
                     delivery.message.id,
                     error,
+                    extra=delivery.message.log_fields,
                 )
             except LisaError as error:
                 log.warning(
@@ -266,6 +268,7 @@ class Pusher:
                     self._where,
                     delivery.message.id,
                     error,
+                    extra=delivery.message.log_fields,
                 )
             return
 
