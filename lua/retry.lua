@@ -6,7 +6,7 @@
 -- KEYS  the prelude's, the call's record among them
 -- ARGV  own group's number; a random seed for jitter; lateness letters; n;
 --       n times id, entry, attempt (0 to skip the search for an earlier call), delay ('' by policy, ms,
---       or 'discard'), reason
+--       or 'discard'), reason (and after a zero byte a traceback, kept if the message ends in garbage)
 -- Returns {'OK', now in ms, outcome and failed attempts of each: 'r<due>', n | 'g', n | 's', 0};
 --       {'GROUPS', ...}
 local changed = answered() or changed_groups()
@@ -37,9 +37,9 @@ end
 
 -- The outcome of an earlier call whose record has expired: where it put the failure, or nil.
 local function outcome_before(i)
-  local id, attempt, why = ids[i], ARGV[first + 5 * i - 2], string.sub(ARGV[first + 5 * i], 1, 1024)
+  local id, attempt, why = ids[i], ARGV[first + 5 * i - 2], parted(ARGV[first + 5 * i])
   if attempt == '0' or seen[id] or call('HGET', group.attempts, id) ~= attempt
-    or call('HGET', group.reasons, id) ~= why then return nil end
+    or parted(call('HGET', group.reasons, id) or '') ~= why then return nil end
   if call('ZSCORE', group.garbage, id) then return 'g', attempt end
   local due = call('ZSCORE', group.retry, id)
   if due then return 'r' .. int(tonumber(due)), attempt end

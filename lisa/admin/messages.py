@@ -54,6 +54,7 @@ class Row:
     consumer: str | None = None
     idle_ms: int | None = None
     reason: str | None = None
+    traceback: str | None = None
     expires_ms: int | None = None
 
 
@@ -272,5 +273,6 @@ def _row(source: _Source, one: str, seen: Inspection) -> Row | None:
                 consumer=in_group.consumer,
                 idle_ms=in_group.idle_ms,
                 reason=in_group.reason,
+                traceback=in_group.traceback,
             )
     return None

@@ -99,7 +99,7 @@ def _died(row: dict[str, Any]) -> dict[str, Any]:
 @click.option("--group", help="Only this group. Default: all groups.")
 @common
 def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) -> None:
-    """Show dead messages in full: body, headers, reason. Exit code 1 if one is not in garbage."""
+    """Show dead messages in full, with traceback. Exit code 1 if one is not in garbage."""
     from lisa.cli.messages import shown_body
 
     producer = chosen.producer()
@@ -116,6 +116,7 @@ def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) ->
                     "died_ms": in_group.due_ms,
                     "attempts": in_group.attempts,
                     "reason": in_group.reason,
+                    "traceback": in_group.traceback,
                     "headers": message.headers,
                     **body_fields(message.body),
                 }
@@ -133,6 +134,7 @@ def show(chosen: Chosen, topic: str, ids: tuple[str, ...], group: str | None) ->
                     ("died", when(in_group.due_ms, now_ms)),
                     ("attempts", in_group.attempts),
                     ("reason", in_group.reason),
+                    *([("traceback", in_group.traceback)] if in_group.traceback else []),
                     *((f"header {key}", value) for key, value in message.headers.items()),
                     ("body", shown_body(message.body)),
                 ],

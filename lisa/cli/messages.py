@@ -51,6 +51,7 @@ def _group_fields(in_group: FoundInGroup) -> dict[str, Any]:
         "consumer": in_group.consumer,
         "idle_ms": None if idle is None else idle // timedelta(milliseconds=1),
         "reason": in_group.reason,
+        "traceback": in_group.traceback,
     }
 
 
@@ -80,6 +81,7 @@ def _show(found: FoundMessage) -> None:
         ("consumer", found.consumer),
         ("idle", idle),
         ("reason", found.reason),
+        ("traceback", found.traceback),
         ("body", shown_body(found.body)),
     ):
         if value is not None:
@@ -178,6 +180,7 @@ def row_fields(row: Row) -> dict[str, Any]:
         "consumer": row.consumer,
         "idle_ms": row.idle_ms,
         "reason": row.reason,
+        "traceback": row.traceback,
         "expires": iso(row.expires_ms),
     }
 

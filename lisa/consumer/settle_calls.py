@@ -15,11 +15,15 @@ from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.model.errors import LisaError
+from lisa.core.model.outcomes import traceback_of
 from lisa.core.redis.flow import Command, Execute, Flow
 from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.retry import Fail, Failed, Failure
 
 log = logging.getLogger("lisa.consumer")
+
+MOST_FAILURES = 100
+"""The most failures of one call: each may have a reason of 1 KiB and a traceback of 2 KiB."""
 
 MOST_READ_ACKS = 32
 """The most acks that share a pipeline with the next read; more get a separate call and thread."""
@@ -152,10 +156,15 @@ class SettleCalls:
 
 def _failing(sub: Subscription) -> tuple[Fail, list[tuple[Held, Verdict]]]:
     """A call for the next failures, and the deliveries that it settles."""
-    some = sub.outcomes.failures.take_many(sub.store.batch_size(sub.shard, Fail))
+    size = min(MOST_FAILURES, sub.store.batch_size(sub.shard, Fail))
+    some = sub.outcomes.failures.take_many(size)
     settlements = settlements_of(held for held, _ in some)
     failures = [
-        Failure.of(one, verdict.reason, verdict.delay)
+        Failure.of(one, verdict.reason, verdict.delay, _traceback(verdict))
         for one, (_, verdict) in zip(settlements, some, strict=True)
     ]
     return Fail(sub.shard, sub.group, failures), some
+
+
+def _traceback(verdict: Verdict) -> str:
+    return "" if verdict.error is None else traceback_of(verdict.error)

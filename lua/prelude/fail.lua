@@ -14,8 +14,15 @@ local function nth_delay(policy, n)
   return known[n] and math.ceil(known[n] * (1 + known.jitter * math.random()))
 end
 
+-- The reason of a failure, at most 1 KiB, and what follows its first zero byte: that byte and a
+-- traceback, at most 2 KiB.
+local function parted(reason)
+  local at = string.find(reason, '\0', 1, true) or #reason + 1
+  return string.sub(reason, 1, math.min(at - 1, 1024)), string.sub(reason, at, at + 2048)
+end
+
 -- Counts one failed attempt per id, and moves it to the group's retry, or to garbage after the last
--- attempt. `delays[i]` is nil (by policy), milliseconds, or 'discard'; ids are distinct. Returns each
+-- attempt. The traceback of a reason is kept in garbage only. `delays[i]` is nil (by policy), milliseconds, or 'discard'; ids are distinct. Returns each
 -- id's next due time (nil: in garbage) and failed attempts. A pause counts from the time rounded up,
 -- so it is never too short.
 local function fail(group, ids, entries, delays, reasons)
@@ -29,6 +36,7 @@ local function fail(group, ids, entries, delays, reasons)
   for i, id in ipairs(ids) do
     failed[i] = tonumber(failed[i] or 0) + 1
     local pause = nth_delay(own[i] or policy, failed[i])
+    local reason, traceback = parted(reasons[i])
     if pause and delays[i] ~= 'discard' then
       local delay = tonumber(delays[i] or '') or pause
       dues[i] = delay == 0 and now or now_up + delay
@@ -40,11 +48,11 @@ local function fail(group, ids, entries, delays, reasons)
       dead_ids[#dead_ids + 1] = id
     end
     attempts[2 * i - 1], attempts[2 * i] = id, failed[i]
-    notes[2 * i - 1], notes[2 * i] = id, string.sub(reasons[i], 1, 1024)
+    notes[2 * i - 1], notes[2 * i] = id, dues[i] and reason or reason .. traceback
     if journaled then
-      events[i] = {id, 'garbage', group.name, failed[i], 'reason', notes[2 * i]}
+      events[i] = {id, 'garbage', group.name, failed[i], 'reason', reason}
       if dues[i] then
-        events[i] = {id, 'retry', group.name, failed[i], 'reason', notes[2 * i],
+        events[i] = {id, 'retry', group.name, failed[i], 'reason', reason,
           'due', int(dues[i])}
       end
     end

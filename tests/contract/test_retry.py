@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.retry import Fail, Failed, Failure, Retried
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row
@@ -183,6 +184,43 @@ def test_a_reason_is_cut_at_one_kibibyte(bench: Bench) -> None:
     assert bench.state()["lisa:reasons"] == {"a": "x" * 1024}
 
 
+def fail_with_traceback(bench: Bench, traceback: str, **options: Any) -> bytes:
+    """Fail with a reason of 2 KiB; returns what is kept of it."""
+    bench.put(body={"a": "A-"}, options={"journal": "1"}, lisa=G(ready=[HELD]))
+    failure = Failure(*bench.receipt("a"), "x\0" * 1024, traceback=traceback, **options)
+    bench.call(Fail(TOPIC, "lisa", [failure]))
+    kept = bench.store.ask("HGET", bench.keys.group("lisa").reasons, "a")
+    assert isinstance(kept, bytes)
+    return kept
+
+
+REASON = "x " * 512
+
+
+def test_garbage_keeps_the_traceback(bench: Bench) -> None:
+    kept = fail_with_traceback(bench, "boom at line ü", delay="discard")
+    assert kept.decode() == f"{REASON}\0boom at line ü"
+    (seen,) = bench.call(Inspect(TOPIC, ["a"]))
+    (held,) = seen.group_states
+    assert (held.state, held.reason, held.traceback) == ("garbage", REASON, "boom at line ü")
+
+
+def test_a_traceback_is_cut_at_two_kibibytes(bench: Bench) -> None:
+    kept = fail_with_traceback(bench, "t" * 5000, delay="discard")
+    assert kept.decode() == f"{REASON}\0{'t' * 2048}"
+
+
+def test_a_retry_keeps_no_traceback(bench: Bench) -> None:
+    assert fail_with_traceback(bench, "boom at line 3").decode() == REASON
+
+
+def test_the_journal_keeps_no_traceback(bench: Bench) -> None:
+    fail_with_traceback(bench, "boom at line 3", delay="discard")
+    events = bench.store.ask("XRANGE", bench.keys.events, "-", "+")
+    assert REASON.encode() in events[-1][1]
+    assert b"boom at line 3" not in b"".join(events[-1][1])
+
+
 def test_without_its_record_a_repeated_failure_is_recognised(bench: Bench) -> None:
     held = [Row("a", D, 2, "c1"), Row("b", D, 1, "c1")]
     bench.put(body={"a": "A-", "b": "A-"}, lisa=G(ready=held, attempts={"a": 1}))
@@ -191,7 +229,7 @@ def test_without_its_record_a_repeated_failure_is_recognised(bench: Bench) -> No
         "lisa",
         [
             Failure(*bench.receipt("a"), "boom", 7_000, attempt=2),
-            Failure(*bench.receipt("b"), "bang", "discard", attempt=1),
+            Failure(*bench.receipt("b"), "bang", "discard", attempt=1, traceback="at line 3"),
         ],
     )
     first = bench.call(call)

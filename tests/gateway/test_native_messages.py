@@ -7,10 +7,14 @@ from urllib.parse import quote
 
 import pytest
 
+from lisa import Consumer
 from tests.gateways import new_topic
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     import httpx
+
+    from lisa import Message
 
 DAY_MS = 86_400_000
 
@@ -67,6 +71,31 @@ def test_an_unencoded_slash_separates_path_segments(client: httpx.Client) -> Non
     assert client.get(f"/v1/topics/{topic}/messages/a%2Fb").status_code == 200
 
 
+def test_a_dead_message_is_shown_with_its_traceback(client: httpx.Client, redis_url: str) -> None:
+    topic = new_topic()
+    consumer = Consumer(redis_url, group="g")
+
+    @consumer.on(topic)
+    def fails(message: Message) -> None:
+        raise RuntimeError(f"<no stock> for {message.body}")
+
+    with consumer:
+        send(client, topic, id="x", retry="")
+        wait_until(
+            lambda: client.get(f"/v1/topics/{topic}/messages/x").json()["state"] == "garbage"
+        )
+    found = client.get(f"/v1/topics/{topic}/messages/x").json()
+    assert found["reason"] == "RuntimeError: <no stock> for 1"
+    assert found["traceback"] == found["groups"]["g"]["traceback"]
+    assert ", in fails\n" in found["traceback"]
+    (listed,) = client.get(f"/v1/topics/{topic}/garbage").json()["messages"]
+    assert listed["traceback"] == found["traceback"]
+    for page in (f"/topics/{topic}/garbage", f"/topics/{topic}/messages/x"):
+        shown = client.get(page).text
+        assert ", in fails\n" in shown
+        assert "<no stock>" not in shown
+
+
 def test_a_message_is_shown_in_each_state(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/messages/x"
@@ -89,6 +118,8 @@ def test_a_message_is_shown_in_each_state(client: httpx.Client) -> None:
     assert (failed["state"], failed["attempts"], failed["reason"]) == ("retry", 1, "not now")
     assert failed["groups"]["g"]["state"] == "retry"
     assert failed["headers"] == {"a": "b"}
+
+    assert failed["traceback"] is None
 
     assert client.delete(path).json() == {"id": "x", "outcome": "cancelled"}
     gone = client.get(path).json()

@@ -1,4 +1,4 @@
-"""What the log says about a message that fails, and about the end of a role."""
+"""What the log and garbage say about a message that fails; the log at the end of a role."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
-from lisa import Consumer, Manager
+from lisa import Consumer, Manager, Producer
+from lisa.cli.main import main
 from lisa.core.daemon import logs
 from tests.consumers import Bench
 from tests.servers import wait_until
@@ -67,6 +69,31 @@ def test_each_line_about_a_message_has_its_fields(bench: Bench, written: io.Stri
         assert (one["topic"], one["group"], one["id"]) == (TOPIC, "lisa", sent)
         assert one["error"].startswith("Traceback")
         assert one["error"].endswith("RuntimeError: no stock for socks")
+
+
+def test_garbage_shows_where_the_handler_raised(bench: Bench) -> None:
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, fails)
+    with bench.manager(TOPIC), consumer, Producer(bench.url) as producer:
+        [sent] = bench.send(TOPIC, ["socks"])
+        wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
+        found = producer.get(TOPIC, sent)
+    assert found is not None
+    assert found.reason == "RuntimeError: no stock for socks"
+    assert found.traceback == found.groups["lisa"].traceback
+    where = f'File "{__file__}", line {fails.__code__.co_firstlineno + 1}, in fails'
+    assert where in str(found.traceback)
+    for command in (["garbage", "show", TOPIC, sent], ["get", TOPIC, sent]):
+        assert where in run(*command, "--redis", bench.url)
+        assert json.loads(run(*command, "--json", "--redis", bench.url)) != []
+    (row,) = json.loads(run("garbage", "list", TOPIC, "--json", "--redis", bench.url))["messages"]
+    assert (row["reason"], row["traceback"]) == (found.reason, found.traceback)
+
+
+def run(*command: str) -> str:
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_a_reclaimed_message_has_its_fields_too(bench: Bench, written: io.StringIO) -> None:

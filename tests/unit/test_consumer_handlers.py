@@ -1,4 +1,4 @@
-"""Handlers without a server: which signatures are accepted, and when they block the loop."""
+"""Handlers without a server: their signatures, blocked event loops, and tracebacks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 
 from lisa import ConfigError, Consumer
 from lisa.consumer import loop_watch
-from lisa.consumer.handlers import Handlers
+from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
+from lisa.consumer.invoke import on_message_sync
 from lisa.consumer.slots import Slots
 from lisa.consumer.tasks import HandlerTasks
+from lisa.core.model.outcomes import traceback_of
 
 if TYPE_CHECKING:
     from lisa import Message
@@ -73,7 +75,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("batch", [None, 10])
-@pytest.mark.parametrize("handler", ACCEPTED, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize("handler", ACCEPTED)
 def test_handlers_of_one_argument_are_accepted(
     handler: Callable[..., Any], batch: int | None
 ) -> None:
@@ -92,7 +94,6 @@ def test_handlers_of_one_argument_are_accepted(
         (of_a_signal, "missing a required"),
         (functools.partial(takes_two, 1, 2), "too many positional arguments"),
     ],
-    ids=lambda one: getattr(one, "__name__", None),
 )
 def test_other_handlers_are_refused_when_they_are_registered(
     handler: Callable[..., Any], why: str
@@ -179,3 +180,58 @@ def test_a_loop_that_is_absent_or_closed_is_not_blocked(caplog: pytest.LogCaptur
     tasks.close()
     tasks.check_loop()
     assert caplog.messages == []
+
+
+# Tracebacks
+
+
+def raised(function: Callable[..., object], *arguments: object) -> Exception:
+    try:
+        function(*arguments)
+    except (KeyError, ValueError) as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def deep(n: int, text: str) -> None:
+    if n:
+        deep(n - 1, text)
+    raise ValueError(text)
+
+
+def test_a_traceback_is_without_frames_of_lisa() -> None:
+    def fails(_: object) -> None:
+        deep(1, "no stock")
+
+    plan = HandlerPlan((Receiver(fails),), None)
+    verdict = on_message_sync(plan, Mock(), Mock())
+    assert verdict is not None
+    assert verdict.error is not None
+    found = traceback_of(verdict.error)
+    head, first, *_ = found.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert first.endswith("in fails")
+    assert f'"{__file__}", line ' in first
+    assert found.endswith("\nValueError: no stock")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(500, "no"), (3, "ü" * 900), (3, "ü" * 5000), (3, "n\n" * 5000)]
+)
+def test_a_traceback_is_bounded_and_keeps_its_end(n: int, text: str) -> None:
+    found = traceback_of(raised(deep, n, text))
+    assert len(found.encode()) <= 2048
+    assert found.endswith(text.rstrip()[-200:])
+    if len(text) > 900:
+        assert found.startswith("...\n")
+
+
+def test_the_cause_is_part_of_the_traceback() -> None:
+    def fails() -> None:
+        try:
+            deep(0, "first")
+        except ValueError as error:
+            raise KeyError("second") from error
+
+    found = traceback_of(raised(fails))
+    assert found.index("ValueError: first") < found.index("KeyError: 'second'")

@@ -1,12 +1,16 @@
-"""Exceptions with which a handler settles its message, and the text of failure reasons."""
+"""Exceptions with which a handler settles its message, and the texts of failures."""
 
 from __future__ import annotations
 
+import traceback
 from datetime import timedelta
 
 from lisa.core.model.clock import named_duration
 
 LONGEST_REASON_BYTES = 1024
+LONGEST_TRACEBACK_BYTES = 2048
+MOST_FRAMES = 20
+_CUT = "...\n"
 
 
 class Retry(Exception):
@@ -30,6 +34,19 @@ def reason_of(error: BaseException) -> str:
     name = type(error).__name__
     encoded = (f"{name}: {text}" if text else name).encode("utf-8", "replace")
     return encoded[:LONGEST_REASON_BYTES].decode("utf-8", "ignore")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback without Lisa's own frames: its end, at most 2 KiB of UTF-8."""
+    first = error.__traceback__
+    while first and str(first.tb_frame.f_globals.get("__name__")).startswith("lisa."):
+        first = first.tb_next
+    lines = traceback.format_exception(type(error), error, first, limit=-MOST_FRAMES)
+    encoded = "".join(lines).rstrip().encode("utf-8", "replace")
+    if len(encoded) <= LONGEST_TRACEBACK_BYTES:
+        return encoded.decode()
+    kept = encoded[len(_CUT) - LONGEST_TRACEBACK_BYTES :].decode("utf-8", "ignore")
+    return _CUT + kept.partition("\n")[2] if "\n" in kept else _CUT + kept
 
 
 def text_of(error: BaseException) -> str:

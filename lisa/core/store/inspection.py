@@ -38,6 +38,8 @@ class FoundInGroup:
     attempts: attempts begun, including the current one.
     consumer, idle: the consumer that has the message in flight, and for how long.
     reason: the reason of the last failure.
+    traceback: its traceback without Lisa's own frames, at most the last 2 KiB; only in garbage, and
+        only if a handler raised.
     """
 
     state: State
@@ -46,6 +48,7 @@ class FoundInGroup:
     consumer: str | None = None
     idle: timedelta | None = None
     reason: str | None = None
+    traceback: str | None = None
 
     @property
     def due(self) -> datetime | None:
@@ -102,6 +105,7 @@ def _in_group(held: GroupState) -> FoundInGroup:
         consumer=held.consumer,
         idle=idle,
         reason=held.reason,
+        traceback=held.traceback,
     )
 
 

@@ -12,7 +12,8 @@ from lisa.core.transitions.base import Argument, ById, OfIds, text
 class GroupState(NamedTuple):
     """A message's state in one group: `state` is ready, in_flight, retry or garbage.
 
-    `due_ms` is the due time of the current or next attempt; in garbage, the time of death.
+    `due_ms` is the due time of the current or next attempt; in garbage, the time of death. Only
+    garbage has a `traceback`, if a handler raised.
     """
 
     group: str
@@ -23,6 +24,7 @@ class GroupState(NamedTuple):
     idle_ms: int | None
     reason: str | None
     entry: str | None
+    traceback: str | None = None
 
 
 class Tombstone(NamedTuple):
@@ -53,7 +55,8 @@ def _number(value: bytes) -> int | None:
 
 
 def _group_state(row: Sequence[Any]) -> GroupState:
-    group, state, due, failed, consumer, idle, reason, entry = row
+    group, state, due, failed, consumer, idle, noted, entry = row
+    reason, traceback = parted(noted)
     return GroupState(
         text(group),
         text(state),
@@ -61,9 +64,16 @@ def _group_state(row: Sequence[Any]) -> GroupState:
         int(failed),
         text(consumer) or None,
         idle if isinstance(idle, int) else None,
-        text(reason) or None,
+        reason,
         text(entry) or None,
+        traceback,
     )
+
+
+def parted(noted: bytes) -> tuple[str | None, str | None]:
+    """The reason and the traceback in a value of the hash `reasons`."""
+    reason, _, traceback = noted.partition(b"\0")
+    return text(reason) or None, text(traceback) or None
 
 
 def _tombstone(value: bytes) -> Tombstone | None:

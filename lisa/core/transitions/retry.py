@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from lisa.core.model.outcomes import LONGEST_REASON_BYTES
 from lisa.core.transitions.ack import NO_LATENESS, Settlement
 from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded, text
 
@@ -23,6 +24,7 @@ class Failed(StrEnum):
 class Failure(NamedTuple):
     """One failed delivery. `delay`: None for the policy's, milliseconds, or 'discard' for garbage.
 
+    `traceback` (at most 2 KiB) is kept if the message moves to garbage.
     With `attempt`, a repeated call finds the message where the first call put it, at any later
     time.
     """
@@ -33,13 +35,26 @@ class Failure(NamedTuple):
     delay: int | Literal["discard"] | None = None
     lateness: str = NO_LATENESS
     attempt: int = 0
+    traceback: str = ""
 
     @classmethod
     def of(
-        cls, one: Settlement, reason: str, delay: int | Literal["discard"] | None = None
+        cls,
+        one: Settlement,
+        reason: str,
+        delay: int | Literal["discard"] | None = None,
+        traceback: str = "",
     ) -> Failure:
         """The failure of a delivery that a client holds."""
-        return cls(one.id, one.entry, reason, delay, one.lateness, one.attempt)
+        return cls(one.id, one.entry, reason, delay, one.lateness, one.attempt, traceback)
+
+    @property
+    def encoded_reason(self) -> bytes:
+        """The reason, and the traceback after a zero byte."""
+        reason = self.reason.encode("utf-8", "replace")[:LONGEST_REASON_BYTES].replace(b"\0", b" ")
+        if not self.traceback:
+            return reason
+        return reason + b"\0" + self.traceback.encode("utf-8", "replace")
 
 
 class Retried(NamedTuple):
@@ -80,13 +95,13 @@ class Fail(Recorded, OfGroup, ById[Retried]):
     def args(self) -> Sequence[Argument]:
         lateness = "".join([one.lateness for one in self.failures])
         arguments: list[Argument] = [self.seed, lateness, len(self.failures)]
-        for message_id, entry, reason, delay, _, attempt in self.failures:
+        for one in self.failures:
             arguments += (
-                message_id,
-                entry,
-                attempt,
-                "" if delay is None else delay,
-                reason.encode("utf-8", "replace")[:1024],
+                one.id,
+                one.entry,
+                one.attempt,
+                "" if one.delay is None else one.delay,
+                one.encoded_reason,
             )
         return arguments
 

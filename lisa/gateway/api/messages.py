@@ -121,6 +121,7 @@ def _message(found: FoundMessage) -> MessageAnswer:
         consumer=summary.consumer,
         idle_ms=summary.idle_ms,
         reason=summary.reason,
+        traceback=summary.traceback,
         headers=found.headers,
         groups={name: _group_state(one) for name, one in found.groups.items()},
         body=msgspec.UNSET if found.state in _SETTLED else body,
@@ -139,6 +140,7 @@ def _group_state(found: FoundInGroup) -> GroupStateAnswer:
         consumer=found.consumer,
         idle_ms=None if found.idle is None else duration_ms(found.idle),
         reason=found.reason,
+        traceback=found.traceback,
     )
 
 

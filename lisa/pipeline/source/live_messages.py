@@ -19,7 +19,7 @@ from lisa.core.model.stream import parse_entry
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import readable
 from lisa.core.store.store import Store, chunks
-from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.inspect import Inspect, parted
 from lisa.pipeline.source.live_rows import LiveMessages, RowCollector
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _failures(store: Store, topic: str, group: str, found: LiveMessages) -> Flow
         ]
     )
     found.attempts = [int(one or 0) for one in attempts]
-    found.reasons = [None if one is None else one.decode("utf-8", "replace") for one in reasons]
+    found.reasons = [None if one is None else parted(one)[0] for one in reasons]
 
 
 _Page = Callable[[Store, str, str, str], Flow[tuple[list[tuple[Any, str | None]], str | None]]]

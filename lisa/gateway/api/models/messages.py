@@ -32,6 +32,9 @@ class ListQuery(Request):
     limit: Limit = 100
 
 
+TRACEBACK = "In garbage: where the handler raised, at most the last 2 KiB. Else null."
+
+
 class ListedMessage(Answer):
     """One message in one group, without its body."""
 
@@ -46,6 +49,7 @@ class ListedMessage(Answer):
     consumer: str | None
     idle_ms: int | None
     reason: Annotated[str | None, Meta(description="The last failure.")]
+    traceback: Annotated[str | None, Meta(description=TRACEBACK)]
     expires_ms: int | None
 
 
@@ -65,6 +69,7 @@ class GroupStateAnswer(Answer):
     consumer: str | None
     idle_ms: int | None
     reason: str | None
+    traceback: Annotated[str | None, Meta(description=TRACEBACK)]
 
 
 class MessageAnswer(GroupStateAnswer):
