@@ -9,6 +9,7 @@ import click
 
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import console, print_json, print_table
+from lisa.cli.topic_output import require_topics
 
 if TYPE_CHECKING:
     from lisa.admin.fsck import CheckReport
@@ -25,7 +26,8 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
 
     The check runs on a live system; no step blocks the server for more than a few milliseconds.
     --repair makes a message without a state due now and declares lost groups again. Findings that
-    cannot be repaired are listed with a reason. Exit code 1 if an inconsistency remains.
+    cannot be repaired are listed with a reason. Exit code 1 if an inconsistency remains, or if a
+    topic is unknown.
     """
     from lisa.admin.fsck import check
 
@@ -36,6 +38,8 @@ def fsck(chosen: Chosen, topics: tuple[str, ...], *, repair: bool) -> None:
             status.update(f"{phase} ... {report.bodies:,} messages, {report.total:,} findings")
 
         report = store.drive(check(store, topics, repair=repair, progress=progress))
+    if not (report.total or report.bodies):
+        require_topics(store, topics)
     if chosen.json:
         print_json(
             {

@@ -5,12 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.options import Chosen, Duration, common, together
-from lisa.cli.output import body_fields, confirm, counting, iso, print_json, print_table, when
+from lisa.cli.output import (
+    body_fields,
+    confirm,
+    counting,
+    distance,
+    iso,
+    local,
+    print_json,
+    print_table,
+    when,
+)
+from lisa.cli.topic_output import store_with_topic
 from lisa.core.model.clock import duration_ms
 
 if TYPE_CHECKING:
@@ -66,25 +78,32 @@ def _selection(
 def list_(chosen: Chosen, /, topic: str, *, cursor: str | None, limit: int, **filters: Any) -> None:
     """List dead messages with their reasons, oldest first."""
     from lisa.admin.garbage import listed
-    from lisa.cli.messages import row_fields
+    from lisa.cli.listing import ListedRows, row_fields
 
-    store = chosen.store()
+    store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
-    found = store.drive(listed(store, selection, cursor=cursor, limit=limit))
+    rows = ListedRows(store, partial(listed, store, selection), cursor, limit)
     if chosen.json:
-        rows = [_died(row_fields(row)) for row in found.rows]
-        print_json({"topic": topic, "messages": rows, "cursor": found.cursor})
+        fields = [_died(row_fields(row)) for row in rows]
+        print_json({"topic": topic, "messages": fields, "cursor": rows.cursor})
         return
     now_ms = store.drive(store.server_time_us()) // 1000
     print_table(
-        ["id", "group", "died", "attempts ", "reason"],
-        [
-            (row.id, row.group, when(row.due_ms, now_ms), row.attempts, row.reason)
-            for row in found.rows
-        ],
+        ["id", "group", "died", "at", "attempts ", "reason"],
+        (
+            (
+                row.id,
+                row.group,
+                distance(row.due_ms, now_ms),
+                local(row.due_ms),
+                row.attempts,
+                row.reason,
+            )
+            for row in rows
+        ),
+        drop=["at", "attempts"],
     )
-    if found.cursor is not None:
-        click.echo(f"more: --cursor '{found.cursor}'", err=True)
+    rows.print_cursor()
 
 
 def _died(row: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +196,7 @@ def requeue(
     from lisa.admin.garbage import requeue as flow
 
     _check_choice(ids, filters, everything=everything)
-    store = chosen.store()
+    store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
     _apply(chosen, store, selection, ids, verb="requeued", action=flow)
 
@@ -203,7 +222,7 @@ def purge(
     from lisa.admin.garbage import purge as flow
 
     _check_choice(ids, filters, everything=everything)
-    store = chosen.store()
+    store = store_with_topic(chosen, topic)
     selection = _selection(store, topic, **filters)
     count = len(ids) if ids else store.drive(matching(store, selection))
     if count:

@@ -28,7 +28,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Messages": {
         "send": ("lisa.cli.send", "Send a message, or each line of a file."),
         "get": ("lisa.cli.messages", "Show the state of a message."),
-        "list": ("lisa.cli.messages", "List messages in one state."),
+        "list": ("lisa.cli.listing", "List messages in one state."),
         "cancel": ("lisa.cli.messages", "Cancel messages."),
         "reschedule": ("lisa.cli.messages", "Change the due time of a message."),
         "fire": ("lisa.cli.messages", "Make a message due now."),
@@ -79,6 +79,15 @@ class LazyGroup(click.Group):
             with formatter.section(section):
                 formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; end it with code 0 if the reader of its output closes the pipe."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Python's final flush must not fail, too.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -102,10 +111,6 @@ class LazyGroup(click.Group):
             _fail(2, f"lisa: {error.format_message()}")
         except click.Abort:
             _fail(1, "lisa: aborted")
-        except BrokenPipeError:
-            # The reader closed the pipe. Python's final flush must not fail, too.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(0)
         except OSError as error:  # a full disk behind stdout
             _fail(1, f"lisa: {error.strerror or error}")
         except LisaError as error:
@@ -130,7 +135,7 @@ def _fail(code: int, line: str) -> None:
     sys.exit(code)
 
 
-@click.command("lisa", cls=LazyGroup)
+@click.command("lisa", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lisa-delay-queue", prog_name="lisa")
 @common_options
 @click.pass_context

@@ -1,4 +1,4 @@
-"""`lisa get`, `list`, `cancel`, `reschedule` and `fire`."""
+"""`lisa get`, `cancel`, `reschedule` and `fire`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Chosen, Moment, check_zone, common, due_options
+from lisa.cli.options import Chosen, check_zone, common, due_options
 from lisa.cli.output import body_fields, iso, print_json, print_table, printable, when
-from lisa.core.model.clock import datetime_ms, human
+from lisa.core.model.clock import human
 
 if TYPE_CHECKING:
-    from lisa.admin.messages import Row
     from lisa.core.store.inspection import FoundInGroup, FoundMessage
-
-STATES = ("waiting", "ready", "in_flight", "retry", "garbage")
 
 
 @click.command()
@@ -107,82 +104,6 @@ def shown_body(body: Any) -> str | None:
     if text is None:
         text = repr(body) if isinstance(body, bytes) else msgspec.json.encode(body).decode()
     return text if len(text) <= 2_000 else f"{text[:2_000]} ... ({len(text)} characters)"
-
-
-@click.command("list")
-@click.argument("topic")
-@click.option("--state", type=click.Choice(STATES), default="waiting", show_default=True)
-@click.option("--group", help="Only this group. Default: all groups.")
-@click.option(
-    "--due-before",
-    type=Moment(),
-    metavar="ISO",
-    help="Only messages due before this time (garbage: dead before it).",
-)
-@click.option("--cursor", help="Cursor printed with the previous page.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
-@common
-def list_(
-    chosen: Chosen,
-    topic: str,
-    *,
-    state: str,
-    group: str | None,
-    due_before: datetime | None,
-    cursor: str | None,
-    limit: int,
-) -> None:
-    """List messages of TOPIC in one state, by due time or in order of delivery.
-
-    A time without an offset is in the local time zone. Long lists are read in small steps that do
-    not block the server.
-    """
-    from lisa.admin.messages import LiveState, list_messages
-
-    store = chosen.store()
-    page = store.drive(
-        list_messages(
-            store,
-            topic,
-            LiveState(state),
-            group=group,
-            cursor=cursor,
-            limit=limit,
-            due_before_ms=datetime_ms(due_before.astimezone()) if due_before else None,
-        )
-    )
-    if chosen.json:
-        rows = [row_fields(row) for row in page.rows]
-        print_json({"topic": topic, "state": state, "messages": rows, "cursor": page.cursor})
-        return
-    now_ms = store.drive(store.server_time_us()) // 1000
-    print_table(
-        ["id", "due", "group", "attempts ", "consumer", "reason"],
-        [
-            (row.id, when(row.due_ms, now_ms), row.group, row.attempts, row.consumer, row.reason)
-            for row in page.rows
-        ],
-    )
-    if page.cursor is not None:
-        click.echo(f"more: --cursor '{page.cursor}'", err=True)
-
-
-def row_fields(row: Row) -> dict[str, Any]:
-    """The fields of one row for JSON output."""
-    return {
-        "id": row.id,
-        "topic": row.topic,
-        "state": str(row.state),
-        "group": row.group,
-        "due": iso(row.due_ms),
-        "due_ms": row.due_ms,
-        "attempts": row.attempts,
-        "consumer": row.consumer,
-        "idle_ms": row.idle_ms,
-        "reason": row.reason,
-        "traceback": row.traceback,
-        "expires": iso(row.expires_ms),
-    }
 
 
 @click.command()

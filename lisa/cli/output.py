@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from lisa.core.model.clock import human, ms_datetime
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 WIDE = 10_000
 """Width of output to a pipe or file, where lines must not wrap."""
@@ -36,33 +36,37 @@ def console(*, err: bool = False) -> Console:
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
-    """A table; a column whose name ends with a space is aligned right, for numbers."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    headed = any(name.strip() for name in columns)
-    made = Table(
-        box=SIMPLE_HEAD if headed else None,
-        show_header=headed,
-        pad_edge=False,
-        title=title or None,
-        title_justify="left",
-    )
-    for name in columns:
-        made.add_column(
-            name.strip(), justify="right" if name.endswith(" ") else "left", overflow="fold"
-        )
-    for row in rows:
-        cells = ("" if cell is None else str(cell) for cell in row)
-        made.add_row(*(Text(printable(cell)) for cell in cells))
-    return made
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str = "",
+    *,
+    drop: Sequence[str] = (),
+) -> None:
+    """Print a table and an empty line; see `text_table`. A pipe or file gets every column."""
+    if title:
+        print(printable(title))
+    for line in text_table(columns, rows, terminal_width(), drop):
+        print(line)
+    print(flush=True)  # a closed pipe must fail here, not at the end of Python
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Print a table."""
-    console().print(table(columns, rows, title))
+def terminal_width() -> int | None:
+    """The columns of the terminal; None for a pipe or file, where lines have any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def text_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    width: int | None = None,
+    drop: Sequence[str] = (),
+) -> Iterator[str]:
+    """The lines of a table with any cells; see `tables.lines` for the rest."""
+    from lisa.cli import tables
+
+    cells = (["" if cell is None else printable(str(cell)) for cell in row] for row in rows)
+    return tables.lines(columns, cells, width, drop)
 
 
 def printable(text: str) -> str:
@@ -74,14 +78,25 @@ def printable(text: str) -> str:
 
 def when(ms: int | None, now_ms: int) -> str:
     """An instant in local time and its distance from now: `... (in 29m 58s)`."""
+    return "" if ms is None else f"{local(ms)} ({distance(ms, now_ms)})"
+
+
+def local(ms: int | None) -> str:
+    """An instant in local time, to the second; empty for None."""
     if ms is None:
         return ""
     try:
-        local = ms_datetime(ms).astimezone()
+        moment = ms_datetime(ms).astimezone()
     except (OverflowError, OSError):  # a zone ahead of UTC, in the last hours of the year 9999
-        local = ms_datetime(ms)
-    away = f"in {human(ms - now_ms)}" if ms > now_ms else f"{human(now_ms - ms)} ago"
-    return f"{local:%Y-%m-%d %H:%M:%S} ({away})"
+        moment = ms_datetime(ms)
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def distance(ms: int | None, now_ms: int) -> str:
+    """How far an instant is from now: `in 29m 58s` or `12s ago`; empty for None."""
+    if ms is None:
+        return ""
+    return f"in {human(ms - now_ms)}" if ms > now_ms else f"{human(now_ms - ms)} ago"
 
 
 def iso(ms: int | None) -> str | None:

@@ -8,6 +8,7 @@ import click
 
 from lisa.cli.options import Chosen, common
 from lisa.cli.output import print_json, print_table
+from lisa.cli.topic_output import require_topics
 from lisa.core.model.clock import human
 
 if TYPE_CHECKING:
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
 @click.argument("topic", required=False)
 @common
 def consumers(chosen: Chosen, topic: str | None) -> None:
-    """List the consumers of TOPIC or of all topics, including consumers that are gone."""
+    """List the consumers of TOPIC or of all topics, including consumers that are gone.
+
+    Exit code 1 if the topic is unknown.
+    """
     from lisa.admin.roles import consumers as flow
 
     store = chosen.store()
     found = store.drive(flow(store, [topic] if topic else ()))
+    if topic and not found:
+        require_topics(store, [topic])
     if _as_json(chosen, found):
         return
     rows = []
@@ -41,7 +47,7 @@ def consumers(chosen: Chosen, topic: str | None) -> None:
             )
         )
     columns = ["topic", "group", "consumer", "state", "running ", "held ", "handled ", "seen"]
-    print_table(columns, rows)
+    print_table(columns, rows, drop=["held", "handled", "seen", "running"])
 
 
 @click.command()
@@ -67,6 +73,7 @@ def managers(chosen: Chosen) -> None:
             )
             for seen in found
         ],
+        drop=["pid", "host", "topics"],
     )
 
 

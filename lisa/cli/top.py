@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lisa.cli.options import Chosen, common
-from lisa.cli.output import console, number, print_json, table, when
-from lisa.cli.topic_output import STATES, counts_fields, manager_warning
+from lisa.cli.output import (
+    console,
+    distance,
+    local,
+    number,
+    print_json,
+    terminal_width,
+    text_table,
+)
+from lisa.cli.topic_output import STATES, counts_fields, manager_warning, require_topics
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
 
     from lisa.admin.live import TopicActivity, TopicsSnapshot
     from lisa.core.store.store import SyncStore
@@ -32,7 +40,13 @@ COLUMNS = [
     "p50 ms ",
     "p99 ms ",
     "next due",
+    "at",
 ]
+DROPPED = (
+    *("at", "retried/s", "p50 ms", "retry", "next due"),
+    *("in flight", "in/s", "p99 ms", "out/s", "garbage", "ready"),
+)
+"""The columns that a narrow terminal omits, in this order."""
 
 
 @click.command()
@@ -50,19 +64,20 @@ def top(chosen: Chosen, topics: tuple[str, ...], *, once: bool, interval: float)
     """Watch topics live: messages by state, messages in and out per second, lateness p50 and p99.
 
     Lateness is measured at first deliveries in the last interval. --json prints one line for each
-    interval. Ctrl-C stops the command.
+    interval. Ctrl-C stops the command. Exit code 1 if a topic is unknown.
     """
-    store = chosen.store()
     try:
+        store = chosen.store()
+        require_topics(store, topics)
         if once or chosen.json or not sys.stdout.isatty():
-            _lines(chosen, store, topics, interval, once=once)
+            _stream(chosen, store, topics, interval, once=once)
         else:
             _screen(store, topics, interval)
     except KeyboardInterrupt:
         return
 
 
-def _lines(
+def _stream(
     chosen: Chosen, store: SyncStore, topics: tuple[str, ...], interval: float, *, once: bool
 ) -> None:
     from lisa.admin.live import look
@@ -79,17 +94,17 @@ def _lines(
 
 def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
     from rich.live import Live
+    from rich.text import Text
 
     from lisa.admin.live import activity, look
 
     before = store.drive(look(store, topics))
-    with Live(
-        _table(store, [], before), console=console(), screen=True, auto_refresh=False
-    ) as live:
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             after = _next(store, topics, live)
-            live.update(_table(store, activity(before, after), after), refresh=True)
+            shown = _lines(store, activity(before, after), after, live.console.width)
+            live.update(Text("\n".join(shown)), refresh=True)
             before = after
 
 
@@ -121,7 +136,9 @@ def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: Topi
         )
         sys.stdout.flush()
     else:
-        console().print(_table(store, found, after))
+        for line in _lines(store, found, after, terminal_width()):
+            print(line)
+        print(flush=True)
 
 
 def _fields(one: TopicActivity) -> dict[str, Any]:
@@ -137,8 +154,12 @@ def _fields(one: TopicActivity) -> dict[str, Any]:
     }
 
 
-def _table(store: SyncStore, found: list[TopicActivity], at: TopicsSnapshot) -> Table:
+def _lines(
+    store: SyncStore, found: list[TopicActivity], at: TopicsSnapshot, width: int | None
+) -> Iterator[str]:
+    """The table of one interval, and a warning if there is one."""
     rows = []
+    now_ms = at.at_us // 1000
     for one in found:
         counts = one.counts
         rows.append(
@@ -150,9 +171,11 @@ def _table(store: SyncStore, found: list[TopicActivity], at: TopicsSnapshot) -> 
                 number(one.retried_per_s),
                 number(one.p50_ms, 2),
                 number(one.p99_ms, 2),
-                when(counts.next_due_ms, at.at_us // 1000),
+                distance(counts.next_due_ms, now_ms),
+                local(counts.next_due_ms),
             )
         )
-    shown = table(COLUMNS, rows)
-    shown.caption = manager_warning(store, [one.counts for one in found], at.at_us // 1000)
-    return shown
+    yield from text_table(COLUMNS, rows, width, DROPPED)
+    if said := manager_warning(store, [one.counts for one in found], now_ms):
+        yield ""
+        yield said

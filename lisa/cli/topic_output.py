@@ -65,13 +65,19 @@ def print_groups(counts: TopicState) -> None:
 
 def store_with_topic(chosen: Chosen, topic: str) -> SyncStore:
     """The store; ends the command with exit code 1 if the topic is unknown."""
+    store = chosen.store()
+    require_topics(store, [topic])
+    return store
+
+
+def require_topics(store: SyncStore, topics: Sequence[str]) -> None:
+    """End the command with exit code 1 if one of the topics is unknown."""
     from lisa.admin.topics import exists
 
-    store = chosen.store()
-    if not store.drive(exists(store, topic)):
-        click.echo(f"lisa: topic {topic} is unknown", err=True)
-        raise click.exceptions.Exit(1)
-    return store
+    for topic in topics:
+        if not store.drive(exists(store, topic)):
+            click.echo(f"lisa: topic {topic} is unknown", err=True)
+            raise click.exceptions.Exit(1)
 
 
 def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:

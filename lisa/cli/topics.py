@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lisa.cli.options import Chosen, common
-from lisa.cli.output import number, print_json, print_table, when
+from lisa.cli.output import distance, local, number, print_json, print_table, when
 from lisa.cli.push import push
 from lisa.cli.topic_groups import group
 from lisa.cli.topic_journal import journal
 from lisa.cli.topic_output import (
+    STATES,
     counts_fields,
     manager_warning,
     print_groups,
@@ -39,7 +40,14 @@ def topics(chosen: Chosen) -> None:
         print_json([counts_fields(one) for one in found])
         return
     print_table(
-        ["topic", "waiting ", "ready ", "in flight ", "retry ", "garbage ", "next due", "groups"],
+        [
+            "topic",
+            "waiting ",
+            *(f"{one.replace('_', ' ')} " for one in STATES),
+            "next due",
+            "at",
+            "groups",
+        ],
         [
             (
                 one.topic + (" (paused)" if one.paused else ""),
@@ -48,11 +56,13 @@ def topics(chosen: Chosen) -> None:
                 one.in_flight,
                 one.retry,
                 one.garbage,
-                when(one.next_due_ms, now_ms),
+                distance(one.next_due_ms, now_ms),
+                local(one.next_due_ms),
                 ", ".join(group.name for group in one.groups),
             )
             for one in found
         ],
+        drop=["at", "groups", "retry", "next due", "in flight"],
     )
     if said := manager_warning(store, found, now_ms):
         click.echo(f"lisa: {said}", err=True)

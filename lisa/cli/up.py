@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -11,8 +12,9 @@ from types import FrameType
 
 import click
 
+from lisa.core.model.errors import ConfigError
 from lisa.embedded import EmbeddedServer, RoleProcess
-from lisa.embedded.server import free_port
+from lisa.embedded.server import HOST, free_port
 
 POLL_S = 0.2
 
@@ -48,7 +50,12 @@ def up(
 
     All processes listen on the loopback interface only and always end with this command.
     """
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    has_page = find_spec("uvicorn") is not None
+    _require_free(port, "--port", "; lisa-manager and lisa-gateway use a server that runs already")
+    if has_page and http_port:
+        _require_free(http_port, "--http-port")
     with ExitStack() as stack:
         server = stack.enter_context(
             EmbeddedServer(port=port, directory=data, appendonly=data is not None)
@@ -60,7 +67,7 @@ def up(
         kept = f"kept in {data}" if data else "discarded at the end"
         click.echo(f"server   {server.url}  (data {kept})")
         click.echo("manager  running; Ctrl-C stops everything")
-        if find_spec("uvicorn") is None:
+        if not has_page:
             click.echo("page     requires pip install 'lisa-delay-queue[gateway]'")
         else:
             http_port = http_port or free_port()
@@ -75,8 +82,21 @@ def up(
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    """Exit like Ctrl-C: stop the roles, then the server."""
+    """Stop the roles, then the server, and exit with code 0."""
     raise SystemExit(0)
+
+
+def _require_free(port: int, option: str, more: str = "") -> None:
+    """Raise ConfigError if another program listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on port {port}: {error.strerror}. Choose another one, as in lisa "
+                f"up {option} {free_port()}{more}"
+            ) from None
 
 
 def _first_to_end(roles: list[RoleProcess]) -> int:

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from lisa.cli.main import main
 from lisa.embedded.server import free_port
 from tests.servers import runs, wait_until
 
@@ -56,8 +59,22 @@ def test_up_gives_a_page_and_leaves_no_process(
     family = descendants(process.pid)
     assert len(family) >= 3
     process.signal(ending)
-    process.wait()
+    assert process.wait() == (-9 if ending is signal.SIGKILL else 0)
     wait_until(lambda: not any(runs(pid) for pid in family))
+
+
+@pytest.mark.parametrize("option", ["--port", "--http-port"])
+def test_a_taken_port_is_reported_with_a_free_one(option: str) -> None:
+    ports = {"--port": free_port(), "--http-port": free_port()}
+    with socket.create_server(("127.0.0.1", ports[option])):
+        arguments = [word for name, port in ports.items() for word in (name, str(port))]
+        done = CliRunner().invoke(main, ["up", *arguments])
+    assert done.exit_code == 2
+    assert f"cannot listen on port {ports[option]}: Address already in use" in done.stderr
+    found = re.search(rf"lisa up {option} (\d+)", done.stderr)
+    assert found is not None
+    with socket.create_server(("127.0.0.1", int(found[1]))):
+        assert len(done.stderr.splitlines()) == 1
 
 
 README = Path(__file__).parents[2] / "README.md"

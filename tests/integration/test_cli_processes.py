@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import PATIENCE, ROOT, Processes
+from tests.servers import PATIENCE, ROOT, Processes, connect
 
 PROGRAM = ("-m", "lisa.cli.main")
 WORK = timedelta(seconds=1)  # allowance for a command beyond its work
@@ -129,6 +129,108 @@ def test_top_on_a_terminal(redis_url: str) -> None:
         program.kill()
         program.wait()
         os.close(leader)
+
+
+def on_a_terminal(url: str, *arguments: str, columns: int) -> list[str]:
+    """The lines that a command prints on a terminal."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "LISA_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
+    environment |= {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
+    program = subprocess.Popen(
+        [sys.executable, *PROGRAM, *arguments], stdout=follower, env=environment
+    )
+    os.close(follower)
+    said = b""
+    with suppress(OSError):  # EIO: the other end is closed
+        while more := os.read(leader, 65_536):
+            said += more
+    os.close(leader)
+    assert program.wait(PATIENCE.total_seconds()) == 0
+    return said.decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["topics"], ["top", "--once", "--interval", "0.1"], ["list", "orders"], ["managers"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_tables_fit_80_columns(redis_url: str, arguments: list[str]) -> None:
+    one = lisa(redis_url, "send", "orders", "x", "--delay", "1h").stdout.strip()
+    lisa(redis_url, "send", "orders-of-customers-in-austria", "x", "--delay", "1h")
+    for group in ("mail", "invoices", "statistics"):
+        lisa(redis_url, "topic", "group", "add", "orders", group)
+    lines = on_a_terminal(redis_url, *arguments, columns=80)
+    assert max(map(len, lines)) <= 80
+    if arguments[0] in ("topics", "top"):
+        assert len(lines) == 5, "one line for each topic"
+        assert lines[3].startswith("orders-of-customers-in-austria  ")
+    elif arguments[0] == "list":
+        assert lines[2].split()[0] == one
+    assert len(on_a_terminal(redis_url, *arguments, columns=200)[0]) >= len(lines[0])
+
+
+def test_a_long_list_is_printed_while_it_is_read(redis_url: str) -> None:
+    lines = "\n".join(f"message {n}" for n in range(12_000))
+    lisa(redis_url, "send", "orders", "--file", "-", "--delay", "1h", stdin=lines)
+    command = [sys.executable, *PROGRAM, "list", "orders", "--limit", "12000"]
+    environment = {**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as reading:
+        assert reading.stdout is not None
+        first = [reading.stdout.readline() for _ in range(20)]
+        rest = 12_000 - 18
+        lisa(redis_url, "garbage", "list", "orders")
+        with connect(redis_url) as client:
+            client.delete("lisa:{orders}:waiting")
+        read = len(reading.stdout.read().splitlines())
+    assert first[0].split()[:2] == [b"id", b"due"]
+    assert 0 < read < rest, "what was deleted meanwhile had not been read yet"
+
+
+def test_completion_in_bash() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    for words, expected in {
+        "lisa to": {"top", "topic", "topics"},
+        "lisa garbage ": {"list", "show", "requeue", "purge"},
+        "lisa list orders --state re": {"ready", "retry"},
+    }.items():
+        script = f"""
+            eval "$(_LISA_COMPLETE=bash_source lisa)"
+            COMP_WORDS=({words}) COMP_CWORD={words.count(" ")}
+            _lisa_completion lisa
+            printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment
+        )
+        assert set(done.stdout.split()) == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["manager"], "runs on"),
+        (["consumer", "shop"], "reading for group g"),
+        (["consumer", "shop", "--processes", "2"], "reading for group g"),
+        (["gateway", "--port", "0"], "started"),
+        (["gateway", "--port", "0", "--workers", "2"], "started"),
+    ],
+)
+def test_ctrl_c_is_a_usual_end_of_a_role(
+    arguments: list[str], said: str, redis_url: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from lisa import Consumer\n"
+        "consumer = Consumer(group='g')\n"
+        "consumer.subscribe('orders', print)\n"
+    )
+    lisa(redis_url, "topic", "group", "add", "orders", "g")
+    role, *rest = arguments
+    running = processes.start("-m", f"lisa.cli.{role}", *rest, env={"LISA_REDIS_URL": redis_url})
+    running.wait_for(said, times=2 if arguments[-1] == "2" else 1)
+    running.signal(signal.SIGINT)
+    assert running.wait() == 0
+    assert "Traceback" not in running.output
 
 
 def test_an_interrupted_command_leaves_one_line(redis_url: str, processes: Processes) -> None:

@@ -6,7 +6,9 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -58,6 +60,23 @@ def test_every_command_exists_under_its_name_and_has_help(name: str) -> None:
     code, said, _ = run(name, "--help")
     assert code == 0
     assert said.startswith(f"Usage: lisa {name}")
+
+
+def each_command(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        yield (*path, name)
+        found = group.get_command(context, name)
+        if isinstance(found, click.Group):
+            yield from each_command(found, *path, name)
+
+
+def test_minus_h_is_help_everywhere() -> None:
+    paths = [*each_command(main), ()]
+    assert len(paths) > 35
+    for path in paths:
+        assert run(*path, "-h") == run(*path, "--help"), path
+        assert run(*path, "-h")[0] == 0
 
 
 def test_the_help_page_names_every_command() -> None:
