@@ -89,6 +89,15 @@ def exists(store: Store, topic: str) -> Flow[bool]:
     return (yield from store.command("ZSCORE", store.keys.topics, topic)) is not None
 
 
+def overdue_ms(states: Iterable[TopicState], now_ms: int) -> int:
+    """How long the first due message has been waiting for its promotion; 0 if none is due.
+
+    Paused topics do not count.
+    """
+    dues = [one.next_due_ms for one in states if one.next_due_ms is not None and not one.paused]
+    return max(0, now_ms - min(dues, default=now_ms))
+
+
 def counts(store: Store, topics: Sequence[str]) -> Flow[list[TopicState]]:
     """The counts of topics in the given order, summed over shards."""
     found: list[TopicState] = []

@@ -45,11 +45,11 @@ def counts_fields(counts: TopicState) -> dict[str, Any]:
 def manager_warning(store: SyncStore, states: Sequence[TopicState], now_ms: int) -> str | None:
     """What to print if messages are overdue because no manager runs; None if all is well."""
     from lisa.admin.roles import managers
+    from lisa.admin.topics import overdue_ms
     from lisa.core.model.clock import duration_ms
     from lisa.core.store.manager_watch import OVERDUE, warning
 
-    dues = [one.next_due_ms for one in states if one.next_due_ms is not None and not one.paused]
-    late_ms = now_ms - min(dues, default=now_ms)
+    late_ms = overdue_ms(states, now_ms)
     if late_ms < duration_ms(OVERDUE) or any(one.alive for one in store.drive(managers(store))):
         return None
     return warning(late_ms)

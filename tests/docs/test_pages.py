@@ -28,6 +28,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def run(program: str, url: str) -> str:
+    return ended(program, url).stdout
+
+
+def ended(program: str, url: str) -> subprocess.CompletedProcess[str]:
     program = program.replace(DEFAULT_URL, url)
     # Not as __main__: a page's `consumer.run()` would run until it is stopped.
     code = f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})"
@@ -40,13 +44,21 @@ def run(program: str, url: str) -> str:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def test_the_first_program_is_short_and_does_what_it_says(redis_url: str) -> None:
     (program,) = blocks(ROOT / "README.md", "python")
     assert len([line for line in program.splitlines() if line.strip()]) < 15
     assert run(program, redis_url) == "order 42 was not paid: cancelled\n"
+
+
+def test_the_first_program_says_so_if_its_manager_is_forgotten(redis_url: str) -> None:
+    (program,) = blocks(ROOT / "README.md", "python")
+    done = ended(program.replace("Manager(server), ", ""), redis_url)
+    assert done.stdout == ""
+    assert "topic orders: messages are overdue by " in done.stderr
+    assert "no manager is running; start one: lisa-manager" in done.stderr
 
 
 WITH_PROGRAMS = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -13,6 +15,7 @@ from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.cli.main import main
 from lisa.core.store import manager_watch, presence
 from lisa.producer import flows
+from tests.gateways import Gateway
 from tests.roles import Cast
 from tests.servers import wait_until
 
@@ -135,6 +138,21 @@ def test_nothing_is_said_while_a_manager_runs(
         wait_until(lambda: consumer.pull("orders", wait=SOON))
         producer.send("paused", 1, delay=SOON)
     assert warnings(caplog) == []
+
+
+def test_the_web_page_says_so(redis_url: str) -> None:
+    late = datetime.now(UTC) - timedelta(minutes=5)
+    with Producer(redis_url) as producer, Gateway(redis_url) as gateway:
+        producer.send("orders", 1, at=late)
+        producer.send("mail", 1, delay=timedelta(hours=1))
+        for path in ("/", "/topics/orders"):
+            text = " ".join(re.sub("<[^>]+>", "", httpx.get(gateway.url + path).text).split())
+            assert re.search(
+                r"No manager is running: messages are overdue by 5 m.* Start lisa-m", text
+            )
+        assert "No manager is running" not in httpx.get(f"{gateway.url}/topics/mail").text
+        with Manager(redis_url):
+            wait_until(lambda: "No manager is running" not in httpx.get(gateway.url).text)
 
 
 @pytest.mark.parametrize("command", [["topics"], ["top", "--once", "--interval", "0.3"]])

@@ -22,6 +22,9 @@ from lisa.core.store.store import Store
 OVERDUE = timedelta(seconds=3)
 """A running manager promotes within milliseconds; one that starts needs a second."""
 
+OVERDUE_AT_END = timedelta(seconds=0.5)
+"""The same for the last look of a role: a short program ends before it could warn otherwise."""
+
 WARN_EVERY_S = 60.0
 LAST_LOOK_S = 0.25
 
@@ -37,21 +40,24 @@ class ManagerWatch:
         self.running: set[Any] = set()
         """Threads or tasks of looks that have not ended."""
 
-    def look(self, shard: str, group: str = "", *, within_s: float = 0.0) -> Flow[None]:
+    def look(self, shard: str, group: str = "") -> Flow[None]:
         """Look at a topic beside the caller's flow, unless a look runs or a warning is recent.
 
-        group: whose retries to look at as well. within_s: how long to wait for the result.
+        group: whose retries to look at as well.
         """
-        if not self.running and time.monotonic() - self._warned >= WARN_EVERY_S:
-            yield Aside(self._look(shard, group), within_s, self.running)
+        return self._aside(shard, group, OVERDUE, within_s=0.0)
 
     def last_look(self, shard: str, group: str = "") -> Flow[None]:
         """Look before the role ends, for a quarter of a second at most."""
-        return self.look(shard, group, within_s=LAST_LOOK_S)
+        return self._aside(shard, group, min(OVERDUE, OVERDUE_AT_END), within_s=LAST_LOOK_S)
 
-    def _look(self, shard: str, group: str) -> Flow[None]:
+    def _aside(self, shard: str, group: str, overdue: timedelta, *, within_s: float) -> Flow[None]:
+        if not self.running and time.monotonic() - self._warned >= WARN_EVERY_S:
+            yield Aside(self._look(shard, group, overdue), within_s, self.running)
+
+    def _look(self, shard: str, group: str, overdue: timedelta) -> Flow[None]:
         try:
-            late_ms = yield from overdue_without_manager(self._store, shard, group)
+            late_ms = yield from overdue_without_manager(self._store, shard, group, overdue)
         except (LisaError, *errors.ClientError) as error:
             log.debug("cannot look for overdue messages of topic %s: %s", shard, error)
             return
@@ -68,10 +74,13 @@ def warning(late_ms: int) -> str:
     )
 
 
-def overdue_without_manager(store: Store, shard: str, group: str = "") -> Flow[int | None]:
+def overdue_without_manager(
+    store: Store, shard: str, group: str, overdue: timedelta
+) -> Flow[int | None]:
     """By how many ms the first waiting message is overdue if no manager runs, else None.
 
-    One attempt; raises LisaError. A user without the rights to look gets None.
+    overdue: less than this does not count. One attempt; raises LisaError. A user without the rights
+    to look gets None.
     """
     keys = store.keys.topic(shard)
     queues = [keys.waiting, *([keys.group(group).retry] if group else [])]
@@ -81,7 +90,7 @@ def overdue_without_manager(store: Store, shard: str, group: str = "") -> Flow[i
         return None
     seconds, micros = yield from store.command_once("TIME")
     now_ms = int(seconds) * 1000 + int(micros) // 1000
-    if now_ms - min(dues) < duration_ms(OVERDUE):
+    if now_ms - min(dues) < duration_ms(overdue):
         return None
     records = yield from store.command_once("HGETALL", store.keys.managers)
     if alive(records_in(records, ManagerPresence), now_ms):

@@ -50,6 +50,7 @@ async def show(visit: PageRequest) -> Response:
         pages=pages,
         sums=_sums(seen),
         alive=sum(one.alive for one in snapshot.managers),
+        overdue_ms=snapshot.overdue_ms(seen),
     )
 
 

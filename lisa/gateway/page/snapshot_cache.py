@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,9 @@ from lisa.admin.live import TopicActivity, TopicsSnapshot
 from lisa.admin.reading import ask_all
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import TopicState
+from lisa.core.model.clock import duration_ms
 from lisa.core.redis.flow import Flow
+from lisa.core.store.manager_watch import OVERDUE
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import info
 from lisa.gateway.context import GatewayContext
@@ -96,6 +98,13 @@ class Snapshot:
     consumers: tuple[RolePresence[ConsumerPresence], ...]
     managers: tuple[RolePresence[ManagerPresence], ...]
     server: ServerFacts
+
+    def overdue_ms(self, lines: Iterable[Line]) -> int | None:
+        """How long messages of these topics are overdue if no manager runs, else None."""
+        late_ms = topics.overdue_ms((line.counts for line in lines), self.at_ms)
+        if late_ms < duration_ms(OVERDUE) or any(one.alive for one in self.managers):
+            return None
+        return late_ms
 
 
 class _SharedQuery:

@@ -74,6 +74,7 @@ async def show(visit: PageRequest) -> Response:
     return visit.page(
         "topic.html",
         line=line,
+        overdue_ms=snapshot.overdue_ms([line]),
         topic=name,
         now_ms=now_ms,
         bands=[band for band in bands if band.messages or band.from_ms is not None],
