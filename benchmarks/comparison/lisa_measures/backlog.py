@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,11 @@ from typing import NamedTuple
 from benchmarks.comparison.sizes import FurtherSizes
 from lisa import Producer
 from lisa.admin.topics import set_options
+from lisa.cli.bench.floor import BODY
 from lisa.cli.bench.results import Results
 from lisa.cli.bench.run import Run
 from lisa.cli.bench.server import BenchServer, debian_binary, fresh_server
-from lisa.cli.bench.subject import TOPIC, bodies, open_store, prepared
+from lisa.cli.bench.subject import TOPIC, prepared, store_on
 from lisa.cli.bench.work import now_ms
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.promote import Promote
@@ -76,12 +77,12 @@ def _backlog(waiting: int, binary: Path | None) -> Iterator[_Backlog]:
     with (
         fresh_server(binary) as server,
         prepared(server) as producer,
-        open_store(server) as store,
+        closing(store_on(server)) as store,
     ):
         store.drive(set_options(store, TOPIC, {"max_ready": NO_LIMIT}))
         # Spread due times as in real backlogs: equal scores would sort by id alone.
         for number, start in enumerate(range(0, waiting, BATCH)):
-            some = bodies(min(BATCH, waiting - start))
+            some = [BODY] * min(BATCH, waiting - start)
             producer.send_many(TOPIC, some, delay=timedelta(days=1, seconds=number))
         yield _Backlog(waiting, server, producer, store)
 
@@ -89,7 +90,7 @@ def _backlog(waiting: int, binary: Path | None) -> Iterator[_Backlog]:
 def _round(run: Run, subject: str, backlog: _Backlog, count: int) -> None:
     waiting, server, producer, store = backlog
     due_ms = now_ms() + AHEAD_MS + count // 50
-    producer.send_many(TOPIC, bodies(count), at_ms=due_ms)
+    producer.send_many(TOPIC, [BODY] * count, at_ms=due_ms)
     time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.002)
     cpu_us, began, moved = server.cpu_us(), time.perf_counter(), 0
     while step := store.call(Promote(TOPIC)).moved:

@@ -7,13 +7,14 @@ checks, options or counters. Its cost is the minimum for this data model.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from lisa.cli.bench.server import BenchServer
 from lisa.core.model.keys import Keys
+from lisa.core.store.store import chunks
 
 BODY = "x" * 100
 BATCH = 500
@@ -63,7 +64,7 @@ class Floor:
 
     def send(self, messages: Mapping[str, int]) -> None:
         """Send messages (due times in ms by id) with MSET and ZADD."""
-        for batch in _batches(list(messages)):
+        for batch in chunks(list(messages), BATCH):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.mset({f"{self._keys.body}{one}": BODY for one in batch})
             pipeline.zadd(self._keys.waiting, {one: messages[one] for one in batch})
@@ -162,8 +163,3 @@ def _timed(server: BenchServer, count: int, step: Callable[[], None]) -> StepCos
     step()
     wall_us = (time.perf_counter() - began) * 1e6
     return StepCost((server.cpu_us() - cpu) / count, wall_us / count)
-
-
-def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), BATCH):
-        yield ids[start : start + BATCH]

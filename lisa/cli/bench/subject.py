@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,25 +29,15 @@ START_S = 20.0
 QUIET = ("--log-level", "warning")
 
 
-def bodies(count: int, body: str = BODY) -> Iterator[str]:
-    """Bodies of 100 bytes, or `body`."""
-    return (body for _ in range(count))
-
-
-@contextmanager
-def open_store(server: BenchServer) -> Iterator[SyncStore]:
-    """Open a store on the server."""
-    store = SyncStore(Connection(Address.of(server.url)), Keys())
-    try:
-        yield store
-    finally:
-        store.close()
+def store_on(server: BenchServer) -> SyncStore:
+    """A store on the server; close it."""
+    return SyncStore(Connection(Address.of(server.url)), Keys())
 
 
 @contextmanager
 def prepared(server: BenchServer, topics: Sequence[str] = (TOPIC,)) -> Iterator[Producer]:
     """A producer, and topics with a group and one message that is due in an hour."""
-    with open_store(server) as store:
+    with closing(store_on(server)) as store:
         for topic in topics:
             store.drive(add(store, topic, GROUP))
     with Producer(server.url) as producer:
@@ -111,7 +102,7 @@ class LisaAtWork(_Processes):
     def send(self, count: int, due_ms: int) -> float:
         """See `work.AtWork`."""
         began = time.perf_counter()
-        self.producer.send_many(self.topic, bodies(count, self.body), at_ms=due_ms)
+        self.producer.send_many(self.topic, repeat(self.body, count), at_ms=due_ms)
         return time.perf_counter() - began
 
     def send_paced(self, count: int, start_ms: int, rate: float) -> float:
@@ -136,7 +127,7 @@ class LisaAtWork(_Processes):
         while self.ledger.writers() < consumers:
             if time.monotonic() > deadline:
                 raise Fault("the consumers handled no message after their start")
-            self.producer.send_many(self.topic, bodies(20 * consumers))
+            self.producer.send_many(self.topic, repeat(BODY, 20 * consumers))
             time.sleep(0.05)
             self.check()
         while not self.settled():

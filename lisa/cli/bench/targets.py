@@ -88,10 +88,10 @@ def quotient(over: Sequence[float], under: Sequence[float]) -> float | None:
     return statistics.median(over) / statistics.median(under)
 
 
-def ratio(measure: str, name: str, over: str = "lisa", under: str = "floor") -> Value:
-    """One subject's figure divided by another's."""
+def ratio(measure: str, name: str, under: str = "floor") -> Value:
+    """Lisa's figure divided by that of another subject."""
     return lambda results: quotient(
-        results.values(measure, over, name), results.values(measure, under, name)
+        results.values(measure, "lisa", name), results.values(measure, under, name)
     )
 
 

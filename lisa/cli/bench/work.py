@@ -53,7 +53,6 @@ class Drained:
     cpu_us: the workers' CPU time per message, by part, from just before the due time.
     """
 
-    count: int
     send_s: float
     rate: float
     redis_us: float
@@ -79,7 +78,7 @@ def drain(work: AtWork, count: int, head_s: float) -> Drained:
     redis_us = (work.server.cpu_us() - before_us) / count
     due, handled = work.ledger.read()
     seconds = max(max(handled) / 1e6 - due_ms / 1000, 1e-6)
-    return Drained(count, send_s, count / seconds, redis_us, cpu_us, _late(due, handled))
+    return Drained(send_s, count / seconds, redis_us, cpu_us, _late(due, handled))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 else:  # not generic before click 8.4
     _BytesType = click.ParamType
 
-_UNITS = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
-
 
 class Bytes(_BytesType):
     """A number of bytes with an optional unit: 800, 2kB, 1.5MB, 32GiB."""
@@ -30,12 +25,12 @@ class Bytes(_BytesType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse the value, or fail with a usage error."""
-        if isinstance(value, int):
-            return value
-        parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", value.strip().lower())
-        if parts is None or parts[2] not in _UNITS:
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(ByteSize).validate_python(value)
+        except ValidationError:
             self.fail(f"{value!r} is not a size; write 800, 2kB or 32GiB", param, ctx)
-        return int(float(parts[1]) * _UNITS[parts[2]])
 
 
 @click.command()
@@ -150,18 +145,14 @@ def _demand(options: dict[str, Any]) -> PeakLoad:
         topic=Topic(check_topic(options["topic"])),
         rate=options["rate"],
         body=options["body"],
-        waiting=options["rate"] * _seconds(options["delay"]) if waiting is None else waiting,
+        waiting=options["rate"] * options["delay"].total_seconds() if waiting is None else waiting,
         batch=options["batch"],
         groups=options["groups"],
-        retention_s=_seconds(options["retention"]),
-        round_trip_us=_seconds(options["round_trip"]) * 1e6,
+        retention_s=options["retention"].total_seconds(),
+        round_trip_us=options["round_trip"].total_seconds() * 1e6,
         busy=options["busy"],
         memory=options["memory"],
     )
-
-
-def _seconds(duration: timedelta) -> float:
-    return duration.total_seconds()
 
 
 def _rows(
