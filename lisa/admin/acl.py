@@ -162,12 +162,7 @@ def rights_of(
 
 def every_command() -> list[str]:
     """All commands that Lisa uses, without subcommands: upper case, sorted."""
-    return base_names(rights_of(ROLES))
-
-
-def base_names(rights: Iterable[str]) -> list[str]:
-    """The commands of some rights, without subcommands: upper case, sorted."""
-    return sorted({right.partition("|")[0].upper() for right in rights})
+    return sorted({right.partition("|")[0].upper() for right in rights_of(ROLES)})
 
 
 def line(

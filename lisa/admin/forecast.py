@@ -95,26 +95,13 @@ class Outlook:
 
 def bands(store: Store, topic: str, *, now_ms: int) -> Flow[list[Band]]:
     """Count waiting messages by remaining time; the first band is overdue."""
-    edges: list[int | None] = [None, 0, *BANDS_MS, None]
-    ranges = list(pairwise(edges))
+    edges = [0, *BANDS_MS]
     keys = [store.keys.topic(shard).waiting for shard in (yield from shards(store, topic))]
-    counts = yield from ask_all(
-        store,
-        [
-            (
-                "ZCOUNT",
-                key,
-                *_range(
-                    None if low is None else low + now_ms, None if high is None else high + now_ms
-                ),
-            )
-            for low, high in ranges
-            for key in keys
-        ],
-    )
-    width = len(keys)
+    ends = [now_ms + edge for edge in edges]
+    counts = yield from ask_all(store, [one for key in keys for one in _counts(key, ends)])
+    ranges = list(pairwise((None, *edges, None)))
     return [
-        Band(low, high, sum(n or 0 for n in counts[i * width : (i + 1) * width]))
+        Band(low, high, sum(n or 0 for n in counts[i :: len(ranges)]))
         for i, (low, high) in enumerate(ranges)
     ]
 
@@ -208,10 +195,6 @@ def outlook(ahead: Due, pace: float | None) -> Outlook:
 
 
 def _counts(key: str, edges: list[int]) -> list[Command]:
-    bounds: list[int | None] = [None, *edges, None]
-    return [("ZCOUNT", key, *_range(low, high)) for low, high in pairwise(bounds)]
-
-
-def _range(low: int | None, high: int | None) -> tuple[str, str]:
-    """The ZCOUNT range low < score <= high."""
-    return ("-inf" if low is None else f"({low}", "+inf" if high is None else str(high))
+    """Count the scores between each two edges, the upper one included, and beyond all edges."""
+    lows, highs = ["-inf", *(f"({edge}" for edge in edges)], [*map(str, edges), "+inf"]
+    return [("ZCOUNT", key, low, high) for low, high in zip(lows, highs, strict=True)]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from lisa.admin.reading import (
     Position,
-    ask_stream,
     entry_number,
+    pending_entries,
     sorted_page,
-    stream_group,
     stream_ids,
+    unread_entries,
 )
 from lisa.admin.shards import shards
 from lisa.core.model.errors import ConfigError, GroupRemoved
@@ -212,13 +212,7 @@ def _candidates(
 def _ready(
     store: Store, key: str, group: str, position: str, wanted: int
 ) -> Flow[list[_Candidate]]:
-    info = stream_group((yield from ask_stream(store, "XINFO", "GROUPS", key)), group)
-    if info is None:
-        return []
-    start = info["last-delivered-id"].decode()
-    if position and entry_number(position) > entry_number(start):
-        start = position
-    items = yield from store.command("XRANGE", key, f"({start}", "+", "COUNT", wanted)
+    items = yield from unread_entries(store, key, group, position, wanted)
     return [_Candidate(one or b"", entry) for entry, one, _ in stream_ids(items)]
 
 
@@ -226,13 +220,11 @@ def _in_flight(
     store: Store, key: str, group: str, position: str, wanted: int
 ) -> Flow[list[_Candidate]]:
     start = "({}-{}".format(*entry_number(position)) if position else "-"
-    held = yield from ask_stream(store, "XPENDING", key, group, start, "+", wanted)
-    entries = [item[0] for item in held or ()]
-    items = yield from store.commands([("XRANGE", key, one, one) for one in entries])
+    held = yield from pending_entries(store, key, group, start, wanted)
     found = []
-    for entry, item in zip(entries, items, strict=True):
-        named = stream_ids(item)[0][1] if item else None
-        found.append(_Candidate(named or b"", entry.decode()))
+    for row, item in held:
+        named = stream_ids([item])[0][1] if item else None
+        found.append(_Candidate(named or b"", row[0].decode()))
     return found
 
 

@@ -132,12 +132,6 @@ def key_of(secret: str) -> bytes:
     return key
 
 
-def check_secret(secret: str) -> str:
-    """Return the secret. Raises ConfigError if it is invalid."""
-    key_of(secret)
-    return secret
-
-
 def targets(store: Store, topic: str) -> Flow[list[StoredPushTarget]]:
     """The targets of one topic, sorted by group."""
     stored = yield from store.command("HGETALL", store.keys.topic(topic).options)
@@ -241,7 +235,9 @@ def set_target(
 def _checked(
     url: str, secret: str | None, concurrency: int | None, timeout: timedelta | None
 ) -> _Record:
-    record = _Record(check_url(url), "" if secret is None else check_secret(secret), concurrency)
+    record = _Record(check_url(url), secret or "", concurrency)
+    if secret is not None:
+        key_of(secret)
     if concurrency is not None and not 1 <= concurrency <= MOST_CONCURRENCY:
         raise ConfigError(f"concurrency must be 1 to {MOST_CONCURRENCY}, not {concurrency}")
     if timeout is not None:

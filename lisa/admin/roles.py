@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lisa.admin.reading import ask_all, ask_stream, stream_ids
+from lisa.admin.reading import ask_all, pending_entries, stream_ids
 from lisa.admin.shards import counted, shards
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
@@ -75,12 +75,8 @@ def _held(store: Store, topic: str, consumer: str, *, limit: int) -> Flow[list[I
         wanted = limit - len(found)
         if wanted <= 0:
             break
-        rows = yield from ask_stream(store, "XPENDING", key, group, "-", "+", wanted, consumer)
-        if not rows:
-            continue
-        entries = yield from store.commands([("XRANGE", key, row[0], row[0]) for row in rows])
-        for row, items in zip(rows, entries, strict=True):
-            _, one, due = stream_ids(items)[0] if items else ("", None, None)
+        for row, item in (yield from pending_entries(store, key, group, "-", wanted, consumer)):
+            _, one, due = stream_ids([item])[0] if item else ("", None, None)
             name = None if one is None else text(one)
             due_ms = int(due) if due is not None and due.isdigit() else None
             found.append(InFlightMessage(name, group, due_ms, int(row[2])))

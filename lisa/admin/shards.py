@@ -18,9 +18,7 @@ def shards(store: Store, topic: str) -> Flow[list[Shard]]:
 def shards_of_id(store: Store, topic: str, message_id: str) -> Flow[list[Shard]]:
     """Names of the shards that may contain an id: the current one, then older ones."""
     whole = Topic(topic)
-    layout = yield from store.layout(whole)
-    counts = dict.fromkeys((layout.shards, *layout.older))
-    return [layout.shard_for(whole, message_id, count) for count in counts]
+    return (yield from store.layout(whole)).shards_of_id(whole, message_id)
 
 
 def counted(store: Store, topics: Sequence[str]) -> Flow[dict[str, list[Shard]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lisa.admin.fsck.report import CheckReport, Finding, attempt
-from lisa.admin.reading import ask_stream, stream_group, stream_ids
+from lisa.admin.reading import ask_stream, pending_entries, stream_group, stream_ids
 from lisa.core.model.keys import GroupKeys
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import PAGE
@@ -87,18 +87,13 @@ class StreamCheck:
     def _pending(self, topic: str, group: str, keys: GroupKeys) -> Flow[None]:
         start = "-"
         while True:
-            held = yield from ask_stream(
-                self.store, "XPENDING", keys.ready, group, start, "+", PAGE
-            )
+            held = yield from pending_entries(self.store, keys.ready, group, start, PAGE)
             if not held:
                 return
-            entries = [item[0].decode() for item in held]
-            items = yield from self.store.commands(
-                [("XRANGE", keys.ready, entry, entry) for entry in entries]
-            )
-            for entry in [one for one, item in zip(entries, items, strict=True) if not item]:
-                yield from self._lost(topic, group, keys, entry)
-            start = f"({entries[-1]}"
+            for row, item in held:
+                if item is None:
+                    yield from self._lost(topic, group, keys, row[0].decode())
+            start = f"({held[-1][0][0].decode()}"
 
     def _lost(self, topic: str, group: str, keys: GroupKeys, entry: str) -> Flow[None]:
         # Scripts remove an entry from the pending list and the stream in one step.

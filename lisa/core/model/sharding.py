@@ -115,6 +115,11 @@ class Layout(NamedTuple):
             return own_shard(topic)
         return name(topic, crc32(message_id.encode()) % count, count)
 
+    def shards_of_id(self, topic: Topic, message_id: str) -> list[Shard]:
+        """Names of the shards that may contain an id: the current one, then older ones."""
+        counts = dict.fromkeys((self.shards, *self.older))
+        return [self.shard_for(topic, message_id, count) for count in counts]
+
     def current(self, topic: Topic) -> list[Shard]:
         """The shards that accept new messages."""
         return _shard_names(topic, (self.shards,))

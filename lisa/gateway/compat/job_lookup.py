@@ -148,9 +148,9 @@ def _known(store: Store, topics: Sequence[str], message_id: str) -> Flow[set[str
     """The topics that have a message or tombstone with an id."""
     layouts = yield from store.layouts(list(map(Topic, topics)))
     shards = [
-        (topic, layout.shard_for(Topic(topic), message_id, count))
+        (topic, shard)
         for topic, layout in zip(topics, layouts, strict=True)
-        for count in dict.fromkeys((layout.shards, *layout.older))
+        for shard in layout.shards_of_id(Topic(topic), message_id)
     ]
     replies = yield from store.commands(
         [

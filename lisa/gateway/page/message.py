@@ -58,9 +58,9 @@ async def _hits(visit: PageRequest, topics: list[str], message_id: str) -> list[
     for some in chunks(topics, TOPICS_PER_STEP):
         layouts = await store.drive(store.layouts(list(map(Topic, some))))
         looks = [
-            Inspect(layout.shard_for(Topic(topic), message_id, count), [message_id], bodies=False)
+            Inspect(shard, [message_id], bodies=False)
             for topic, layout in zip(some, layouts, strict=True)
-            for count in dict.fromkeys((layout.shards, *layout.older))
+            for shard in layout.shards_of_id(Topic(topic), message_id)
         ]
         answers = await store.drive(store.run_many(looks))
         for look, answer in zip(looks, answers, strict=True):

@@ -10,10 +10,9 @@ from pyspark.sql.datasource import InputPartition
 
 from lisa.admin.reading import (
     Position,
-    ask_stream,
-    entry_number,
+    pending_entries,
     sorted_page,
-    stream_group,
+    unread_entries,
 )
 from lisa.core.model.stream import parse_entry
 from lisa.core.redis.flow import Flow
@@ -153,13 +152,7 @@ def _stream(
 def _ready(
     store: Store, key: str, group: str, position: str
 ) -> Flow[tuple[list[tuple[Any, str | None]], str | None]]:
-    info = stream_group((yield from ask_stream(store, "XINFO", "GROUPS", key)), group)
-    if info is None:
-        return [], None
-    start = info["last-delivered-id"].decode()
-    if position and entry_number(position) > entry_number(start):
-        start = position
-    items = yield from store.command("XRANGE", key, f"({start}", "+", "COUNT", PAGE)
+    items = yield from unread_entries(store, key, group, position, PAGE)
     behind = items[-1][0].decode() if len(items) == PAGE else None
     return [(item, None) for item in items], behind
 
@@ -168,14 +161,9 @@ def _in_flight(
     store: Store, key: str, group: str, position: str
 ) -> Flow[tuple[list[tuple[Any, str | None]], str | None]]:
     start = f"({position}" if position else "-"
-    held = yield from ask_stream(store, "XPENDING", key, group, start, "+", PAGE)
-    replies = yield from store.commands([("XRANGE", key, row[0], row[0]) for row in held or ()])
-    items = [
-        (reply[0], row[1].decode("utf-8", "replace"))
-        for row, reply in zip(held or (), replies, strict=True)
-        if reply
-    ]
-    return items, held[-1][0].decode() if held and len(held) == PAGE else None
+    held = yield from pending_entries(store, key, group, start, PAGE)
+    items = [(item, row[1].decode("utf-8", "replace")) for row, item in held if item]
+    return items, held[-1][0][0].decode() if len(held) == PAGE else None
 
 
 def _by_id(store: SyncStore, part: ReadPart) -> Iterator[LiveMessages]:

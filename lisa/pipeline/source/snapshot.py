@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -122,13 +123,9 @@ class SnapshotReader(DataSourceReader):
         waits = "waiting" in wanted.states and wanted.groups is None
         if wanted.ids is not None:
             states = wanted.states if waits else wanted.states - {"waiting"}
-            counts = (layout.shards, *layout.older)
-            mine = [
-                one
-                for one in sorted(wanted.ids)
-                if topic in {layout.shard_for(topic_of(topic), one, n) for n in counts}
-            ]
-            return [ReadPart(topic, states, groups=groups, ids=tuple(mine))]
+            shards_of_id = partial(layout.shards_of_id, topic_of(topic))
+            mine = [one for one in wanted.ids if topic in shards_of_id(one)]
+            return [ReadPart(topic, states, groups=groups, ids=tuple(sorted(mine)))]
         parts: list[InputPartition] = []
         if waits:
             parts += yield from self._ranges(store, keys.waiting, ReadPart(topic, {"waiting"}))
