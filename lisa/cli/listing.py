@@ -88,7 +88,6 @@ def _cells(row: Row, now_ms: int) -> dict[str, object]:
         "attempts ": row.attempts,
         "consumer": row.consumer,
         "reason": row.reason,
-        "traceback": row.traceback,
     }
 
 

@@ -178,10 +178,6 @@ class GatewayContext:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s ended", task.get_name(), exc_info=error)
 
-    def stop_waiting(self) -> None:
-        """Answer all waiting pulls, because the gateway is about to stop."""
-        self.room.stop_waiting()
-
     async def close(self) -> None:
         """Cancel background tasks, finish pending settlements, and close the connections."""
         for task in list(self._tasks):

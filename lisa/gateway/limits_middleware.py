@@ -69,7 +69,7 @@ class LimitsMiddleware:
         if hub.active - hub.held > self._bounds.max_requests:
             raise _full("requests", f"{self._bounds.max_requests} requests are already running")
         if hub.buffered > self._bounds.max_buffered_bytes:
-            raise _full("bytes", "the limit on buffered request and response bytes is reached")
+            raise _full_of_bytes()
         host = headers.get(b"host", b"").decode("latin-1")
         if hub.access.is_open and not is_local_name(host):
             raise ErrorResponse(
@@ -98,9 +98,7 @@ class LimitsMiddleware:
                     if size > limit:
                         raise _too_large(limit)
                     if hub.buffered > self._bounds.max_buffered_bytes:
-                        raise _full(
-                            "bytes", "the limit on buffered request and response bytes is reached"
-                        )
+                        raise _full_of_bytes()
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
@@ -133,6 +131,10 @@ class _Disconnected(Exception):
 def _full(reason: str, detail: str) -> ErrorResponse:
     set_failure_reason(reason)
     return ErrorResponse(503, "crowded", detail, headers={"Retry-After": RETRY_AFTER_S})
+
+
+def _full_of_bytes() -> ErrorResponse:
+    return _full("bytes", "the limit on buffered request and response bytes is reached")
 
 
 def _too_large(limit: int) -> ErrorResponse:

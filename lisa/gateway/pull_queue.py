@@ -15,11 +15,7 @@ from typing import NamedTuple
 
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.body_size import AHEAD_BYTES
-from lisa.core.delivery.source import (
-    MOST,
-    GroupSource,
-    Taken,
-)
+from lisa.core.delivery.source import MOST, GroupSource, Taken
 from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, Backoff
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.message import Message

@@ -342,7 +342,7 @@ async def test_the_number_of_waiting_pulls_is_limited(redis_url: str) -> None:
 async def test_a_stop_answers_all_waiting_pulls(hub: GatewayContext, topic: str) -> None:
     pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(20)]
     await standing(hub, 20)
-    hub.stop_waiting()
+    hub.room.stop_waiting()
     assert [await soon(pull) for pull in pulls] == [[]] * 20
     assert await asyncio.wait_for(hub.room.pull(topic, wait_s=LONG_S), SOON_S) == []
 

@@ -29,16 +29,10 @@ operations = Operations("Garbage")
 async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
     """List dead messages."""
     query, store = call.query, call.hub.store
-    selection = GarbageSelection(
-        topic=call.topic,
-        group=query.group,
-        died_before_ms=query.died_before_ms,
-        reason=query.reason,
-    )
     found = await store.drive(
         garbage.listed(
             store,
-            selection,
+            _selection(call.topic, query),
             cursor=decode_cursor(query.cursor),
             limit=query.limit,
             most=MOST_EXAMINED,
@@ -74,6 +68,15 @@ async def purge(call: Call[NoFields, GarbageRequest]) -> Reply[GarbageAnswer]:
     return await _act(call, garbage.purge)
 
 
+def _selection(topic: str, given: GarbageQuery | GarbageRequest) -> GarbageSelection:
+    return GarbageSelection(
+        topic=topic,
+        group=given.group,
+        died_before_ms=given.died_before_ms,
+        reason=given.reason,
+    )
+
+
 async def _act(
     call: Call[NoFields, GarbageRequest], action: garbage.Action
 ) -> Reply[GarbageAnswer]:
@@ -82,12 +85,7 @@ async def _act(
         raise invalid("give either ids or all: true")
     if wanted.ids is not None and (wanted.reason or wanted.died_before_ms) is not None:
         raise invalid("reason and died_before_ms can only be combined with all: true, not with ids")
-    selection = GarbageSelection(
-        topic=call.topic,
-        group=wanted.group,
-        reason=wanted.reason,
-        died_before_ms=wanted.died_before_ms,
-    )
+    selection = _selection(call.topic, wanted)
     if wanted.ids is None:
         done = await store.drive(garbage.act(store, selection, action))
         return answer(GarbageAnswer(done=done, missing=[]))

@@ -111,17 +111,10 @@ async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
 
 def _message(found: FoundMessage) -> MessageAnswer:
     body, base64 = response_body(found.body)
-    summary = _group_state(found)
     return MessageAnswer(
+        **msgspec.structs.asdict(_group_state(found)),
         id=found.id,
         topic=found.topic,
-        state=summary.state,
-        due_ms=summary.due_ms,
-        attempts=summary.attempts,
-        consumer=summary.consumer,
-        idle_ms=summary.idle_ms,
-        reason=summary.reason,
-        traceback=summary.traceback,
         headers=found.headers,
         groups={name: _group_state(one) for name, one in found.groups.items()},
         body=msgspec.UNSET if found.state in _SETTLED else body,

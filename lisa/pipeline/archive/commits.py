@@ -43,7 +43,7 @@ class Commits:
         self._lease.take()
         try:
             self.manifest = load(folder) or Manifest()
-            self._base = base_of(folder, self.manifest)
+            self._base = base_of(folder, self.manifest.base)
             self._clear()
         except BaseException:
             self._lease.release()

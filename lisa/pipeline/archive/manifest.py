@@ -101,8 +101,7 @@ def load(folder: Folder) -> Manifest | None:
 
 
 def _read(folder: Folder, document: dict[str, Any]) -> Manifest:
-    base = folder.read(_base_path(document["base"])) if document["base"] else None
-    files: dict[str, int] = json.loads(base) if base else {}
+    files = base_of(folder, document["base"])
     for path in document["removed"]:
         files.pop(path, None)
     return msgspec.convert(document | {"files": files | document["added"]}, Manifest)
@@ -132,9 +131,9 @@ def publish(
     return made, base
 
 
-def base_of(folder: Folder, made: Manifest) -> dict[str, int]:
-    """The full list of files (path -> bytes) that a version's changes refer to."""
-    text = folder.read(_base_path(made.base)) if made.base else None
+def base_of(folder: Folder, version: int) -> dict[str, int]:
+    """The full list of files (path -> bytes) of a base version; empty for version 0."""
+    text = folder.read(_base_path(version)) if version else None
     found: dict[str, int] = json.loads(text) if text else {}
     return found
 

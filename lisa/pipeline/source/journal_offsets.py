@@ -16,9 +16,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from lisa.pipeline.source.following import (
-    Unread,
-)
+from lisa.pipeline.source.following import Unread
 from lisa.pipeline.source.marks import JournalGap, Mark
 
 Offset = dict[str, dict[str, Any]]

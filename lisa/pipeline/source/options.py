@@ -60,8 +60,8 @@ def duration(given: Mapping[str, str], name: str) -> timedelta | None:
 
     Raises ConfigError for any other text.
     """
-    text = given.get(name)
-    if text is None or not text.strip():
+    text = given.get(name, "")
+    if not text.strip():
         return None
     try:
         return parse_duration(text)
@@ -71,8 +71,8 @@ def duration(given: Mapping[str, str], name: str) -> timedelta | None:
 
 def number(given: Mapping[str, str], name: str) -> float | None:
     """The value of an option that is a number above 0; None if not set. Raises ConfigError."""
-    text = given.get(name)
-    if text is None or not text.strip():
+    text = given.get(name, "")
+    if not text.strip():
         return None
     try:
         value = float(text)
@@ -85,8 +85,8 @@ def number(given: Mapping[str, str], name: str) -> float | None:
 
 def whole_number(given: Mapping[str, str], name: str) -> int | None:
     """The value of an option that is an integer above 0; None if not set. Raises ConfigError."""
-    text = given.get(name)
-    if text is None or not text.strip():
+    text = given.get(name, "")
+    if not text.strip():
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text) < MOST):
         raise wrong(name, text, "a whole number above 0")

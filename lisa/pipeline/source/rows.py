@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -131,14 +132,11 @@ def _milliseconds(column: pa.Array) -> list[int | None]:
 
 
 def _due(ms: int | None) -> str:
-    if ms is None:
-        raise InvalidMessage("value is null")
-    return str(check_due_ms(ms))
+    return str(check_due_ms(_not_null(ms)))
 
 
-def _delay(ms: int | None) -> str:
-    if ms is None:
-        raise InvalidMessage("value is null")
+def _delay(given: int | None) -> str:
+    ms = _not_null(given)
     if ms < 0:
         raise InvalidMessage(f"delay {ms} ms is negative; use 0 for now")
     # The server's clock determines the due time; the local clock is accurate enough here.
@@ -171,23 +169,15 @@ def _policy_of_text(text: str) -> str:
 
 
 def _headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:
-    return encode_headers(dict(sorted(pairs, key=_name))) if pairs else b"0000"
-
-
-def _name(pair: tuple[str, str]) -> str:
-    return pair[0]
+    return encode_headers(dict(sorted(pairs, key=itemgetter(0)))) if pairs else b"0000"
 
 
 def _id(value: str | int | None) -> str:
-    if value is None:
-        raise InvalidMessage("value is null")
-    return check_id(value if isinstance(value, str) else str(value))
+    return check_id(str(_not_null(value)))
 
 
 def _topic(value: str | None) -> str:
-    if value is None:
-        raise InvalidMessage("value is null")
-    return check_topic(value)
+    return check_topic(_not_null(value))
 
 
 def _tails(
@@ -219,10 +209,10 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _not_null(body: bytes | None) -> bytes:
-    if body is None:
+def _not_null(value: T | None) -> T:
+    if value is None:
         raise InvalidMessage("value is null")
-    return body
+    return value
 
 
 def _json(body: bytes | None) -> bytes:
@@ -235,6 +225,4 @@ def _json(body: bytes | None) -> bytes:
 
 
 def _json_tail(body: object, headers: bytes = b"0000") -> bytes:
-    if body is None:
-        raise InvalidMessage("value is null")
-    return encode_tail(body, headers)
+    return encode_tail(_not_null(body), headers)

@@ -96,9 +96,9 @@ class Figures:
             return None
         return self.now + timedelta(hours=hours)
 
-    def total(self, what: str, topic: str | None = None) -> int:
-        """The sum of one count, over all topics or for one."""
-        return sum(counts[what] for name, _, counts in self.hours if topic in (None, name))
+    def total(self, what: str) -> int:
+        """The sum of one count over all topics."""
+        return sum(counts[what] for _, _, counts in self.hours)
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Topic -> counts, ordered by total number of messages, descending."""
