@@ -103,7 +103,7 @@ class Access:
         tokens = []
         if settings.token is not None:
             secret = settings.token.get_secret_value()
-            tokens.append(Token.of("token", _strong(secret, "token"), list(Scope)))
+            tokens.append(Token.of("token", _checked_secret(secret, "token"), list(Scope)))
         if settings.tokens_file is not None:
             tokens += read_tokens(settings.tokens_file)
             if [token.name for token in tokens].count("token") > 1:
@@ -230,7 +230,7 @@ def _read_token(where: str, entry: Any) -> Token:
     topics = _texts(where, "topics", fields.get("topics", ["*"]))
     if not topics or not all(map(_TOPIC_PATTERN.match, topics)):
         raise ConfigError(f"{where}: topics must be names or patterns such as 'orders.*'")
-    return Token.of(name, _strong(secret, where), [Scope(one) for one in scopes], topics)
+    return Token.of(name, _checked_secret(secret, where), [Scope(one) for one in scopes], topics)
 
 
 def _texts(where: str, key: str, value: Any) -> list[str]:
@@ -240,7 +240,7 @@ def _texts(where: str, key: str, value: Any) -> list[str]:
     return items
 
 
-def _strong(secret: str, where: str) -> str:
+def _checked_secret(secret: str, where: str) -> str:
     if len(secret) < _SHORTEST:
         raise ConfigError(f"{where}: a token must have at least {_SHORTEST} characters")
     if not secret.isascii() or any(one.isspace() for one in secret):

@@ -47,7 +47,7 @@ def create_app(hub: GatewayContext) -> Starlette:
 def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:
     async def health(_request: Request) -> Response:
         """200 if the background services run and Redis responds, else 503."""
-        content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": hub.room.waiting}
+        content: dict[str, object] = {"status": "ok", "name": hub.name, "pulls": hub.broker.waiting}
         try:
             await hub.store.drive(hub.store.command("PING"))
         except LisaError as error:

@@ -82,7 +82,7 @@ class GatewayContext:
         self.settler = ReceiptSettler(self.store)
         watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
         named = {topic: groups[0] for topic, groups in settings.topics().items() if groups}
-        self.room = PullBroker(
+        self.broker = PullBroker(
             self.store,
             watching,
             name=self.name,
@@ -100,7 +100,7 @@ class GatewayContext:
     @property
     def held(self) -> int:
         """Long-running requests that only wait: pulls and event streams."""
-        return self.room.waiting + self.streams
+        return self.broker.waiting + self.streams
 
     async def open(self) -> None:
         """Check that this version supports the server's schema, unless the server is unavailable.
@@ -185,7 +185,7 @@ class GatewayContext:
         if self._tasks:
             await asyncio.wait(list(self._tasks))
         with suppress(LisaError):
-            await self.room.close()
+            await self.broker.close()
         await self.settler.finish()
         await self._watching.close()
         await self.sender.close()

@@ -49,7 +49,7 @@ class DeliveryResponse(Response):
             self._hub.buffered -= len(self.body)
             self._disconnection.cancel()
             if not written:
-                self._hub.room.give_back(self._deliveries)
+                self._hub.broker.give_back(self._deliveries)
 
 
 async def hold(
@@ -62,7 +62,7 @@ async def hold(
     """Await a pull and return its deliveries as a response.
 
     If the client disconnects, the pull is cancelled and its deliveries are released without an
-    attempt being counted. Raises ClientDisconnected, and whatever the pull raises.
+    attempt being counted. Raises ClientDisconnected, and the errors of the pull.
     """
     waits(request.scope)
     disconnection = asyncio.create_task(disconnected(request))
@@ -74,13 +74,13 @@ async def hold(
         deliveries = waiting.result()
     except BaseException:
         disconnection.cancel()
-        hub.room.give_back(await _end(waiting))
+        hub.broker.give_back(await _end(waiting))
         raise
     try:
         content = render(deliveries)
     except BaseException:
         disconnection.cancel()
-        hub.room.give_back(deliveries)
+        hub.broker.give_back(deliveries)
         raise
     return DeliveryResponse(hub, disconnection, deliveries, content, media_type)
 

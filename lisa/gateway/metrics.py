@@ -91,9 +91,9 @@ class _MetricsEndpoint:
 def _own(hub: GatewayContext) -> Numbers:
     numbers = hub.meter.numbers() | of_process()
     put(numbers, "lisa_gateway_requests_active", hub.active)
-    put(numbers, "lisa_gateway_pulls_waiting", hub.room.waiting)
+    put(numbers, "lisa_gateway_pulls_waiting", hub.broker.waiting)
     put(numbers, "lisa_gateway_streams_open", hub.streams)
     put(numbers, "lisa_gateway_buffered_bytes", hub.buffered)
-    put(numbers, "lisa_gateway_deliveries_total", hub.room.handed_out, "handed_out")
-    put(numbers, "lisa_gateway_deliveries_total", hub.room.given_back, "given_back")
+    put(numbers, "lisa_gateway_deliveries_total", hub.broker.handed_out, "handed_out")
+    put(numbers, "lisa_gateway_deliveries_total", hub.broker.given_back, "given_back")
     return numbers

@@ -67,12 +67,12 @@ class Waiter:
         return not self.future.done()
 
     def answer(self, found: list[HandedOut]) -> None:
-        """End the pull with deliveries, or none; does nothing if it has ended."""
+        """End the pull with deliveries, or none; does nothing if the pull has ended."""
         if self.is_open():
             self.future.set_result(found)
 
     def fail(self, error: Exception) -> None:
-        """End the pull with an error; does nothing if it has ended."""
+        """End the pull with an error; does nothing if the pull has ended."""
         if self.is_open():
             self.future.set_exception(error)
 

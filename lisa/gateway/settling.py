@@ -88,13 +88,13 @@ class ReceiptSettler:
         return await self._fails.call(_Batch(topic, receipt.group), failure)
 
     async def extend(self, topic: str, receipt: Receipt, ack_timeout_ms: int | None = None) -> bool:
-        """Restart the ack timeout; returns False if it is no longer held. Raises LisaError."""
+        """Restart the ack timeout; returns False for a stale delivery. Raises LisaError."""
         timeout = receipt.ack_timeout_ms if ack_timeout_ms is None else ack_timeout_ms
         batch = _Batch(topic, receipt.group, (receipt.consumer, timeout))
         return await self._extensions.call(batch, receipt.settlement[:2])
 
     async def release(self, topic: str, receipt: Receipt) -> bool:
-        """Return a delivery without counting an attempt; False if it is no longer held.
+        """Return a delivery without counting an attempt; False if stale.
 
         Raises LisaError.
         """

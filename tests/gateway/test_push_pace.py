@@ -58,7 +58,7 @@ class _Ending(TargetRecord):
 
 async def test_a_wait_may_end_between_two_reads_of_it() -> None:
     hub: Any = SimpleNamespace(
-        room=SimpleNamespace(is_closing=False),
+        broker=SimpleNamespace(is_closing=False),
         settings=SimpleNamespace(gateway_server=SimpleNamespace(push_concurrency=1)),
     )
     target = StoredPushTarget(topic="t", group="g", url="http://hooks.example.com/", secret="")

@@ -97,7 +97,7 @@ async def taken(
     await hub.store.call(Declare(topic, "lisa"))
     for number in range(count):
         await hub.sender.offer(topic, Outgoing(number, **options))  # type: ignore[arg-type]
-    return await hub.room.pull(topic, group="lisa", most=count, wait_s=5.0)
+    return await hub.broker.pull(topic, group="lisa", most=count, wait_s=5.0)
 
 
 async def test_batched_settlements_have_separate_outcomes(hub: GatewayContext) -> None:
@@ -113,7 +113,7 @@ async def test_a_reclaimed_delivery_cannot_be_settled(hub: GatewayContext) -> No
     topic = new_topic()
     (first,) = await taken(hub, topic)
     assert await hub.settler.release(topic, first.receipt)
-    (second,) = await hub.room.pull(topic, wait_s=5.0)
+    (second,) = await hub.broker.pull(topic, wait_s=5.0)
     assert (await hub.settler.retry(topic, first.receipt, reason="x")).outcome == "stale"
     assert not await hub.settler.extend(topic, first.receipt)
     assert not await hub.settler.release(topic, first.receipt)
@@ -143,7 +143,7 @@ async def test_settling_by_id_settles_the_current_delivery(hub: GatewayContext) 
     await hub.settler.release(topic, first.receipt)
     assert await hub.settler.ack_by_id(topic, message_id) is None  # ready, not in flight
     assert await hub.settler.retry_by_id(topic, message_id, reason="x") is None
-    await hub.room.pull(topic, wait_s=5.0)
+    await hub.broker.pull(topic, wait_s=5.0)
     assert await hub.settler.ack_by_id(topic, message_id) == "acked"
     assert await hub.settler.ack_by_id(topic, message_id) is None
     assert await hub.settler.ack_by_id(topic, "nobody") is None
@@ -165,7 +165,7 @@ async def test_settling_by_id_needs_a_group_if_there_are_several(hub: GatewayCon
         await hub.store.call(Declare(topic, group))
     sent = await hub.sender.offer(topic, Outgoing("x"))
     for group in ("one", "two"):
-        await hub.room.pull(topic, group=group, wait_s=5.0)
+        await hub.broker.pull(topic, group=group, wait_s=5.0)
     with pytest.raises(ConfigError, match="several groups"):
         await hub.settler.ack_by_id(topic, sent.id)
     assert await hub.settler.ack_by_id(topic, sent.id, "one") == "acked"

@@ -69,7 +69,7 @@ async def standing(hub: GatewayContext, count: int) -> None:
     """Wait until `count` pulls are queued."""
     async with asyncio.timeout(SOON_S):
         while True:
-            lines = hub.room._queues.values()
+            lines = hub.broker._queues.values()
             if sum(len(pull_queue._waiters) for pull_queue in lines) == count and all(
                 pull_queue._watcher is not None for pull_queue in lines
             ):
@@ -96,7 +96,7 @@ async def gone_from(hub: GatewayContext, topic: str, state: str) -> None:
 async def test_a_message_wakes_one_pull_and_the_others_keep_waiting(
     hub: GatewayContext, topic: str
 ) -> None:
-    pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(5)]
+    pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for _ in range(5)]
     await standing(hub, 5)
     sent = await hub.sender.offer(topic, Outgoing("hello"))
     (first,) = await soon(pulls[0])
@@ -110,7 +110,7 @@ async def test_pulls_are_served_in_order_with_the_number_they_want(
     hub: GatewayContext, topic: str
 ) -> None:
     wants = [2, 3, 1]
-    pulls = [begin(hub.room.pull(topic, most=most, wait_s=LONG_S)) for most in wants]
+    pulls = [begin(hub.broker.pull(topic, most=most, wait_s=LONG_S)) for most in wants]
     await standing(hub, 3)
     await hub.sender.send_many(topic, list(range(6)))
     bodies = [[one.message.body for one in await soon(pull)] for pull in pulls]
@@ -120,7 +120,7 @@ async def test_pulls_are_served_in_order_with_the_number_they_want(
 async def test_a_message_that_falls_due_wakes_a_pull(redis_url: str, hub: GatewayContext) -> None:
     topic = new_topic()
     with Manager(redis_url, groups={topic: ["lisa"]}):
-        pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+        pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
         await hub.sender.offer(topic, Outgoing("later", delay=timedelta(milliseconds=300)))
         (found,) = await soon(pull)
         assert time.time() * 1000 >= found.message.due_ms
@@ -130,8 +130,8 @@ async def test_a_failed_message_wakes_a_pull_again(redis_url: str, hub: GatewayC
     topic = new_topic()
     with Manager(redis_url, topics={topic: {"retry_delays": "0,0", "group": "lisa"}}):
         await hub.sender.offer(topic, Outgoing("x"))
-        (first,) = await hub.room.pull(topic, wait_s=SOON_S)
-        pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+        (first,) = await hub.broker.pull(topic, wait_s=SOON_S)
+        pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
         await standing(hub, 1)
         await hub.settler.retry(topic, first.receipt, reason="no")
         (again,) = await soon(pull)
@@ -142,8 +142,8 @@ async def test_a_reclaimed_message_wakes_a_pull(redis_url: str, hub: GatewayCont
     topic = new_topic()
     with Manager(redis_url, topics={topic: BRIEF}):
         await hub.sender.offer(topic, Outgoing("x"))
-        (first,) = await hub.room.pull(topic, wait_s=SOON_S, ack_timeout_ms=300)
-        pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+        (first,) = await hub.broker.pull(topic, wait_s=SOON_S, ack_timeout_ms=300)
+        pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
         (again,) = await soon(pull)
         assert (again.message.id, again.message.attempt) == (first.message.id, 2)
 
@@ -152,8 +152,8 @@ async def test_a_released_message_wakes_a_pull_with_the_same_attempt(
     hub: GatewayContext, topic: str
 ) -> None:
     await hub.sender.offer(topic, Outgoing("x"))
-    (first,) = await hub.room.pull(topic, wait_s=SOON_S)
-    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    (first,) = await hub.broker.pull(topic, wait_s=SOON_S)
+    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
     assert await hub.settler.release(topic, first.receipt)
     (again,) = await soon(pull)
@@ -164,7 +164,7 @@ async def test_each_message_is_delivered_by_one_of_several_gateways(redis_url: s
     topic = new_topic()
     async with hub_on(redis_url) as one, hub_on(redis_url) as other:
         await one.store.call(Declare(topic, "lisa"))
-        pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for hub in (one, other) * 10]
+        pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for hub in (one, other) * 10]
         await standing(one, 10)
         await standing(other, 10)
         for number in range(20):
@@ -174,27 +174,27 @@ async def test_each_message_is_delivered_by_one_of_several_gateways(redis_url: s
 
 
 async def test_a_pull_without_wait_returns_immediately(hub: GatewayContext, topic: str) -> None:
-    assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
-    held = begin(hub.room.pull(topic, wait_s=LONG_S))
+    assert await asyncio.wait_for(hub.broker.pull(topic), SOON_S) == []
+    held = begin(hub.broker.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
-    assert await asyncio.wait_for(hub.room.pull(topic), SOON_S) == []
+    assert await asyncio.wait_for(hub.broker.pull(topic), SOON_S) == []
     assert not held.done()
     held.cancel()
 
 
 async def test_a_pull_returns_nothing_after_its_wait(hub: GatewayContext, topic: str) -> None:
     begun = time.monotonic()
-    assert await hub.room.pull(topic, wait_s=0.3) == []
+    assert await hub.broker.pull(topic, wait_s=0.3) == []
     assert time.monotonic() - begun >= 0.3
 
 
 async def test_an_ended_pull_takes_no_later_messages(hub: GatewayContext, topic: str) -> None:
-    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
     pull.cancel()
     await asyncio.wait([pull])
     sent = await hub.sender.offer(topic, Outgoing("x"))
-    (found,) = await hub.room.pull(topic, wait_s=SOON_S)
+    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
@@ -214,14 +214,14 @@ async def test_messages_of_an_ended_pull_go_to_the_next_pull(
 
     monkeypatch.setattr(pull_queue.PullQueue, "_open", slow)
     sent = await hub.sender.offer(topic, Outgoing("x"))
-    first = begin(hub.room.pull(topic, wait_s=LONG_S))
-    second = begin(hub.room.pull(topic, wait_s=LONG_S))
+    first = begin(hub.broker.pull(topic, wait_s=LONG_S))
+    second = begin(hub.broker.pull(topic, wait_s=LONG_S))
     await taken
     first.cancel()
     (found,) = await soon(second)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
-    third = begin(hub.room.pull(topic, wait_s=LONG_S))
-    hub.room.give_back([found])
+    third = begin(hub.broker.pull(topic, wait_s=LONG_S))
+    hub.broker.give_back([found])
     (found,) = await soon(third)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
@@ -229,7 +229,7 @@ async def test_messages_of_an_ended_pull_go_to_the_next_pull(
 async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
     hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
     original = pull_queue.Waiter.answer
 
@@ -242,7 +242,7 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
     await asyncio.wait([pull])
     assert pull.cancelled()
     monkeypatch.undo()
-    (found,) = await hub.room.pull(topic, wait_s=SOON_S)
+    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
@@ -253,7 +253,7 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
     asked = asyncio.Queue[dict[str, Any]]()
     request = Request({"type": "http"}, asked.get)
     sent = await hub.sender.offer(topic, Outgoing("x"))
-    (delivery,) = await hub.room.pull(topic)
+    (delivery,) = await hub.broker.pull(topic)
     came = asyncio.Event()
 
     async def pull() -> list[HandedOut]:
@@ -268,7 +268,7 @@ async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(
     holding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holding
-    (found,) = await hub.room.pull(topic, wait_s=SOON_S)
+    (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
 
 
@@ -276,13 +276,13 @@ async def test_each_pull_has_its_own_ack_timeout(redis_url: str, hub: GatewayCon
     topic = new_topic()
     with Manager(redis_url, topics={topic: BRIEF}):
         pulls = [
-            begin(hub.room.pull(topic, wait_s=LONG_S, ack_timeout_ms=timeout))
+            begin(hub.broker.pull(topic, wait_s=LONG_S, ack_timeout_ms=timeout))
             for timeout in (300, 60_000)
         ]
         await standing(hub, 2)
         await hub.sender.send_many(topic, ["a", "b"])
         (short,), (long,) = [await soon(pull) for pull in pulls]
-        (again,) = await hub.room.pull(topic, wait_s=SOON_S)
+        (again,) = await hub.broker.pull(topic, wait_s=SOON_S)
         assert (again.message.id, again.message.attempt) == (short.message.id, 2)
         assert await hub.settler.ack(topic, long.receipt) == "acked"
 
@@ -292,8 +292,8 @@ async def test_a_pull_without_a_group_waits_for_a_manager_to_declare_one(
 ) -> None:
     topic = new_topic()
     sent = await hub.sender.offer(topic, Outgoing("x"))
-    assert await hub.room.pull(topic) == []
-    pull = begin(hub.room.pull(topic, wait_s=LONG_S))
+    assert await hub.broker.pull(topic) == []
+    pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
     with Manager(redis_url):
         (found,) = await soon(pull)
     assert (found.message.id, found.message.group) == (sent.id, "lisa")
@@ -303,7 +303,7 @@ async def test_a_group_that_is_removed_ends_the_pulls_that_named_it(
     hub: GatewayContext, topic: str
 ) -> None:
     await hub.store.call(Declare(topic, "other"))
-    named = begin(hub.room.pull(topic, group="other", wait_s=LONG_S))
+    named = begin(hub.broker.pull(topic, group="other", wait_s=LONG_S))
     await standing(hub, 1)
     await hub.store.call(Undeclare(topic, "other"))
     await hub.store.call(Declare(topic, "another"))  # an entry that must not wake a pull
@@ -315,13 +315,13 @@ async def test_a_group_that_is_removed_between_two_pulls_stays_removed(
     hub: GatewayContext, topic: str
 ) -> None:
     await hub.sender.offer(topic, Outgoing("x"))
-    (found,) = await hub.room.pull(topic, group="lisa")
+    (found,) = await hub.broker.pull(topic, group="lisa")
     assert await hub.settler.ack(topic, found.receipt) == "acked"
     # As a manager does after the gateway was silent for some time.
     await hub.store.drive(hub.store.command("DEL", hub.store.keys.topic(topic).consumers))
     await hub.store.drive(group_removal.remove(hub.store, Topic(topic), "lisa"))
     with pytest.raises(GroupRemoved):
-        await hub.room.pull(topic, group="lisa")
+        await hub.broker.pull(topic, group="lisa")
     assert await hub.store.drive(hub.store.groups(topic)) == ()
 
 
@@ -329,22 +329,22 @@ async def test_the_number_of_waiting_pulls_is_limited(redis_url: str) -> None:
     topic = new_topic()
     async with hub_on(redis_url, max_polls=2) as hub:
         await hub.store.call(Declare(topic, "lisa"))
-        pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(2)]
+        pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for _ in range(2)]
         await standing(hub, 2)
         with pytest.raises(TooManyPulls):
-            await hub.room.pull(topic, wait_s=LONG_S)
+            await hub.broker.pull(topic, wait_s=LONG_S)
         pulls[0].cancel()
         await asyncio.wait([pulls[0]])
-        assert await hub.room.pull(topic) == []
+        assert await hub.broker.pull(topic) == []
         pulls[1].cancel()
 
 
 async def test_a_stop_answers_all_waiting_pulls(hub: GatewayContext, topic: str) -> None:
-    pulls = [begin(hub.room.pull(topic, wait_s=LONG_S)) for _ in range(20)]
+    pulls = [begin(hub.broker.pull(topic, wait_s=LONG_S)) for _ in range(20)]
     await standing(hub, 20)
-    hub.room.stop_waiting()
+    hub.broker.stop_waiting()
     assert [await soon(pull) for pull in pulls] == [[]] * 20
-    assert await asyncio.wait_for(hub.room.pull(topic, wait_s=LONG_S), SOON_S) == []
+    assert await asyncio.wait_for(hub.broker.pull(topic, wait_s=LONG_S), SOON_S) == []
 
 
 async def test_pulls_outlive_the_server_and_resume(tmp_path: Path) -> None:
@@ -352,13 +352,13 @@ async def test_pulls_outlive_the_server_and_resume(tmp_path: Path) -> None:
     with EmbeddedServer(directory=tmp_path / "data", appendonly=True) as server:
         async with hub_on(server.url, patience="200ms") as hub:
             await hub.store.call(Declare(topic, "lisa"))
-            held = begin(hub.room.pull(topic, wait_s=LONG_S))
-            brief = begin(hub.room.pull(topic, wait_s=2.0))
+            held = begin(hub.broker.pull(topic, wait_s=LONG_S))
+            brief = begin(hub.broker.pull(topic, wait_s=2.0))
             await standing(hub, 2)
             server.kill()
             begun = time.monotonic()
             with pytest.raises(ServerUnavailable):
-                await hub.room.pull(topic)
+                await hub.broker.pull(topic)
             assert time.monotonic() - begun < 2.0
             with pytest.raises(ServerUnavailable):
                 await asyncio.wait_for(brief, 2.0 + SOON_S)
@@ -380,7 +380,7 @@ async def test_pulls_outlive_a_server_that_has_lost_all(
         async with hub_on(server.url, patience="200ms") as hub:
             pulls = []
             for group in groups:
-                asked = hub.room.pull(topic, group=group, wait_s=LONG_S)
+                asked = hub.broker.pull(topic, group=group, wait_s=LONG_S)
                 pulls.append(begin(asked))
                 await standing(hub, len(pulls))
             server.kill()
@@ -399,11 +399,11 @@ async def test_a_response_is_limited_in_bytes_and_the_rest_is_released(
 ) -> None:
     monkeypatch.setattr(pull_queue, "AHEAD_BYTES", 300_000)
     await hub.sender.send_many(topic, ["x" * 30_000] * 20)
-    found = await hub.room.pull(topic, most=20, wait_s=SOON_S)
+    found = await hub.broker.pull(topic, most=20, wait_s=SOON_S)
     assert len(found) == 16  # two calls of eight
     rest: list[HandedOut] = []
     while len(rest) < 4:
-        rest += await hub.room.pull(topic, most=20, wait_s=SOON_S)
+        rest += await hub.broker.pull(topic, most=20, wait_s=SOON_S)
     assert {one.message.attempt for one in rest} == {1}
     assert len({one.message.id for one in found + rest}) == 20
 
@@ -417,7 +417,7 @@ async def test_expired_and_undecodable_messages_are_not_handed_out(
     keys = store.keys.topic(topic)
     await store.drive(store.command("SETRANGE", keys.body("broken"), 10, "?"))
     await asyncio.sleep(0.01)
-    assert await hub.room.pull(topic, most=10) == []
+    assert await hub.broker.pull(topic, most=10) == []
     garbage = await store.drive(store.command("ZRANGE", keys.group("lisa").garbage, 0, -1))
     assert garbage == [b"broken"]
     assert (await hub.sender.get(topic, "old")).state == "expired"  # type: ignore[union-attr]
@@ -429,7 +429,7 @@ async def test_a_pull_skips_entries_whose_messages_are_gone(
     sent = [(await hub.sender.offer(topic, Outgoing("x"))).id for _ in range(5)]
     body = hub.store.keys.topic(topic).body
     await hub.store.drive(hub.store.command("DEL", *[body(one) for one in sent[:4]]))
-    found = await hub.room.pull(topic, most=2)
+    found = await hub.broker.pull(topic, most=2)
     assert [one.message.id for one in found] == [sent[4]]
 
 
@@ -438,11 +438,11 @@ async def test_the_gateway_is_a_consumer_while_clients_pull(
 ) -> None:
     from lisa.admin.roles import consumers
 
-    await hub.room.pull(topic)
+    await hub.broker.pull(topic)
     (seen,) = await hub.store.drive(consumers(hub.store, [topic]))
     assert seen.alive
     assert seen.record.name == hub.name
-    await hub.room.close()
+    await hub.broker.close()
     async with hub_on(redis_url) as other:
         assert await other.store.drive(consumers(other.store, [topic])) == []
 
@@ -460,13 +460,13 @@ async def test_a_server_that_is_full_can_be_drained(tmp_path: Path) -> None:
             with pytest.raises(ServerUnavailable, match="out of memory"):
                 await hub.sender.offer(topic, Outgoing("x"))
             for group in (None, "lisa"):
-                found = await hub.room.pull(topic, group=group, most=10, ack_timeout_ms=60_000)
+                found = await hub.broker.pull(topic, group=group, most=10, ack_timeout_ms=60_000)
                 assert len(found) == 10
                 acks = [hub.settler.ack(topic, one.receipt) for one in found]
                 assert await asyncio.gather(*acks) == ["acked"] * 10
-            left = await hub.room.pull(topic, most=50)
-            hub.room.give_back(left)
+            left = await hub.broker.pull(topic, most=50)
+            hub.broker.give_back(left)
             await gone_from(hub, topic, "in_flight")
-            assert len(await hub.room.pull(topic, most=50)) == 10
+            assert len(await hub.broker.pull(topic, most=50)) == 10
             with pytest.raises(ServerUnavailable):
-                await hub.room.pull(topic, group="another")
+                await hub.broker.pull(topic, group="another")

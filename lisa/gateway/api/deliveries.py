@@ -70,7 +70,7 @@ async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
     gateway.
     """
     wanted = call.body
-    work = call.hub.room.pull(
+    work = call.hub.broker.pull(
         call.topic,
         group=wanted.group,
         most=wanted.max,

@@ -98,7 +98,7 @@ class _Feed:
         before: live.TopicsSnapshot | None = None
         shown: dict[str, Any] = {}
         store = self.hub.store
-        while not self.hub.room.is_closing:
+        while not self.hub.broker.is_closing:
             with suppress(LisaError):  # an unreachable server is tried again
                 now = await store.drive(live.look(store, [self.topic]))
                 fields = _fields(before or now, now)

@@ -145,7 +145,7 @@ class _DelayQueueHandlers:
 
     async def _pop(self, topic: str, group: str | None) -> list[HandedOut]:
         """Pull one delivery and extend its ack timeout to the job's ttrTime."""
-        deliveries = await self._hub.room.pull(topic, group=group)
+        deliveries = await self._hub.broker.pull(topic, group=group)
         for one in deliveries:
             try:
                 ttr_s = _ttr_s(one.message.headers.get(MARK, ""))
@@ -154,7 +154,7 @@ class _DelayQueueHandlers:
             try:
                 await self._hub.settler.extend(topic, one.receipt, ttr_s * 1000)
             except BaseException:
-                self._hub.room.give_back(deliveries)
+                self._hub.broker.give_back(deliveries)
                 raise
         return deliveries
 

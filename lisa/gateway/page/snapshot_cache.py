@@ -30,7 +30,7 @@ T = TypeVar("T")
 LOOK_S = 1.0
 ROLES_S = 2.0
 SERVER_S = 5.0
-LEISURE = 20
+CACHE_FACTOR = 20
 """A slow query is cached for at least this many times its duration."""
 
 RATE_US = 9_000_000
@@ -120,7 +120,7 @@ class _SharedQuery:
     def _is_done(self, task: asyncio.Future[Any]) -> None:
         now = time.monotonic()
         failed = task.cancelled() or task.exception() is not None
-        self.until = now if failed else now + max(self._lasts_s, LEISURE * (now - self.begun))
+        self.until = now if failed else now + max(self._lasts_s, CACHE_FACTOR * (now - self.begun))
 
     def is_current(self, now: float) -> bool:
         return self.until is None or now < self.until

@@ -83,7 +83,7 @@ class Pusher:
 
     async def _run(self) -> None:
         log.info("%s: pushing to %s", self._where, _host_of(self.target))
-        while not self._hub.room.is_closing:
+        while not self._hub.broker.is_closing:
             try:
                 await self._round()
             except TooManyPulls:
@@ -137,7 +137,7 @@ class Pusher:
             self._reload()
             await self._until(LOOK_AGAIN_S)
             return []
-        pull = asyncio.create_task(self._hub.room.take(target.topic, target.group, most, WAIT_S))
+        pull = asyncio.create_task(self._hub.broker.take(target.topic, target.group, most, WAIT_S))
         change = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait({pull, change}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,11 +145,11 @@ class Pusher:
                 return []
             deliveries = pull.result()
             room = max(0, self._free()) if self.target == target else 0
-            self._hub.room.give_back(deliveries[room:])
+            self._hub.broker.give_back(deliveries[room:])
             return deliveries[:room]
         except asyncio.CancelledError:
             if pull.done() and not pull.cancelled() and pull.exception() is None:
-                self._hub.room.give_back(pull.result())
+                self._hub.broker.give_back(pull.result())
             raise
         finally:
             change.cancel()
@@ -177,7 +177,7 @@ class Pusher:
             self._record(delivery, answer, pace, _host_of(target))
             await self._settle(delivery, answer)
         except asyncio.CancelledError:
-            self._hub.room.give_back([delivery])
+            self._hub.broker.give_back([delivery])
             raise
 
     async def _post(self, delivery: HandedOut, target: StoredPushTarget) -> PushResult:
@@ -252,7 +252,7 @@ class Pusher:
             try:
                 await call()
             except ServerUnavailable as error:
-                if time.monotonic() < ends and not self._hub.room.is_closing:
+                if time.monotonic() < ends and not self._hub.broker.is_closing:
                     await asyncio.sleep(LOOK_AGAIN_S)
                     continue
                 log.warning(

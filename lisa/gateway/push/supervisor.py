@@ -48,7 +48,7 @@ class PushSupervisor:
     async def run(self) -> None:
         """Load the targets every two seconds, and on request, until cancelled."""
         try:
-            while not self._hub.room.is_closing:
+            while not self._hub.broker.is_closing:
                 self._asked.clear()
                 try:
                     await self._load(await self._topics())

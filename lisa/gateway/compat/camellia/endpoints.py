@@ -182,7 +182,7 @@ class Endpoints:
             self.monitor.pulled(deliveries, found)
             return content
 
-        pull = self._hub.room.pull(
+        pull = self._hub.broker.pull(
             wanted.topic,
             most=wanted.most,
             wait_s=wanted.wait_ms / 1000,

@@ -34,7 +34,7 @@ def guarded(
 ) -> Endpoint:
     """An endpoint that returns errors as codes, with the fields in `empty`.
 
-    service: is told of each request, as client activity. is_open: no token is needed.
+    service: records each request as client activity. is_open: no token is needed.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -64,7 +64,7 @@ def allowed_topic(
 def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Response:
     """The response for an error: 401 or 403, 503 if the server is unavailable, or a code."""
     if isinstance(error, ClientDisconnected):
-        return Response(status_code=499)  # not read by anyone
+        return Response(status_code=499)  # no client reads it
     if isinstance(error, Unauthorized):
         challenge = {"WWW-Authenticate": 'Bearer realm="lisa"'}
         return wire.answer(401, status=401, headers=challenge, msg=str(error))

@@ -37,7 +37,7 @@ class BadParameter(Exception):
 
 
 class Parameters:
-    """The parameters of one request. The first of duplicates counts; the query comes first."""
+    """The parameters of one request, the query before the form; of duplicates, the first counts."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values

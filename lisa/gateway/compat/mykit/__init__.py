@@ -108,7 +108,7 @@ class _Handlers:
         def render(deliveries: list[HandedOut]) -> bytes:
             return success(job_of(deliveries[0].message) if deliveries else None)
 
-        pull = self._hub.room.pull(
+        pull = self._hub.broker.pull(
             topic, group=request.query_params.get("group"), wait_s=wait_ms / 1000
         )
         return await hold(self._hub, request, pull, render)
