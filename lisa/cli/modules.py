@@ -10,7 +10,7 @@ from lisa.core.model.errors import ConfigError
 
 
 def import_handlers(modules: Iterable[str]) -> None:
-    """Import modules; the current directory comes first in the search path.
+    """Import modules; the search path begins with the current directory.
 
     Raises ConfigError if an import fails. Other exceptions raised by a module propagate.
     """

@@ -24,7 +24,7 @@ else:  # not generic before click 8.4
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATIENCE = timedelta(seconds=3)
-"""How long a command waits for an unresponsive server, unless LISA_PATIENCE or the file says."""
+"""How long a command waits for an unresponsive server, by default."""
 
 
 @dataclass(slots=True)

@@ -56,9 +56,9 @@ def _parents() -> list[tuple[int, int]]:
 
 
 def _ps_seconds(pid: int) -> float:
-    told = _ps("-p", str(pid), "-o", "time=").strip()
+    shown = _ps("-p", str(pid), "-o", "time=").strip()
     total = 0.0
-    for part in told.replace("-", ":").split(":") if told else ():
+    for part in shown.replace("-", ":").split(":") if shown else ():
         total = total * 60 + float(part)
     return total
 

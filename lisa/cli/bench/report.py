@@ -132,8 +132,8 @@ class BenchReport:
 
     def _others(self) -> Iterable[str]:
         versions = [
-            (name, ", ".join(f"{key} {value}" for key, value in told.items() if key != "kind"))
-            for name, told in self.results.versions.items()
+            (name, ", ".join(f"{key} {value}" for key, value in found.items() if key != "kind"))
+            for name, found in self.results.versions.items()
         ]
         if versions:
             yield "## Versions"

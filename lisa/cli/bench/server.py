@@ -45,8 +45,8 @@ class BenchServer:
 
     def calls(self) -> dict[str, int]:
         """The number of calls of each command, including calls by scripts."""
-        told: dict[str, Any] = self.client.info("commandstats")
-        return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in told.items()}
+        stats: dict[str, Any] = self.client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
 
     def knows(self, command: str) -> bool:
         """Whether the server has a command; calls it without arguments."""
@@ -58,10 +58,10 @@ class BenchServer:
 
     def describe(self) -> dict[str, str]:
         """The server's name, version, allocator and persistence."""
-        told: dict[str, Any] = self.client.info("server")
-        name, number = "Redis", told["redis_version"]
-        if "valkey_version" in told:
-            name, number = "Valkey", told["valkey_version"]
+        info: dict[str, Any] = self.client.info("server")
+        name, number = "Redis", info["redis_version"]
+        if "valkey_version" in info:
+            name, number = "Valkey", info["valkey_version"]
         settings: dict[str, str] = self.client.config_get("save", "appendonly")
         snapshots = settings["save"] or "none"
         return {

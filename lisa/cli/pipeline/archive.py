@@ -101,10 +101,10 @@ def archive(
         if compact_only:
             _compact(spark, where, keep, as_json=shared.json)
             return
-        from lisa.pipeline.jobs.archive import archive as keep_events
+        from lisa.pipeline.jobs.archive import archive as run_job
 
         _catch(stop)  # Spark has installed its own handler
-        done = keep_events(
+        done = run_job(
             spark,
             where,
             topics=topics or None,

@@ -53,10 +53,10 @@ def audit(
     start, end = period(start, end, until="--to")
     connection = shared.connection()
     with shared.session("audit", source.settings()) as spark:
-        from lisa.pipeline.jobs.audit import audit as check
+        from lisa.pipeline.jobs.audit import audit as run_job
         from lisa.pipeline.server import Server
 
-        result = check(
+        result = run_job(
             spark,
             lambda: source.open(spark),
             None if offline else Server(**connection),

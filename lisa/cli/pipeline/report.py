@@ -61,9 +61,9 @@ def report(
         console(err=True).status("starting Spark") as status,
         shared.session("report", source.settings()) as spark,
     ):
-        from lisa.pipeline.jobs.report import report as make
+        from lisa.pipeline.jobs.report import report as run_job
 
-        found = make(
+        found = run_job(
             source.open(spark),
             to,
             where=str(source.where),

@@ -57,10 +57,10 @@ def restore(
     connection = shared.connection()
     to = report or f"restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3]
     with shared.session("restore", source.settings()) as spark:
-        from lisa.pipeline.jobs.restore import restore as put_back
+        from lisa.pipeline.jobs.restore import restore as run_job
         from lisa.pipeline.server import Server
 
-        result = put_back(
+        result = run_job(
             spark,
             source.open(spark),
             Server(**connection),

@@ -127,11 +127,11 @@ def schedule(
     columns["topic"] = topic_column
     with shared.session("pipeline schedule") as spark, _Bar() as bar:
         from lisa.cli.pipeline.rows import as_messages, read
-        from lisa.pipeline.jobs.schedule import schedule as send
+        from lisa.pipeline.jobs.schedule import schedule as run_job
 
         table = read(spark, source, kind, read_option)
         rows = as_messages(table, columns, all_to=topic)
-        done = send(rows, topic=topic, progress=bar.show, **connection, **options)
+        done = run_job(rows, topic=topic, progress=bar.show, **connection, **options)
     _print_result(done, options["refused"], as_json=shared.json)
     if done.refused:
         raise click.exceptions.Exit(1)

@@ -77,10 +77,10 @@ def search(
         check_topic(topic)
     connection = shared.connection()
     with shared.session("search", source.settings()) as spark:
-        from lisa.pipeline.jobs.search import search as find
+        from lisa.pipeline.jobs.search import search as run_job
         from lisa.pipeline.server import Server
 
-        found = find(
+        found = run_job(
             spark,
             _query(**conditions),
             archive=source.open(spark) if source else None,

@@ -1,4 +1,4 @@
-"""What a message costs, as measured by `lisa bench`."""
+"""The costs of a message, as measured by `lisa bench`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _WORKERS = ("manager", "consumer")
 
 
 def _beyond(single: float, message: float) -> float:
-    """The part of a single message's cost that a batch pays once."""
+    """The part of a single message's cost that occurs once per batch."""
     return max(0.0, single - message)
 
 

@@ -23,13 +23,13 @@ from lisa.manager.promoter import FAST_INTERVAL_S, FAST_RATE
 
 SLOTS = 16_384
 MANAGERS = 2
-"""One works, the other is its standby; both promote what is due, so one of two calls is empty."""
+"""One works, the other is its standby. Both promote due messages, so every second call is empty."""
 
 SPARE_MEMORY = 1.25
-"""Fragmentation, replication buffers and streams, as a multiple of what messages use."""
+"""Memory including fragmentation, replication buffers and streams, per byte of messages."""
 
 ENVELOPE_BYTES = 200
-"""What a message adds to its body on the wire, in each direction."""
+"""Bytes on the wire per message in addition to its body, in each direction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class PeakLoad:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How the shards of a topic lie on primaries: the shards on the one that has the most."""
+    """The placement of a topic's shards. most: shards on the primary with the most shards."""
 
     primaries: int
     shards: int
@@ -70,7 +70,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """What a peak needs. Shares are of one core.
+    """The cluster for a peak load. Shares are of one core.
 
     redis: used on the busiest primary. managers: processes, one of them a standby. manager: used
     by each. consumers: processes of each group. memory, inbound, outbound: bytes, and bytes per
@@ -103,7 +103,7 @@ def size(peak: PeakLoad, costs: Costs) -> Size:
 
 
 def sized(peak: PeakLoad, costs: Costs, primaries: int) -> Size:
-    """The same for a given number of primaries, even if they are too few."""
+    """The size with a given number of primaries, even if they are too few."""
     return _sized(peak, costs, best_placement(peak.topic, primaries))
 
 
@@ -156,7 +156,7 @@ def _load(peak: PeakLoad, costs: Costs, placement: Placement) -> Load:
 def promote_batch(load: Load, costs: Costs) -> float:
     """The mean number of messages in a promotion."""
     rate = load.rate / load.shards / 1e6
-    # What falls due while the call for the first message is under way.
+    # Messages that fall due during the call for the first one.
     joined = rate * (load.round_trip_us + costs.manager_call) / 2
     cycle_us = load.round_trip_us + costs.manager_call + PROMOTE * costs.life_call
     return min(MOST, max(1.0 + joined, rate * max(cycle_us, load.interval_us)))
@@ -195,7 +195,7 @@ def _drain(load: Load, costs: Costs, consumers: int, placement: Placement) -> fl
 
 
 def placements(topic: Topic) -> Iterator[Placement]:
-    """The best placement for each number of primaries, as far as one topic can use them.
+    """The best placement for each number of primaries, up to the number that one topic can use.
 
     Two primaries are left out, because Redis Cluster needs three.
     """

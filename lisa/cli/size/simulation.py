@@ -23,18 +23,18 @@ MOST = 250
 """Messages in one call."""
 
 PROMOTE, READ, OPEN, ACK = 0.3, 0.12, 0.13, 0.45
-"""How the cost of a life is divided between its four steps."""
+"""The shares of the four steps in the cost of a life."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What one primary has to do.
+    """The load of one primary.
 
     rate: messages per second that fall due, and are sent, evenly over the shards. batch: messages
     in a send call, or 0 if nothing is sent. managers: each repeats every promotion. readers:
     consumer processes that read each shard. round_trip_us: of the network. interval_us: shortest
     time between two promotions of a shard. groups: one is simulated; the others cost Redis as much.
-    body_us: what Redis spends on a message because its body is larger than those behind `Costs`.
+    body_us: additional CPU time of Redis per message for bodies larger than those of `Costs`.
     """
 
     rate: float
@@ -50,7 +50,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
-    """What a primary did.
+    """The behaviour of a primary.
 
     p50_ms, p99_ms: lateness. busy: the share of the time that Redis worked. rate: messages handled
     per second.
@@ -202,5 +202,5 @@ def _poisson(chance: random.Random, rate: float, events: int) -> list[float]:
 
 
 def simulate(load: Load, costs: Costs, messages: int = 20_000, seed: int = 1) -> Simulated:
-    """Simulate a load for so many messages."""
+    """Simulate a number of messages of a load. The same seed gives the same result."""
     return Simulation(load, costs, messages, seed).run()
