@@ -46,7 +46,7 @@ class Role:
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule")
 _SETTLING = ("ack", "declare", "extend", "forget", "open", "pull", "release", "retry")
 _OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HMGET", "MULTI", "TIME")
-"""Of `core.delivery.opening`, which uses the script instead where MULTI is not granted."""
+"""Commands of `core.delivery.opening`, which uses the script instead if MULTI is not granted."""
 _SCHEMA = ("GET", "SET")
 _READING = (
     "EXISTS",

@@ -16,8 +16,8 @@ _NOT_PROBED = frozenset(
     {"select", "subscribe", "command", "cluster|slots", "asking", "wait", "waitaof"}
     | {"multi", "exec"}
 )
-"""Not probed: each connection uses it and fails at once, it would change the connection, or a
-role also works without it.
+"""Commands without a probe: every connection sends them first, they change the connection, or the
+role also works without them.
 """
 
 _TOPIC = "lisa.doctor"

@@ -246,7 +246,7 @@ class PullQueue:
                 dealt = [entry for _, mine in some for entry in mine]
                 opened = await self._open(taken, dealt, timeout_ms, room)
                 room -= sum(one.size for one in opened if one is not None)
-                both = zip(dealt, opened, strict=False)  # what is not opened is released
+                both = zip(dealt, opened, strict=False)  # unopened entries are released
                 for waiter, mine in some:
                     got = list(islice(both, len(mine)))
                     found = [one for _, one in got if one is not None]

@@ -28,7 +28,7 @@ TRIES = 5
 
 
 class _Batch(NamedTuple):
-    """What the items of one batch have in common."""
+    """The arguments that all items of one batch share."""
 
     topic: str
     group: str

@@ -78,7 +78,7 @@ def bench(**options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a checkout adds to a run.
+    """The measurements, targets and plots that a checkout adds to a run.
 
     measure: takes further measurements, `measure(run, only, display)`. targets: their targets.
     draw: draws the plots into a directory, and returns their file names.

@@ -112,17 +112,17 @@ class Operation:
 
     @property
     def _annotations(self) -> list[Any]:
-        """Those of the handler's parameter and of its result."""
+        """The annotations of the handler's parameter and of its result."""
         return list(get_type_hints(self.handler).values())
 
     @property
     def summary(self) -> str:
-        """One line about the operation."""
+        """The first paragraph of the handler's docstring, without its full stop."""
         return self._paragraphs[0].removesuffix(".")
 
     @property
     def description(self) -> str:
-        """What the summary leaves out; may be empty."""
+        """The other paragraphs of the handler's docstring; may be empty."""
         return "\n\n".join(self._paragraphs[1:])
 
     @property

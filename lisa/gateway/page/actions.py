@@ -28,7 +28,7 @@ from lisa.gateway.problems import ErrorResponse
 _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 PATIENCE_S = 5.0
-"""How long a request waits for an action on all garbage, which then runs on in the background."""
+"""How long a request waits for an action on all garbage, which then continues in the background."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How fast to push to one target: the degraded rule, and the target's own `Retry-After`."""
+"""The pace of pushes to one target, by the degraded rule and the target's `Retry-After`."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Pusher:
     async def _round(self) -> None:
         """Pull as many messages as can be pushed now, or wait until one can."""
         self._changed.clear()
-        # Read first, so that a pause that ends meanwhile is not waited for.
+        # Read before `_free`: a pause that ends in between must not be waited for.
         left_s = self._pace.left_s
         free = self._free()
         if free <= 0:

@@ -1,4 +1,4 @@
-"""What a batch of the journal contains: its last events, new events, and gaps."""
+"""Summarizes a batch of the journal: its last events, new events, and gaps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class JournalSummary:
 
 def summarize(rows: DataFrame) -> dict[str, JournalSummary]:
     """Journal -> summary of its events and gaps in a batch."""
-    is_gap = sf.col("state") == GAP_STATE
-    position = sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
+    is_gap, position = _is_gap(), _numbered_position()
     found = rows.groupBy(journal_of().alias("journal")).agg(
         sf.max(sf.when(~is_gap, position)).alias("last"),
         sf.count_if(~is_gap).alias("events"),
@@ -41,6 +40,14 @@ def summarize(rows: DataFrame) -> dict[str, JournalSummary]:
     }
 
 
+def _is_gap() -> Column:
+    return sf.col("state") == GAP_STATE
+
+
+def _numbered_position() -> Column:
+    return sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
+
+
 def _offset(position: Row | None) -> tuple[str, int] | None:
     return None if position is None else (f"{position['ms']}-{position['seq']}", position["number"])
 
@@ -48,8 +55,7 @@ def _offset(position: Row | None) -> tuple[str, int] | None:
 def gaps_of(rows: DataFrame) -> tuple[ArchiveGap, ...]:
     """The gaps in a batch, each with the event that follows it."""
     found = []
-    position = sf.struct(sf.unix_millis("at").alias("ms"), "seq", "number")
-    is_gap = sf.col("state") == GAP_STATE
+    is_gap, position = _is_gap(), _numbered_position()
     asked = ("topic", "shard", position.alias("position"), "reason")
     for gap in rows.where(is_gap).select(*asked).collect():
         ms, seq, number = gap["position"]

@@ -82,17 +82,13 @@ MESSAGES_SCHEMA = StructType(
     [
         StructField("topic", StringType(), nullable=False),
         StructField("id", StringType(), nullable=False),
-        StructField(
-            "token", StringType()
-        ),  # of the call that sent it; null if that event was not archived
+        StructField("token", StringType()),  # of its send; null if the send was not archived
         StructField("state", StringType(), nullable=False),  # as Producer.get returns it, or lost
         StructField("settled", BooleanType(), nullable=False),
         StructField("due", TimestampType()),
         StructField("expires", TimestampType()),
         StructField("policy", StringType()),
-        StructField(
-            "attempts", IntegerType(), nullable=False
-        ),  # failed attempts, the maximum over groups
+        StructField("attempts", IntegerType(), nullable=False),  # failed; maximum over groups
         StructField("kind", StringType()),  # of the body: j, s or b; null for an unknown envelope
         StructField("headers", MapType(StringType(), StringType())),
         StructField("body", BinaryType()),  # the whole envelope where its version is unknown

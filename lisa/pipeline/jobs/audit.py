@@ -202,9 +202,8 @@ def _gaps_behind(
             for one in store.drive(journal_tail.find_remainders(store, archive, topics))
             if not one.whole
         }
-        again = topics_of(
-            torn
-        )  # check again: the archive may have advanced, and the journal with it
+        # Check again: the archive may have advanced, and the journal with it.
+        again = topics_of(torn)
         seen = store.drive(journal_tail.find_remainders(store, reopen(), again)) if again else []
         for one in seen:
             after, until = one.archived_ms or 0, one.first_ms or now

@@ -82,7 +82,7 @@ class HeldAnswer(Answer):
 
 
 class PullRequest(Request):
-    """What to pull. The response is sent with the first messages, or empty after `wait_ms`."""
+    """A pull. The response is sent with the first messages, or empty after `wait_ms`."""
 
     max: Annotated[int, Meta(ge=1, le=MOST)] = 1
     wait_ms: Annotated[int, Meta(ge=0, le=LONGEST_WAIT_MS)] = 0

@@ -122,9 +122,8 @@ class Endpoints:
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
 
     async def _delete(self, request: Request, given: wire.Parameters) -> Response:
-        given.boolean(
-            "release", default=False
-        )  # ignored: a body is always deleted with its message
+        # Checked but ignored: a body is always deleted with its message.
+        given.boolean("release", default=False)
         message_id = given.text("msgId")
         topic = allowed_topic(self._hub, request, given, Scope.PRODUCE)
         if not await self._queue.delete(topic, message_id):

@@ -106,7 +106,7 @@ def as_found(topic: str, message_id: str, seen: Inspection, now_ms: int) -> Dela
     is_live = one.state in (*_ALIVE, State.GARBAGE)
     retry = one.attempts
     if one.state is State.EXPIRED and one.due_ms is not None:
-        retry = max(0, retry - 1)  # it had expired when it was about to be delivered
+        retry = max(0, retry - 1)  # expired at its delivery, which does not count
     # For a later attempt or a dead message, due_ms is no longer the original due time.
     before = 0 if is_live and one.state is not State.IN_FLIGHT else 1
     is_first = one.attempts <= before and one.state is not State.GARBAGE
