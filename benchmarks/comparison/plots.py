@@ -11,11 +11,26 @@ from matplotlib.axes import Axes
 
 from benchmarks.comparison.lisa_measures import backlog
 from lisa.cli.bench.report import RATES
-from lisa.cli.bench.results import Figure, Results
+from lisa.cli.bench.results import Figure, Results, quantile
 
 mpl.use("Agg")
 
 COLOURS = {"tab:orange": "Lisa", "tab:gray": "floor", "tab:blue": "other queues"}
+FRACTIONS = (
+    *(number / 100 for number in range(100)),
+    0.992,
+    0.994,
+    0.995,
+    0.996,
+    0.997,
+    0.998,
+    0.999,
+    0.9995,
+    0.9999,
+    1.0,
+)
+"""The fractions at which a distribution is drawn."""
+
 LEAST_MS = 0.05
 """Smaller values are drawn here, because a logarithmic axis has no zero."""
 
@@ -74,17 +89,18 @@ def _colour(subject: str) -> str:
 
 def lateness(results: Results, path: Path) -> bool:
     """Draw the distribution of lateness, one panel per load."""
-    panels: dict[str, list[tuple[str, list[float], list[float]]]] = {}
-    for label, subject, points in results.curves():
-        shares = [fraction * 100 for fraction, _ in points]
-        late_ms = [max(ms, LEAST_MS) for _, ms in points]
-        panels.setdefault(label, []).append((subject, late_ms, shares))
+    panels: dict[str, list[tuple[str, list[float]]]] = {}
+    shares = [fraction * 100 for fraction in FRACTIONS]
+    for (label, subject), values in results.lateness.items():
+        ordered = sorted(values)
+        late_ms = [max(quantile(ordered, fraction), LEAST_MS) for fraction in FRACTIONS]
+        panels.setdefault(label, []).append((subject, late_ms))
     if not panels:
         return False
 
     def fill(axes: list[Axes]) -> None:
         for ax, (label, lines) in zip(axes, panels.items(), strict=True):
-            for subject, late_ms, shares in lines:
+            for subject, late_ms in lines:
                 [line] = ax.plot(late_ms, shares, label=subject, linewidth=1)
                 if subject == "lisa":
                     line.set(color=_colour(subject), linewidth=2)

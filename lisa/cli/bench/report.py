@@ -60,7 +60,6 @@ class BenchReport:
             "machine": self.machine,
             "targets": [_target(one) for one in self.judged],
             "figures": [_figure(one) for one in results.figures()],
-            "lateness": [curve._asdict() for curve in results.curves()],
             "versions": results.versions,
             "missing": results.missing,
             "failed": [

@@ -8,21 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-FRACTIONS = (
-    *(number / 100 for number in range(100)),
-    0.992,
-    0.994,
-    0.995,
-    0.996,
-    0.997,
-    0.998,
-    0.999,
-    0.9995,
-    0.9999,
-    1.0,
-)
-"""The fractions at which a distribution is stored: enough to plot it."""
-
 
 class Key(NamedTuple):
     """Identifies a figure: measure, subject (floor, lisa, a peer) and name."""
@@ -56,14 +41,6 @@ class Figure:
         return max(self.values)
 
 
-class Curve(NamedTuple):
-    """A distribution of lateness over all repeats: ascending (fraction, milliseconds)."""
-
-    label: str
-    subject: str
-    points: tuple[tuple[float, float], ...]
-
-
 def quantile(ordered: Sequence[float], fraction: float) -> float:
     """The nearest-rank quantile of values in ascending order."""
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
@@ -75,14 +52,15 @@ class Results:
 
     missing: reasons for subjects without any measurement (a peer, a server).
     failed: reasons for failed measurements, by measure and subject.
+    lateness: all values in milliseconds, by load and subject.
     """
 
     missing: dict[str, str] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    lateness: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     _units: dict[Key, str] = field(default_factory=dict)
     _values: dict[Key, list[float]] = field(default_factory=dict)
-    _late: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, measure: str, subject: str, name: str, value: float, unit: str) -> None:
         """Add the value of one repeat."""
@@ -93,7 +71,7 @@ class Results:
     def add_lateness(
         self, measure: str, subject: str, lateness_us: Sequence[int], label: str = ""
     ) -> None:
-        """Add the lateness of one repeat: percentiles, early messages, distribution."""
+        """Add the lateness of one repeat: percentiles, early messages, all values."""
         ordered = sorted(late / 1000 for late in lateness_us)
         tail = f" {label}" if label else ""
         for name, fraction in (
@@ -105,20 +83,11 @@ class Results:
         ):
             self.add(measure, subject, name + tail, quantile(ordered, fraction), "ms")
         self.add(measure, subject, "early" + tail, sum(late < 0 for late in lateness_us), "")
-        self._late.setdefault((label, subject), []).extend(ordered)
+        self.lateness.setdefault((label, subject), []).extend(ordered)
 
     def figures(self) -> list[Figure]:
         """All figures."""
         return [Figure(key, self._units[key], tuple(all_)) for key, all_ in self._values.items()]
-
-    def curves(self) -> list[Curve]:
-        """The distributions of lateness by load and subject."""
-        found = []
-        for (label, subject), late in self._late.items():
-            ordered = sorted(late)
-            points = tuple((fraction, quantile(ordered, fraction)) for fraction in FRACTIONS)
-            found.append(Curve(label, subject, points))
-        return found
 
     def values(self, measure: str, subject: str, name: str) -> tuple[float, ...]:
         """The values of a figure; empty if it was not measured."""
