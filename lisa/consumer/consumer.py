@@ -166,8 +166,8 @@ class Consumer(Registration):
         with self._lock:
             if self._runtime is None:
                 self._runtime = self._new_runtime()
-            puller = self._runtime.puller(self._options.group)
-        return puller.pull(topic, batch, wait, ack_timeout)
+            runtime, puller = self._runtime, self._runtime.puller(self._options.group)
+        return runtime.drive(puller.pull(topic, batch, wait, ack_timeout))
 
     def topics(self) -> list[str]:
         """The topics that the consumer reads, or would read if it started now, sorted by name."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 
 from lisa.consumer.handler_stats import FAST_S
 from lisa.consumer.handlers import HandlerPlan, Handlers
@@ -15,9 +17,12 @@ from lisa.consumer.invoke import on_batch, on_message_sync
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import SlotClaim, Slots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
-from lisa.consumer.tasks import HandlerTasks
+from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
 from lisa.core.redis.flow import drive
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Dispatcher:
@@ -25,10 +30,12 @@ class Dispatcher:
 
     `inline` runs handlers on the calling reader's thread. `submit` runs them on worker threads or
     on the event loop, with one slot per message or batch. `spawn` runs an awaitable on the event
-    loop, and `wait` also waits for its result.
+    loop, and `wait` also waits for its result. With `app`, sync handlers get copies of its context.
     """
 
-    def __init__(self, slots: Slots, handlers: Handlers, settler: Settler) -> None:
+    def __init__(
+        self, slots: Slots, handlers: Handlers, settler: Settler, app: AppLoop | None = None
+    ) -> None:
         self.slots = slots
         self._handlers = handlers
         self._settler = settler
@@ -37,9 +44,15 @@ class Dispatcher:
         self._threads: list[ServiceThread] = []
         self._busy = 0
         self._lock = threading.Lock()
-        self._tasks = HandlerTasks(slots, handlers, settler)
+        self._tasks = HandlerTasks(slots, handlers, settler, app)
         self.spawn, self.wait = self._tasks.spawn, self._tasks.wait
         self.check_loop = self._tasks.check_loop
+        self.has_current_task = self._tasks.has_current_task
+        self.last_steps = self._tasks.last_steps
+        self._on_message, self._drive = on_message_sync, drive
+        if app is not None:
+            self._on_message = _in_copies_of(app.context, on_message_sync)
+            self._drive = _in_copies_of(app.context, drive)
 
     def threads(self) -> list[ServiceThread]:
         """The threads, for health checks. They run handlers, so they never count as stalled."""
@@ -54,14 +67,15 @@ class Dispatcher:
         busy = fast_s = 0.0
         done = fast = 0
         now = time.monotonic()
-        slots, notify, wait, unstarted = self.slots, self._settler.notify, self.wait, sub.unstarted
+        slots, notify, unstarted = self.slots, self._settler.notify, sub.unstarted
+        on_message, wait = self._on_message, self.wait
         while not sub.closing.is_set() and (work := unstarted.take()) is not None:
             began = now
             count = 0
             if plan.batch is not None or isinstance(work, list):
                 count = self._run_batch(sub, plan, deliveries_of(work))
             elif sub.start(work, now):
-                sub.finish(work, on_message_sync(plan, work, wait))
+                sub.finish(work, on_message(plan, work, wait))
                 count = 1
             now = time.monotonic()
             took = now - began
@@ -141,7 +155,7 @@ class Dispatcher:
         elif not sub.start(work, now):
             done = 0
         else:
-            sub.finish(work, on_message_sync(plan, work, self.wait))
+            sub.finish(work, self._on_message(plan, work, self.wait))
         if done:
             took = time.monotonic() - now
             sub.pace.measured(took / done)
@@ -153,7 +167,7 @@ class Dispatcher:
     def _run_batch(self, sub: Subscription, plan: HandlerPlan, batch: list[Held]) -> int:
         now = time.monotonic()
         started = [held for held in batch if sub.start(held, now)]
-        outcomes = drive(on_batch(plan, started), self.wait) if started else []
+        outcomes = self._drive(on_batch(plan, started), self.wait) if started else []
         if started:
             sub.finish_batch(started, outcomes)
         return len(started)
@@ -167,3 +181,12 @@ class Dispatcher:
         for _ in self._threads:
             self._work.put(None)
         self._tasks.close()
+
+
+def _in_copies_of(context: Context, function: Callable[P, T]) -> Callable[P, T]:
+    """A function that makes each call in a copy of `context`, as `asyncio.to_thread` does."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return context.copy().run(function, *args, **kwargs)
+
+    return call

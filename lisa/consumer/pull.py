@@ -1,20 +1,22 @@
-"""Pull deliveries for programs with their own loop (`Consumer.pull`)."""
+"""Pull deliveries for programs with their own loop: `Consumer.pull`, `AsyncConsumer.pull`."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from lisa.consumer.delivery import Delivery
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.group_resolution import declared_again, join, wait_for_group, was_emptied
 from lisa.core.delivery.source import (
     LOOK_AGAIN_S,
     MOST,
+    Delivered,
     GroupSource,
     Taken,
 )
@@ -22,13 +24,11 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError, ServerUnavailable
 from lisa.core.model.options import MAX_ACK_TIMEOUT, MIN_ACK_TIMEOUT
 from lisa.core.model.sharding import Topic, own_shard, topic_of
-from lisa.core.redis.address import Address
-from lisa.core.redis.connection import Connection
 from lisa.core.redis.errors import ClientError, passes, translated
-from lisa.core.redis.flow import Flow
+from lisa.core.redis.flow import Command, Flow, Link, Pause
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import ManagerWatch
-from lisa.core.store.store import SyncStore
+from lisa.core.store.store import Store, SyncStore
 from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Retried
@@ -38,23 +38,46 @@ log = logging.getLogger(__name__)
 LONGEST_WAIT_S = 60.0
 """Socket timeout allowance for one blocking read."""
 
+D = TypeVar("D")
 
-class Puller:
-    """Pulls for one consumer. Safe to share between threads."""
+
+class _Read(NamedTuple):
+    """A blocking read, which needs a connection of its own."""
+
+    link: Link
+    command: Command
+
+    def run(self, _link: object) -> Any:
+        return self.link.execute(self.command)
+
+    def arun(self, _link: object) -> Any:
+        return self.link.execute(self.command)
+
+
+class Puller(Generic[D]):
+    """Pulls for one consumer, as flows. Threads or tasks may share it.
+
+    waiting: the connection for reads that block, for up to `LONGEST_WAIT_S`.
+    wanted: the group to declare, or "" for the topic's only group.
+    new_delivery: makes a delivery for the caller; the second argument is its ack timeout in ms.
+    """
 
     def __init__(
         self,
-        store: SyncStore,
-        address: Address,
+        store: Store,
+        waiting: Link,
         wanted: str,
         name: str,
         signal_sender: SignalSender,
+        *,
+        new_delivery: Callable[[Delivered, int | None], D],
     ) -> None:
         self._store = store
-        self._waiting = Connection(address.blocking_for(LONGEST_WAIT_S))
+        self._waiting = waiting
         self._wanted = wanted
         self._name = name
         self._signal_sender = signal_sender
+        self._new_delivery = new_delivery
         self._sources: dict[str, GroupSource] = {}
         self._removed: dict[str, str] = {}
         self._announced: dict[str, float] = {}
@@ -63,73 +86,74 @@ class Puller:
 
     def pull(
         self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
-    ) -> list[Delivery]:
+    ) -> Flow[list[D]]:
         """Up to `batch` deliveries; waits up to `wait` for the first. Raises LisaError."""
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST:
             raise InvalidMessage(f"a pull takes 1 to {MOST} messages, not {batch!r}")
         timeout_ms = None if ack_timeout is None else _checked_timeout_ms(ack_timeout)
         name, ends = Topic(topic), time.monotonic() + wait.total_seconds()
         while True:
-            source = self._source(name, ends)
+            source = yield from self._source(name, ends)
             if source is None:
-                return self._nothing(name, "")
+                return (yield from self._nothing(name, ""))
             try:
-                found = self._pull(source, batch, ends, timeout_ms)
+                found = yield from self._pull(source, batch, ends, timeout_ms)
             except GroupRemoved:
-                self._group_removed(name, source.group)
+                yield from self._group_removed(name, source.group)
             else:
-                return found or self._nothing(name, source.group)
+                return found or (yield from self._nothing(name, source.group))
 
-    def _nothing(self, topic: Topic, group: str) -> list[Delivery]:
+    def _nothing(self, topic: Topic, group: str) -> Flow[list[D]]:
         """No deliveries; warns if that is because no manager runs."""
         now = time.monotonic()
         if now - self._looked >= presence.BEAT.total_seconds():
             self._looked = now
-            self._store.drive(self._watch.look(topic, group))
+            yield from self._watch.look(topic, group)
         return []
 
     def _pull(
         self, source: GroupSource, batch: int, ends: float, timeout_ms: int | None
-    ) -> list[Delivery]:
+    ) -> Flow[list[D]]:
         while True:
-            taken = self._store.drive(source.take(batch, timeout_ms))
+            taken = yield from source.take(batch, timeout_ms)
             if taken.entries:
-                found = self._opened(source, taken, batch, timeout_ms)
+                found = yield from self._opened(source, taken, batch, timeout_ms)
                 if found:
                     return found
             left_s = ends - time.monotonic()
             if left_s <= 0:
                 return []
             if not taken.entries:
-                self._wait(source, taken, left_s)
+                yield from self._wait(source, taken, left_s)
 
     def _opened(
         self, source: GroupSource, taken: Taken, batch: int, timeout_ms: int | None
-    ) -> list[Delivery]:
+    ) -> Flow[list[D]]:
         """Deliveries for the caller. Releases entries beyond `batch` or `AHEAD_BYTES`."""
         try:
-            opened = self._store.drive(source.open(taken, taken.entries[:batch], timeout_ms))
-        except ServerUnavailable:
+            opened = yield from source.open(taken, taken.entries[:batch], timeout_ms)
+            unfit = yield from source.settle_unfit(opened)
+        except (ServerUnavailable, asyncio.CancelledError):
             source.repeat(taken)
             raise
-        for one, outcome in self._store.drive(source.settle_unfit(opened)):
+        for one, outcome in unfit:
             if isinstance(outcome, Retried):
                 self._signal_sender.fire_failure(one.message, one.fault, outcome)
             elif outcome is not Acked.STALE:
                 self._signal_sender.fire(self._signal_sender.expired, one.message)
         found = [
-            Delivery(self._store, self._signal_sender, self._name, one, timeout_ms)
+            self._new_delivery(one, timeout_ms)
             for one in opened
             if one is not None and one.is_for_handler
         ]
         left = [(entry.id, entry.entry) for entry in taken.entries[len(opened) :]]
         if left:
-            self._release(source, left)
+            yield from self._release(source, left)
         return found
 
-    def _release(self, source: GroupSource, receipts: list[tuple[str, str]]) -> None:
+    def _release(self, source: GroupSource, receipts: list[tuple[str, str]]) -> Flow[None]:
         try:
-            self._store.call_by_id(Release(source.topic, source.group, receipts))
+            yield from self._store.run_by_id(Release(source.topic, source.group, receipts))
         except LisaError as error:
             log.warning(
                 "topic %s: %d messages could not be released and return after their ack timeout: "
@@ -139,34 +163,32 @@ class Puller:
                 error,
             )
 
-    def _wait(self, source: GroupSource, taken: Taken, left_s: float) -> None:
+    def _wait(self, source: GroupSource, taken: Taken, left_s: float) -> Flow[None]:
         """Wait until a stream of the group has a new entry, or the time is up."""
         pause_s, command = source.wait_for(taken.empty, left_s)
         if command is None:
-            time.sleep(pause_s)
+            yield Pause(pause_s)
             return
         try:
-            self._waiting.execute(command)
+            yield _Read(self._waiting, command)
         except ClientError as error:
             # The next pull is repeated with patience, and raises if the server stays away.
             if not passes(error):
                 raise translated(error, self._store.where) from error
 
-    def _group_removed(self, topic: Topic, group: str) -> None:
+    def _group_removed(self, topic: Topic, group: str) -> Flow[None]:
         self._sources.pop(topic, None)
-        if not self._store.drive(was_emptied(self._store, own_shard(topic), self._name, group)):
+        if not (yield from was_emptied(self._store, own_shard(topic), self._name, group)):
             self._removed[topic] = group  # must not be declared again from here
         for shard in list(self._announced):  # other threads may pull
             if topic_of(shard) == topic:
                 self._announced.pop(shard, None)
 
-    def close(self, store: SyncStore) -> list[Callable[[], None]]:
-        """Close the connection.
+    def leave(self, store: SyncStore) -> list[Callable[[], None]]:
+        """One call per shard that removes this consumer's record there, on the given store.
 
-        Returns one call per shard that removes this consumer's record there, on the given store.
         Each raises LisaError.
         """
-        self._waiting.close()
         shards = list(self._announced)
         self._announced.clear()
         return [
@@ -174,10 +196,10 @@ class Puller:
             for shard in shards
         ]
 
-    def _source(self, topic: Topic, ends: float) -> GroupSource | None:
+    def _source(self, topic: Topic, ends: float) -> Flow[GroupSource | None]:
         source = self._sources.get(topic)
         if source is None:
-            group = (
+            group = yield from (
                 self._removed_group(topic, ends)
                 if topic in self._removed
                 else self._group(topic, ends)
@@ -189,33 +211,29 @@ class Puller:
             )
         return source
 
-    def _group(self, topic: Topic, ends: float) -> str | None:
-        return self._store.drive(
-            wait_for_group(
-                self._store,
-                own_shard(topic),
-                self._name,
-                partial(join, self._store, own_shard(topic), self._wanted),
-                lambda: ends - time.monotonic(),
-                announced=lambda _: self._announced.update({topic: -math.inf}),
-                is_patient=False,
-            )
+    def _group(self, topic: Topic, ends: float) -> Flow[str | None]:
+        return wait_for_group(
+            self._store,
+            own_shard(topic),
+            self._name,
+            partial(join, self._store, own_shard(topic), self._wanted),
+            lambda: ends - time.monotonic(),
+            announced=lambda _: self._announced.update({topic: -math.inf}),
+            is_patient=False,
         )
 
-    def _removed_group(self, topic: Topic, ends: float) -> str:
+    def _removed_group(self, topic: Topic, ends: float) -> Flow[str]:
         """The removed group, once it is declared again. Raises GroupRemoved."""
         before = self._removed[topic]
         while True:
-            group = self._store.drive(
-                declared_again(self._store, own_shard(topic), before, self._wanted)
-            )
+            group = yield from declared_again(self._store, own_shard(topic), before, self._wanted)
             if group:
                 self._removed.pop(topic, None)
                 return group
             left_s = ends - time.monotonic()
             if left_s <= 0:
                 raise GroupRemoved(f"group {before!r} was removed from topic {topic!r}")
-            time.sleep(min(LOOK_AGAIN_S, left_s))
+            yield Pause(min(LOOK_AGAIN_S, left_s))
 
     def _announce(self, group: str, shard: str) -> Flow[None]:
         now = time.monotonic()

@@ -8,8 +8,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from lisa.consumer.delivery import Delivery
 from lisa.consumer.dispatcher import Dispatcher
 from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
@@ -18,7 +19,7 @@ from lisa.consumer.intake import Intake
 from lisa.consumer.metrics import own_numbers
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.outages import OutageLog
-from lisa.consumer.pull import Puller
+from lisa.consumer.pull import LONGEST_WAIT_S, Puller
 from lisa.consumer.reader import Reader
 from lisa.consumer.readers import ReaderSet, end_reading, join_readers
 from lisa.consumer.settler import Settler
@@ -27,6 +28,7 @@ from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.slots import Slots
 from lisa.consumer.stream_reader import StreamReader
 from lisa.consumer.subscription import Subscription
+from lisa.consumer.tasks import AppLoop
 from lisa.core.daemon.threads import ServiceThread, longest_round_s, stalled
 from lisa.core.delivery.group_resolution import find_group
 from lisa.core.metrics.numbers import Numbers
@@ -34,10 +36,13 @@ from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.core.model.sharding import Shard
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.failover import watch_threads
+from lisa.core.redis.flow import Flow
 from lisa.core.store.presence import unique_name
 from lisa.core.store.store import SyncStore
 
 log = logging.getLogger("lisa.consumer")
+
+T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=1)
 """How long one call is retried; each thread also retries its work."""
@@ -47,7 +52,11 @@ HEARTBEAT_S = 5.0
 
 
 class Runtime:
-    """The readers, dispatcher, settler and heartbeat of one consumer. Can be started once."""
+    """The readers, dispatcher, settler and heartbeat of one consumer. Can be started once.
+
+    failed: called with an error that stops the consumer.
+    app: where `async def` handlers run; None for an event loop of the consumer's own.
+    """
 
     def __init__(
         self,
@@ -55,6 +64,7 @@ class Runtime:
         handlers: Handlers,
         *,
         failed: Callable[[LisaError], None],
+        app: AppLoop | None = None,
     ) -> None:
         address, has_nodes = options.address, options.address.kind == "cluster"
         self._options = options
@@ -73,7 +83,7 @@ class Runtime:
             has_nodes=has_nodes,
             longest_s=self._longest_s,
         )
-        self._dispatcher = Dispatcher(self._slots, handlers, self._settler)
+        self._dispatcher = Dispatcher(self._slots, handlers, self._settler, app)
         self._heartbeat = Heartbeat(
             self._store,
             self.readers.subscriptions,
@@ -85,7 +95,10 @@ class Runtime:
             longest_s=self._longest_s,
             outages=self._outages,
         )
-        self._puller: Puller | None = None
+        self._blocking_reads = Connection(address.blocking_for(LONGEST_WAIT_S))
+        self._puller: Puller[Delivery] | None = None
+        self.has_current_task = self._dispatcher.has_current_task
+        self.last_steps = self._dispatcher.last_steps
 
     @property
     def is_started(self) -> bool:
@@ -125,18 +138,25 @@ class Runtime:
         self._heartbeat.start()
         self.readers.open(all_wanted)
 
-    def puller(self, group: str | None) -> Puller:
-        """The puller, created on first use."""
+    def puller(self, group: str | None) -> Puller[Delivery]:
+        """The puller, created on first use; `drive` runs its flows."""
         if self._puller is None:
+            # With its own name, because readers release unheld entries pending under theirs.
+            name = unique_name(self._options.name)
+            store, sender = self._patient_store, self._signal_sender
             self._puller = Puller(
-                # With its own name, because readers release unheld entries pending under theirs.
-                self._patient_store,
-                self._options.address,
+                store,
+                self._blocking_reads,
                 group or "",
-                unique_name(self._options.name),
-                self._signal_sender,
+                name,
+                sender,
+                new_delivery=partial(Delivery, store, sender, name),
             )
         return self._puller
+
+    def drive(self, flow: Flow[T]) -> T:
+        """Run a flow of the puller. Raises LisaError."""
+        return self._patient_store.drive(flow)
 
     def owns_this_thread(self) -> bool:
         """Whether the caller is a handler or a receiver on one of this consumer's threads."""
@@ -205,6 +225,7 @@ class Runtime:
         self._leave(readers, last)
         self._store.close()
         self._patient_store.close()
+        self._blocking_reads.close()
         if was_started:
             log.info("stopped")
 
@@ -239,7 +260,7 @@ class Runtime:
     def _leave(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
         leaving: list[Callable[[], None]] = [partial(self._leave_one, sub) for sub in subs]
         if self._puller is not None:
-            leaving += self._puller.close(self._store)
+            leaving += self._puller.leave(self._store)
         for leave in leaving:  # managers delete records that are left behind
             last.make(partial(self._has_left, leave, last))
 

@@ -7,8 +7,9 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
@@ -22,15 +23,28 @@ from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive
 
 
-class HandlerTasks:
-    """The event loop, its thread, and the tasks of running handlers. The loop starts on use."""
+class AppLoop(NamedTuple):
+    """The application's event loop, and the context variables that handlers start with."""
 
-    def __init__(self, slots: Slots, handlers: Handlers, settler: Settler) -> None:
+    loop: asyncio.AbstractEventLoop
+    context: Context
+
+
+class HandlerTasks:
+    """The event loop, its thread, and the tasks of running handlers. The loop starts on use.
+
+    With `app`, the tasks run on the application's loop, which has no thread here.
+    """
+
+    def __init__(
+        self, slots: Slots, handlers: Handlers, settler: Settler, app: AppLoop | None = None
+    ) -> None:
         self._slots = slots
         self._handlers = handlers
         self._settler = settler
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = app.loop if app else None
+        self._context = app.context if app else None
         self._thread: ServiceThread | None = None
         self._watch: LoopWatch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,7 +61,7 @@ class HandlerTasks:
 
     def grant(self, sub: Subscription) -> Callable[[], None]:
         """A function that starts the next unstarted work of a subscription, called with a slot."""
-        return _Granted(self._event_loop(), partial(self._start, sub))
+        return _Granted(self._event_loop(), partial(self._start, sub), self._context)
 
     def wait(self, awaitable: Awaitable[Any]) -> Any:
         """Run a receiver's awaitable on the event loop; waits on this thread for the result."""
@@ -59,7 +73,8 @@ class HandlerTasks:
         async def finish() -> Any:
             return await awaitable
 
-        return asyncio.run_coroutine_threadsafe(finish(), self._event_loop())
+        spawn = partial(asyncio.run_coroutine_threadsafe, finish(), self._event_loop())
+        return spawn() if self._context is None else self._context.copy().run(spawn)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -72,7 +87,7 @@ class HandlerTasks:
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
-        loop.run_until_complete(_last_steps(self._tasks))
+        loop.run_until_complete(self.last_steps())
         loop.close()
 
     def _start(self, sub: Subscription, count: int) -> None:
@@ -149,6 +164,16 @@ class HandlerTasks:
             return Verdict(f"the handler ran longer than its timeout of {limit}")
         return outcome
 
+    def has_current_task(self) -> bool:
+        """Whether the caller is a handler's task on the running event loop."""
+        return asyncio.current_task() in self._tasks
+
+    async def last_steps(self) -> None:
+        """Give cancelled tasks up to a second to end."""
+        waiting: set[Any] = set(self._tasks)
+        if waiting:
+            await asyncio.wait(waiting, timeout=1)
+
     def cancel(self) -> None:
         """Cancel the running handlers, whose deliveries were released."""
         self._leaving = True
@@ -157,7 +182,7 @@ class HandlerTasks:
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """End the loop."""
+        """End the loop, unless it is the application's."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
@@ -165,11 +190,20 @@ class HandlerTasks:
 
 
 class _Granted:
-    """Starts tasks on the event loop for granted slots. One wake-up serves many slots."""
+    """Starts tasks on the event loop for granted slots. One wake-up serves many slots.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, start: Callable[[int], None]) -> None:
+    Each task gets a copy of `context`, or of the context of the thread that granted the slot.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        start: Callable[[int], None],
+        context: Context | None,
+    ) -> None:
         self._loop = loop
         self._start = start
+        self._context = context
         self._count = 0
         self._thread_id: int | None = None
         self._lock = threading.Lock()
@@ -181,9 +215,9 @@ class _Granted:
             if self._count > 1:
                 return
         if threading.get_ident() == self._thread_id:  # cheaper: no need to wake the loop
-            self._loop.call_soon(self._start_all)
+            self._loop.call_soon(self._start_all, context=self._context)
         else:
-            self._loop.call_soon_threadsafe(self._start_all)
+            self._loop.call_soon_threadsafe(self._start_all, context=self._context)
 
     def _start_all(self) -> None:
         self._thread_id = threading.get_ident()
@@ -202,10 +236,3 @@ class _ThreadsafeCancel:
 
     def cancel(self) -> None:
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-
-async def _last_steps(tasks: set[asyncio.Task[None]]) -> None:
-    """Give cancelled tasks up to a second to end."""
-    waiting: set[Any] = set(tasks)
-    if waiting:
-        await asyncio.wait(waiting, timeout=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from lisa import Manager
 from lisa.admin import garbage
 from lisa.consumer import Consumer
+from lisa.consumer.delivery import Delivery
 from lisa.consumer.pull import Puller
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.model.errors import ServerUnavailable
@@ -159,15 +161,22 @@ def test_a_delivery_has_the_same_outcome_as_without_the_loss(
     assert proxy.lost == 2
 
 
+def pulling(proxy: Proxy) -> tuple[SyncStore, Puller[Delivery]]:
+    """A puller with little patience, and the store that runs its flows."""
+    connection = Connection(Address(proxy.url("role")))
+    store = SyncStore(connection, Keys(), timedelta(milliseconds=100))
+    sender = SignalSender(Signals(), lambda _: None)
+    new_delivery = partial(Delivery, store, sender, "c")
+    return store, Puller(store, connection, "lisa", "c", sender, new_delivery=new_delivery)
+
+
 @pytest.mark.parametrize("name", ["retry", "discard", "release"])
 def test_a_repeated_delivery_call_returns_the_first_result(
     bench: Bench, proxy: Proxy, name: str
 ) -> None:
     act, answer = ANSWERS[name]
     bench.configure(TOPIC, retry_delays="5s")
-    address = Address(proxy.url("role"))
-    store = SyncStore(Connection(address), Keys(), timedelta(milliseconds=100))
-    puller = Puller(store, address, "lisa", "c", SignalSender(Signals(), lambda _: None))
+    store, puller = pulling(proxy)
     lose(proxy, "pull", "retry", "release", times=8)
     [sent] = bench.send(TOPIC, ["x"])
 
@@ -179,31 +188,32 @@ def test_a_repeated_delivery_call_returns_the_first_result(
                 continue
         raise AssertionError("no call was answered")
 
-    [delivery] = insisting(lambda: puller.pull(TOPIC, 1, timedelta(0), None))
+    [delivery] = insisting(lambda: store.drive(puller.pull(TOPIC, 1, timedelta(0), None)))
     assert (delivery.id, delivery.attempt) == (sent, 1)
     assert insisting(lambda: act(delivery)) == answer
-    for end in puller.close(store):
+    for end in puller.leave(store):
         end()
     store.close()
 
 
 def test_a_smaller_pull_after_a_lost_reply_releases_the_surplus(bench: Bench, proxy: Proxy) -> None:
     bench.configure(TOPIC, ack_timeout="1h")
-    address = Address(proxy.url("role"))
-    store = SyncStore(Connection(address), Keys(), timedelta(milliseconds=100))
-    puller = Puller(store, address, "lisa", "c", SignalSender(Signals(), lambda _: None))
+    store, puller = pulling(proxy)
     sent = bench.send(TOPIC, range(10))
-    assert puller.pull(TOPIC, 1, timedelta(0), None)[0].release()
+
+    def pull(batch: int) -> list[Delivery]:
+        return store.drive(puller.pull(TOPIC, batch, timedelta(0), None))
+
+    assert pull(1)[0].release()
     lose(proxy, "pull", times=1_000)
     with pytest.raises(ServerUnavailable):
-        puller.pull(TOPIC, 10, timedelta(0), None)
+        pull(10)
     lose(proxy, times=0)
-    first = puller.pull(TOPIC, 3, timedelta(0), None)
-    others = puller.pull(TOPIC, 10, timedelta(0), None)
+    first, others = pull(3), pull(10)
     assert len(first) == 3
     assert sorted(one.id for one in [*first, *others]) == sorted(sent)
     assert {one.attempt for one in [*first, *others]} == {1}
-    for end in puller.close(store):
+    for end in puller.leave(store):
         end()
     store.close()
 

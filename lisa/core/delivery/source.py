@@ -6,6 +6,7 @@ with XREADGROUP instead, and share the other modules of this package.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,8 +99,8 @@ class GroupSource:
     def take(self, most: int, ack_timeout_ms: int | None = None) -> Flow[Taken]:
         """Pull up to `most` messages from the first shard that has any.
 
-        A pull without a reply may have taken messages; the next `take` repeats it under the same
-        call id, so it may return more than `most`. Raises LisaError.
+        A pull without a reply, or cancelled, may have taken messages; the next `take` repeats it
+        under the same call id, so it may return more than `most`. Raises LisaError.
         """
         layout = yield from self._store.recent_layout(self.topic)
         empty = dict[Shard, Pulled]()
@@ -108,7 +109,7 @@ class GroupSource:
             call = self._unanswered.pop(shard, None) or self._new_call(shard, most, ack_timeout_ms)
             try:
                 pulled = yield from self._pull(call)
-            except ServerUnavailable:
+            except (ServerUnavailable, asyncio.CancelledError):
                 self._unanswered[shard] = call
                 self._failing.add(shard)
                 raise
