@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lisa.consumer import Batch, Consumer
+    from lisa.consumer import AsyncConsumer, AsyncDelivery, Batch, Consumer, Delivery
     from lisa.core.model.durability import Replicas, replicas
     from lisa.core.model.errors import (
         ConfigError,
@@ -59,10 +59,13 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "AsyncConsumer",
+    "AsyncDelivery",
     "AsyncProducer",
     "Batch",
     "ConfigError",
     "Consumer",
+    "Delivery",
     "Discard",
     "DuplicateMessage",
     "GroupRemoved",
@@ -101,7 +104,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "lisa.consumer": ("Batch", "Consumer"),
+    "lisa.consumer": ("AsyncConsumer", "AsyncDelivery", "Batch", "Consumer", "Delivery"),
     "lisa.core.model.durability": ("Replicas", "replicas"),
     "lisa.core.model.message": ("Message",),
     "lisa.core.model.options": ("TopicOptions",),

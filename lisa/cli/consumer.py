@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -49,8 +49,9 @@ def main(  # noqa: PLR0917  click passes them by name
 ) -> None:
     """Handle due messages until SIGTERM.
 
-    TARGET is pkg.module:name, or pkg.module: its only Consumer, or its receivers of the signal
-    message_received. Exit codes: 0; 2 for a configuration error; 3 if the server is unavailable.
+    TARGET is pkg.module:name, or pkg.module: its only Consumer or AsyncConsumer, or its receivers
+    of the signal message_received. Exit codes: 0; 2 for a configuration error; 3 if the server is
+    unavailable.
     """
     # Imported here to keep --help fast.
     from lisa.core.daemon import logs
@@ -112,7 +113,17 @@ def _run_one(
             )
         elif numbers is not None:
             leave_numbers(numbers, lambda: (own := consumer.numbers()) and own | of_process())
-        consumer.run()
+        running = consumer.run()
+        if running is not None:
+            _run_on_loop(running)
+
+
+def _run_on_loop(running: Coroutine[Any, Any, None]) -> None:
+    """Run an `AsyncConsumer` until SIGTERM or SIGINT."""
+    import asyncio
+
+    with suppress(KeyboardInterrupt):  # raised by asyncio after the consumer has stopped
+        asyncio.run(running)
 
 
 def _warn_of_another_server(settings: ConsumerSettings, used: Address) -> None:

@@ -1,7 +1,8 @@
 """The consumer role: read due messages, run handlers and settle the outcomes."""
 
+from lisa.consumer.async_consumer import AsyncConsumer
 from lisa.consumer.batches import Batch
 from lisa.consumer.consumer import Consumer
-from lisa.consumer.delivery import Delivery
+from lisa.consumer.delivery import AsyncDelivery, Delivery
 
-__all__ = ["Batch", "Consumer", "Delivery"]
+__all__ = ["AsyncConsumer", "AsyncDelivery", "Batch", "Consumer", "Delivery"]

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from lisa.consumer.async_consumer import AsyncConsumer
 from lisa.consumer.consumer import Consumer
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.signals import everywhere
 
+AnyConsumer = AsyncConsumer | Consumer
 
-def load(target: str) -> Consumer:
+
+def load(target: str) -> AnyConsumer:
     """Import a target and return its consumer, not yet started.
 
     `pkg.module` must contain one consumer, or none but receivers of `message_received`, for which
@@ -42,21 +45,24 @@ def _module(name: str) -> ModuleType:
         ) from None
 
 
-def _named(module: ModuleType, name: str) -> Consumer:
+def _named(module: ModuleType, name: str) -> AnyConsumer:
     found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
         raise ConfigError(f"module {module.__name__} has no {name!r}")
-    if not isinstance(found, Consumer):
+    if not isinstance(found, AnyConsumer):
         raise ConfigError(
-            f"{module.__name__}:{name} is a {type(found).__name__}, not a lisa.Consumer"
+            f"{module.__name__}:{name} is a {type(found).__name__}, not a lisa.Consumer or "
+            "lisa.AsyncConsumer"
         )
     return found
 
 
-def _only(module: ModuleType) -> Consumer:
-    consumers = {id(one): name for name, one in vars(module).items() if isinstance(one, Consumer)}
+def _only(module: ModuleType) -> AnyConsumer:
+    consumers = {
+        id(one): name for name, one in vars(module).items() if isinstance(one, AnyConsumer)
+    }
     if len(consumers) > 1:
         names = ", ".join(sorted(consumers.values()))
         raise ConfigError(
@@ -65,11 +71,11 @@ def _only(module: ModuleType) -> Consumer:
         )
     if consumers:
         one = getattr(module, next(iter(consumers.values())))
-        assert isinstance(one, Consumer)  # noqa: S101  for the type checker
+        assert isinstance(one, AnyConsumer)  # noqa: S101  for the type checker
         return one
     if not everywhere.received.receivers:
         raise ConfigError(
-            f"module {module.__name__} has neither a lisa.Consumer nor a receiver of "
+            f"module {module.__name__} has neither a consumer nor a receiver of "
             "lisa.message_received"
         )
     return Consumer()

@@ -28,7 +28,7 @@ from lisa.core.redis.errors import ClientError, passes, translated
 from lisa.core.redis.flow import Command, Flow, Link, Pause
 from lisa.core.store import presence
 from lisa.core.store.manager_watch import ManagerWatch
-from lisa.core.store.store import Store, SyncStore
+from lisa.core.store.store import Store
 from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Retried
@@ -184,17 +184,16 @@ class Puller(Generic[D]):
             if topic_of(shard) == topic:
                 self._announced.pop(shard, None)
 
-    def leave(self, store: SyncStore) -> list[Callable[[], None]]:
-        """One call per shard that removes this consumer's record there, on the given store.
+    @property
+    def looks(self) -> set[Any]:
+        """The threads or tasks that look for a manager and have not ended."""
+        return self._watch.running
 
-        Each raises LisaError.
-        """
+    def leave(self, store: Store) -> list[Flow[None]]:
+        """Flows for the given store that remove this consumer's records, one for each shard."""
         shards = list(self._announced)
         self._announced.clear()
-        return [
-            partial(store.drive, presence.leave_consumer(store, shard, self._name))
-            for shard in shards
-        ]
+        return [presence.leave_consumer(store, shard, self._name) for shard in shards]
 
     def _source(self, topic: Topic, ends: float) -> Flow[GroupSource | None]:
         source = self._sources.get(topic)

@@ -260,7 +260,9 @@ class Runtime:
     def _leave(self, subs: Iterable[Subscription], last: ShutdownCalls) -> None:
         leaving: list[Callable[[], None]] = [partial(self._leave_one, sub) for sub in subs]
         if self._puller is not None:
-            leaving += self._puller.leave(self._store)
+            leaving += [
+                partial(self._store.drive, flow) for flow in self._puller.leave(self._store)
+            ]
         for leave in leaving:  # managers delete records that are left behind
             last.make(partial(self._has_left, leave, last))
 

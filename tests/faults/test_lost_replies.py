@@ -191,8 +191,8 @@ def test_a_repeated_delivery_call_returns_the_first_result(
     [delivery] = insisting(lambda: store.drive(puller.pull(TOPIC, 1, timedelta(0), None)))
     assert (delivery.id, delivery.attempt) == (sent, 1)
     assert insisting(lambda: act(delivery)) == answer
-    for end in puller.leave(store):
-        end()
+    for flow in puller.leave(store):
+        store.drive(flow)
     store.close()
 
 
@@ -213,8 +213,8 @@ def test_a_smaller_pull_after_a_lost_reply_releases_the_surplus(bench: Bench, pr
     assert len(first) == 3
     assert sorted(one.id for one in [*first, *others]) == sorted(sent)
     assert {one.attempt for one in [*first, *others]} == {1}
-    for end in puller.leave(store):
-        end()
+    for flow in puller.leave(store):
+        store.drive(flow)
     store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import urllib.request
 from pathlib import Path
@@ -30,6 +31,17 @@ from lisa.consumer import Consumer
 consumer = Consumer()
 @consumer.on("orders")
 def handle(message): print("handled", message.topic, message.group, message.body, flush=True)
+"""
+
+ON_APP_LOOP = """
+import asyncio
+from lisa import AsyncConsumer
+consumer = AsyncConsumer()
+@consumer.on("orders")
+async def handle(message):
+    print("handling", message.body, flush=True)
+    await asyncio.sleep(0.5)
+    print("handled", message.body, flush=True)
 """
 
 
@@ -64,6 +76,23 @@ def test_targets(
     assert presences(bench) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_asyncio_consumer_finishes_its_handlers_and_exits_with_0(
+    bench: Bench, processes: Processes, tmp_path: Path, number: signal.Signals
+) -> None:
+    bench.declare(TOPIC)
+    (tmp_path / "shop.py").write_text(ON_APP_LOOP)
+    process = start(processes, "--redis", bench.url, "shop")
+    [sent] = bench.send(TOPIC, [42])
+    process.wait_for("handling 42")
+    process.signal(number)
+    assert process.wait() == 0
+    assert "handled 42" in process.output
+    assert "Traceback" not in process.output
+    assert bench.settled_as(TOPIC, sent) == "acked"
+    assert presences(bench) == []
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "said"),
     [
@@ -73,7 +102,7 @@ def test_targets(
         (ONE, ["../shop"], "must be pkg.module or pkg.module:name"),
         (ONE, ["shop:Consumer"], "is a type, not a lisa.Consumer"),
         (ONE + "other = Consumer()\n", ["shop"], "several consumers (consumer, other)"),
-        ("x = 1\n", ["shop"], "neither a lisa.Consumer nor a receiver"),
+        ("x = 1\n", ["shop"], "neither a consumer nor a receiver"),
         ("from lisa.consumer import Consumer\nc = Consumer()\n", ["shop"], "nothing to consume"),
         (ONE, ["--concurrency", "0", "shop"], "concurrency"),
         (ONE, ["--group", "no spaces", "shop"], "group 'no spaces' is not allowed"),

@@ -1,0 +1,163 @@
+"""The public `AsyncConsumer` class, whose handlers run on the application's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from datetime import timedelta
+from typing import Any, Self
+
+from lisa.consumer.async_pull import AsyncPuller
+from lisa.consumer.base import BaseConsumer
+from lisa.consumer.delivery import AsyncDelivery
+from lisa.consumer.tasks import AppLoop
+from lisa.core.model.errors import LisaError
+
+
+class AsyncConsumer(BaseConsumer):
+    """Asynchronous version of `Consumer`, for one event loop; the options are the same.
+
+    `async def` handlers are tasks on the event loop that runs `start` or `run`; other handlers run
+    on threads. Each call gets a copy of the context variables of that time. An asynchronous context
+    manager, which starts the consumer if it has handlers, and stops it.
+    """
+
+    _ending: asyncio.Future[LisaError | None] | None = None
+    _puller: AsyncPuller | None = None
+    _stop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> Self:
+        """Start the consumer and return it; retries an unreachable server.
+
+        Raises ConfigError if a topic or handler is missing, or if the consumer already runs.
+        """
+        self._app = AppLoop(asyncio.get_running_loop(), copy_context())
+        try:
+            await asyncio.to_thread(self._start)
+        except asyncio.CancelledError:
+            await self.stop()  # the thread may still start it
+            raise
+        return self
+
+    async def stop(self) -> None:
+        """Stop reading, release unstarted messages, and let running handlers finish in `grace`.
+
+        If one of the consumer's handlers awaits `stop`, it returns and stops in the background.
+        """
+        runtime, puller = self._runtime, self._puller
+        if runtime is not None and runtime.has_current_task():
+            self._stop_task = asyncio.create_task(self.stop())
+            return
+        await asyncio.to_thread(self._stop)
+        if runtime is not None:
+            await runtime.last_steps()
+        if puller is not None:
+            self._puller = None
+            await puller.close()
+
+    close = stop
+
+    async def run(self) -> None:
+        """Start unless running, and run until cancelled, `stop` or SIGTERM; then stop.
+
+        Also reads topics whose handlers were added after `start`. Leaves SIGTERM alone if the
+        program handles it. Raises ConfigError, also for errors found later, such as a topic with
+        several groups.
+        """
+        ending = self._ending = asyncio.get_running_loop().create_future()
+        with _until_sigterm(self._end_run):
+            try:
+                if not self._read_added():
+                    await self.start()
+                failure = await ending
+            finally:
+                self._ending = None
+                await self.stop()
+        if failure is not None:
+            raise failure
+
+    def pull(
+        self,
+        topic: str,
+        *,
+        batch: int = 1,
+        wait: timedelta | str = timedelta(0),
+        ack_timeout: timedelta | str | None = None,
+    ) -> AsyncIterator[AsyncDelivery]:
+        """Iterate over up to `batch` deliveries to settle yourself; see `Consumer.pull`.
+
+        The iterator makes one pull: it ends after these deliveries, or if there are none within
+        `wait`. Deliveries that it does not reach are released. Raises LisaError.
+        """
+        times = self._checked_pull(topic, wait, ack_timeout)
+        if self._puller is None:
+            self._puller = AsyncPuller(self._options, self._handlers.signals)
+        return self._puller.pull(topic, batch, *times)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Remove a topic's handlers and release its unstarted messages.
+
+        Running handlers finish, and their outcomes are settled.
+        """
+        await asyncio.to_thread(self._unsubscribe, topic)
+
+    async def pause(self, topic: str | None = None) -> None:
+        """Pause one topic, or all topics, in this consumer only; held messages are finished.
+
+        Raises ConfigError if the consumer does not run.
+        """
+        await asyncio.to_thread(self._running().readers.pause, topic, paused=True)
+
+    async def resume(self, topic: str | None = None) -> None:
+        """Resume one topic, or all topics. Raises ConfigError if the consumer does not run."""
+        await asyncio.to_thread(self._running().readers.pause, topic, paused=False)
+
+    async def __aenter__(self) -> Self:
+        return await self.start() if self._all_wanted() else self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _read_added(self) -> bool:
+        """Read topics that were added after the start; returns False if not started."""
+        with self._lock:
+            runtime = self._runtime
+            if runtime is None:
+                return False
+            for wanted in self._checked_wanted():
+                runtime.readers.take(wanted)
+        return True
+
+    def _end_run(self, error: LisaError | None = None) -> None:
+        ending = self._ending
+        if ending is not None:
+            ending.get_loop().call_soon_threadsafe(_end, ending, error)
+
+
+def _end(ending: asyncio.Future[LisaError | None], error: LisaError | None) -> None:
+    if not ending.done():
+        ending.set_result(error)
+
+
+@contextmanager
+def _until_sigterm(end: Callable[[], Any]) -> Iterator[None]:
+    """Call `end` at the first SIGTERM, if its handler is Python's default; the second one kills."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def hear() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        end()
+
+    loop.add_signal_handler(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

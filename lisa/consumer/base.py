@@ -1,0 +1,205 @@
+"""The options, handlers and runtime that `Consumer` and `AsyncConsumer` share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from lisa.consumer.options import ConsumerOptions, WantedTopic
+from lisa.consumer.registration import Registration
+from lisa.consumer.runtime import Runtime
+from lisa.consumer.tasks import AppLoop
+from lisa.core.metrics.numbers import Numbers
+from lisa.core.model.clock import named_duration, option_duration
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.keys import Keys, check_topic
+from lisa.core.model.options import GRACE
+from lisa.core.redis.address import Address
+from lisa.core.settings import ConsumerSettings
+
+log = logging.getLogger("lisa.consumer")
+
+
+class BaseConsumer(Registration):
+    """The part of both consumers that neither blocks nor awaits, and blocking private methods.
+
+    The options are those of `Consumer`.
+    """
+
+    def __init__(
+        self,
+        server: str | Address | None = None,
+        *,
+        group: str | None = None,
+        name: str | None = None,
+        concurrency: int = 1,
+        prefix: str | None = None,
+        poll_timeout: timedelta | str = timedelta(seconds=5),
+        poll_batch_size: int | None = None,
+        grace: timedelta | str = GRACE,
+    ) -> None:
+        super().__init__()
+        self._options = ConsumerOptions(
+            address=Address.of(server),
+            keys=Keys.of(prefix),
+            in_code=[
+                option
+                for option, given in (("address", server), ("keys", prefix))
+                if given is not None
+            ],
+            group=group,
+            name=name,
+            concurrency=concurrency,
+            poll_timeout=option_duration("poll_timeout", poll_timeout),
+            poll_batch_size=poll_batch_size,
+            grace=option_duration("grace", grace),
+        ).checked()
+        self._runtime: Runtime | None = None
+        self._lock = threading.RLock()
+        self._stopping = threading.Lock()
+        self._app: AppLoop | None = None
+
+    @classmethod
+    def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
+        """Create a consumer from a YAML file, the environment and the overrides.
+
+        `groups` in the file names the topics; see `lisa.core.settings.ConsumerSettings.load`.
+        Raises ConfigError if a setting is invalid.
+        """
+        settings = ConsumerSettings.load(path, **overrides)
+        settings.require_enabled()
+        consumer = cls()
+        consumer.configure(settings)
+        return consumer
+
+    @property
+    def server(self) -> tuple[Address, str]:
+        """The server's address and the key prefix."""
+        return self._options.address, self._options.keys.prefix
+
+    def configure(self, settings: ConsumerSettings, flags: Collection[str] | None = None) -> None:
+        """Apply settings before `start`. Raises ConfigError if the consumer runs.
+
+        With `flags`, the names of the settings from the command line, only those that are set; a
+        server or a prefix that the constructor got is kept then, unless a flag names another.
+        """
+        if self._runtime is not None:
+            raise ConfigError("a running consumer cannot be configured")
+        self._options = self._options.with_settings(settings, flags)
+
+    @property
+    def group(self) -> str | None:
+        """The group given to the constructor or set later; None joins each topic's only group."""
+        return self._options.group
+
+    @group.setter
+    def group(self, name: str | None) -> None:
+        self._options = replace(self._options, group=name).checked()
+
+    def subscribe(self, topic: str, handler: Callable[[Any], Any], **options: Any) -> None:
+        """Register a handler as `on` does; a running consumer starts to read the topic."""
+        with self._lock:
+            self.on(topic, handler, **options)
+            if self._runtime is not None:
+                for wanted in self._options.wanted_for(topic):
+                    self._runtime.readers.take(wanted)
+
+    def topics(self) -> list[str]:
+        """The topics that the consumer reads, or would read if it started now, sorted by name."""
+        return sorted({wanted.topic for wanted in self._all_wanted()})
+
+    def health(self) -> Mapping[str, Any]:
+        """The content of `/healthz`: state by topic, and whether the server answers."""
+        runtime = self._runtime
+        return {"status": "stopped", "topics": {}} if runtime is None else runtime.health()
+
+    def numbers(self) -> Numbers:
+        """The metrics of this consumer, see `lisa.core.metrics.families`; empty unless it runs."""
+        runtime = self._runtime
+        return {} if runtime is None else runtime.numbers()
+
+    def _fail(self, error: LisaError) -> None:
+        """Stop because a reader met an error that retries cannot solve."""
+        log.error("the consumer stops: %s", error)
+        self._end_run(error)
+
+    def _end_run(self, error: LisaError | None = None) -> None:
+        """End `run`, on any thread; `run` raises the error."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        with self._lock:
+            all_wanted = self._checked_wanted()
+            if self._runtime is not None and self._runtime.is_started:
+                raise ConfigError("this consumer is already running")
+            if self._runtime is None:
+                self._runtime = self._new_runtime()
+            try:
+                self._runtime.start(all_wanted)
+            except LisaError:
+                self._runtime.close(0)
+                self._runtime = None
+                raise
+
+    def _stop(self) -> None:
+        # Without the other lock, because handlers that finish meanwhile may subscribe or pull.
+        with self._stopping:
+            with self._lock:
+                runtime, self._runtime = self._runtime, None
+            try:
+                if runtime is not None:
+                    runtime.close(self._options.grace.total_seconds())
+            finally:
+                self._end_run()
+
+    def _unsubscribe(self, topic: str) -> None:
+        with self._lock:
+            if self._runtime is not None:
+                self._runtime.readers.unsubscribe(topic)
+            self._handlers.remove(check_topic(topic))
+            self._options = self._options.without(topic)
+
+    def _checked_wanted(self) -> list[WantedTopic]:
+        """What to read. Raises ConfigError if a topic or handler is missing."""
+        all_wanted = self._all_wanted()
+        if not all_wanted:
+            raise ConfigError(
+                "nothing to consume: no handler, receiver or setting names a topic; "
+                "add a handler with consumer.on(topic)"
+            )
+        for topic in sorted({wanted.topic for wanted in all_wanted}):
+            if self._handlers.plan(topic).is_empty:
+                raise ConfigError(
+                    f"topic {topic!r} has no handler; add one with consumer.on({topic!r})"
+                )
+        return all_wanted
+
+    @staticmethod
+    def _checked_pull(
+        topic: str, wait: timedelta | str, ack_timeout: timedelta | str | None
+    ) -> tuple[timedelta, timedelta | None]:
+        """The durations of a pull. Raises LisaError if an argument is invalid."""
+        check_topic(topic)
+        timeout = None if ack_timeout is None else named_duration("ack_timeout", ack_timeout)
+        return named_duration("wait", wait), timeout
+
+    def _new_runtime(self) -> Runtime:
+        return Runtime(self._options, self._handlers, failed=self._fail, app=self._app)
+
+    def _running(self) -> Runtime:
+        if self._runtime is None:
+            raise ConfigError("the consumer is not running")
+        return self._runtime
+
+    def _all_wanted(self) -> list[WantedTopic]:
+        topics = self._handlers.topics()
+        named = sorted({wanted.topic for wanted in self._options.configured} | set(topics))
+        if not named:
+            # Only without own topics, so that a second consumer does not read these as well.
+            named = self._handlers.module_topics()
+        return [wanted for topic in named for wanted in self._options.wanted_for(topic)]

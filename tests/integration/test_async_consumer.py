@@ -1,0 +1,380 @@
+"""`AsyncConsumer`: handlers, pulls and the end of a run on the application's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import AsyncConsumer, Discard
+from lisa.core.delivery.source import GroupSource
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.redis.flow import Pause
+from tests.consumers import Bench, presences, presences_running, settled
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lisa import AsyncDelivery, Batch, Message
+    from lisa.core.redis.flow import Flow
+
+TOPIC = "orders"
+place: ContextVar[str] = ContextVar("place", default="nowhere")
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    bench.declare(TOPIC)
+    yield bench
+    bench.store.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(wait_until, condition)
+
+
+async def pulled(consumer: AsyncConsumer, batch: int = 1, wait: str = "0s") -> list[AsyncDelivery]:
+    return [one async for one in consumer.pull(TOPIC, batch=batch, wait=wait)]
+
+
+# Handlers
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_async_handlers_share_the_loop_the_thread_and_the_context(
+    bench: Bench, concurrency: int
+) -> None:
+    place.set("application")
+    found = set()
+    consumer = AsyncConsumer(bench.url, concurrency=concurrency)
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        found.add((asyncio.get_running_loop(), threading.get_ident(), place.get()))
+        place.set("handler")  # must not reach the next message
+        await asyncio.sleep(0)
+
+    sent = bench.send(TOPIC, range(20))
+    async with consumer:
+        await until(lambda: all(settled(bench, one)() for one in sent))
+    assert found == {(asyncio.get_running_loop(), threading.get_ident(), "application")}
+    assert place.get() == "application"
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_other_handlers_run_on_threads_in_copies_of_the_context(
+    bench: Bench, concurrency: int
+) -> None:
+    place.set("application")
+    found = set()
+
+    def handle(message: Message) -> None:
+        found.add((threading.get_ident() == main, place.get()))
+        place.set("handler")
+
+    def handle_batch(batch: Batch) -> None:
+        found.update((threading.get_ident() == main, place.get()) for _ in batch)
+        place.set("batch")
+
+    main = threading.get_ident()
+    bench.declare("mails")
+    sent, mails = bench.send(TOPIC, range(20)), bench.send("mails", range(20))
+    async with AsyncConsumer(bench.url, concurrency=concurrency) as consumer:
+        consumer.on(TOPIC, handle)
+        consumer.on("mails", handle_batch, batch=5)
+        await consumer.start()
+        await until(lambda: all(settled(bench, one)() for one in sent))
+        await until(lambda: all(settled(bench, one, "mails")() for one in mails))
+    assert found == {(False, "application")}
+
+
+async def test_receivers_of_signals_run_on_the_loop_with_the_context(bench: Bench) -> None:
+    place.set("application")
+    heard: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
+    consumer = AsyncConsumer(bench.url)
+
+    async def acked(topic: str, *, message: Message) -> None:
+        await heard.put((threading.get_ident() == main, place.get()))
+
+    async def handle(message: Message) -> None: ...
+
+    main = threading.get_ident()
+    consumer.message_acked.connect(acked)
+    consumer.on(TOPIC, handle)
+    async with consumer, asyncio.timeout(20):
+        bench.send(TOPIC, [1])
+        assert await heard.get() == (True, "application")
+
+
+async def test_handlers_run_within_the_bound_and_their_outcomes_are_settled(bench: Bench) -> None:
+    running = most = 0
+    consumer = AsyncConsumer(bench.url, concurrency=3)
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        if message.body == 7:
+            raise Discard("seven")
+
+    sent = bench.send(TOPIC, range(30))
+    async with consumer:
+        await until(lambda: bench.stat(TOPIC, "acked") == 29)
+        await until(lambda: bench.states(TOPIC, sent[7]) == ["garbage"])
+    assert most == 3
+
+
+# The end
+
+
+async def test_leaving_settles_what_finishes_and_releases_the_rest(bench: Bench) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    started = asyncio.Event()
+    consumer = AsyncConsumer(bench.url, concurrency=2, grace="10s")
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.sleep(0.3)
+
+    sent = bench.send(TOPIC, range(10))
+    async with consumer, asyncio.timeout(20):
+        await started.wait()
+    states = [bench.settled_as(TOPIC, one) for one in sent]
+    assert states.count("acked") in range(1, 5)
+    assert bench.ask("XPENDING", bench.store.keys.topic(TOPIC).group("lisa").ready, "lisa")[0] == 0
+    assert presences(bench) == []
+    assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
+
+
+async def test_after_the_grace_time_handlers_are_cancelled_and_released(bench: Bench) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    started, cancelled = asyncio.Event(), asyncio.Event()
+    consumer = AsyncConsumer(bench.url, grace="200ms")
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    [sent] = bench.send(TOPIC, [1])
+    async with consumer, asyncio.timeout(20):
+        await started.wait()
+    assert cancelled.is_set()
+    assert [one.id for one in await pulled(consumer)] == [sent], "it was released"
+    await consumer.stop()
+
+
+async def test_run_lasts_until_it_is_cancelled(bench: Bench) -> None:
+    consumer = AsyncConsumer(bench.url)
+    handled = asyncio.Event()
+    async with consumer, asyncio.timeout(20):
+
+        @consumer.on(TOPIC)
+        async def handle(message: Message) -> None:
+            handled.set()
+
+        run = asyncio.create_task(consumer.run())
+        bench.send(TOPIC, [1])
+        await handled.wait()
+        run.cancel()
+        with suppress(asyncio.CancelledError):
+            await run
+        assert run.cancelled()
+    assert bench.stat(TOPIC, "acked") == 1
+    assert consumer.health()["status"] == "stopped"
+
+
+async def test_run_reads_topics_added_after_the_start(bench: Bench) -> None:
+    bench.declare("mails")
+    consumer = AsyncConsumer(bench.url)
+
+    async def handle(message: Message) -> None:
+        if message.topic == "mails":
+            await consumer.stop()  # from a handler: in the background
+
+    consumer.on(TOPIC, handle)
+    async with consumer, asyncio.timeout(20):
+        consumer.on("mails", handle)
+        [sent] = bench.send("mails", [1])
+        await consumer.run()
+    assert bench.settled_as("mails", sent) == "acked"
+
+
+async def test_run_ends_at_sigterm_and_restores_the_default(bench: Bench) -> None:
+    consumer = AsyncConsumer(bench.url)
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    [sent] = bench.send(TOPIC, [1])
+    async with asyncio.timeout(20):
+        await consumer.run()
+    assert bench.settled_as(TOPIC, sent) == "acked"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+async def test_run_raises_what_stops_the_consumer(bench: Bench) -> None:
+    bench.declare(TOPIC, "second")
+
+    async def handle(message: Message) -> None: ...
+
+    consumer = AsyncConsumer(bench.url)
+    with pytest.raises(ConfigError, match="nothing to consume"):
+        await consumer.run()
+    consumer.on(TOPIC, handle)
+    with pytest.raises(ConfigError, match="several groups"):
+        await consumer.run()
+
+
+async def test_a_cancelled_start_leaves_nothing_running(bench: Bench) -> None:
+    async def handle(message: Message) -> None: ...
+
+    consumer = AsyncConsumer(bench.url)
+    consumer.on(TOPIC, handle)
+    start = asyncio.create_task(consumer.start())
+    await asyncio.sleep(0)
+    start.cancel()
+    with suppress(asyncio.CancelledError):
+        await start
+    assert consumer.health()["status"] == "stopped"
+    assert presences(bench) == []
+
+
+async def test_pause_and_unsubscribe(bench: Bench) -> None:
+    seen: list[int] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    async with AsyncConsumer(bench.url) as consumer:
+        consumer.on(TOPIC, handle)
+        await consumer.start()
+        await until(presences_running(bench))
+        await consumer.pause(TOPIC)
+        bench.send(TOPIC, [1])
+        await asyncio.sleep(0.3)
+        assert seen == []
+        await consumer.resume(TOPIC)
+        await until(lambda: seen == [1])
+        await consumer.unsubscribe(TOPIC)
+        await until(lambda: presences(bench) == [])
+        consumer.subscribe(TOPIC, handle)
+        bench.send(TOPIC, [2])
+        await until(lambda: seen == [1, 2])
+
+
+# Pulls
+
+
+async def test_a_pull_yields_deliveries_to_settle(bench: Bench) -> None:
+    bench.configure(TOPIC, ack_timeout="1h", retry_delays="0s")
+    ids = bench.send(TOPIC, range(6))
+    acked: list[str] = []
+
+    def hear(topic: str, *, message: Message) -> None:
+        acked.append(message.id)
+
+    async with AsyncConsumer(bench.url) as consumer:
+        consumer.message_acked.connect(hear)
+        found = await pulled(consumer, batch=5)
+        assert [one.body for one in found] == [0, 1, 2, 3, 4]
+        assert repr(found[0]) == f"<AsyncDelivery of {ids[0]!r} on 'orders', attempt 1>"
+        assert await found[0].ack() == "acked"
+        assert await found[0].ack() == "repeated"
+        assert await found[1].retry(delay="1h") == "retrying"
+        assert await found[2].discard("no") == "dead"
+        assert await found[3].extend()
+        assert await found[4].release()
+        rest = await pulled(consumer, batch=5)
+        assert {one.body for one in rest} == {4, 5}
+        assert await pulled(consumer) == []
+    assert acked == [ids[0], ids[0]]
+    assert presences(bench) == []
+
+
+async def test_a_pull_waits_without_blocking_the_loop(bench: Bench) -> None:
+    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(20):
+        assert await pulled(consumer) == []
+        waiting = asyncio.create_task(pulled(consumer, wait="10s"))
+        await asyncio.sleep(0.2)
+        bench.send(TOPIC, [1])
+        assert [one.body for one in await waiting] == [1]
+
+
+async def test_deliveries_that_an_iteration_does_not_reach_are_released(bench: Bench) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    bench.send(TOPIC, range(5))
+    async with AsyncConsumer(bench.url) as consumer:
+        async for delivery in consumer.pull(TOPIC, batch=5):
+            await delivery.ack()
+            break
+    async with AsyncConsumer(bench.url) as consumer:
+        rest = await pulled(consumer, batch=5)
+        assert sorted(one.body for one in rest) == [1, 2, 3, 4]
+        assert {one.attempt for one in rest} == {1}
+
+
+async def test_a_cancelled_pull_loses_no_messages(bench: Bench) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    bench.send(TOPIC, range(40))
+    seen: list[int] = []
+    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(60):
+        for step in range(200):
+            pull = asyncio.create_task(pulled(consumer, batch=2))
+            await asyncio.sleep(step % 40 * 0.0002)  # cancels at another await each time
+            pull.cancel()
+            with suppress(asyncio.CancelledError):
+                seen += [one.body for one in await pull]
+        while len(seen) < 40:
+            found = await pulled(consumer, batch=10, wait="5s")
+            assert found, f"{40 - len(seen)} messages are held by nobody's call"
+            seen += [one.body for one in found]
+    assert sorted(seen) == list(range(40))
+
+
+@pytest.mark.parametrize("step", ["open", "settle_unfit"])
+async def test_messages_of_a_pull_cancelled_after_the_reply_come_with_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    [sent] = bench.send(TOPIC, [1])
+    original = getattr(GroupSource, step)
+
+    def slow(self: GroupSource, *args: Any) -> Flow[Any]:
+        yield Pause(60)
+        return (yield from original(self, *args))
+
+    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(20):
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupSource, step, slow)
+            pull = asyncio.create_task(pulled(consumer))
+            await until(lambda: bench.states(TOPIC, sent) == ["in_flight"])
+            pull.cancel()
+            await asyncio.wait([pull])
+        assert [(one.id, one.attempt) for one in await pulled(consumer)] == [(sent, 1)]
+
+
+async def test_invalid_arguments_are_refused_by_the_call(bench: Bench) -> None:
+    async with AsyncConsumer(bench.url) as consumer:
+        with pytest.raises(InvalidMessage):
+            consumer.pull("no spaces")
+        with pytest.raises(InvalidMessage):
+            await pulled(consumer, batch=0)
+        with pytest.raises(ConfigError, match="not running"):
+            await consumer.pause()
