@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NotReplicated,
         RemovalUnfinished,
         ServerUnavailable,
+        StartupFailed,
         TooManyGroups,
         TopicFull,
     )
@@ -81,6 +82,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "ServerUnavailable",
+    "StartupFailed",
     "TooManyGroups",
     "TopicFull",
     "TopicOptions",

@@ -53,8 +53,6 @@ class AsyncConsumer(BaseConsumer):
             self._stop_task = asyncio.create_task(self.stop())
             return
         await asyncio.to_thread(self._stop)
-        if runtime is not None:
-            await runtime.last_steps()
         if puller is not None:
             self._puller = None
             await puller.close()

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from lisa.consumer.lifespan import Lifespan
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.registration import Registration
 from lisa.consumer.runtime import Runtime
@@ -42,6 +43,7 @@ class BaseConsumer(Registration):
         poll_timeout: timedelta | str = timedelta(seconds=5),
         poll_batch_size: int | None = None,
         grace: timedelta | str = GRACE,
+        lifespan: Lifespan | None = None,
     ) -> None:
         super().__init__()
         self._options = ConsumerOptions(
@@ -58,6 +60,7 @@ class BaseConsumer(Registration):
             poll_timeout=option_duration("poll_timeout", poll_timeout),
             poll_batch_size=poll_batch_size,
             grace=option_duration("grace", grace),
+            lifespan=lifespan,
         ).checked()
         self._runtime: Runtime | None = None
         self._lock = threading.RLock()
@@ -65,7 +68,9 @@ class BaseConsumer(Registration):
         self._app: AppLoop | None = None
 
     @classmethod
-    def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
+    def from_config(
+        cls, path: Path | str | None = None, *, lifespan: Lifespan | None = None, **overrides: Any
+    ) -> Self:
         """Create a consumer from a YAML file, the environment and the overrides.
 
         `groups` in the file names the topics; see `lisa.core.settings.ConsumerSettings.load`.
@@ -73,7 +78,7 @@ class BaseConsumer(Registration):
         """
         settings = ConsumerSettings.load(path, **overrides)
         settings.require_enabled()
-        consumer = cls()
+        consumer = cls(lifespan=lifespan)
         consumer.configure(settings)
         return consumer
 
@@ -141,7 +146,7 @@ class BaseConsumer(Registration):
                 self._runtime = self._new_runtime()
             try:
                 self._runtime.start(all_wanted)
-            except LisaError:
+            except BaseException:
                 self._runtime.close(0)
                 self._runtime = None
                 raise

@@ -25,6 +25,10 @@ class Consumer(BaseConsumer):
     poll_batch_size: the most unstarted messages held per topic. None adapts to the number that
         handlers finish in 50 ms.
     grace: how long running handlers may take to finish when the consumer stops.
+    lifespan: a function without arguments that returns a context manager, synchronous or not. The
+        consumer enters it before it reads, and leaves it after the last handler, or after `grace`.
+        Handlers find the value that it yields in `message.state`. `start` raises StartupFailed if
+        it cannot be entered.
 
     Register handlers with `on` or `subscribe`, or connect receivers to `message_received`, either
     the consumer's own or the module-wide signal. Raises ConfigError if an option is invalid.

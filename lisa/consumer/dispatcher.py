@@ -48,7 +48,7 @@ class Dispatcher:
         self.spawn, self.wait = self._tasks.spawn, self._tasks.wait
         self.check_loop = self._tasks.check_loop
         self.has_current_task = self._tasks.has_current_task
-        self.last_steps = self._tasks.last_steps
+        self.end_tasks = self._tasks.end
         self._on_message, self._drive = on_message_sync, drive
         if app is not None:
             self._on_message = _in_copies_of(app.context, on_message_sync)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
+from lisa.consumer.lifespan import Lifespan
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import GRACE
@@ -42,6 +43,7 @@ class ConsumerOptions:
     poll_timeout: timedelta = timedelta(seconds=5)
     poll_batch_size: int | None = None
     grace: timedelta = GRACE
+    lifespan: Lifespan | None = None
     configured: Collection[WantedTopic] = ()
     in_code: Collection[str] = ()
 
@@ -55,6 +57,10 @@ class ConsumerOptions:
                 f"name={name!r} is not a non-empty string; omit name to use a generated one"
             )
         _check_whole("concurrency", self.concurrency, LARGEST_CONCURRENCY)
+        if self.lifespan is not None and not callable(self.lifespan):
+            raise ConfigError(
+                f"lifespan={self.lifespan!r} is not a function that returns a context manager"
+            )
         if not self.poll_timeout:
             raise ConfigError("poll_timeout must be above 0")
         if self.poll_batch_size is not None:

@@ -16,6 +16,7 @@ from lisa.consumer.handlers import Handlers
 from lisa.consumer.heartbeat import Heartbeat
 from lisa.consumer.inflight import Held
 from lisa.consumer.intake import Intake
+from lisa.consumer.lifespan import LifespanRun
 from lisa.consumer.metrics import own_numbers
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.outages import OutageLog
@@ -98,7 +99,8 @@ class Runtime:
         self._blocking_reads = Connection(address.blocking_for(LONGEST_WAIT_S))
         self._puller: Puller[Delivery] | None = None
         self.has_current_task = self._dispatcher.has_current_task
-        self.last_steps = self._dispatcher.last_steps
+        self._lifespan = LifespanRun(options.lifespan, self._dispatcher.spawn)
+        self._state: Any = None
 
     @property
     def is_started(self) -> bool:
@@ -110,7 +112,7 @@ class Runtime:
 
     def _new_reader(self, shard: Shard, group: str, name: str) -> Reader:
         options = self._options
-        sub = Subscription(self._store, shard, group, name, self._heartbeat.wake)
+        sub = Subscription(self._store, shard, group, name, self._heartbeat.wake, state=self._state)
         stream = StreamReader(sub, options.address, options.poll_timeout, self._settler)
         intake = Intake(
             sub,
@@ -124,7 +126,10 @@ class Runtime:
         return Reader(sub, stream, intake, self._longest_s, self._failed, outages=self._outages)
 
     def start(self, all_wanted: Iterable[WantedTopic]) -> None:
-        """Start the threads. Raises ConfigError for errors that can be detected at the start."""
+        """Enter the lifespan and start the threads.
+
+        Raises StartupFailed, and ConfigError for errors that can be detected at the start.
+        """
         all_wanted = list(all_wanted)
         try:
             self._store.drive(self._store.check_schema())
@@ -134,6 +139,7 @@ class Runtime:
                     self._store.drive(find_group(self._store, wanted.topic))
         except ServerUnavailable as error:
             self._outages.warn("starting without the server, trying again", error)
+        self._state = self._lifespan.enter()
         self._settler.start()
         self._heartbeat.start()
         self.readers.open(all_wanted)
@@ -221,11 +227,13 @@ class Runtime:
             self._settler.close(last.left_s())
             self._heartbeat.close(last.left_s(HEARTBEAT_S))
             self.readers.end_pool()
-            self._dispatcher.close()
+            self._dispatcher.end_tasks()
         self._leave(readers, last)
         self._store.close()
         self._patient_store.close()
         self._blocking_reads.close()
+        self._lifespan.leave()
+        self._dispatcher.close()
         if was_started:
             log.info("stopped")
 

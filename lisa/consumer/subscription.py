@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lisa.consumer.handler_stats import HandlerStats
 from lisa.consumer.inflight import Held, Outcome, Verdict
@@ -50,6 +51,7 @@ class Subscription:
     stats: counts and times of handlers.
     pace: how many messages to prefetch.
     shortened: called when the ack timeout became shorter.
+    state: what the consumer's lifespan yielded.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Subscription:
         wanted: str,
         name: str,
         shortened: Callable[[], None] = lambda: None,
+        *,
+        state: Any = None,
     ) -> None:
         self.store = store
         self.membership = Membership(store, shard, wanted, name)
@@ -76,6 +80,7 @@ class Subscription:
         self.is_paused_topic = False
         self.is_paused_here = False
         self.closing = threading.Event()
+        self._state = state
 
     @property
     def group(self) -> str:
@@ -136,12 +141,12 @@ class Subscription:
         self, entries: Sequence[Entry], opened: Opened, read_at: float, leased_at: float
     ) -> list[Held]:
         topic, group, now_us, hold = self.topic, self.group, opened.now_us, self.leases.hold
-        lease_ends = leased_at + self.leases.ack_timeout_s
+        lease_ends, state = leased_at + self.leases.ack_timeout_s, self._state
         taken = []
         for entry, data, is_past in zip(entries, opened.envelopes, opened.past_ttl, strict=True):
             if data is None:
                 continue
-            message, fault = unpack(topic, group, entry, data)
+            message, fault = unpack(topic, group, entry, data, state)
             entry_id = entry.entry
             one = Held(entry_id, message, data, now_us, read_at, lease_ends)
             hold(entry_id, one)
@@ -286,13 +291,8 @@ class Subscription:
 
     def _not_released(self, count: int, error: LisaError) -> None:
         again = "trying again" if self.unreleased else "redelivered when their leases expire"
-        log.warning(
-            "topic %s: %d messages could not be released (%s): %s",
-            self.shard,
-            count,
-            error,
-            again,
-        )
+        what = "topic %s: %d messages could not be released (%s): %s"
+        log.warning(what, self.shard, count, error, again)
 
     def release_owed(self) -> bool:
         """Retry earlier failed releases; returns whether the server released them all."""

@@ -7,6 +7,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
@@ -87,7 +88,6 @@ class HandlerTasks:
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
-        loop.run_until_complete(self.last_steps())
         loop.close()
 
     def _start(self, sub: Subscription, count: int) -> None:
@@ -168,18 +168,18 @@ class HandlerTasks:
         """Whether the caller is a handler's task on the running event loop."""
         return asyncio.current_task() in self._tasks
 
-    async def last_steps(self) -> None:
-        """Give cancelled tasks up to a second to end."""
-        waiting: set[Any] = set(self._tasks)
-        if waiting:
-            await asyncio.wait(waiting, timeout=1)
-
     def cancel(self) -> None:
         """Cancel the running handlers, whose deliveries were released."""
         self._leaving = True
         if self._loop is not None:
             for task in list(self._tasks):
                 self._loop.call_soon_threadsafe(task.cancel)
+
+    def end(self) -> None:
+        """Give cancelled tasks up to a second to end, on a thread other than the loop's."""
+        if self._tasks:
+            with suppress(TimeoutError):  # a handler may block the loop
+                self.spawn(asyncio.wait(set(self._tasks), timeout=1)).result(2)
 
     def close(self) -> None:
         """End the loop, unless it is the application's."""

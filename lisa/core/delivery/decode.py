@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lisa.core.model.envelope import decode_content, fence_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.lateness import letter
@@ -12,10 +14,12 @@ from lisa.core.transitions.ack import NO_LATENESS, Settlement
 _new = tuple.__new__
 
 
-def unpack(topic: str, group: str, entry: Entry, data: bytes) -> tuple[Message, str]:
+def unpack(
+    topic: str, group: str, entry: Entry, data: bytes, state: Any = None
+) -> tuple[Message, str]:
     """The message of an entry, and the reason if its body cannot be decoded, else "".
 
-    A message that cannot be decoded has None as its body.
+    A message that cannot be decoded has None as its body. `state` is that of the consumer.
     """
     _, message_id, due_ms, attempt = entry
     fault = ""
@@ -31,6 +35,7 @@ def unpack(topic: str, group: str, entry: Entry, data: bytes) -> tuple[Message, 
         due_ms=due_ms,
         attempt=attempt,
         headers=headers,
+        state=state,
     ), fault
 
 

@@ -10,7 +10,8 @@
     |   +-- NotReplicated                   written, but not to enough replicas in time
     |   +-- Misplaced                       the topic's shards are being changed
     +-- ConfigError                         a setting, permission or password is wrong
-        +-- TooManyGroups                   the topic has its maximum number of groups
+    |   +-- TooManyGroups                   the topic has its maximum number of groups
+    +-- StartupFailed                       a consumer's lifespan raised an error at startup
 
 Errors of the Redis client are always converted to one of these.
 """
@@ -86,3 +87,7 @@ class ConfigError(LisaError):
 
 class TooManyGroups(ConfigError):
     """The topic has as many groups as its `max_groups` allows; existing groups are not affected."""
+
+
+class StartupFailed(LisaError):
+    """A consumer's lifespan raised an error at startup, which is this error's `__cause__`."""

@@ -16,7 +16,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     `body` is the sent value (JSON values, str or bytes), or an instance of the handler's `model`.
     `due_ms` is epoch milliseconds: the producer's due time for the first attempt, the due time of
     the retry for later ones. `attempt` counts from 1. `reason` and `next_due_ms` are set only on
-    the messages of `message_retrying` and `message_dead`.
+    the messages of `message_retrying` and `message_dead`. `state` is what the consumer's lifespan
+    yielded; None for pulled messages. Comparisons and `repr` include it.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     headers: dict[str, str] = {}
     reason: str | None = None
     next_due_ms: int | None = None
+    state: Any = None
 
     @property
     def due(self) -> datetime:

@@ -1,0 +1,87 @@
+"""A consumer's lifespan: resources for handlers, opened at the start and closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from lisa.core.model.errors import StartupFailed
+from lisa.core.model.outcomes import reason_of
+
+log = logging.getLogger("lisa.consumer")
+
+Lifespan = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+"""Makes a context manager, such as a function with `@contextmanager` or `@asynccontextmanager`."""
+
+Spawn = Callable[[Awaitable[Any]], "Future[Any]"]
+
+
+class LifespanRun:
+    """One run of a lifespan, from the start of a consumer to its end.
+
+    An asynchronous context manager is entered and left by one task, run by `spawn` on the event
+    loop of the handlers.
+    """
+
+    def __init__(self, lifespan: Lifespan | None, spawn: Spawn) -> None:
+        self._lifespan = lifespan
+        self._spawn = spawn
+        self._manager: AbstractContextManager[Any] | None = None
+
+    def enter(self) -> Any:
+        """The state for handlers; None without a lifespan. Raises StartupFailed."""
+        if self._lifespan is None:
+            return None
+        try:
+            manager = self._lifespan()
+            if isinstance(manager, AbstractAsyncContextManager):
+                manager = _OnLoop(manager, self._spawn)
+            state = manager.__enter__()
+        except Exception as error:
+            log.exception("the consumer's lifespan failed at startup")
+            raise StartupFailed(
+                f"the consumer's lifespan failed at startup: {reason_of(error)}"
+            ) from error
+        self._manager = manager
+        return state
+
+    def leave(self) -> None:
+        """Close what `enter` opened; errors are logged."""
+        manager, self._manager = self._manager, None
+        if manager is None:
+            return
+        try:
+            manager.__exit__(None, None, None)
+        except Exception:
+            log.exception("the consumer's lifespan failed at shutdown")
+
+
+class _OnLoop(AbstractContextManager[Any]):
+    """An asynchronous context manager, entered and left from other threads than its loop's."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any], spawn: Spawn) -> None:
+        self._manager = manager
+        self._spawn = spawn
+        self._entered: Future[tuple[Any, Callable[[], object]]] = Future()
+
+    def __enter__(self) -> Any:
+        self._ended = self._spawn(self._hold())
+        wait([self._entered, self._ended], return_when=FIRST_COMPLETED)
+        if not self._entered.done():
+            self._ended.result()  # raises
+        state, self._leave = self._entered.result()
+        return state
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+        self._ended.result()
+
+    async def _hold(self) -> None:
+        loop, leaving = asyncio.get_running_loop(), asyncio.Event()
+        async with self._manager as state:
+            self._entered.set_result((state, lambda: loop.call_soon_threadsafe(leaving.set)))
+            await leaving.wait()

@@ -1,0 +1,257 @@
+"""A consumer's lifespan: what it yields reaches the handlers, and its end comes after them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import AsyncConsumer, Consumer, Message, StartupFailed
+from lisa.core.model.errors import ConfigError
+from tests.consumers import Bench, ignore, presences
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from lisa.consumer.lifespan import Lifespan
+    from tests.servers import Processes
+
+TOPIC = "orders"
+
+
+class Story:
+    """What happened, in order, in a lifespan of each kind."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.loops: list[asyncio.AbstractEventLoop] = []
+        self.started = threading.Event()
+
+    @contextmanager
+    def sync(self) -> Iterator[Story]:
+        self.events.append("open")
+        yield self
+        self.events.append("close")
+
+    @asynccontextmanager
+    async def on_loop(self) -> AsyncIterator[Story]:
+        with self.sync():
+            task = asyncio.current_task()
+            self.loops.append(asyncio.get_running_loop())
+            yield self
+            assert asyncio.current_task() is task, "cancel scopes need the same task"
+
+
+KINDS: list[Callable[[Story], Lifespan]] = [lambda story: story.sync, lambda story: story.on_loop]
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    bench = Bench(redis_url)
+    bench.declare(TOPIC)
+    yield bench
+    bench.store.close()
+
+
+async def slow(message: Message) -> None:
+    message.state.started.set()
+    await asyncio.sleep(0.2)
+    message.state.events.append(f"handled {message.body}")
+    message.state.loops.append(asyncio.get_running_loop())
+
+
+def slow_thread(message: Message) -> None:
+    message.state.started.set()
+    time.sleep(0.2)
+    message.state.events.append(f"handled {message.body}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("handler", [slow, slow_thread])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_handlers_get_the_state_and_end_before_it_is_closed(
+    bench: Bench, kind: Callable[[Story], Lifespan], handler: Callable[..., Any], concurrency: int
+) -> None:
+    story = Story()
+    consumer = Consumer(bench.url, concurrency=concurrency, lifespan=kind(story))
+    consumer.on(TOPIC, handler)
+    for round_ in range(2):  # the next start opens it again
+        bench.send(TOPIC, [round_])
+        with consumer:
+            assert story.started.wait(20)
+        assert story.events == ["open", f"handled {round_}", "close"]
+        story.events.clear()
+        story.started.clear()
+        if handler is slow and kind is KINDS[1]:
+            assert story.loops[0] is story.loops[1], "the handlers' loop"
+        story.loops.clear()
+    assert bench.stat(TOPIC, "acked") == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_lifespan_of_an_asyncio_consumer(
+    bench: Bench, kind: Callable[[Story], Lifespan]
+) -> None:
+    story, started = Story(), asyncio.Event()
+    consumer = AsyncConsumer(bench.url, lifespan=kind(story))
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        started.set()
+        await slow(message)
+
+    async with consumer, asyncio.timeout(20):
+        bench.send(TOPIC, [1])
+        await started.wait()
+    assert story.events == ["open", "handled 1", "close"]
+    assert set(story.loops) == {asyncio.get_running_loop()}
+
+
+async def test_cancelled_handlers_use_the_state_until_they_end(bench: Bench) -> None:
+    story, started = Story(), asyncio.Event()
+    consumer = AsyncConsumer(bench.url, lifespan=story.on_loop, grace="100ms")
+
+    @consumer.on(TOPIC)
+    async def handle(message: Message) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)
+            message.state.events.append("cancelled")
+
+    async with consumer, asyncio.timeout(20):
+        bench.send(TOPIC, [1])
+        await started.wait()
+    assert story.events == ["open", "cancelled", "close"]
+
+
+def connect() -> None:
+    raise ConnectionError("no database")
+
+
+@contextmanager
+def broken() -> Iterator[None]:
+    connect()
+    yield
+
+
+@asynccontextmanager
+async def broken_on_loop() -> AsyncIterator[None]:
+    await asyncio.sleep(0)
+    connect()
+    yield
+
+
+@pytest.mark.parametrize("lifespan", [broken, broken_on_loop])
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_an_error_at_startup_is_raised_and_leaves_nothing_running(
+    bench: Bench, kind: type[Consumer | AsyncConsumer], lifespan: Lifespan
+) -> None:
+    consumer = kind(bench.url, lifespan=lifespan)
+    consumer.on(TOPIC, ignore)
+
+    def run() -> None:
+        running = consumer.run()
+        if running is not None:
+            asyncio.run(running)
+
+    with pytest.raises(StartupFailed, match="startup: ConnectionError: no database") as caught:
+        run()
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert consumer.health()["status"] == "stopped"
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("lisa-")])
+    assert presences(bench) == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_at_shutdown_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture, *, is_async: bool
+) -> None:
+    @contextmanager
+    def breaking() -> Iterator[None]:
+        yield
+        raise ConnectionError("gone")
+
+    @asynccontextmanager
+    async def breaking_on_loop() -> AsyncIterator[None]:
+        with breaking():
+            yield
+
+    consumer = Consumer(bench.url, lifespan=breaking_on_loop if is_async else breaking)
+    consumer.on(TOPIC, ignore)
+    with consumer:
+        pass
+    assert "the consumer's lifespan failed at shutdown" in caplog.text
+    assert "gone" in caplog.text
+
+
+def test_without_a_lifespan_the_state_is_none(bench: Bench) -> None:
+    states: list[object] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: states.append(message.state))
+    bench.send(TOPIC, [1])
+    with consumer:
+        wait_until(lambda: states == [None])
+
+
+def test_a_lifespan_is_a_function(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="is not a function that returns a context manager"):
+        Consumer(bench.url, lifespan=nullcontext())  # type: ignore[arg-type]
+
+
+MODULE = """
+import os
+from contextlib import contextmanager
+from lisa import Consumer
+
+@contextmanager
+def lifespan():
+    print("open", os.getpid(), flush=True)
+    yield os.getpid()
+    print("close", os.getpid(), flush=True)
+
+consumer = Consumer(lifespan=lifespan)
+
+@consumer.on("orders")
+def handle(message):
+    print("handled in", message.state == os.getpid(), flush=True)
+"""
+
+
+def test_each_process_of_lisa_consumer_has_its_own(
+    bench: Bench, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(MODULE)
+    process = processes.start(
+        "-m", "lisa.cli.consumer", "--redis", bench.url, "--processes", "2", "shop"
+    )
+    process.wait_for("open", times=2)
+    bench.send(TOPIC, [1])
+    process.wait_for("handled in True")
+    assert process.stop() == 0
+    lines = [line.split() for line in process.output.splitlines()]
+    opened = {line[1] for line in lines if line[0] == "open"}
+    assert len(opened) == 2
+    assert {line[1] for line in lines if line[0] == "close"} == opened
+
+
+@pytest.mark.parametrize("processes_", ["1", "2"])
+def test_an_error_at_startup_ends_lisa_consumer_with_its_reason(
+    bench: Bench, processes: Processes, tmp_path: Path, processes_: str
+) -> None:
+    (tmp_path / "shop.py").write_text(MODULE.replace("    yield", "    1 / 0\n    yield"))
+    process = processes.start(
+        "-m", "lisa.cli.consumer", "--redis", bench.url, "--processes", processes_, "shop"
+    )
+    assert process.wait() == 2
+    assert (
+        "lisa-consumer: the consumer's lifespan failed at startup: "
+        "ZeroDivisionError: division by zero" in process.output
+    )
