@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from lisa.core.model.errors import ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 HOST = "127.0.0.1"
 # Below the ephemeral port ranges of Linux and macOS. A client that keeps reconnecting to the port
@@ -72,6 +72,7 @@ class EmbeddedServer:
     save: write snapshots at the server's default intervals and when it stops.
     extra: further server options, such as ("--maxmemory", "64mb").
     binary: path of another server to run, such as /usr/bin/redis-server.
+    env: variables added to the server's environment.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class EmbeddedServer:
         save: bool = False,
         extra: Sequence[str] = (),
         binary: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._given = directory
         self._directory: Path | None = None
@@ -93,6 +95,7 @@ class EmbeddedServer:
         self._options += [] if save else ["--save", ""]
         self._options += extra
         self._binary = binary
+        self._env = dict(env or {})
         self._supervisor: subprocess.Popen[str] | None = None
 
     @property
@@ -193,7 +196,7 @@ class EmbeddedServer:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={"GLIBC_TUNABLES": TUNABLES, **os.environ},
+            env={"GLIBC_TUNABLES": TUNABLES, **os.environ, **self._env},
         )
 
     def _launch(self) -> None:
