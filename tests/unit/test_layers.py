@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 MODULES = sorted((ROOT / "lisa").rglob("*.py"))
 
 ON_CORE = {"core", "producer", "manager", "consumer", "admin", "embedded"}
-ON_TOP = {"cli", "gateway", "pipeline"}
+ON_TOP = {"cli", "gateway", "pipeline", "testing"}
 ROLES = {"producer", "manager", "consumer"}
 BELOW_CORE: dict[str, set[str]] = {
     "model": set(),

@@ -1,0 +1,169 @@
+"""Delivers ready messages to the application's handlers, one attempt after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from lisa.consumer.delivery import Delivery
+from lisa.consumer.handlers import HandlerPlan, Handlers
+from lisa.consumer.inflight import Held, Outcome, Verdict
+from lisa.consumer.invoke import Wait, on_batch
+from lisa.consumer.pull import Puller
+from lisa.consumer.registration import Registration
+from lisa.consumer.signal_queue import SignalSender
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.envelope import encode_envelope, new_token
+from lisa.core.redis.flow import Flow
+from lisa.core.store.presence import unique_name
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.ack import Acked
+from lisa.testing.records import Attempt
+
+log = logging.getLogger("lisa.testing")
+
+NOW = timedelta(0)
+LARGEST_PULL = 250
+
+
+class _Finish(NamedTuple):
+    """Wait for the awaitable that a receiver of a signal returned."""
+
+    awaitable: Awaitable[Any]
+
+    def run(self, wait: Wait) -> Any:
+        return wait(self.awaitable)
+
+    def arun(self, _link: object) -> Awaitable[Any]:
+        return self.awaitable
+
+
+class _Role(NamedTuple):
+    """The handlers that serve a group, and what pulls for them."""
+
+    handlers: Handlers
+    puller: Puller
+
+
+class HandlerRuns:
+    """Pulls messages and calls the handlers of the attached consumers.
+
+    Messages of other topics and groups are acked without a handler.
+
+    just_before: a context in which the server rounds its time up to the present millisecond.
+    """
+
+    def __init__(
+        self,
+        store: SyncStore,
+        now_ms: Callable[[], int],
+        just_before: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._just_before = just_before
+        self._consumers: list[tuple[str | None, Handlers]] = []
+        self._roles: dict[tuple[str, str], _Role] = {}
+        self._unfinished: list[Awaitable[Any]] = []
+        self.attempts: list[Attempt] = []
+
+    def attach(self, consumer: Registration) -> None:
+        """Use the handlers of a consumer, which must not run by itself."""
+        handlers = consumer._handlers  # noqa: SLF001  a consumer does not show its handlers
+        self._consumers.append((getattr(consumer, "group", None), handlers))
+        self._roles.clear()
+
+    def wanted(self) -> set[tuple[str, str | None]]:
+        """The topics of all attached handlers, each with the group that its consumer joins."""
+        return {(topic, group) for group, its in self._consumers for topic in its.topics()}
+
+    def deliver(self, topic: str, group: str) -> Flow[int]:
+        """Hand the next message, or batch, to its handlers; returns the number of messages.
+
+        Raises LisaError, and whatever ends a test: KeyboardInterrupt, `pytest.fail`.
+        """
+        role = self._role(topic, group)
+        plan = role.handlers.plan(topic)
+        most = 1 if plan.batch is None else min(plan.batch.batch or 1, LARGEST_PULL)
+        deliveries = role.puller.pull(topic, most, NOW, None)
+        outcomes = yield from _outcomes(plan, deliveries)
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            self._settle(delivery, outcome)
+        while self._unfinished:
+            yield _Finish(self._unfinished.pop(0))
+        return len(deliveries)
+
+    def close(self) -> None:
+        """Close the connections of all pullers."""
+        for role in self._roles.values():
+            role.puller.close(self._store)
+
+    def _role(self, topic: str, group: str) -> _Role:
+        role = self._roles.get((topic, group))
+        if role is None:
+            handlers = self._handlers(topic, group)
+            sender = SignalSender(handlers.signals, self._unfinished.append)
+            address = self._store.connection.address
+            puller = Puller(self._store, address, group, unique_name("test"), sender)
+            role = self._roles[topic, group] = _Role(handlers, puller)
+        return role
+
+    def _handlers(self, topic: str, group: str) -> Handlers:
+        for wanted, handlers in self._consumers:
+            if wanted in (None, group) and not handlers.plan(topic).is_empty:
+                return handlers
+        return Handlers()
+
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        at = ms_datetime(self._now_ms())
+        reason = "" if outcome is None else outcome.reason
+        if outcome is None:
+            is_stale = delivery.ack() is Acked.STALE
+            said = "stale" if is_stale else "handled"
+        elif outcome.is_discard:
+            said = delivery.discard(reason)
+        else:
+            pause = outcome.delay
+            delay = timedelta(milliseconds=pause) if isinstance(pause, int) else None
+            with self._just_before():
+                said = delivery.retry(delay=delay, reason=reason)
+        self.attempts.append(
+            Attempt(message=delivery.message, at=at, outcome=str(said), reason=reason)
+        )
+        if outcome is not None:
+            log.warning(
+                "topic %s: message %s, attempt %d, was not handled: %s",
+                delivery.topic,
+                delivery.id,
+                delivery.attempt,
+                reason,
+                exc_info=outcome.error,
+            )
+
+
+def _outcomes(plan: HandlerPlan, deliveries: Sequence[Delivery]) -> Flow[Sequence[Outcome]]:
+    if plan.is_empty or not deliveries:
+        return [None] * len(deliveries)
+    outcomes = yield from on_batch(plan, [_held(one) for one in deliveries])
+    for outcome in outcomes:
+        if isinstance(outcome, Verdict) and _ends_the_test(outcome.error):
+            raise outcome.error  # type: ignore[misc]  # checked: an exception
+    return outcomes
+
+
+def _held(delivery: Delivery) -> Held:
+    """The delivery as handlers' code takes it; the body is encoded again for typed handlers."""
+    message = delivery.message
+    data = encode_envelope(new_token(), message.body, message.headers)
+    return Held(delivery.id, message, data, 0, 0.0, math.inf)
+
+
+def _ends_the_test(error: BaseException | None) -> bool:
+    """Whether a handler raised what must reach the test: Ctrl-C, or `pytest.fail`."""
+    is_failure = isinstance(error, (Exception, SystemExit, asyncio.CancelledError))
+    return error is not None and not is_failure

@@ -1,0 +1,217 @@
+"""The manager's services, run step by step at the instants of the test's clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lisa.core.delivery.group_resolution import find_group
+from lisa.core.model.clock import duration_ms
+from lisa.core.model.errors import LisaError
+from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, TopicOptions
+from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
+from lisa.core.redis.flow import Command
+from lisa.core.store.reshard import spread
+from lisa.core.store.store import SyncStore, pairs
+from lisa.core.transitions.declare import Declare
+from lisa.manager.bulk_reads import head_command, head_ms
+from lisa.manager.expirer import Expirer
+from lisa.manager.plan import DEFAULT_GROUP
+from lisa.manager.promoter import Promoter
+from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.signal_queue import SignalQueue
+from lisa.manager.sweeper import Sweeper
+
+MOST_HELD = 10_000
+"""The most pending entries of a group whose leases are looked at."""
+
+
+class VirtualClock(ServerClock):
+    """The server's clock as the test sets it: known exactly, and never taken for a clock step."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__()
+        self._now = now_ms
+
+    def sample(self, store: SyncStore) -> None:
+        """Do nothing: the time is known."""
+
+    def observe(self, now_ms: int, sent: float, received: float) -> None:
+        """Do nothing: the time is known."""
+
+    def instant(self, epoch_ms: int) -> float:
+        """The `time.monotonic` instant of an epoch millisecond, if the clock ran from now on."""
+        return time.monotonic() + (epoch_ms - self._now()) / 1e3
+
+    def now_ms(self) -> int:
+        """The test's time in epoch milliseconds."""
+        return self._now()
+
+    def latest_ms(self) -> int | None:
+        """None: any time that the server shows is right."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One shard at one instant.
+
+    dues: due times of waiting messages and retries; none while the topic is paused.
+    ends: when leases end. expiries: when messages expire.
+    ready: groups, each with the number of its messages for handlers.
+    """
+
+    shard: Shard
+    dues: list[int]
+    ends: list[int]
+    expiries: list[int]
+    ready: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DueWork:
+    """What the server holds at one instant.
+
+    promote, reclaim, expire: the shards where the service has work now.
+    ready: topic and group, in order of name, with the number of messages for handlers.
+    next_ms: the next instant at which a service has work, in epoch milliseconds; None if none.
+    """
+
+    promote: list[Shard]
+    reclaim: list[Shard]
+    expire: list[Shard]
+    ready: dict[tuple[str, str], int]
+    next_ms: int | None
+
+    @classmethod
+    def of(cls, views: Sequence[_View], now_ms: int) -> DueWork:
+        """Combine the views of all shards."""
+        ready: dict[tuple[str, str], int] = {}
+        for view in views:
+            for group, count in view.ready.items():
+                key = topic_of(view.shard), group
+                ready[key] = ready.get(key, 0) + count
+        instants = [at for one in views for at in (*one.dues, *one.ends, *one.expiries)]
+        return cls(
+            promote=[one.shard for one in views if min(one.dues, default=math.inf) <= now_ms],
+            reclaim=[one.shard for one in views if min(one.ends, default=math.inf) <= now_ms],
+            expire=[one.shard for one in views if min(one.expiries, default=math.inf) <= now_ms],
+            ready=dict(sorted(ready.items())),
+            next_ms=min((at for at in instants if at > now_ms), default=None),
+        )
+
+
+class ManagerSteps:
+    """Promotes, reclaims and expires messages of the test's server when it is told to.
+
+    Garbage is never purged, so a test can look at it after any time.
+    """
+
+    def __init__(self, store: SyncStore, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        clock = VirtualClock(now_ms)
+        self._signals = SignalQueue(store)
+        self._expirer = Expirer(store, self._signals)
+        self._promoter = Promoter(store, clock, self._expirer, lambda _: LARGEST_BATCH)
+        self._reclaimer = Reclaimer(store, clock, self._signals, LARGEST_WINDOW)
+        self._sweeper = Sweeper(store, self._expirer, lambda _: True)
+
+    def step(self, due: DueWork) -> bool:
+        """Do the work that is due now; returns whether any message moved. Raises LisaError."""
+        before = self._moved()
+        outcomes = self._promoter.step(due.promote) if due.promote else []
+        if due.reclaim:
+            self._reclaimer.look_at_all()
+            outcomes += self._reclaimer.step(due.reclaim)
+        for outcome in outcomes:
+            if isinstance(outcome, LisaError):
+                raise outcome
+        for shard in due.expire:
+            self._sweeper.expire(shard, self._now_ms())
+        self._signals.step()
+        return self._moved() != before
+
+    def _moved(self) -> list[object]:
+        services = (self._promoter, self._reclaimer, self._expirer)
+        return [service.moved.numbers() for service in services]
+
+    def look(self, shards: Sequence[Shard], wanted: Collection[tuple[str, str | None]]) -> DueWork:
+        """What is due, what is ready, and when to look again.
+
+        Declares the groups that consumers join by name, and one on each topic without any. Raises
+        LisaError, and ConfigError if a consumer without a group reads a topic with several groups.
+        """
+        groups = {shard: self._store.drive(self._store.groups(shard)) for shard in shards}
+        if missing := self._missing(groups, wanted):
+            for topic, group in missing:
+                self._store.call(Declare(topic, group))
+                self._store.drive(spread(self._store, Topic(topic)))
+            groups = {shard: self._store.drive(self._store.groups(shard)) for shard in shards}
+        asked = {shard: self._questions(shard, names) for shard, names in groups.items()}
+        commands = [one for questions in asked.values() for one in questions]
+        replies = iter(self._store.drive(self._store.commands(commands)) if commands else ())
+        views = [self._view(shard, names, replies) for shard, names in groups.items()]
+        return DueWork.of(views, self._now_ms())
+
+    def _missing(
+        self,
+        groups: Mapping[Shard, Sequence[str]],
+        wanted: Collection[tuple[str, str | None]],
+    ) -> list[tuple[str, str]]:
+        """The groups to declare, each with its topic."""
+        missing = {
+            (topic, group)
+            for topic, group in wanted
+            if group is not None and group not in groups[own_shard(Topic(topic))]
+        }
+        for topic in topics_of(groups):
+            declared = groups[own_shard(topic)]
+            if not declared and not any(name == topic for name, _ in missing):
+                missing.add((topic, DEFAULT_GROUP))
+            if len(declared) > 1 and (topic, None) in wanted:
+                self._store.drive(find_group(self._store, topic))
+        return sorted(missing)
+
+    def _questions(self, shard: Shard, groups: Sequence[str]) -> list[Command]:
+        """The commands whose replies `_view` reads, in its order."""
+        keys, now_ms = self._store.keys.topic(shard), self._now_ms()
+        own = [keys.group(name) for name in groups]
+        commands: list[Command] = [("HGETALL", keys.options), *_around(keys.expiry, now_ms)]
+        for zset in (keys.waiting, *[one.retry for one in own]):
+            commands += _around(zset, now_ms)
+        for name, one in zip(groups, own, strict=True):
+            commands += _around(one.leases, now_ms)
+            commands += [("XLEN", one.ready), ("XPENDING", one.ready, name, "-", "+", MOST_HELD)]
+        return commands
+
+    def _view(self, shard: Shard, groups: Sequence[str], replies: Iterator[Any]) -> _View:
+        options = TopicOptions.from_hash(pairs(next(replies)))
+        ack_ms = duration_ms(options.ack_timeout)
+        expiries = _instants(replies)
+        dues = [at for _ in range(1 + len(groups)) for at in _instants(replies)]
+        ends: list[int] = []
+        ready: dict[str, int] = {}
+        for name in groups:
+            ends += [at + 1 for at in _instants(replies)]  # the reclaimer looks a millisecond later
+            length, held = next(replies), next(replies)
+            ends += [self._now_ms() + ack_ms - int(entry[2]) for entry in held]
+            if length > len(held) and not options.paused:
+                ready[name] = length - len(held)
+        return _View(shard, [] if options.paused else dues, ends, expiries, ready)
+
+
+def _around(zset: str, now_ms: int) -> list[Command]:
+    """Commands for the first score, and for the first after now."""
+    after = ("ZRANGEBYSCORE", zset, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
+    return [head_command(zset), after]
+
+
+def _instants(replies: Iterator[Any]) -> list[int]:
+    """The scores in the next two replies."""
+    scores = [head_ms(next(replies)) for _ in range(2)]
+    return [at for at in scores if at is not None]

@@ -1,0 +1,131 @@
+"""Producers for unit tests without a server: they record what they are given to send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import tzinfo
+from typing import Any, TypeVar
+
+import msgspec
+
+from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.keys import check_id, check_topic
+from lisa.core.redis.flow import Flow, awaiting, blocking
+from lisa.core.store.inspection import FoundMessage, State
+from lisa.core.transitions.base import ById
+from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
+from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from lisa.producer.flows import Sending
+from lisa.producer.producer import AsyncProducer, Producer
+from lisa.testing.records import SentMessage, delay_of, sent_by
+
+T = TypeVar("T")
+
+
+class _Recording(Sending):
+    """Answers the calls of a producer from its own records.
+
+    Time stands still: every message that was sent can be cancelled or rescheduled.
+    """
+
+    def _start(self) -> None:
+        self.sent: list[SentMessage] = []
+        self.cancelled: list[SentMessage] = []
+        self._live: dict[tuple[str, str], SentMessage] = {}
+
+    def _is_to_be_registered(self, _topic: str) -> bool:
+        return False
+
+    def _open(self) -> Flow[None]:
+        return _answer(None)
+
+    def _write(self, call: ById[Any], _ids: Sequence[str]) -> Flow[list[Any]]:
+        if isinstance(call, Enqueue):
+            return _answer([self._accept(call, one) for one in sent_by(call, call.dues)])
+        if isinstance(call, Cancel):
+            return _answer([self._end(call.topic, one) for one in call.ids])
+        assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls
+        return _answer([self._move(call.topic, *item) for item in call.items])
+
+    def _accept(self, call: Enqueue, message: SentMessage) -> Sent:
+        key = (message.topic, message.id)
+        outcome = Sent.ACCEPTED
+        if key in self._live:
+            if call.on_duplicate is OnDuplicate.KEEP:
+                return Sent.DUPLICATE
+            if call.on_duplicate is OnDuplicate.REJECT:
+                return Sent.REJECTED
+            outcome = Sent.REPLACED
+        self._live[key] = message
+        self.sent.append(message)
+        return outcome
+
+    def _end(self, topic: str, message_id: str) -> Cancelled:
+        found = self._live.pop((topic, message_id), None)
+        if found is None:
+            return Cancelled.UNKNOWN
+        self.cancelled.append(found)
+        return Cancelled.CANCELLED
+
+    def _move(self, topic: str, message_id: str, due: str) -> Rescheduled:
+        found = self._live.get((topic, message_id))
+        if found is None:
+            return Rescheduled.UNKNOWN
+        delay = delay_of(due)
+        moved = msgspec.structs.replace(
+            found, delay=delay, due=ms_datetime(int(due)) if delay is None else None
+        )
+        self._live[topic, message_id] = moved
+        self.sent[self.sent.index(found)] = moved
+        return Rescheduled.RESCHEDULED
+
+    def _get(self, topic: str, message_id: str) -> Flow[FoundMessage | None]:
+        """Look up a message that was sent and not cancelled; its due time is None for a delay."""
+        one = self._live.get((check_topic(topic), check_id(message_id)))
+        if one is None:
+            return _answer(None)
+        due_ms = None if one.due is None else datetime_ms(one.due)
+        return _answer(
+            FoundMessage(
+                id=one.id,
+                topic=one.topic,
+                state=State.WAITING,
+                due_ms=due_ms,
+                body=one.body,
+                headers=one.headers,
+            )
+        )
+
+
+def _answer(result: T) -> Flow[T]:
+    """A flow that needs no server."""
+    yield from ()
+    return result
+
+
+class RecordingProducer(_Recording, Producer):
+    """A `Producer` without a server, for unit tests: checks and records what it is given.
+
+    sent: the messages in the order of sending; `reschedule` changes theirs in place.
+    cancelled: the messages that were cancelled.
+
+    The methods take the same arguments, raise InvalidMessage for the same mistakes, and return the
+    same results as those of `Producer`; a cancelled id is forgotten.
+    """
+
+    get = blocking(_Recording._get)  # noqa: SLF001  a flow of the class above
+
+    def __init__(self, *, zone: tzinfo | str | None = None) -> None:
+        super().__init__(zone=zone)
+        self._start()
+
+
+class AsyncRecordingProducer(_Recording, AsyncProducer):
+    """Asynchronous version of `RecordingProducer`; every method is a coroutine."""
+
+    get = awaiting(_Recording._get)  # noqa: SLF001  a flow of the class above
+
+    def __init__(self, *, zone: tzinfo | str | None = None) -> None:
+        super().__init__(zone=zone)
+        self._start()

@@ -1,0 +1,541 @@
+"""The test kit: a real server whose clock the test controls, and the application's handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+import time_machine
+
+import lisa as library
+from lisa import AsyncProducer, Batch, Consumer, Discard, Message, Producer, Retry, TopicOptions
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.redis.connection import Connection
+from lisa.testing import AsyncLisaTestKit, ClockedServer, LisaTestKit
+from lisa.testing import clocked_server as clocked
+from tests.servers import connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytest_plugins = ("pytester",)
+
+pytestmark = pytest.mark.timeout(60)
+
+DAY, HOUR, MINUTE, SECOND = (
+    timedelta(**{unit: 1}) for unit in ("days", "hours", "minutes", "seconds")
+)
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def missing() -> str | None:
+    """Why the kit cannot run here; None if it can."""
+    try:
+        clocked.library()
+    except ServerUnavailable as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def clock() -> Iterator[ClockedServer]:
+    if reason := missing():
+        pytest.skip(reason)
+    with ClockedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def kit(clock: ClockedServer) -> Iterator[LisaTestKit]:
+    with LisaTestKit(clock) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_kit(clock: ClockedServer) -> AsyncIterator[AsyncLisaTestKit]:
+    async with AsyncLisaTestKit(clock) as made:
+        yield made
+
+
+class TestClock:
+    def test_time_expiry_and_idle_times_move_together(self, clock: ClockedServer) -> None:
+        start = datetime(2027, 3, 28, 0, 59, 59, 999_000, tzinfo=UTC)
+        start_us = int(start.timestamp()) * 1_000_000 + 999_000
+        clock.set_time(start_us)
+        with connect(clock.url) as client:
+            client.set("key", "value", px=3_600_000)
+            client.xadd("stream", {"a": "b"})
+            client.xgroup_create("stream", "g", "0")
+            client.xreadgroup("g", "c", {"stream": ">"})
+            clock.set_time(start_us + 3_599_999_000)
+            assert client.get("key") == b"value"
+            assert client.pttl("key") == 1
+            (held,) = client.xpending_range("stream", "g", "-", "+", 1)
+            assert held["time_since_delivered"] == 3_599_999
+            clock.set_time(start_us + 3_600_001_000)
+            assert client.get("key") is None
+            seconds, micros = client.time()
+            assert seconds * 1000 + micros // 1000 == start_us // 1000 + 3_600_001
+
+    def test_it_stands_still(self, kit: LisaTestKit) -> None:
+        with connect(kit.url) as client:
+            shown = {client.time()[0] * 1000 + client.time()[1] // 1000 for _ in range(50)}
+            time.sleep(0.05)
+            shown |= {client.time()[0] * 1000 + client.time()[1] // 1000}
+        assert shown == {round(kit.now.timestamp() * 1000)}
+
+    def test_it_goes_back_only_before_the_first_message(self, kit: LisaTestKit) -> None:
+        kit.travel_to(datetime(2026, 3, 28, 12, tzinfo=BERLIN))
+        assert kit.now == datetime(2026, 3, 28, 11, tzinfo=UTC)
+        kit.producer.send("orders", 1)
+        with pytest.raises(ConfigError, match="cannot go back"):
+            kit.travel_to(kit.now - SECOND)
+        with pytest.raises(ConfigError, match="cannot go back by 0:00:01"):
+            kit.advance(-SECOND)
+        with pytest.raises(ConfigError, match="names no time zone"):
+            kit.travel_to(datetime(2026, 3, 29))  # noqa: DTZ001  that is the mistake
+
+    def test_followers_see_each_instant(self, kit: LisaTestKit) -> None:
+        seen: list[datetime] = []
+        consumer = Consumer()
+        consumer.on("orders", lambda _: seen.append(datetime.now(UTC)))
+        kit.attach(consumer)
+        start = kit.now
+        with time_machine.travel(start, tick=False) as traveller:
+            kit.follow(traveller.move_to)
+            kit.producer.send("orders", 1, at=datetime.now(UTC) + DAY)
+            kit.producer.send("orders", 2, delay=2 * DAY)
+            kit.advance(days=3)
+            assert datetime.now(UTC) == start + 3 * DAY
+        assert seen == [start + DAY, start + 2 * DAY]
+
+
+class TestDelivery:
+    def test_a_month_passes_at_once(self, kit: LisaTestKit) -> None:
+        start = kit.now
+        kit.producer.send("orders", {"order": 42}, delay=timedelta(days=30), headers={"a": "b"})
+        (sent,) = kit.sent("orders")
+        assert (sent.body, sent.headers, sent.delay) == ({"order": 42}, {"a": "b"}, 30 * DAY)
+        assert sent.due == start + 30 * DAY
+        kit.advance(30 * DAY - timedelta(milliseconds=1))
+        assert kit.handled() == []
+        assert [one.body for one in kit.waiting("orders")] == [{"order": 42}]
+        kit.advance(timedelta(milliseconds=1))
+        assert [m.body for m in kit.handled("orders")] == [{"order": 42}]
+        assert kit.waiting() == kit.garbage() == []
+        assert kit.handled("others") == []
+        (attempt,) = kit.attempts()
+        assert (attempt.at, attempt.message.due) == (sent.due, sent.due)
+
+    def test_what_is_due_now_runs_when_the_test_says_so(self, kit: LisaTestKit) -> None:
+        kit.producer.send("orders", 1)
+        assert kit.handled() == []
+        kit.advance()
+        assert [one.body for one in kit.handled()] == [1]
+
+    def test_events_happen_at_their_own_instants(self, kit: LisaTestKit) -> None:
+        """What a handler sends with a delay is due within the same call."""
+        consumer, start, seen = Consumer(), kit.now, list[tuple[int, timedelta]]()
+
+        @consumer.on("daily")
+        def handle(message: Message) -> None:
+            seen.append((message.body, kit.now - start))
+            kit.producer.send("daily", message.body + 1, delay=DAY)
+
+        kit.attach(consumer)
+        kit.producer.send("daily", 1, delay=DAY)
+        kit.advance(days=10, hours=12)
+        assert seen == [(n, n * DAY) for n in range(1, 11)]
+        assert kit.now - start == 10 * DAY + 12 * HOUR
+
+    def test_topics_take_turns_in_order_of_time(self, kit: LisaTestKit) -> None:
+        for topic, minutes in (("b", 1), ("a", 3), ("c", 2), ("a", 1)):
+            kit.producer.send(topic, minutes, delay=minutes * MINUTE)
+        kit.run_until_idle()
+        seen = [(one.topic, one.body) for one in kit.handled()]
+        assert seen == [("a", 1), ("b", 1), ("c", 2), ("a", 3)]
+
+    def test_retries_have_their_pauses_and_end_in_garbage(self, kit: LisaTestKit) -> None:
+        consumer, start = Consumer(), kit.now
+
+        @consumer.on("orders")
+        def handle(message: Message) -> None:
+            if message.attempt == 1:
+                raise Retry("busy", delay=timedelta(minutes=7))
+            raise ValueError("bad order")
+
+        kit.attach(consumer)
+        kit.configure("orders", retry_delays="10s,1h")
+        kit.producer.send("orders", 1, delay=DAY)
+        kit.advance(days=2)
+        assert [(one.at - start - DAY, one.outcome, one.reason) for one in kit.attempts()] == [
+            (timedelta(0), "retrying", "busy"),
+            (7 * MINUTE, "retrying", "ValueError: bad order"),
+            (HOUR + 7 * MINUTE, "dead", "ValueError: bad order"),
+        ]
+        (dead,) = kit.garbage("orders")
+        assert (dead.body, dead.reason) == (1, "ValueError: bad order")
+        assert kit.handled() == []
+        assert kit.waiting() == []
+
+    def test_a_discarded_message_is_dead_at_once(self, kit: LisaTestKit) -> None:
+        consumer, dead = Consumer(), list[str | None]()
+
+        @consumer.on("orders")
+        async def handle(_: Message) -> None:
+            await asyncio.sleep(0)
+            raise Discard("no such order")
+
+        @consumer.message_dead.connect_via("orders")
+        async def note(_topic: str, *, message: Message) -> None:
+            await asyncio.sleep(0)
+            dead.append(message.reason)
+
+        kit.attach(consumer)
+        kit.producer.send("orders", 1)
+        kit.run_until_idle()
+        assert [one.outcome for one in kit.attempts()] == ["dead"]
+        assert [one.reason for one in kit.garbage()] == dead == ["no such order"]
+
+    def test_cancelled_and_moved_messages(self, kit: LisaTestKit) -> None:
+        ids = [kit.producer.send("orders", n, delay=DAY) for n in range(4)]
+        start = kit.now
+        assert kit.producer.cancel("orders", ids[0]) == "cancelled"
+        assert kit.producer.reschedule("orders", ids[1], delay=2 * DAY) == "rescheduled"
+        assert kit.producer.fire_now("orders", ids[2]) == "rescheduled"
+        kit.run_until_idle()
+        seen = [(one.message.body, one.at - start) for one in kit.attempts()]
+        assert seen == [(2, timedelta(0)), (3, DAY), (1, 2 * DAY)]
+        assert kit.now - start == 2 * DAY
+
+    def test_a_ttl_ends_a_message_that_nobody_may_handle(self, kit: LisaTestKit) -> None:
+        kit.configure("orders", paused=True)
+        sent = kit.producer.send("orders", 1, delay=DAY, ttl=HOUR)
+        kit.advance(days=1, minutes=59)
+        assert [one.id for one in kit.waiting()] == [sent]
+        kit.advance(minutes=2)
+        found = kit.producer.get("orders", sent)
+        assert found is not None
+        assert found.state == "expired"
+        kit.configure("orders", paused=False)
+        kit.run_until_idle()
+        assert kit.attempts() == []
+        assert kit.waiting() == []
+
+    def test_a_ttl_ends_a_retry(self, kit: LisaTestKit) -> None:
+        consumer = Consumer()
+        consumer.on("orders", lambda _: False)
+        kit.attach(consumer)
+        kit.configure("orders", retry_delays="2h,2h")
+        sent = kit.producer.send("orders", 1, ttl=HOUR)
+        kit.advance(HOUR + SECOND)
+        found = kit.producer.get("orders", sent)
+        assert found is not None
+        assert found.state == "expired"
+        assert len(kit.attempts()) == 1
+
+    def test_the_tombstone_of_an_id_expires(self, kit: LisaTestKit) -> None:
+        kit.producer.send("orders", 1, id="order-1")
+        kit.advance()
+        assert kit.producer.send_one("orders", 1, id="order-1").outcome == "duplicate"
+        kit.advance(TopicOptions().retention + SECOND)
+        assert kit.producer.send_one("orders", 1, id="order-1").outcome == "accepted"
+
+    @pytest.mark.parametrize("own", [None, 10 * MINUTE], ids=["topic's", "own"])
+    def test_a_lease_ends(self, kit: LisaTestKit, own: timedelta | None) -> None:
+        """A program that pulls takes the message and dies; then the kit handles it."""
+        kit.configure("orders", ack_timeout=5 * MINUTE, retry_delays="1h")
+        kit.advance()
+        kit.producer.send("orders", 1)
+        with Consumer(kit.url) as program:
+            (delivery,) = program.pull("orders", ack_timeout=own)
+        lease, start = own or 5 * MINUTE, kit.now
+        kit.advance(lease - SECOND)
+        assert kit.producer.get("orders", delivery.id).state == "in_flight"  # type: ignore[union-attr]
+        kit.advance(2 * SECOND)
+        (left,) = kit.waiting()
+        assert (left.state, left.attempts, left.reason) == ("retry", 1, "ack timeout")
+        kit.advance(HOUR)
+        (attempt,) = kit.attempts()
+        assert attempt.message.attempt == 2
+        late = attempt.at - start - lease - HOUR
+        assert timedelta(0) <= late <= timedelta(milliseconds=2)
+
+    def test_daylight_saving_time(self, kit: LisaTestKit) -> None:
+        kit.travel_to(datetime(2027, 3, 27, 8, tzinfo=BERLIN))
+        zoned = Producer(kit.url, zone="Europe/Berlin")
+        for day in (27, 28, 29):
+            zoned.send("alarm", day, at=datetime(2027, 3, day, 9))  # noqa: DTZ001  in the zone
+        zoned.send("alarm", "gap", at=datetime(2027, 3, 28, 2, 30))  # noqa: DTZ001  as above
+        zoned.close()
+        kit.run_until_idle()
+        at = [one.at.astimezone(BERLIN) for one in kit.attempts()]
+        assert [f"{one:%d %H:%M %z}" for one in at] == [
+            "27 09:00 +0100",
+            "28 03:30 +0200",
+            "28 09:00 +0200",
+            "29 09:00 +0200",
+        ]
+        assert at[2].astimezone(UTC) - at[0].astimezone(UTC) == 23 * HOUR
+        kit.travel_to(datetime(2027, 10, 31, 2, 30, fold=1, tzinfo=BERLIN))
+        assert kit.now == datetime(2027, 10, 31, 1, 30, tzinfo=UTC)
+
+
+class Order(msgspec.Struct):
+    """A typed body."""
+
+    order: int
+
+
+class TestConsumers:
+    def test_typed_batch_and_async_handlers(self, kit: LisaTestKit) -> None:
+        consumer, seen = Consumer(), list[Any]()
+
+        @consumer.on("typed", model=Order)
+        async def typed(message: Message) -> None:
+            await asyncio.sleep(0)
+            seen.append(message.body)
+
+        @consumer.on("batches", batch=3)
+        def together(batch: Batch) -> None:
+            seen.append([message.body for message in batch])
+            batch.fail(batch[0], "again")
+
+        kit.attach(consumer)
+        kit.configure("batches", retry_delays=[])
+        kit.producer.send("typed", {"order": 1})
+        kit.producer.send("typed", {"order": "one"})
+        kit.producer.send_many("batches", [1, 2, 3, 4])
+        kit.advance()
+        assert seen == [[1, 2, 3], [4], Order(1)]
+        assert [one.body for one in kit.handled()] == [2, 3, {"order": 1}]
+        assert {str(one.body) for one in kit.garbage()} == {"1", "4", "{'order': 'one'}"}
+
+    def test_each_group_has_its_consumer(self, kit: LisaTestKit) -> None:
+        seen = list[str]()
+        for name in ("billing", "mail"):
+            consumer = Consumer(group=name)
+            consumer.on("orders", lambda one: seen.append(f"{one.group} {one.body}"))
+            kit.attach(consumer)
+        kit.producer.send("orders", 1, delay=DAY)
+        kit.advance(DAY)
+        assert sorted(seen) == ["billing 1", "mail 1"]
+        assert len(kit.handled()) == 2
+        nameless = Consumer()
+        nameless.on("orders", seen.append)
+        kit.attach(nameless)
+        with pytest.raises(ConfigError, match="several groups"):
+            kit.advance()
+
+    def test_module_wide_receivers_and_functions(
+        self, kit: LisaTestKit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LISA_REDIS_URL", kit.url)
+        library.close()
+        seen = list[str]()
+
+        def receive(topic: str, *, message: Message) -> None:
+            seen.append(message.body)
+            if message.body == "first":
+                library.send(topic, "second", delay="1h")
+
+        library.message_received.connect(receive, sender="orders")
+        try:
+            library.send("orders", "first", delay="30d")
+            kit.advance(days=30, hours=1)
+        finally:
+            library.message_received.disconnect(receive, sender="orders")
+            library.close()
+        assert seen == ["first", "second"]
+
+    def test_producers_of_other_servers_are_left_alone(
+        self, kit: LisaTestKit, redis_url: str
+    ) -> None:
+        with Producer(redis_url) as other:
+            sent = other.send("orders", 1, delay=HOUR)
+            found = other.get("orders", sent)
+        assert found is not None
+        assert kit.sent() == []
+        assert kit.waiting() == []
+
+    def test_a_producer_outlives_a_test(self, clock: ClockedServer) -> None:
+        """A producer of the application registers a topic for 20 s; the next test must see it."""
+        with Producer(clock.url) as producer:
+            for _ in range(2):
+                with LisaTestKit(clock) as kit:
+                    producer.send("orders", 1, delay=DAY)
+                    kit.advance(DAY)
+                    assert [one.body for one in kit.handled()] == [1]
+
+
+class TestMistakes:
+    def test_an_endless_loop_ends(self, kit: LisaTestKit, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("lisa.testing.timeline.MOST_AT_ONCE", 10)
+        consumer = Consumer()
+        consumer.on("orders", lambda _: kit.producer.send("orders", 1))
+        kit.attach(consumer)
+        kit.producer.send("orders", 1)
+        with pytest.raises(LisaError, match=r"more than 10 messages .* topic 'orders'"):
+            kit.advance()
+
+    def test_never_idle(self, kit: LisaTestKit) -> None:
+        consumer = Consumer()
+        consumer.on("daily", lambda _: kit.producer.send("daily", 1, delay=DAY))
+        kit.attach(consumer)
+        kit.producer.send("daily", 1, delay=DAY)
+        with pytest.raises(LisaError, match="not idle after 3d"):
+            kit.run_until_idle(within=3 * DAY)
+
+    def test_a_handler_cannot_move_the_clock(self, kit: LisaTestKit) -> None:
+        consumer = Consumer()
+        consumer.on("orders", lambda _: kit.advance(DAY))
+        kit.attach(consumer)
+        kit.producer.send("orders", 1, retry=[])
+        kit.advance()
+        (dead,) = kit.garbage()
+        assert "a handler cannot move the clock" in (dead.reason or "")
+
+    def test_a_failed_test_is_no_failed_attempt(self, kit: LisaTestKit) -> None:
+        consumer = Consumer()
+        consumer.on("orders", lambda one: pytest.fail(f"must not be handled: {one.body}"))
+        kit.attach(consumer)
+        kit.producer.send("orders", 42)
+        with pytest.raises(pytest.fail.Exception, match="must not be handled: 42"):
+            kit.advance()
+
+    async def test_blocking_methods_on_an_event_loop(self, kit: LisaTestKit) -> None:
+        consumer = Consumer()
+
+        @consumer.on("orders")
+        async def handle(_: Message) -> None: ...
+
+        kit.attach(consumer)
+        kit.producer.send("orders", 1, retry=[])
+        with pytest.raises(ConfigError, match="use `async_lisa`"):
+            kit.advance()
+
+
+async def test_handlers_share_the_tests_event_loop(async_kit: AsyncLisaTestKit) -> None:
+    consumer, seen, loop = Consumer(), list[int](), asyncio.get_running_loop()
+
+    @consumer.on("daily")
+    async def handle(message: Message) -> None:
+        assert asyncio.get_running_loop() is loop
+        seen.append(message.body)
+        if message.body < 5:
+            await async_kit.producer.send("daily", message.body + 1, delay=DAY)
+
+    async_kit.attach(consumer)
+    async with AsyncProducer(async_kit.url) as own:
+        await own.send("daily", 1, delay=DAY)
+    await async_kit.advance(days=2)
+    assert seen == [1, 2]
+    start = async_kit.now
+    await async_kit.run_until_idle()
+    assert seen == [1, 2, 3, 4, 5]
+    assert async_kit.now - start == 3 * DAY
+    await async_kit.travel_to(start + 30 * DAY)
+    assert [one.body for one in async_kit.handled("daily")] == seen
+
+
+def test_twenty_months_take_no_time(clock: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits, and a test of a timeout makes fewer than a hundred calls to the server."""
+    slept, calls = list[float](), list[object]()
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for name in ("execute", "execute_many", "execute_chain"):
+        original = getattr(Connection, name)
+
+        def counted(self: Connection, *args: Any, original: Any = original) -> Any:
+            calls.append(args)
+            return original(self, *args)
+
+        monkeypatch.setattr(Connection, name, counted)
+    for n in range(20):
+        with LisaTestKit(clock) as kit:
+            kit.producer.send("orders", n, delay=timedelta(days=30))
+            kit.advance(days=30)
+            assert [one.body for one in kit.handled()] == [n]
+    assert slept == []
+    assert len(calls) < 20 * 100
+
+
+SUITE = """
+    from datetime import timedelta
+
+    import lisa as library
+    import pytest
+
+    urls = set()
+
+    @pytest.mark.parametrize("n", range(3))
+    def test_unpaid_order_is_cancelled(lisa, n):
+        urls.add(lisa.url)
+        assert lisa.sent() == lisa.waiting() == []
+        lisa.producer.send("orders", {"order": n}, delay=timedelta(days=30))
+        library.send("others", n, delay="1d")
+        lisa.advance(days=30)
+        assert [m.body for m in lisa.handled("orders")] == [{"order": n}]
+        assert [m.body for m in lisa.handled("others")] == [n]
+        lisa.producer.send("orders", "left", delay="1d")
+
+    def test_one_server_serves_all(lisa):
+        assert urls == {lisa.url}
+"""
+
+ASYNC_SUITE = """
+    import pytest
+
+    @pytest.mark.MARK
+    async def test_on_the_event_loop(async_lisa):
+        await async_lisa.producer.send("orders", 1, delay="30d")
+        await async_lisa.advance(days=30)
+        assert [m.body for m in async_lisa.handled("orders")] == [1]
+"""
+
+
+class TestPlugin:
+    @pytest.fixture(autouse=True)
+    def only_what_is_asked_for(self, clock: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(self, pytester: pytest.Pytester, suite: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(suite)
+        return pytester.runpytest_inprocess("-p", "lisa.testing.plugin", *arguments)
+
+    def test_each_test_begins_with_an_empty_server(self, pytester: pytest.Pytester) -> None:
+        self.run(pytester, SUITE, "-W", "error").assert_outcomes(passed=4)
+
+    @pytest.mark.parametrize("runner", ["asyncio", "anyio"])
+    def test_asynchronous_tests(self, pytester: pytest.Pytester, runner: str) -> None:
+        if runner == "asyncio":
+            pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+        else:
+            pytester.makeconftest(
+                "import pytest\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'"
+            )
+        suite = ASYNC_SUITE.replace("MARK", runner)
+        self.run(pytester, suite, "-p", runner).assert_outcomes(passed=1)
+
+    def test_the_fixtures_are_described(self, pytester: pytest.Pytester) -> None:
+        pytester.makepyfile("")
+        told = pytester.runpytest_inprocess("-p", "lisa.testing.plugin", "--fixtures", "-v")
+        told.stdout.fnmatch_lines_random(["lisa *", "async_lisa *", "lisa_server *"])
+
+
+def test_sessions_that_do_not_use_the_kit_do_not_load_it() -> None:
+    program = (
+        "import sys, lisa.testing.plugin;"
+        "print([m for m in sys.modules if m.split('.')[0] in ('redis', 'msgspec', 'hiredis')],"
+        "[m for m in sys.modules if m.startswith('lisa')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[] ['lisa', 'lisa.testing', 'lisa.testing.plugin']\n"

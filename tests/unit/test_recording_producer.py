@@ -1,0 +1,110 @@
+"""Producers that record what they are given to send, without a server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from lisa import DuplicateMessage, InvalidMessage, Outgoing, Producer
+from lisa.testing import AsyncRecordingProducer, RecordingProducer, SentMessage
+
+HOUR = timedelta(hours=1)
+DUE = datetime(2027, 3, 28, 1, 30, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise AssertionError("a recording producer opened a connection")
+
+    monkeypatch.setattr("socket.socket.connect", connect)
+
+
+def test_every_field_is_recorded() -> None:
+    producer = RecordingProducer(zone="Europe/Berlin")
+    assert isinstance(producer, Producer)
+    sent = producer.send("orders", {"order": 42}, delay=HOUR, headers={"a": "b"}, ttl="1d")
+    producer.send("alarm", b"raw", at=datetime(2027, 3, 28, 3, 30), id="one", retry="10s,1m")  # noqa: DTZ001  in the zone
+    assert producer.sent == [
+        SentMessage(
+            id=sent,
+            topic="orders",
+            body={"order": 42},
+            headers={"a": "b"},
+            delay=HOUR,
+            due=None,
+            ttl=timedelta(days=1),
+        ),
+        SentMessage(
+            id="one",
+            topic="alarm",
+            body=b"raw",
+            headers={},
+            delay=None,
+            due=DUE,
+            retry=producer.sent[1].retry,
+        ),
+    ]
+    assert "10000" in (producer.sent[1].retry or "")
+
+
+def test_mistakes_are_refused_as_by_a_producer() -> None:
+    producer = RecordingProducer()
+    with pytest.raises(InvalidMessage, match="names no time zone"):
+        producer.send("orders", 1, at=datetime(2027, 3, 28))  # noqa: DTZ001  that is the mistake
+    with pytest.raises(InvalidMessage):
+        producer.send("or ders", 1)
+    with pytest.raises(InvalidMessage):
+        producer.send("orders", object())
+    assert producer.sent == []
+
+
+def test_many_messages_and_streams() -> None:
+    producer = RecordingProducer()
+    report = producer.send_many("orders", [1, Outgoing(2, id="two", delay="2h")], delay=HOUR)
+    assert (report.accepted, len(report)) == (2, 2)
+    assert [one.outcome for one in producer.send_stream("orders", range(600))] == ["accepted"] * 600
+    assert [one.body for one in producer.sent] == [1, 2, *range(600)]
+    assert [one.delay for one in producer.sent[:3]] == [HOUR, 2 * HOUR, timedelta(0)]
+
+
+def test_ids_that_are_known() -> None:
+    producer = RecordingProducer()
+    producer.send("orders", 1, id="a")
+    assert producer.send_one("orders", 2, id="a").outcome == "duplicate"
+    with pytest.raises(DuplicateMessage):
+        producer.send("orders", 3, id="a", on_duplicate="reject")
+    assert producer.send_one("orders", 4, id="a", on_duplicate="replace").outcome == "replaced"
+    assert producer.send_one("others", 5, id="a").outcome == "accepted"
+    assert [one.body for one in producer.sent] == [1, 4, 5]
+
+
+def test_cancelled_and_moved_messages() -> None:
+    producer = RecordingProducer()
+    ids = [producer.send("orders", n, delay=HOUR) for n in range(3)]
+    assert producer.cancel_many("orders", [ids[0], "unknown"]) == ["cancelled", "unknown"]
+    assert [one.body for one in producer.cancelled] == [0]
+    assert producer.reschedule("orders", ids[1], at=DUE) == "rescheduled"
+    assert producer.fire_now("orders", ids[2]) == "rescheduled"
+    assert producer.reschedule("orders", ids[0], delay=HOUR) == "unknown"
+    assert [(one.delay, one.due) for one in producer.sent] == [
+        (HOUR, None),
+        (None, DUE),
+        (timedelta(0), None),
+    ]
+    found = producer.get("orders", ids[1])
+    assert found is not None
+    assert (found.state, found.body, found.due) == ("waiting", 1, DUE)
+    assert producer.get("orders", ids[0]) is None
+
+
+async def test_asynchronous_producers() -> None:
+    async with AsyncRecordingProducer() as producer:
+        sent = await producer.send("orders", 1, delay=HOUR)
+        assert (await producer.send_many("orders", [2, 3])).accepted == 2
+        assert [one.body for one in producer.sent] == [1, 2, 3]
+        found = await producer.get("orders", sent)
+        assert found is not None
+        assert found.body == 1
+        assert await producer.cancel("orders", sent) == "cancelled"
