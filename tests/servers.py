@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 import redis
 
+from lisa.core.model.errors import ServerUnavailable
+from lisa.testing.clocked_server import library
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -32,6 +35,15 @@ def redis_server() -> Path | None:
     """Debian's server, if it is installed."""
     found = shutil.which("redis-server")
     return Path(found) if found else None
+
+
+def no_clock() -> str | None:
+    """Why the test kit cannot set a server's clock here; None if it can."""
+    try:
+        library()
+    except ServerUnavailable as error:
+        return str(error)
+    return None
 
 
 def connect(url: str) -> redis.Redis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.servers import connect
+from tests.servers import connect, no_clock
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+TESTING = ROOT / "docs" / "how-to" / "testing.md"
 DEFAULT_URL = "redis://localhost:6379/0"
 
 
@@ -64,7 +66,7 @@ def test_the_first_program_says_so_if_its_manager_is_forgotten(redis_url: str) -
 WITH_PROGRAMS = [
     pytest.param(page, marks=pytest.mark.full if page.name == "pipeline.md" else ())  # needs a JVM
     for page in PAGES
-    if page.name != "README.md" and blocks(page, "python")
+    if page.name not in ("README.md", TESTING.name) and blocks(page, "python")
 ]
 
 
@@ -73,6 +75,27 @@ def test_programs_run(page: Path, redis_url: str) -> None:
     with connect(redis_url) as client:  # as the pages' commands do
         client.hset("lisa:{orders}:options", "journal", "1")
     run("\n".join(blocks(page, "python")), redis_url)
+
+
+def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
+    if reason := no_clock():
+        pytest.skip(reason)
+    application, *tests = blocks(TESTING, "python")
+    (tmp_path / "shop.py").write_text(application)
+    (tmp_path / "test_shop.py").write_text("\n".join(tests))
+    plugins = ["-p", "lisa.testing.plugin", "-p", "asyncio"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, "test_shop.py"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout
+    count = sum(one.count("def test_") for one in tests)
+    assert f"{count} passed" in done.stdout
 
 
 def commands() -> list[tuple[str, str]]:

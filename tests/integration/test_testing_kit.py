@@ -16,11 +16,10 @@ import time_machine
 
 import lisa as library
 from lisa import AsyncProducer, Batch, Consumer, Discard, Message, Producer, Retry, TopicOptions
-from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.redis.connection import Connection
 from lisa.testing import AsyncLisaTestKit, ClockedServer, LisaTestKit
-from lisa.testing import clocked_server as clocked
-from tests.servers import connect
+from tests.servers import connect, no_clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -35,18 +34,9 @@ DAY, HOUR, MINUTE, SECOND = (
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def missing() -> str | None:
-    """Why the kit cannot run here; None if it can."""
-    try:
-        clocked.library()
-    except ServerUnavailable as error:
-        return str(error)
-    return None
-
-
 @pytest.fixture(scope="module")
 def clock() -> Iterator[ClockedServer]:
-    if reason := missing():
+    if reason := no_clock():
         pytest.skip(reason)
     with ClockedServer() as server:
         yield server
