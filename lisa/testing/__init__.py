@@ -48,3 +48,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _HOME_OF.keys())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -14,21 +15,22 @@ from lisa.consumer.delivery import Delivery
 from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.invoke import Wait, on_batch
-from lisa.consumer.pull import Puller
 from lisa.consumer.registration import Registration
 from lisa.consumer.signal_queue import SignalSender
+from lisa.core.delivery.source import GroupSource
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.envelope import encode_envelope, new_token
+from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.presence import unique_name
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Acked
+from lisa.core.transitions.retry import Retried
 from lisa.testing.records import Attempt
 
 log = logging.getLogger("lisa.testing")
 
-NOW = timedelta(0)
-LARGEST_PULL = 250
+NAME = "lisa-test-kit"
+"""The consumer's name on the server."""
 
 
 class _Finish(NamedTuple):
@@ -44,10 +46,11 @@ class _Finish(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """The handlers that serve a group, and what pulls for them."""
+    """What serves a group: its handlers, their signals, and the source of its messages."""
 
     handlers: Handlers
-    puller: Puller
+    sender: SignalSender
+    source: GroupSource
 
 
 class HandlerRuns:
@@ -89,29 +92,37 @@ class HandlerRuns:
         """
         role = self._role(topic, group)
         plan = role.handlers.plan(topic)
-        most = 1 if plan.batch is None else min(plan.batch.batch or 1, LARGEST_PULL)
-        deliveries = role.puller.pull(topic, most, NOW, None)
+        count, deliveries = self._pull(role, 1 if plan.batch is None else plan.batch.batch or 1)
         outcomes = yield from _outcomes(plan, deliveries)
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             self._settle(delivery, outcome)
         while self._unfinished:
             yield _Finish(self._unfinished.pop(0))
-        return len(deliveries)
-
-    def close(self) -> None:
-        """Close the connections of all pullers."""
-        for role in self._roles.values():
-            role.puller.close(self._store)
+        return count
 
     def _role(self, topic: str, group: str) -> _Role:
         role = self._roles.get((topic, group))
         if role is None:
             handlers = self._handlers(topic, group)
             sender = SignalSender(handlers.signals, self._unfinished.append)
-            address = self._store.connection.address
-            puller = Puller(self._store, address, group, unique_name("test"), sender)
-            role = self._roles[topic, group] = _Role(handlers, puller)
+            source = GroupSource(self._store, Topic(topic), group, NAME)
+            role = self._roles[topic, group] = _Role(handlers, sender, source)
         return role
+
+    def _pull(self, role: _Role, most: int) -> tuple[int, list[Delivery]]:
+        """Take messages; returns their number, and the deliveries that handlers may see."""
+        source, sender, drive = role.source, role.sender, self._store.drive
+        taken = drive(source.take(most))
+        if not taken.entries:
+            return 0, []
+        opened = drive(source.open(taken, taken.entries, None, sys.maxsize))
+        for one, outcome in drive(source.settle_unfit(opened)):
+            if isinstance(outcome, Retried):
+                sender.fire_failure(one.message, one.fault, outcome)
+            elif outcome is not Acked.STALE:
+                sender.fire(sender.expired, one.message)
+        fit = [one for one in opened if one is not None and one.is_for_handler]
+        return len(taken.entries), [Delivery(self._store, sender, NAME, one, None) for one in fit]
 
     def _handlers(self, topic: str, group: str) -> Handlers:
         for wanted, handlers in self._consumers:

@@ -60,7 +60,7 @@ class _Kit:
         """Run the handlers of a consumer of the application, which must not be started.
 
         They serve the consumer's group, or a topic's only group if it names none. Their timeouts
-        do not apply, and a batch handler gets the messages that are ready, at most 250.
+        do not apply, and a batch handler gets the messages that are ready.
         """
         self._timeline.runs.attach(consumer)
 
@@ -151,7 +151,6 @@ class _Kit:
 
     def _close(self) -> None:
         self._timeline.watch.stop()
-        self._timeline.runs.close()
         self._store.close()
 
 

@@ -126,7 +126,7 @@ class ManagerSteps:
         before = self._moved()
         outcomes = self._promoter.step(due.promote) if due.promote else []
         if due.reclaim:
-            self._reclaimer.look_at_all()
+            self._reclaimer.scan_all()
             outcomes += self._reclaimer.step(due.reclaim)
         for outcome in outcomes:
             if isinstance(outcome, LisaError):
