@@ -97,7 +97,7 @@ class Reader:
             except GroupRemoved as error:
                 self._group_removed(error)
             except errors.ClientError as error:
-                self._recovered(error)
+                self._recover(error)
             except ConfigError as error:
                 if not self.sub.group:
                     self._failed(error)
@@ -107,19 +107,16 @@ class Reader:
                 self._wait_out(error)
         self._intake.close()
 
-    def _recovered(self, error: BaseException) -> None:
-        try:
-            self._recover(error)
-        except Exception as another:  # noqa: BLE001  as in _run
-            self._wait_out(another)
-
     def _recover(self, error: BaseException) -> None:
         """Handle an error of the blocking read: declare a lost group again, else wait and retry."""
         sub = self.sub
-        if not errors.is_missing_group(error) and not str(error).startswith("UNBLOCKED"):
-            self._wait_out(errors.translated(error, sub.store.where))
-        elif not sub.membership.mend():
-            self._group_removed(error)
+        try:
+            if not errors.is_missing_group(error) and not str(error).startswith("UNBLOCKED"):
+                self._wait_out(errors.translated(error, sub.store.where))
+            elif not sub.membership.mend():
+                self._group_removed(error)
+        except Exception as another:  # noqa: BLE001  as in _run
+            self._wait_out(another)
 
     def _group_removed(self, error: BaseException) -> None:
         sub = self.sub
@@ -156,8 +153,8 @@ class Reader:
         elif self._error is None:
             self._outages.warn(f"topic {self.sub.shard}: cannot read, trying again", error)
         self._error = self._error or error
-        away = isinstance(error, ServerUnavailable)
-        self._intake.pause(self._backoff.take(LONGEST_AWAY_S if away else LONGEST_S))
+        is_unavailable = isinstance(error, ServerUnavailable)
+        self._intake.pause(self._backoff.take(LONGEST_AWAY_S if is_unavailable else LONGEST_S))
 
     def _step(self) -> None:
         """Do one round of the work that the topic needs now. Raises LisaError, client errors."""

@@ -80,15 +80,12 @@ class Backpressure:
         full = self._full.get(topic)
         if full is None or full.groups != groups:
             full = self._full[topic] = _Full(groups, Backoff(FIRST_S, LONGEST_UNREAD_S), now)
-        elif moved and self._is_only_group(topic):
+        elif moved and len(self._store.known_groups(topic) or ()) == 1:
             full.backoff.reset()
         elif full.backoff.pause_s < LONGEST_S:
             full.backoff.lengthen(LONGEST_S)
         full.asked, full.due_at, full.enough = now, due_at, None
         return min(now + full.backoff.pause_s, due_at)
-
-    def _is_only_group(self, topic: str) -> bool:
-        return len(self._store.known_groups(topic) or ()) == 1
 
     def record_room(self, topic: str) -> None:
         """Record that a whole batch found room; resets the pause."""

@@ -6,7 +6,7 @@ most topics need no work most of the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lisa.core.redis.flow import Command
@@ -48,13 +48,12 @@ def topics_with_keys(store: SyncStore, keys: Mapping[str, Sequence[str]]) -> lis
     One EXISTS covers a page of topics; only if it finds a key, each topic gets its own EXISTS. On
     a cluster, where the keys are on several nodes, each topic gets its own EXISTS from the start.
     """
-    pages: Iterable[Sequence[str]] = list(chunks([one for one in keys if keys[one]], PAGE))
-    if store.connection.address.kind != "cluster":
-        asked = list(pages)
+    pages = list(chunks([one for one in keys if keys[one]], PAGE))
+    if not store.has_nodes:
         counts = ask_all(
-            store, [("EXISTS", *[key for topic in page for key in keys[topic]]) for page in asked]
+            store, [("EXISTS", *[key for topic in page for key in keys[topic]]) for page in pages]
         )
-        pages = [page for page, count in zip(asked, counts, strict=True) if count != 0]
+        pages = [page for page, count in zip(pages, counts, strict=True) if count != 0]
     found: list[str] = []
     for page in pages:
         counts = ask_all(store, [("EXISTS", *keys[topic]) for topic in page])

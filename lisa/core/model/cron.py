@@ -196,11 +196,9 @@ def _joined(values: list[int], size: int) -> str:
     return "*" if len(values) == size else ",".join(map(str, values))
 
 
-def _same(number: int) -> int:
-    return number
-
-
-def _values(text: str, field: _Field, range_end: Callable[[int], int] = _same) -> list[int]:
+def _values(
+    text: str, field: _Field, range_end: Callable[[int], int] = lambda last: last
+) -> list[int]:
     """Every number in a comma list of `*`, `a` and `a-b`, each optionally with `/step`."""
     found: set[int] = set()
     for item in text.split(","):

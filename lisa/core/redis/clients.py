@@ -75,7 +75,7 @@ def _blocking(url: str, **keywords: Any) -> redis.Redis:
     return client
 
 
-_ONCE = Retry(NoBackoff(), 0)
+_ONCE, _ONCE_ASYNC = Retry(NoBackoff(), 0), AsyncRetry(NoBackoff(), 0)
 _SHORT = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
 _CLUSTERS_OWN = frozenset(
     {
@@ -152,8 +152,8 @@ def _async_cluster(address: Address) -> AsyncRawCluster:
     def connect(node: NodeAddress) -> Any:
         keywords = _node_keywords(address)
         keywords["redis_connect_func"] = watched_async(address, _asking_nodes(topology))
-        once = AsyncRetry(NoBackoff(), 0)
-        return _packed(aredis.Redis.from_url(_node_url(node, keywords), retry=once, **keywords))
+        url = _node_url(node, keywords)
+        return _packed(aredis.Redis.from_url(url, retry=_ONCE_ASYNC, **keywords))
 
     return AsyncRawCluster(topology, connect)
 
@@ -178,14 +178,13 @@ def make_async_client(address: Address) -> Any:
     """Create an asyncio client."""
     if address.kind == "cluster":
         return _async_cluster(address)
-    once = AsyncRetry(NoBackoff(), 0)
     if address.kind == "sentinel":
         hosts, service, keywords = address.service()
         keywords["redis_connect_func"] = watched_async(address, _asking_sentinels(address))
-        own = {**address.sentinel_keywords(), "retry": once}
-        sentinel: Any = AsyncSentinels(hosts, sentinel_kwargs=own, retry=once, **keywords)
+        own = {**address.sentinel_keywords(), "retry": _ONCE_ASYNC}
+        sentinel: Any = AsyncSentinels(hosts, sentinel_kwargs=own, retry=_ONCE_ASYNC, **keywords)
         return _packed(sentinel.master_for(service))
-    return _packed(aredis.Redis.from_url(address.url, retry=once, **address.keywords()))
+    return _packed(aredis.Redis.from_url(address.url, retry=_ONCE_ASYNC, **address.keywords()))
 
 
 def reporting_client_id(address: Address, report: Callable[[int | None], None]) -> Address:

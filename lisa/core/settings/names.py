@@ -1,12 +1,12 @@
 """Setting keys: spellings, and suggestions for unknown keys."""
 
 import difflib
-import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
+from pydantic.alias_generators import to_snake
 from pydantic.fields import FieldInfo
 
 from lisa.core.model.errors import ConfigError
@@ -16,8 +16,7 @@ Models = Sequence[type[BaseModel]]
 
 def snake(key: object) -> str:
     """Normalise a key: `poll-timeout-millis` and `pollTimeoutMillis` are `poll_timeout_millis`."""
-    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key))
-    return text.replace("-", "_").lower()
+    return to_snake(str(key))
 
 
 def kebab(name: str) -> str:
