@@ -132,8 +132,8 @@ class Heartbeat:
             self._start_all(subscriptions)
             self._pool.wait(max(0.0, ends - time.monotonic()))
             return max(0.0, ends - time.monotonic())
-        is_well = self._renew_all_leases(self._well(subscriptions, self._renew_leases), ends)
-        if is_well and self._announce_all(self._well(subscriptions, self._announce), ends):
+        is_answered = self._renew_all_leases(self._healthy(subscriptions, self._renew_leases), ends)
+        if is_answered and self._announce_all(self._healthy(subscriptions, self._announce), ends):
             self._try_failing(ends)
         return max(0.0, ends - time.monotonic())
 
@@ -176,9 +176,9 @@ class Heartbeat:
         """
         for sub in sorted(subscriptions, key=lambda one: self._announced_at.get(one, -math.inf)):
             self._announced_at[sub] = time.monotonic()
-            is_well = self._try(sub, self._announce)
+            is_answered = self._try(sub, self._announce)
             if time.monotonic() > ends:
-                return is_well
+                return is_answered
         return True
 
     def _try_failing(self, ends: float) -> None:
@@ -192,7 +192,7 @@ class Heartbeat:
             if not self._try(sub, work) or time.monotonic() > ends:
                 return
 
-    def _well(self, subscriptions: Iterable[Subscription], work: _Work) -> list[Subscription]:
+    def _healthy(self, subscriptions: Iterable[Subscription], work: _Work) -> list[Subscription]:
         return [sub for sub in subscriptions if (sub, work) not in self._failing]
 
     def _try(self, sub: Subscription | None, work: _Work) -> bool:

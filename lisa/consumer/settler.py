@@ -50,9 +50,9 @@ class Settler:
         self._calls = SettleCalls(signal_sender)
         self._has_nodes = has_nodes
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
-        self._awake = False
-        self._rung = threading.Event()
-        self._hurried = threading.Event()
+        self._is_requested = False
+        self._is_flush_due = threading.Event()
+        self._is_urgent = threading.Event()
         self._closes: float | None = None
         self._pauses: dict[Subscription, tuple[float, Backoff]] = {}
         self._thread = ServiceThread("lisa-settler", self._run, longest_s)
@@ -67,13 +67,13 @@ class Settler:
 
     def notify(self) -> None:
         """Request a flush within 5 ms. Cheap if one is already requested."""
-        if not self._awake:
-            self._awake = True
-            self._rung.set()
+        if not self._is_requested:
+            self._is_requested = True
+            self._is_flush_due.set()
 
     def flush_now(self) -> None:
         """End the 5 ms wait of a requested flush, because none will follow soon."""
-        self._hurried.set()
+        self._is_urgent.set()
 
     def flush_now_for(self, sub: Subscription) -> None:
         """Flush immediately if a subscription has finished deliveries."""
@@ -95,27 +95,27 @@ class Settler:
     def close(self, timeout_s: float) -> None:
         """Flush the rest for up to `timeout_s`, then end the thread."""
         self._closes = time.monotonic() + timeout_s
-        self._hurried.set()
-        self._rung.set()
+        self._is_urgent.set()
+        self._is_flush_due.set()
         self._thread.join(timeout_s + CLOSING_S)
 
     def _run(self) -> None:
         while True:
             self._thread.rest()
-            self._rung.wait(self._next_try_s())
+            self._is_flush_due.wait(self._next_try_s())
             self._thread.begin()
             if self._closes is None:
-                self._hurried.wait(FLUSH_AFTER_S)
-            self._hurried.clear()
+                self._is_urgent.wait(FLUSH_AFTER_S)
+            self._is_urgent.clear()
             # Clear before reading the queues, so that later outcomes request another flush.
-            self._rung.clear()
-            self._awake = False
+            self._is_flush_due.clear()
+            self._is_requested = False
             # Read before the flush, so that a flush after the request to close finds everything.
             closes = self._closes
             try:
                 left = self.flush()
             except BaseException:
-                self._rung.set()  # the restarted thread must flush again
+                self._is_flush_due.set()  # the restarted thread must flush again
                 raise
             if closes is not None:
                 late_s = time.monotonic() - closes
@@ -125,7 +125,7 @@ class Settler:
                     return
                 if self._pool.wait(CLOSING_RETRY_S) and self._pauses:
                     time.sleep(CLOSING_RETRY_S)
-                self._rung.set()
+                self._is_flush_due.set()
 
     def _next_try_s(self) -> float | None:
         tries = [
@@ -171,7 +171,7 @@ class Settler:
     def _ended(self, sub: Subscription) -> None:
         """Flush again if a subscription finished more while its flush ran."""
         if sub in self._pauses or sub.outcomes:
-            self._rung.set()
+            self._is_flush_due.set()
 
     def _end_pause(self, sub: Subscription) -> None:
         if self._pauses.pop(sub, None):
@@ -184,8 +184,8 @@ class Settler:
         elif backoff is None:
             log.warning("topic %s: cannot settle, trying again: %s", sub.shard, error)
         backoff = backoff or Backoff()
-        away = isinstance(error, ServerUnavailable)
-        pause_s = backoff.take(LONGEST_AWAY_S if away else LONGEST_S)
+        is_unavailable = isinstance(error, ServerUnavailable)
+        pause_s = backoff.take(LONGEST_AWAY_S if is_unavailable else LONGEST_S)
         self._pauses[sub] = (time.monotonic() + pause_s, backoff)
 
     def _give_up(self, sub: Subscription, error: GroupRemoved) -> None:

@@ -19,14 +19,14 @@ class Slots:
         self.size = size
         self.free = size
         self._lock = threading.Lock()
-        self._line: dict[Grant, int] = {}
+        self._claims: dict[Grant, int] = {}
         self._all_free = threading.Event()
         self._all_free.set()
 
     @property
     def waiting(self) -> bool:
         """Whether any claim is waiting."""
-        return bool(self._line)
+        return bool(self._claims)
 
     def claim(self, grant: Grant, times: int = 1) -> None:
         """Claim slots; calls `grant` once per slot."""
@@ -36,28 +36,28 @@ class Slots:
                 times -= 1
                 grant()
             if times:
-                self._line[grant] = self._line.get(grant, 0) + times
+                self._claims[grant] = self._claims.get(grant, 0) + times
             if self.free < self.size:
                 self._all_free.clear()
 
     def release(self) -> None:
         """Free a slot, or pass it to the next waiting claim."""
         with self._lock:
-            if not self._line:
+            if not self._claims:
                 self.free += 1
                 if self.free == self.size:
                     self._all_free.set()
                 return
-            grant = next(iter(self._line))
-            left = self._line.pop(grant) - 1
+            grant = next(iter(self._claims))
+            left = self._claims.pop(grant) - 1
             if left:
-                self._line[grant] = left
+                self._claims[grant] = left
             grant()
 
     def withdraw(self, grant: Grant) -> None:
         """Cancel waiting claims. Granted slots stay granted."""
         with self._lock:
-            self._line.pop(grant, None)
+            self._claims.pop(grant, None)
 
     def wait_all_free(self, timeout_s: float) -> bool:
         """Wait until all slots are free; returns False after `timeout_s`."""

@@ -19,7 +19,7 @@ from lisa.core.model.sharding import REMOVED, Layout, Shard, Topic, own_shard, s
 from lisa.core.model.stream import entry_ms
 from lisa.core.redis.flow import Command
 from lisa.core.store import removal_mark
-from lisa.core.store.reshard import ShardState, look
+from lisa.core.store.reshard import ShardState, states_of
 from lisa.core.store.store import SyncStore, chunks, counters, pairs, summed
 from lisa.core.transitions.absorb import Absorb
 from lisa.core.transitions.base import text
@@ -49,7 +49,7 @@ class ShardCleaner:
 
         Runs again after all keys were deleted, because another role may have written a key since.
         """
-        (own,) = self._store.drive(look(self._store, [own_shard(topic)]))
+        (own,) = self._store.drive(states_of(self._store, [own_shard(topic)]))
         layout = Layout.read(own.options.get("layout"))
         for field in own.options:
             if field.startswith(REMOVED) and self._clear(topic, layout, field):
@@ -120,7 +120,7 @@ class ShardCleaner:
         """Delete the keys of one former shard count; returns whether no key is left."""
         shards = Layout(shards=int(field.removeprefix(REMOVED))).current(topic)
         self._store.ask("ZREM", self._store.keys.topics, *shards)
-        seen = self._store.drive(look(self._store, shards))
+        seen = self._store.drive(states_of(self._store, shards))
         calls = [
             Clear(shard, layout.number, _groups(one))
             for shard, one in zip(shards, seen, strict=True)

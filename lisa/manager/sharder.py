@@ -25,7 +25,7 @@ from lisa.core.model.sharding import (
     topics_of,
 )
 from lisa.core.store import removal_mark
-from lisa.core.store.reshard import ShardState, look, renumber, spread
+from lisa.core.store.reshard import ShardState, renumber, spread, states_of
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.set_layout import SetLayout
@@ -103,7 +103,7 @@ class Sharder:
         topic's `retention` has passed since then.
         """
         shards = Layout(layout.number, count).current(topic)
-        own, *seen = self._store.drive(look(self._store, [own_shard(topic), *shards]))
+        own, *seen = self._store.drive(states_of(self._store, [own_shard(topic), *shards]))
         mark = f"emptied:{count}"
         since = own.options.get(mark)
         if self._holds_any(shards, seen):

@@ -62,14 +62,14 @@ def spread(store: Store, topic: Topic) -> Flow[Layout]:
     A topic that was never split costs one read.
     """
     while True:
-        (topic_state,) = yield from look(store, [own_shard(topic)])
+        (topic_state,) = yield from states_of(store, [own_shard(topic)])
         layout = Layout.read(topic_state.options.get("layout"))
         store.learn_layout(topic, layout)
         if not layout.number:
             return layout
         shards = layout.active(topic)
         yield from store.register([topic, *shards])
-        seen = dict(zip(shards, (yield from look(store, shards)), strict=True))
+        seen = dict(zip(shards, (yield from states_of(store, shards)), strict=True))
         for count in (layout.shards, *layout.older):
             if count > 1:
                 own = Layout(layout.number, count).current(topic)
@@ -97,7 +97,7 @@ def renumber(store: Store, topic: Topic, known: int) -> Flow[int]:
     return (yield from store.run(SetLayout(topic, "renumber", known, sorted(counts))))
 
 
-def look(store: Store, shards: Sequence[Shard]) -> Flow[list[ShardState]]:
+def states_of(store: Store, shards: Sequence[Shard]) -> Flow[list[ShardState]]:
     """The state of the given shards, in the same order. Raises LisaError."""
     keys = [store.keys.topic(shard) for shard in shards]
     replies = yield from store.commands(

@@ -63,7 +63,7 @@ class Router(Runner):
             except Misplaced:
                 transition = transition.with_known_ids()
             else:
-                if transition.minds_layout or not any(map(transition.is_nowhere, results)):
+                if transition.checks_layout or not any(map(transition.is_nowhere, results)):
                     return results
             layout = yield from self.layout(topic)
             if results and not layout.number:
@@ -145,7 +145,7 @@ class _Search(Generic[T]):
                 self._error.outcomes = self._results
                 raise self._error
             before = self._layout
-            if misplaced or (not self._transition.minds_layout and self._open()):
+            if misplaced or (not self._transition.checks_layout and self._open()):
                 self._layout = yield from self._store.layout(self._topic)
             if self._layout == before:
                 if not misplaced:

@@ -36,7 +36,7 @@ class Transition(ABC, Generic[T]):
     """Additional cost of each further group of the topic; None: the same as `steps`."""
     kept_ms: ClassVar[int] = 30_000
     """How long the answer to a call is stored; must exceed the time in which callers repeat it."""
-    minds_layout: ClassVar[bool] = False
+    checks_layout: ClassVar[bool] = False
     """Whether the script compares the caller's layout number with that of the shard."""
     topic: str
 
@@ -95,7 +95,7 @@ class Transition(ABC, Generic[T]):
             if own not in groups:
                 raise GroupRemoved(f"group {own!r} is not declared on topic {self.topic!r}")
             arguments.append(groups.index(own) + 1)
-        if self.minds_layout:
+        if self.checks_layout:
             arguments.append(layout)
         arguments += self.args()
         return all_keys, arguments

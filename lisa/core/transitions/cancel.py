@@ -26,7 +26,7 @@ class Cancel(OfIds, ById[Cancelled]):
     script: ClassVar[str] = "cancel"
     steps: ClassVar[int] = 6
     group_steps: ClassVar[float | None] = 2
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     outcomes: ClassVar[Mapping[str, Any]] = {
         "c": Cancelled.CANCELLED,
         "f": Cancelled.IN_FLIGHT,

@@ -55,7 +55,7 @@ class Enqueue(ById[Sent]):
     script: ClassVar[str] = "enqueue"
     steps: ClassVar[int] = 2
     group_steps: ClassVar[float | None] = 0.5
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("ids", "dues", "envelopes", "ttls_ms", "policies")
     topic: str
     token: str
@@ -130,7 +130,7 @@ class Known(Transition[list[Sent | Elsewhere]]):
     """An `Enqueue` for a closed shard, which only reports what it knows of each id."""
 
     script: ClassVar[str] = "enqueue"
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     topic: str
     sends: Enqueue
 

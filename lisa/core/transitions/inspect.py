@@ -89,7 +89,7 @@ class Inspect(OfIds, ById[Inspection]):
 
     script: ClassVar[str] = "inspect"
     steps: ClassVar[int] = 4
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     topic: str
     ids: Sequence[str]
     bodies: bool = True

@@ -26,7 +26,7 @@ class Reschedule(Recorded, ById[Rescheduled]):
 
     script: ClassVar[str] = "reschedule"
     steps: ClassVar[int] = 8
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("items",)
     outcomes: ClassVar[Mapping[str, Any]] = {
         "s": Rescheduled.RESCHEDULED,

@@ -51,7 +51,7 @@ class Restore(Recorded, ById[Restored]):
 
     script: ClassVar[str] = "restore"
     steps: ClassVar[int] = 5
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("items",)
     outcomes: ClassVar[Mapping[str, Any]] = {
         "y": Restored.RESTORED,
@@ -111,7 +111,7 @@ class _KnownIds(Transition[list[Restored | Elsewhere]]):
     """Asks an older shard which ids it knows."""
 
     script: ClassVar[str] = "inspect"
-    minds_layout: ClassVar[bool] = True
+    checks_layout: ClassVar[bool] = True
     topic: str
     ids: Sequence[str]
 
