@@ -15,7 +15,7 @@ local _, now = clock()
 local reply, woken, wrong = {'OK'}, false, 0
 local events, journaled = {}, not judge and is_journaled()
 
-local function remembers(group, id)
+local function has_failures(group, id)
   return call('HEXISTS', group.attempts, id) == 1 or call('HEXISTS', group.reasons, id) == 1
     or call('ZSCORE', group.leases, id)
 end
@@ -28,10 +28,10 @@ local function can_be_delivered(group, entry)
 end
 
 -- Replaces an index entry that is useless (it is deleted) or belongs to another id (it is kept).
-local function replace_entry(group, id, entry, goes)
+local function replace_entry(group, id, entry, is_own)
   call('ZADD', group.retry, 'NX', int(now), id)
   call('ZREM', group.leases, id) -- it would apply to the next delivery
-  if goes then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
+  if is_own then drop_entries(group, {id}, {entry}) else call('HDEL', group.entries, id) end
   woken = true
   if journaled then
     events[#events + 1] = {id, 'retry', group.name, call('HGET', group.attempts, id) or 0,
@@ -40,44 +40,44 @@ local function replace_entry(group, id, entry, goes)
 end
 
 -- Reduces one group's states of a live message to one. Returns the number of states left.
-local function mend_group(group, id, waits, said)
+local function mend_group(group, id, waits, faults)
   local entry = call('HGET', group.entries, id)
   local fields = entry and read_entry(group, entry)
-  local its_own = fields and field(fields, 'id') == id
-  local lost = entry and not (its_own and can_be_delivered(group, entry))
+  local is_own = fields and field(fields, 'id') == id
+  local lost = entry and not (is_own and can_be_delivered(group, entry))
   local retries, dead = lost or call('ZSCORE', group.retry, id), call('ZSCORE', group.garbage, id)
   if lost then
-    said[#said + 1] = 'entry-lost'
-    if not judge then replace_entry(group, id, entry, its_own or not fields) end
+    faults[#faults + 1] = 'entry-lost'
+    if not judge then replace_entry(group, id, entry, is_own or not fields) end
   end
   local indexed = entry and not lost
   if indexed and retries then
-    said[#said + 1] = 'second-place'
+    faults[#faults + 1] = 'second-place'
     if not judge then call('ZREM', group.retry, id) end
   end
   if dead and (indexed or retries) then
-    said[#said + 1] = 'second-place'
+    faults[#faults + 1] = 'second-place'
     if not judge then call('ZREM', group.garbage, id) end
   end
   if indexed or retries or dead then return 1 end
   -- A rescheduled message waits and keeps its failed attempts.
-  if not waits and remembers(group, id) then
-    said[#said + 1] = 'leftover'
+  if not waits and has_failures(group, id) then
+    faults[#faults + 1] = 'leftover'
     if not judge then forget_failures(group, {id}) end
   end
   return 0
 end
 
-local function mend_live(id, said)
+local function mend_live(id, faults)
   local waits, states = call('ZSCORE', WAITING, id), 0
   for _, group in ipairs(groups) do
-    states = states + mend_group(group, id, waits, said)
+    states = states + mend_group(group, id, waits, faults)
   end
   if waits and states > 0 then
-    said[#said + 1] = 'second-place'
+    faults[#faults + 1] = 'second-place'
     if not judge then call('ZREM', WAITING, id) end
   elseif not waits and states == 0 then
-    said[#said + 1] = 'no-place'
+    faults[#faults + 1] = 'no-place'
     if not judge then
       call('ZADD', WAITING, int(now), id)
       woken = true
@@ -85,11 +85,11 @@ local function mend_live(id, said)
   end
 end
 
-local function mend_dead(id, said)
+local function mend_dead(id, faults)
   local found = call('ZSCORE', WAITING, id) or call('HEXISTS', POLICY, id) == 1
     or call('ZSCORE', EXPIRY, id)
   for _, group in ipairs(groups) do
-    found = found or owes(group, id) or remembers(group, id)
+    found = found or owes(group, id) or has_failures(group, id)
     if not judge then take_out(group, id) end
   end
   if not judge then
@@ -97,20 +97,20 @@ local function mend_dead(id, said)
     call('HDEL', POLICY, id)
     call('ZREM', EXPIRY, id)
   end
-  if found then said[#said + 1] = 'no-body' end
+  if found then faults[#faults + 1] = 'no-body' end
 end
 
 if not judge then begin_freeing() end
 for i = 1, n do
-  local id, said = ARGV[first + i], {}
-  if call('EXISTS', KEYS[ID_KEYS + i]) == 1 then mend_live(id, said) else mend_dead(id, said) end
-  reply[i + 1] = table.concat(said, ' ')
-  if #said > 0 then wrong = wrong + 1 end
-  if journaled and #said > 0 then
+  local id, faults = ARGV[first + i], {}
+  if call('EXISTS', KEYS[ID_KEYS + i]) == 1 then mend_live(id, faults) else mend_dead(id, faults) end
+  reply[i + 1] = table.concat(faults, ' ')
+  if #faults > 0 then wrong = wrong + 1 end
+  if journaled and #faults > 0 then
     local event = {id, 'mended', '', 0, 'reason', reply[i + 1]}
-    if said[1] == 'no-body' then
+    if faults[1] == 'no-body' then
       event[2], event[7], event[8] = 'lost', 'end', 1
-    elseif said[#said] == 'no-place' then
+    elseif faults[#faults] == 'no-place' then
       event[7], event[8] = 'due', int(now)
     end
     events[#events + 1] = event

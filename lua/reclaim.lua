@@ -24,37 +24,37 @@ local _, now = clock()
 local latest = tonumber(ARGV[ARGS + 6])
 if latest and now > latest then return {'OK', 'later', '', -1, 0} end
 local retry_head = head(group.retry)
-local cleared, next_end, said = {}, -1, ''
+local cleared, next_end, clock_state = {}, -1, ''
 local ids, entries, delivered, seen = {}, {}, {}, {}
 
-local function reclaims(id, entry, fields)
+local function add(id, entry, fields)
   if seen[id] then return end
   seen[id] = true
   ids[#ids + 1], entries[#entries + 1] = id, entry
   delivered[#ids] = fields and string.match(field(fields, 'due') or '', '^%-?%d+$') or ''
 end
 
-local function ends_in(ms)
+local function note_end(ms)
   if next_end < 0 or ms < next_end then next_end = math.max(ms, 0) end
 end
 
 -- Deliveries whose own lease has ended.
-local function look_at_leases()
+local function scan_leases()
   local over = call('ZRANGEBYSCORE', group.leases, '-inf', int(now), 'LIMIT', 0, most)
   local indexed = #over > 0 and call('HMGET', group.entries, unpack(over))
   for i, id in ipairs(over) do
     local entry = indexed[i]
     if entry and pending(group, entry) then
-      reclaims(id, entry, read_entry(group, entry))
+      add(id, entry, read_entry(group, entry))
     else
       call('ZREM', group.leases, id)
     end
   end
   local rest = call('ZRANGEBYSCORE', group.leases, '-inf', '+inf', 'WITHSCORES', 'LIMIT', #ids, 1)
-  if #over == most then ends_in(0) elseif rest[2] then ends_in(tonumber(rest[2]) - now) end
+  if #over == most then note_end(0) elseif rest[2] then note_end(tonumber(rest[2]) - now) end
 end
 
-local function look_at_overdue(overdue)
+local function scan_overdue(overdue)
   local found, wanted = read_entries(group, overdue), {}
   for i, fields in ipairs(found) do wanted[i] = fields and field(fields, 'id') or '' end
   local indexed = call('HMGET', group.entries, unpack(wanted))
@@ -64,26 +64,26 @@ local function look_at_overdue(overdue)
     if id == '' or indexed[i] ~= entry then
       cleared[#cleared + 1] = entry
     elseif not (has_leases and call('ZSCORE', group.leases, id)) then
-      reclaims(id, entry, found[i])
+      add(id, entry, found[i])
     end
   end
 end
 
 -- When deliveries with the topic's ack timeout end. The next end of an own lease is the head of
 -- `leases`, however long ago the entry was delivered.
-local function look_at_rest(held, lefts, ahead)
+local function scan_rest(held, lefts, ahead)
   local found = call('EXISTS', group.leases) == 1 and read_entries(group, held) or {}
   for i, left in ipairs(lefts) do
     local id = found[i] and field(found[i], 'id')
     if not (id and call('ZSCORE', group.leases, id)) then
-      ends_in(left)
-      if ahead[held[i]] then said = 'ahead' end
+      note_end(left)
+      if ahead[held[i]] then clock_state = 'ahead' end
     end
   end
 end
 
 begin_freeing()
-if from == '-' then look_at_leases() end
+if from == '-' then scan_leases() end
 local window = call('XPENDING', group.ready, group.name, from, to, most)
 local cursor = #window == most and '(' .. window[#window][1] or ''
 local overdue, held, lefts = {}, {}, {}
@@ -95,8 +95,8 @@ for _, item in ipairs(window) do
     overdue[#overdue + 1] = item[1]
   end
 end
-if #held > 0 then look_at_rest(held, lefts, delivered_ahead(group, window)) end
-if #overdue > 0 then look_at_overdue(overdue) end
+if #held > 0 then scan_rest(held, lefts, delivered_ahead(group, window)) end
+if #overdue > 0 then scan_overdue(overdue) end
 if #cleared > 0 then drop_entries(group, {}, cleared) end
 
 local reasons = {}
@@ -111,6 +111,6 @@ end
 count('reclaimed', #ids, group)
 count('cleared', #cleared, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
-reply = {'OK', said, cursor, next_end, #cleared, unpack(reply)}
+reply = {'OK', clock_state, cursor, next_end, #cleared, unpack(reply)}
 -- After an outage a caller may repeat the call up to one ack timeout later.
 return #ids > 0 and remember(reply, timeout) or reply

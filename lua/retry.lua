@@ -53,10 +53,10 @@ for i = 1, n do
   local k = number[i]
   local due = k and dues[k]
   if due then earliest = math.min(earliest or due, due) end
-  local said, attempts = due and 'r' .. int(due) or k and 'g', k and failed[k]
-  if not k then said, attempts = outcome_before(i) end
-  if not said then stale = stale + 1 end
-  reply[2 * i + 1], reply[2 * i + 2] = said or 's', attempts or 0
+  local outcome, attempts = due and 'r' .. int(due) or k and 'g', k and failed[k]
+  if not k then outcome, attempts = outcome_before(i) end
+  if not outcome then stale = stale + 1 end
+  reply[2 * i + 1], reply[2 * i + 2] = outcome or 's', attempts or 0
 end
 count_lateness(group, table.concat(lateness))
 count('stale', stale, group)

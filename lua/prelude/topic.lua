@@ -44,9 +44,9 @@ local function journal(events)
   begin_freeing() -- this may be the script's first write at maxmemory
   local number, failed = call('HINCRBY', STATS, 'journaled', #events) - #events, 0
   for i, event in ipairs(events) do
-    local said = redis.pcall('XADD', EVENTS, '*', 'n', int(number + i), 'actor', ACTOR,
+    local added = redis.pcall('XADD', EVENTS, '*', 'n', int(number + i), 'actor', ACTOR,
       'id', event[1], 'state', event[2], 'group', event[3], 'attempt', event[4], unpack(event, 5))
-    if type(said) == 'table' and said.err then failed = failed + 1 end
+    if type(added) == 'table' and added.err then failed = failed + 1 end
   end
   count('journal_failed', failed)
 end
