@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -125,43 +127,29 @@ def schedule(
     connection = shared.connection()
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
-    with shared.session("pipeline schedule") as spark, _Bar() as bar:
+    with shared.session("pipeline schedule") as spark, _progress_bar() as progress:
         from lisa.cli.pipeline.rows import as_messages, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
         table = read(spark, source, kind, read_option)
         rows = as_messages(table, columns, all_to=topic)
-        done = run_job(rows, topic=topic, progress=bar.show, **connection, **options)
+        done = run_job(rows, topic=topic, progress=progress, **connection, **options)
     _print_result(done, options["refused"], as_json=shared.json)
     if done.refused:
         raise click.exceptions.Exit(1)
 
 
-class _Bar:
-    """A progress bar on stderr if that is a terminal."""
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar of finished and known tasks on stderr, if that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    def __enter__(self) -> Self:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        screen = console(err=True)
-        self._progress = Progress(
-            TextColumn("tasks"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=screen,
-            disable=not screen.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=None)
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        """Update the number of finished tasks."""
-        self._progress.update(self._task, completed=done, total=total)
+    screen = console(err=True)
+    columns = (TextColumn("tasks"), BarColumn(), MofNCompleteColumn())
+    is_hidden = not screen.is_terminal
+    with Progress(*columns, console=screen, disable=is_hidden, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_result(done: Scheduled, directory: str | None, *, as_json: bool) -> None:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from starlette.responses import Response
 
+from lisa.admin.messages import LiveState
 from lisa.gateway.page.snapshot_cache import Line
 from lisa.gateway.page.view_context import PageRequest
 
 PER_PAGE = 50
 
+
+def _most_first(figure: str) -> Callable[[Line], float]:
+    """Sort key: the highest figure first, none as 0."""
+    of = attrgetter(figure)
+    return lambda line: -(of(line) or 0)
+
+
 ORDERS: dict[str, Callable[[Line], Any]] = {
-    "topic": lambda line: line.topic,
-    "waiting": lambda line: -line.counts.waiting,
-    "ready": lambda line: -line.counts.ready,
-    "in_flight": lambda line: -line.counts.in_flight,
-    "retry": lambda line: -line.counts.retry,
-    "garbage": lambda line: -line.counts.garbage,
-    "in": lambda line: -(line.in_per_s or 0),
-    "out": lambda line: -(line.out_per_s or 0),
-    "p50": lambda line: -(line.p50_ms or 0),
-    "p99": lambda line: -(line.p99_ms or 0),
-    "consumers": lambda line: line.consumers,
+    "topic": attrgetter("topic"),
+    **{str(state): _most_first(f"counts.{state}") for state in LiveState},
+    "in": _most_first("in_per_s"),
+    "out": _most_first("out_per_s"),
+    "p50": _most_first("p50_ms"),
+    "p99": _most_first("p99_ms"),
+    "consumers": attrgetter("consumers"),
 }
 
 
@@ -62,11 +67,7 @@ def _sums(lines: list[Line]) -> dict[str, float | None]:
     """Totals over all topics that the visitor may see; for lateness, the highest p99."""
     worst = [line.p99_ms for line in lines if line.p99_ms is not None]
     return {
-        "waiting": sum(line.counts.waiting for line in lines),
-        "ready": sum(line.counts.ready for line in lines),
-        "in flight": sum(line.counts.in_flight for line in lines),
-        "retry": sum(line.counts.retry for line in lines),
-        "garbage": sum(line.counts.garbage for line in lines),
+        **{state: sum(getattr(line.counts, state) for line in lines) for state in LiveState},
         "in": sum(line.in_per_s or 0 for line in lines),
         "out": sum(line.out_per_s or 0 for line in lines),
         "p99": max(worst, default=None),
