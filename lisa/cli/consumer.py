@@ -32,7 +32,7 @@ EXIT_NO_SERVER = 3
 @click.option("--group", help="Group to join on each topic.")
 @click.option("--concurrency", type=int, help="Number of handlers that run concurrently.")
 @click.option("--processes", type=int, help="Number of consumer processes.")
-@click.option("--http", metavar="HOST:PORT", help="Serve /healthz and /metrics at this address.")
+@click.option("--http", metavar="[HOST:]PORT", help="Serve /healthz and /metrics at this address.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--parent-pipe", type=int, hidden=True)

@@ -14,7 +14,7 @@ EXIT_CONFIG = 2
 @click.option("--config", "path", type=click.Path(path_type=Path), help="YAML configuration file.")
 @click.option("--redis", metavar="URL", help="The Redis server, e.g. redis://localhost:6379/0.")
 @click.option("--prefix", help="First part of every key.")
-@click.option("--http", metavar="HOST:PORT", help="Serve /healthz and /metrics at this address.")
+@click.option("--http", metavar="[HOST:]PORT", help="Serve /healthz and /metrics at this address.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option(

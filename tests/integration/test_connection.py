@@ -148,8 +148,9 @@ def test_a_socket_timeout_that_is_no_positive_number_is_refused(value: str) -> N
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 def test_options_in_a_url_have_their_types(kind: str) -> None:
+    path = "/shop" if kind == "sentinel" else ""
     query = "max_connections=3&socket_keepalive=false&socket_connect_timeout=2&client_name=shop"
-    keywords = Address(f"redis+{kind}://127.0.0.1:7000/shop?{query}").hosts()[2]
+    keywords = Address(f"redis+{kind}://127.0.0.1:7000{path}?{query}").hosts()[2]
     assert (keywords["max_connections"], keywords["socket_keepalive"]) == (3, False)
     assert (keywords["socket_connect_timeout"], keywords["client_name"]) == (2.0, "shop")
 

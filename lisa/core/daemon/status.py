@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
 
 HEALTH = "/healthz"
@@ -36,12 +37,15 @@ def health_page(content: Mapping[str, object]) -> StatusResponse:
 
 
 class StatusServer:
-    """Serves `pages`, a function per path, on `HOST:PORT`; port 0 selects a free one."""
+    """Serves `pages`, a function per path, on `HOST:PORT`; port 0 selects a free one.
 
-    def __init__(self, address: str, pages: Mapping[str, Callable[[], StatusResponse]]) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65_535:
-            raise ConfigError(f"not an address: {address!r}; write HOST:PORT, as in 127.0.0.1:8088")
+    A port alone is a port of 127.0.0.1.
+    """
+
+    def __init__(
+        self, address: str | int, pages: Mapping[str, Callable[[], StatusResponse]]
+    ) -> None:
+        host, _, port = listen_address(address).rpartition(":")
         self._host, self._wanted_port = host.strip("[]"), int(port)
         self._pages = dict(pages)
         self._server: _Server | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
+from lisa.core.model.addresses import HOST_AND_PORT, PORTS, check_server_url, shown_url
 from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ DEFAULT_URL = "redis://localhost:6379/0"
 SOCKET_TIMEOUT_S = 5.0
 SENTINEL_TIMEOUT_S = 1.0
 _SENTINEL_CREDENTIALS = ("username", "password")
-_SCHEMES = ("redis", "rediss", "unix")
-_PORTS = {"sentinel": 26379, "cluster": 6379}
-_HOST_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::([0-9]+)?)?")
 
 
 def chosen_url(url: str | None) -> str:
@@ -71,19 +68,7 @@ class Address:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            scheme, _, kind = parts.scheme.partition("+")
-            is_known = scheme in _SCHEMES and (not kind or (kind in _PORTS and scheme != "unix"))
-            _ = kind or parts.port
-        except ValueError:
-            is_known = False
-        if not is_known:
-            raise ConfigError(
-                f"{self.shown!r} is not a server address: use redis://host:port/db, "
-                "rediss://, unix://path, redis+sentinel://host:port/service or "
-                "redis+cluster://host:port"
-            )
+        check_server_url(self.url)
         self._adopt_socket_timeout()
         self._query_options()
 
@@ -169,13 +154,7 @@ class Address:
     @property
     def shown(self) -> str:
         """The address without credentials, for logs and errors."""
-        try:
-            parts = urlsplit(self.url)
-        except ValueError:  # an address that is refused
-            scheme, mark, rest = self.url.partition("://")
-            return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
-        host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path}"
+        return shown_url(self.url)
 
     def blocking_for(self, seconds: float) -> Address:
         """A copy for a connection that blocks: its socket timeout exceeds `seconds`."""
@@ -202,10 +181,10 @@ class Address:
         userinfo, _, netloc = parts.netloc.rpartition("@")
         hosts = []
         for entry in netloc.split(","):
-            found = _HOST_AND_PORT.fullmatch(entry)
+            found = HOST_AND_PORT.fullmatch(entry)
             if found is None:
                 raise ConfigError(f"{self.shown!r}: {entry!r} is not host:port")
-            hosts.append((found[1] or found[2], int(found[3] or _PORTS[self.kind])))
+            hosts.append((found[1] or found[2], int(found[3] or PORTS[self.kind])))
         keywords = self.keywords() | self._query_options()
         user, _, password = userinfo.partition(":")
         if user:
@@ -234,8 +213,6 @@ class Address:
         if not path:
             raise ConfigError(f"{self.shown!r} names no service: end it with /NAME, e.g. /mymaster")
         if len(path) > 1:
-            if not path[1].isdecimal():
-                raise ConfigError(f"{self.shown!r}: {path[1]!r} is not the number of a database")
             keywords["db"] = int(path[1])
         return hosts, path[0], keywords
 

@@ -1,6 +1,5 @@
 """One frozen settings model per role, and the code that loads it."""
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta, tzinfo
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from lisa.core.model.addresses import listen_address
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
@@ -38,18 +38,11 @@ from lisa.core.settings.sources import read_sources
 _SOURCES = "sources"
 
 
-def _check_address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not (host and re.fullmatch(r"\d{1,5}", port) and int(port) <= 65_535):
-        raise ValueError(f"not an address: {text!r}; write HOST:PORT, as in 127.0.0.1:8088")
-    return text
-
-
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+ListenAddress = Annotated[str, BeforeValidator(checked(listen_address))]
 Modules = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
@@ -167,9 +160,10 @@ class LoggedSettings(RoleSettings):
 class DaemonSettings(LoggedSettings):
     """Settings of a daemon that runs handlers."""
 
-    http: Address | None = Field(
+    http: ListenAddress | None = Field(
         default=None,
-        description="`HOST:PORT` for `/healthz` and `/metrics`. Unset: not served.",
+        description="`HOST:PORT`, or a port of 127.0.0.1, for `/healthz` and `/metrics`. "
+        "Unset: not served.",
     )
     handlers: Modules = Field(
         default=(), description="Modules to import, to connect their signal receivers."

@@ -1,6 +1,5 @@
 """Settings sections shared by roles: redis, groups, manager-server and consumer-server."""
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -20,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from lisa.core.model.addresses import check_server_url
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.cron import read_schedule
 from lisa.core.model.durability import Replicas, parse_durability
@@ -116,9 +116,8 @@ class RedisSettings(Section):
 
     @field_validator("url")
     @classmethod
-    def _has_scheme(cls, url: str) -> str:
-        if not re.match(r"[a-z][a-z0-9+.-]*://", url):
-            raise ValueError("not a URL; write redis://HOST:PORT/DB")
+    def _is_a_server(cls, url: str) -> str:
+        checked(check_server_url)(url)
         return url
 
     @model_validator(mode="after")
