@@ -35,7 +35,7 @@ class AsyncConsumer(BaseConsumer):
 
         Raises ConfigError if a topic or handler is missing, or if the consumer already runs.
         """
-        self._app = AppLoop(asyncio.get_running_loop(), copy_context())
+        self._app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), copy_context())
         try:
             await asyncio.to_thread(self._start)
         except asyncio.CancelledError:

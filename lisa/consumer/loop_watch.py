@@ -18,6 +18,9 @@ WARN_EVERY_S = 60.0
 _LIBRARIES = ("asyncio", "concurrent", "lisa", "selectors", "threading", "uvloop")
 """Packages that run handlers; their frames are not the cause of a blocked loop."""
 
+_CALLBACK = asyncio.Handle._run.__code__  # noqa: SLF001
+"""What asyncio runs a callback with."""
+
 log = logging.getLogger("lisa.consumer")
 
 
@@ -53,9 +56,9 @@ class LoopWatch:
         self._warned = now
         handler, inner = frames[-1], frames[0]
         log.warning(
-            "the handler %s blocks the event loop for %.1f s, at %s:%d (in %s); no other async "
-            "handler can run: await an asynchronous call or asyncio.to_thread(...) there, or write "
-            "the handler without async",
+            "%s blocks the event loop for %.1f s, at %s:%d (in %s); no other async handler can "
+            "run: await an asynchronous call or asyncio.to_thread(...) there, or write the handler "
+            "without async",
             _name(handler),
             blocked_s,
             handler.f_code.co_filename,
@@ -65,9 +68,10 @@ class LoopWatch:
 
 
 def _user_frames(thread_id: int) -> Iterator[FrameType]:
-    """The frames of a thread from the innermost outwards, without those that run handlers."""
+    """The frames of the loop's current callback, from the innermost outwards, without libraries."""
     frame = sys._current_frames().get(thread_id)  # noqa: SLF001  public, despite its name
-    while frame is not None:
+    # Outside of the callback is, on an application's own loop, the code that started the loop.
+    while frame is not None and frame.f_code is not _CALLBACK:
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES:
             yield frame
         frame = frame.f_back

@@ -25,9 +25,10 @@ from lisa.core.redis.flow import adrive
 
 
 class AppLoop(NamedTuple):
-    """The application's event loop, and the context variables that handlers start with."""
+    """The application's event loop and its thread, and the context that handlers start with."""
 
     loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
     context: Context
 
 
@@ -47,7 +48,7 @@ class HandlerTasks:
         self._loop = app.loop if app else None
         self._context = app.context if app else None
         self._thread: ServiceThread | None = None
-        self._watch: LoopWatch | None = None
+        self._watch = LoopWatch(app.loop, app.thread) if app else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
 

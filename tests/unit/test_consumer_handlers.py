@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -17,7 +18,7 @@ from lisa.consumer import loop_watch
 from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
 from lisa.consumer.invoke import on_message_sync
 from lisa.consumer.slots import Slots
-from lisa.consumer.tasks import HandlerTasks
+from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.model.outcomes import traceback_of
 
 if TYPE_CHECKING:
@@ -159,11 +160,32 @@ def test_a_handler_that_blocks_the_loop_is_named_once(
 ) -> None:
     checked_while(tasks, blocking_handler, 10)
     [said] = caplog.messages
-    assert said.startswith(f"the handler {__name__}.blocking_handler blocks the event loop for 0.")
+    assert said.startswith(f"{__name__}.blocking_handler blocks the event loop for 0.")
     line = blocking_handler.__code__.co_firstlineno + 1
     assert f"at {__file__}:{line} (in {__name__}.blocks)" in said
     checked_while(tasks, blocking_handler, 3)
     assert len(caplog.messages) == 1
+
+
+async def test_a_blocked_loop_of_the_application_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
+    app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), copy_context())
+    tasks, gate = HandlerTasks(Slots(1), Handlers(), Mock(), app), threading.Event()
+
+    def check() -> None:
+        while not caplog.messages:
+            tasks.check_loop()
+            time.sleep(0.01)
+        gate.set()
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    await blocking_handler(gate)
+    await asyncio.to_thread(checking.join)
+    [said] = caplog.messages
+    assert f"(in {__name__}.blocks)" in said
 
 
 def test_a_handler_that_awaits_blocks_nothing(
