@@ -6,15 +6,18 @@ A server with invented shops, a manager, a consumer and a gateway run while the 
 from __future__ import annotations
 
 import os
+import pty
 import random
 import re
 import shutil
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 
 import redis
@@ -98,15 +101,28 @@ def shoot_pages(address: str) -> None:
         browser.close()
 
 
+def printed(words: list[str]) -> str:
+    """What a command prints in a terminal of 80 columns."""
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with subprocess.Popen(words, stdout=terminal, env={**env, "TERM": "xterm"}):
+        os.close(terminal)
+        parts = []
+        with suppress(OSError):  # EIO: the command has ended
+            while part := os.read(screen, 65_536):
+                parts.append(part)
+    os.close(screen)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
 def shoot_terminal(url: str) -> None:
-    """Draw what commands print in a terminal of 80 columns."""
+    """Draw what commands print."""
     for name, command in COMMANDS.items():
         words = [sys.executable, "-m", "lisa.cli.main", *command.split(), "--redis", url]
-        env = {**os.environ, "COLUMNS": "80", "FORCE_COLOR": "1"}
-        done = subprocess.run(words, check=True, capture_output=True, text=True, env=env)
-        screen = Console(record=True, width=80, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+        screen = Console(record=True, width=80, file=StringIO())
         screen.print(Text(f"$ lisa {command}"))
-        screen.print(Text.from_ansi(done.stdout))
+        screen.print(Text.from_ansi(printed(words)))
         drawn = FONTS.sub("", screen.export_svg(title="lisa"))
         (IMAGES / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
