@@ -1,15 +1,22 @@
 """The gateway's settings sections: gateway-server and camellia."""
 
-from datetime import timedelta, timezone, tzinfo
+from datetime import timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr
 
-from lisa.core.model.clock import parse_zone
-from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME, check_option
+from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME
 from lisa.core.model.retry_policy import MAX_RETRIES
-from lisa.core.settings.sections import DurabilityField, Duration, Policy, Section, listed
+from lisa.core.settings.sections import (
+    DurabilityField,
+    Duration,
+    Names,
+    Policy,
+    Section,
+    Zone,
+    topic_option,
+)
 
 
 class GatewayServerSettings(Section):
@@ -71,7 +78,7 @@ class GatewayServerSettings(Section):
         default=GRACE,
         description="Grace period for running requests when the gateway stops.",
     )
-    push_allow: Annotated[tuple[str, ...], BeforeValidator(listed)] = Field(
+    push_allow: Names = Field(
         default=(),
         description="Allowed push targets: host names (`*.example.com`) and networks "
         "(`10.1.0.0/16`). Unset: any public address. Internal addresses must be listed.",
@@ -90,7 +97,7 @@ class GatewayServerSettings(Section):
     mykit_clear_all: bool = Field(
         default=False, description="Let `/mykit/clearAll` cancel what `/mykit/push` sent."
     )
-    delay_queue_zone: Annotated[InstanceOf[tzinfo], BeforeValidator(parse_zone)] = Field(
+    delay_queue_zone: Zone = Field(
         default=timezone(timedelta(hours=8)),
         description="Zone of a `delayTime` given as date and time to `/delay-queue/push`.",
     )
@@ -99,10 +106,10 @@ class GatewayServerSettings(Section):
 class CamelliaSettings(Section):
     """Defaults for topics and messages of camellia's delay-queue API."""
 
-    ack_timeout: Duration = Field(
+    ack_timeout: Annotated[Duration, topic_option("ack_timeout")] = Field(
         default=timedelta(seconds=30), description="Ack timeout of topics created by this API."
     )
-    retention: Duration = Field(
+    retention: Annotated[Duration, topic_option("retention")] = Field(
         default=timedelta(seconds=300), description="Retention of topics created by this API."
     )
     ttl: Duration = Field(
@@ -130,9 +137,3 @@ class CamelliaSettings(Section):
     metrics_prefix: str = Field(
         default="", description="Prefix of the names at `/camellia/delayQueue/metrics`."
     )
-
-    @field_validator("ack_timeout", "retention")
-    @classmethod
-    def _is_topic_option(cls, value: object, info: ValidationInfo) -> object:
-        check_option(str(info.field_name), value)
-        return value

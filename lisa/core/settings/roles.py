@@ -1,7 +1,7 @@
 """One frozen settings model per role, and the code that loads it."""
 
 from collections.abc import Mapping
-from datetime import timedelta, tzinfo
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -9,14 +9,12 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    InstanceOf,
     ValidationError,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from lisa.core.model.addresses import listen_address
-from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import PRODUCER_RETRY_TIME
@@ -29,9 +27,10 @@ from lisa.core.settings.sections import (
     Duration,
     GroupSettings,
     ManagerServerSettings,
+    Names,
     RedisSettings,
+    Zone,
     checked,
-    listed,
 )
 from lisa.core.settings.sources import read_sources
 
@@ -43,7 +42,6 @@ def _lower(value: object) -> object:
 
 
 ListenAddress = Annotated[str, BeforeValidator(checked(listen_address))]
-Modules = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class RoleSettings(BaseSettings):
@@ -165,7 +163,7 @@ class DaemonSettings(LoggedSettings):
         description="`HOST:PORT`, or a port of 127.0.0.1, for `/healthz` and `/metrics`. "
         "Unset: not served.",
     )
-    handlers: Modules = Field(
+    handlers: Names = Field(
         default=(), description="Modules to import, to connect their signal receivers."
     )
 
@@ -193,7 +191,7 @@ class ProducerSettings(RoleSettings):
 
     role: ClassVar[str] = "producer"
 
-    zone: Annotated[InstanceOf[tzinfo], BeforeValidator(parse_zone)] | None = Field(
+    zone: Zone | None = Field(
         default=None,
         description="Zone for naive datetimes: `Asia/Shanghai`, `+08:00`. "
         "Unset: naive datetimes are refused.",

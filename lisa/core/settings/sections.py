@@ -1,7 +1,7 @@
 """Settings sections shared by roles: redis, groups, manager-server and consumer-server."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from lisa.core.model.addresses import check_server_url
-from lisa.core.model.clock import parse_duration
+from lisa.core.model.clock import parse_duration, parse_zone
 from lisa.core.model.cron import read_schedule
 from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
@@ -55,6 +55,7 @@ def checked(read: Callable[[Any], T]) -> Callable[[Any], T]:
     return validate
 
 
+Zone = Annotated[InstanceOf[tzinfo], BeforeValidator(parse_zone)]
 DurabilityField = Annotated[InstanceOf[Replicas] | None, BeforeValidator(checked(parse_durability))]
 Batch = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_BATCH))]
 Window = Annotated[int, Field(ge=1), AfterValidator(partial(min, LARGEST_WINDOW))]
@@ -67,12 +68,24 @@ def listed(value: object) -> object:
     return value
 
 
+def topic_option(name: str) -> AfterValidator:
+    """A validator of a setting that is the topic option `name`; None is not set."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            check_option(name, value)
+        return value
+
+    return AfterValidator(check)
+
+
 def _check_schedule(text: str) -> str:
     read_schedule(text)
     return text
 
 
 Schedule = Annotated[str, AfterValidator(checked(_check_schedule))]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class Section(BaseModel):
@@ -151,16 +164,10 @@ _YAML_TYPES = {DurationType: Duration, PolicyType: Policy, CountType: int, FlagT
 
 def _option_field(name: str, option: Option) -> tuple[Any, Any]:
     """The pydantic field of one topic option."""
-
-    def check(value: Any) -> Any:
-        if value is not None:
-            check_option(name, value)
-        return value
-
     meaning = f"`{name}` of the topic. {option.text}" if option.yaml_name else option.text
     unset = option.unset or option.kind.show(option.default)
     return (
-        Annotated[_YAML_TYPES[type(option.kind)] | None, AfterValidator(check)],
+        Annotated[_YAML_TYPES[type(option.kind)] | None, topic_option(name)],
         Field(default=None, description=f"{meaning} Unset: {unset}."),
     )
 
@@ -216,7 +223,7 @@ class ManagerServerSettings(Section):
         description=f"Messages per reclaim call, at most {LARGEST_WINDOW}. "
         "Calls repeat to the end of the list.",
     )
-    timeout: Millis = Field(
+    timeout: Annotated[Millis, topic_option("ack_timeout")] = Field(
         default=timedelta(seconds=10),
         description="`ack_timeout` of every listed topic, in milliseconds or with a unit.",
     )
@@ -232,12 +239,6 @@ class ManagerServerSettings(Section):
         description="A complete retry policy, replacing `delay-time` and `max-retry-count`: "
         "`0,0,2m,10m`, or a mapping (`fixed`, `exponential`, `delays`).",
     )
-
-    @field_validator("timeout")
-    @classmethod
-    def _is_ack_timeout(cls, value: timedelta) -> timedelta:
-        check_option("ack_timeout", value)
-        return value
 
     @model_validator(mode="after")
     def _one_policy(self) -> Self:
