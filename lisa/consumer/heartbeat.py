@@ -43,8 +43,9 @@ class Heartbeat:
     drained: called with a closing subscription that no longer holds deliveries.
     follow: called each second to check layouts for changes.
     check_loop: called at each step.
-    has_nodes: whether the server is a cluster. Then each subscription is served on a separate
-        thread, so that a hanging node delays only its own topics.
+
+    On a cluster, each subscription is served on a separate thread, so that a hanging node delays
+    only its own topics.
     """
 
     def __init__(
@@ -56,11 +57,9 @@ class Heartbeat:
         follow: Callable[[], None] = lambda: None,
         *,
         check_loop: Callable[[], None] = lambda: None,
-        has_nodes: bool = False,
         longest_s: float = LONGEST_S,
         outages: OutageLog | None = None,
     ) -> None:
-        self._has_nodes = has_nodes
         self._store = store
         self._subscriptions = subscriptions
         self._concurrency = concurrency
@@ -128,7 +127,7 @@ class Heartbeat:
         listed = {None, *subscriptions}
         for gone in [one for one in list(self._failing) if one[0] not in listed]:
             self._failing.pop(gone, None)
-        if self._has_nodes:
+        if self._store.has_nodes:
             self._start_all(subscriptions)
             self._pool.wait(max(0.0, ends - time.monotonic()))
             return max(0.0, ends - time.monotonic())

@@ -92,7 +92,6 @@ class Runtime:
             self._drained,
             self.readers.follow,
             check_loop=self._dispatcher.check_loop,
-            has_nodes=has_nodes,
             longest_s=self._longest_s,
             outages=self._outages,
         )

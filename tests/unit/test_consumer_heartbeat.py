@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -37,7 +38,8 @@ def _threads_ended() -> Iterator[None]:
 
 
 def heartbeat_of(subs: list[Subscription]) -> Heartbeat:
-    made.append(Heartbeat(cast("Any", None), lambda: subs, 1, lambda sub: None))
+    store = cast("Any", SimpleNamespace(has_nodes=False))
+    made.append(Heartbeat(store, lambda: subs, 1, lambda sub: None))
     return made[-1]
 
 
