@@ -70,11 +70,11 @@ class _Refresh:
         self._seen = topology.rounds
 
     def run(self, cluster: _Cluster) -> None:
-        """Refresh it in this thread."""
+        """Refresh the topology in this thread."""
         cluster.topology.refresh(self._seen)
 
     def arun(self, cluster: _Cluster) -> Awaitable[bool]:
-        """Refresh it in another thread."""
+        """Refresh the topology in another thread."""
         return asyncio.to_thread(cluster.topology.refresh, self._seen)
 
 

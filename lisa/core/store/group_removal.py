@@ -87,7 +87,7 @@ def owed(store: Store, keys: GroupKeys) -> Flow[int]:
 def remove(
     store: Store, topic: Topic, group: str, *, progress: Callable[[int], None] | None = None
 ) -> Flow[int | None]:
-    """Remove a group and settle the messages it owes. Returns how many messages that settled.
+    """Remove a group and settle the messages that it owes. Returns their number.
 
     The group receives no messages after the first step; messages that other groups owe are not
     affected. Safe to repeat after a crash at any point. Returns None if there is no such group. If

@@ -11,7 +11,7 @@ from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded
 
 @dataclass(frozen=True, slots=True)
 class Release(Recorded, OfGroup, ById[bool]):
-    """Return deliveries, as (id, entry) pairs, to the group. Returns which were still held."""
+    """Give (id, entry) pairs of deliveries back to the group. Returns which were still held."""
 
     script: ClassVar[str] = "release"
     steps: ClassVar[int] = 4

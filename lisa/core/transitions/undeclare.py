@@ -11,9 +11,9 @@ from lisa.core.transitions.base import Argument, Recorded, Transition
 
 
 class Undeclared(NamedTuple):
-    """Messages settled by this page, and whether the removal is over.
+    """Messages settled by this page, and whether the removal has ended.
 
-    A removal is over when the group's keys are gone, or when the group was declared again.
+    A removal ends when the group's keys are gone, or when the group was declared again.
     """
 
     settled: int
