@@ -38,5 +38,5 @@ def _add_one(numbers: Numbers, sub: Subscription) -> None:
 
 def _put_worst(numbers: Numbers, name: str, is_so: object, *labels: str) -> None:
     """Set a metric to 1 if the condition holds for any shard of a topic."""
-    known = numbers.get(name, {}).get(labels, 0.0)
-    put(numbers, name, 1.0 if is_so or known == 1.0 else 0.0, *labels)
+    known = numbers.get(name, {}).get(labels) == 1.0
+    put(numbers, name, float(known or bool(is_so)), *labels)

@@ -15,7 +15,6 @@ from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, longest_round_s
 from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import PLAIN, Shard, Topic, topic_of
-from lisa.core.redis.address import Address
 from lisa.core.store.presence import unique_name
 from lisa.core.store.store import SyncStore, chunks
 
@@ -29,18 +28,16 @@ class ReaderSet:
     def __init__(
         self,
         store: SyncStore,
-        address: Address,
         name: str,
         new_reader: Callable[[Shard, str, str], Reader],
     ) -> None:
         self._store = store
-        self._address = address
         self._name = name
         self._new_reader = new_reader
         self._wanted: dict[tuple[Topic, str], WantedTopic] = {}
         self._shards: dict[tuple[Topic, str], set[Shard]] = {}
         self._readers: dict[Subscription, Reader] = {}
-        longest_s = longest_round_s(address.socket_timeout_s)
+        longest_s = longest_round_s(store.connection.address.socket_timeout_s)
         self._pool: KeyedPool[WantedTopic] = KeyedPool("lisa-follow", longest_s=longest_s)
         self._lock = threading.Lock()
         self.is_open = False
@@ -115,7 +112,7 @@ class ReaderSet:
         """
         with self._lock:
             all_wanted = list(self._wanted.values())
-        together = 1 if self._address.kind == "cluster" else max(1, len(all_wanted))
+        together = 1 if self._store.has_nodes else max(1, len(all_wanted))
         failed: list[LisaError] = []
         parts = list(chunks(all_wanted, together))
         for some in parts[1:]:
@@ -211,7 +208,7 @@ class ReaderSet:
             readers = {sub: one for sub, one in self._readers.items() if sub.topic == topic}
         for sub in readers:
             sub.close()
-        end_reading(readers, ShutdownCalls(self._address))
+        end_reading(readers, ShutdownCalls(self._store))
 
     def pause(self, topic: str | None, *, paused: bool) -> None:
         """Pause or resume reading in this consumer; `topic=None` means all topics."""

@@ -67,7 +67,7 @@ class Runtime:
         failed: Callable[[LisaError], None],
         app: AppLoop | None = None,
     ) -> None:
-        address, has_nodes = options.address, options.address.kind == "cluster"
+        address = options.address
         self._options = options
         self._handlers = handlers
         self._failed = failed
@@ -76,12 +76,12 @@ class Runtime:
         self._outages = OutageLog()
         self._slots = Slots(options.concurrency)
         self._signal_sender = SignalSender(handlers.signals, self._spawn)
-        self.readers = ReaderSet(self._store, address, unique_name(options.name), self._new_reader)
+        self.readers = ReaderSet(self._store, unique_name(options.name), self._new_reader)
         self._longest_s = longest_round_s(address.socket_timeout_s)
         self._settler = Settler(
             self.readers.subscriptions,
             self._signal_sender,
-            has_nodes=has_nodes,
+            has_nodes=self._store.has_nodes,
             longest_s=self._longest_s,
         )
         self._dispatcher = Dispatcher(self._slots, handlers, self._settler, app)
@@ -211,14 +211,14 @@ class Runtime:
         """Stop reading, release unstarted deliveries, wait for handlers, settle and disconnect."""
         ends = time.monotonic() + grace_s
         was_started, readers = self.is_started, self.readers.close()
-        last = ShutdownCalls(self._options.address)
+        last = ShutdownCalls(self._store)
         if was_started:
             log.info("stopping; running handlers have %g s to finish", grace_s)
             end_reading(readers, last)
             waiting = time.monotonic()
             self._slots.wait_all_free(max(0.0, ends - waiting))
             if time.monotonic() - waiting > SHUTDOWN_CALLS_S:  # the server may be back
-                last = ShutdownCalls(self._options.address)
+                last = ShutdownCalls(self._store)
             self._take_away(readers, last)
             join_readers(readers.values(), last)
             self._settler.flush_now()

@@ -9,7 +9,7 @@ from functools import partial
 
 from lisa.consumer.inflight import Held
 from lisa.consumer.subscription import Subscription
-from lisa.core.redis.address import Address
+from lisa.core.store.store import SyncStore
 
 SHUTDOWN_CALLS_S = 2.0
 """How long all calls together may take once one has failed."""
@@ -22,8 +22,8 @@ class ShutdownCalls:
     after the failed call, because other nodes may answer; on a single server, before it.
     """
 
-    def __init__(self, address: Address) -> None:
-        self._has_nodes = address.kind == "cluster"
+    def __init__(self, store: SyncStore) -> None:
+        self._has_nodes = store.has_nodes
         self._ends = math.inf
 
     @property
