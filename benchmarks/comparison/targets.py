@@ -28,9 +28,10 @@ def _of_python_peers(results: Results) -> float | None:
     """Lisa's drain rate divided by that of the fastest Python library on Redis."""
     own = results.median("drain", "lisa", "rate")
     rates = [
-        results.median("drain", subject, "rate") or 0.0
-        for subject in results.subjects("drain", "rate")
-        if results.versions.get(subject, {}).get("kind") == "python"
+        one.median
+        for one in results.figures()
+        if one.key[::2] == ("drain", "rate")
+        and results.versions.get(one.key.subject, {}).get("kind") == "python"
     ]
     return own / max(rates) if own and rates and max(rates) else None
 

@@ -36,7 +36,7 @@ def figure(waiting: int, what: str = "redis") -> str:
 
 def amounts(results: Results) -> list[int]:
     """The measured backlogs in ascending order."""
-    names = results.names(NAME, "lisa")
+    names = [one.key.name for one in results.figures() if one.key[:2] == (NAME, "lisa")]
     found = (name.removesuffix(" waiting").rpartition(" ")[2] for name in names)
     return sorted({int(amount.replace(",", "")) for amount in found})
 

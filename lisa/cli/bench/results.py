@@ -97,11 +97,3 @@ class Results:
         """The median of a figure; None if it was not measured."""
         values = self.values(measure, subject, name)
         return statistics.median(values) if values else None
-
-    def names(self, measure: str, subject: str) -> list[str]:
-        """The names of a subject's figures."""
-        return [key.name for key in self._values if key[:2] == (measure, subject)]
-
-    def subjects(self, measure: str, name: str) -> list[str]:
-        """The subjects that have a figure."""
-        return [key.subject for key in self._values if key[::2] == (measure, name)]
