@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
 from lisa import AsyncProducer, ConfigError, Consumer, Manager, Producer, ServerUnavailable
 from lisa.cli.main import main
+from lisa.core.redis.connection import Connection
 from lisa.core.store import server_checks
 from lisa.embedded import EmbeddedServer
 from tests.clusters import address, two_nodes
 from tests.servers import connect, flush
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from lisa.core.redis.flow import Command
     from tests.servers import Processes
 
 TOO_OLD = "runs Redis .*, which is too old: use Redis 6.2 or newer, or Valkey"
@@ -127,6 +130,20 @@ def test_a_daemon_refuses_an_old_server(
         assert client.dbsize() == 0
 
 
+def test_the_doctor_says_so_and_does_not_write(
+    redis_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_checks, "OLDEST", (99, 0))
+    done = CliRunner().invoke(main, ["doctor", "--json", "--redis", redis_server_url])
+    assert done.exit_code == 1
+    checks = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert checks["server"]["verdict"] == "fail"
+    assert checks["server"]["cure"] == "use Redis 6.2 or newer, or Valkey"
+    assert "layout" not in checks
+    with connect(redis_server_url) as client:
+        assert client.dbsize() == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "verdict"),
     [
@@ -170,6 +187,28 @@ def test_a_process_warns_once(redis_server_url: str, caplog: pytest.LogCaptureFi
         client.config_resetstat()
         produce(redis_server_url)
         assert "cmdstat_info" not in client.info("commandstats")
+
+
+def test_the_check_shares_the_round_trip_of_the_schema(
+    redis_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chains: list[list[str | bytes | float]] = []
+    send = Connection.execute_chain
+
+    def recorded(link: Connection, key: str, commands: Sequence[Command]) -> list[Any]:
+        chains.append([command[0] for command in commands])
+        return send(link, key, commands)
+
+    monkeypatch.setattr(Connection, "execute_chain", recorded)
+    produce(redis_server_url)
+    assert chains[0] == ["GET", "INFO"]
+    assert all("INFO" not in chain for chain in chains[1:])
+
+
+def test_a_server_with_fields_of_its_own_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    server_checks.check_for_roles("here", b"redis_version:7.4\r\nmaxmemory:1G\r\n", warns=True)
+    assert server_checks.is_seen("here")
+    assert warnings(caplog) == []
 
 
 def test_a_role_warns_of_a_replica(

