@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from blinker import Signal
 
@@ -60,7 +60,14 @@ class Registration:
     @overload
     def on(self, topic: str, handler: H, **options: Unpack[HandlerOptions]) -> H: ...
     def on(
-        self, topic: str, handler: H | None = None, **options: Unpack[HandlerOptions]
+        self,
+        topic: str,
+        handler: H | None = None,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        within: timedelta | str | None = None,
+        timeout: timedelta | str | None = None,
     ) -> H | Callable[[H], H]:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
@@ -76,7 +83,12 @@ class Registration:
         """
 
         def take(function: H) -> H:
-            self._handlers.add(topic, function, **options)
+            self._handlers.add(
+                topic, function, model=model, batch=batch, within=within, timeout=timeout
+            )
             return function
 
         return take if handler is None else take(handler)
+
+    # Python's errors about arguments name the public class.
+    cast("Any", on).__qualname__ = "Consumer.on"

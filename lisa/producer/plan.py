@@ -80,7 +80,10 @@ class SendPlan(NamedTuple):
         """Check a call's options. `zone` is the producer's default zone. Raises InvalidMessage."""
         if not options.keys() <= _OPTIONS:
             unknown = min(options.keys() - _OPTIONS)
-            raise TypeError(f"unexpected keyword argument {unknown!r}")
+            raise TypeError(
+                f"a send got an unexpected keyword argument {unknown!r}; its options are "
+                f"{', '.join(sorted(_OPTIONS))}"
+            )
         tz = options.get("tz")
         zone = parse_zone(tz) if tz is not None else zone
         return cls(

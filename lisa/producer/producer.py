@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from datetime import timedelta, tzinfo
-from functools import cached_property
+from functools import cached_property, update_wrapper
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Self, TypeVar, Unpack
 
 from lisa.core.model.clock import option_duration
@@ -43,6 +45,19 @@ class _Configured(Sending, ABC):
     durability: `replicas(n)`: a write returns once n replicas have it, or raises NotReplicated
         after `patience`. By default only the primary confirms.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let Python's errors about the constructor's arguments name the public class."""
+        super().__init_subclass__(**options)
+        if "__init__" not in vars(cls):
+            made = cls.__init__
+            own: Any = FunctionType(
+                made.__code__, made.__globals__, "__init__", made.__defaults__, made.__closure__
+            )
+            update_wrapper(own, made)
+            own.__kwdefaults__ = made.__kwdefaults__
+            own.__qualname__ = f"{cls.__name__}.__init__"
+            cls.__init__ = own  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -139,10 +154,12 @@ class Producer(_Configured):
 class AsyncProducer(_Configured):
     """Asynchronous version of `Producer`, for the tasks of one event loop.
 
-    An asynchronous context manager.
+    An asynchronous context manager. A call in another event loop than that of the first call raises
+    RuntimeError, unless the producer was closed in between.
     """
 
     _store: AsyncStore
+    _loop: asyncio.AbstractEventLoop | None = None
 
     send = awaiting(Flows.send)
     send_one = awaiting(Flows.send_one)
@@ -158,7 +175,19 @@ class AsyncProducer(_Configured):
         return AsyncStore(AsyncConnection(address), keys, patience, who="producer")
 
     async def _drive(self, flow: Flow[T]) -> T:
+        if asyncio.get_running_loop() is not self._loop:
+            self._belong_to_this_loop()
         return await self._store.drive(flow)
+
+    def _belong_to_this_loop(self) -> None:
+        """Raise RuntimeError if the producer belongs to another event loop."""
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError(
+                "this AsyncProducer belongs to the event loop of its first call, and this is "
+                "another one: create a producer in each loop, or close() it at the loop's end"
+            )
+        self._loop = loop
 
     @cached_property
     def _sends(self) -> Batcher[tuple[str, OnDuplicate], Single, SendOutcome]:
@@ -231,11 +260,13 @@ class AsyncProducer(_Configured):
 
     async def close(self) -> None:
         """Send what is still queued and close the connections; a later call reconnects."""
+        self._belong_to_this_loop()
         await self._sends.finish()
         await self._cancels.finish()
         for task in list(self._watch.running):
             task.cancel()
         await self._store.close()
+        self._loop = None
 
     async def __aenter__(self) -> Self:
         return self

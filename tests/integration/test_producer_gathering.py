@@ -277,3 +277,22 @@ async def test_another_threads_loop_is_refused(redis_url: str) -> None:
         thread.join(10)
         assert "event loop" in str(errors[0])
         assert await task
+
+
+def test_another_event_loop_is_refused_until_the_producer_is_closed(redis_url: str) -> None:
+    producer = AsyncProducer(redis_url)
+
+    async def send_and_close() -> None:
+        await producer.send("orders", 1, delay=HOUR)
+        await producer.close()
+
+    asyncio.run(send_and_close())
+    asyncio.run(send_and_close())
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(producer.send("orders", 1, delay=HOUR))
+        for call in (producer.send, producer.send_many):
+            with pytest.raises(RuntimeError, match="create a producer in each loop"):
+                second.run(call("orders", [1], delay=HOUR))
+        with pytest.raises(RuntimeError, match="create a producer in each loop"):
+            second.run(producer.close())
+        first.run(send_and_close())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +100,42 @@ def test_importing_lisa_loads_nothing_heavy() -> None:
     )
     heavy = {"redis", "apscheduler", "pydantic", "blinker", "msgspec", "yaml", "asyncio"}
     assert not heavy & set(found.stdout.split())
+
+
+public: Any = lisa
+"""Without types, to make mistakes."""
+
+
+def on_a_loop(call: Callable[[Any], Coroutine[Any, Any, object]]) -> object:
+    return asyncio.run(call(public.AsyncProducer()))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: public.Producer().send("a", 1, dealy="1s"), "Producer.send() got an unexpected"),
+        (lambda: public.Producer().cancel("a"), "Producer.cancel() missing 1 required"),
+        (lambda: on_a_loop(lambda one: one.send("a")), "AsyncProducer.send() missing 1"),
+        (lambda: public.Producer(prefx="x"), "Producer.__init__() got an unexpected"),
+        (lambda: public.AsyncProducer(prefx="x"), "AsyncProducer.__init__() got an unexpected"),
+        (lambda: public.Consumer().on("a", group="g"), "Consumer.on() got an unexpected"),
+        (
+            lambda: public.Consumer().subscribe("a", print, group="g"),
+            "Consumer.on() got an unexpected",
+        ),
+        (
+            lambda: list(public.Producer().send_stream("a", [1], dealy="1s")),
+            "a send got an unexpected keyword argument 'dealy'; its options are at, at_ms, delay,",
+        ),
+    ],
+)
+def test_errors_about_arguments_name_the_public_call(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value).startswith(said)
+
+
+def test_the_constructors_keep_their_signature() -> None:
+    for one in (lisa.Producer, lisa.AsyncProducer):
+        names = list(inspect.signature(one).parameters)
+        assert names == ["server", "prefix", "zone", "patience", "durability"]

@@ -201,6 +201,15 @@ def _show(call: Callable[..., object], method: Callable[..., object]) -> None:
     call.__dict__["__signature__"] = signature.replace(return_annotation=result)
 
 
+def _of_the_public_call(
+    error: TypeError, owner: object, method: Callable[..., object]
+) -> TypeError:
+    """The error about a call's arguments, with the class that the user called."""
+    public = f"{type(owner).__name__}.{method.__name__}()"
+    said = str(error).replace(f"{method.__qualname__}()", public)
+    return error if said == str(error) else TypeError(said)
+
+
 def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
     """Turn a method that returns a flow into a blocking method; keeps signature and docstring.
 
@@ -209,7 +218,11 @@ def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concate
 
     @functools.wraps(method)
     def call(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._drive(method(self, *args, **kwargs))
+        try:
+            flow = method(self, *args, **kwargs)
+        except TypeError as error:
+            raise _of_the_public_call(error, self, method) from None
+        return self._drive(flow)
 
     _show(call, method)
     return call
@@ -222,7 +235,11 @@ def awaiting(
 
     @functools.wraps(method)
     async def call(self: _Awaiting, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._drive(method(self, *args, **kwargs))
+        try:
+            flow = method(self, *args, **kwargs)
+        except TypeError as error:
+            raise _of_the_public_call(error, self, method) from None
+        return await self._drive(flow)
 
     _show(call, method)
     return call
