@@ -104,7 +104,7 @@ def test_the_image_is_built_of_what_the_wheel_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     copied = {source for line in steps("COPY") for source in shlex.split(line)[:-1]}
     assert copied >= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"])
-    assert copied >= {"pyproject.toml", project["project"]["readme"]}
+    assert copied >= {"pyproject.toml", "README.md", "hatch_build.py"}
     assert copied >= set(project["project"]["license-files"])
     assert all((ROOT / one).exists() for one in copied)
     ignored = (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()

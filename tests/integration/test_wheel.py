@@ -68,6 +68,20 @@ def test_the_wheel_holds_the_scripts_the_types_and_the_licence_and_no_tests(whee
     assert shipped == {name for name in names if name.startswith("lisa/configs/")}
 
 
+def test_the_description_has_no_links_to_files(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (one for one in files.namelist() if one.endswith("/METADATA"))
+        head, _, text = files.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert [one for one in targets if not one.startswith(("https://", "http://"))] == []
+    assert "explained in the glossary." in text
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall("^```.*|^#.*", text, re.MULTILINE) == re.findall(
+        "^```.*|^#.*", readme, re.MULTILINE
+    )
+
+
 def test_the_wheel_cannot_install_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         sources = {name: files.read(name) for name in files.namelist() if name.endswith(".py")}
