@@ -19,6 +19,7 @@ from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_topic
 from lisa.core.model.message import Message
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.signals import Signals, everywhere
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
@@ -37,6 +38,7 @@ class Receiver:
     batch: int | None = None
     within_s: float = 0.0
     timeout_s: float | None = None
+    retry: RetryPolicy | None = None
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,7 @@ class Handlers:
         batch: int | None = None,
         within: timedelta | str | None = None,
         timeout: timedelta | str | None = None,
+        retry: object = None,
     ) -> None:
         """Register a handler of a topic.
 
@@ -133,6 +136,7 @@ class Handlers:
             batch=_batch_size(topic, batch, within),
             within_s=_seconds(topic, "within", within) or 0.0,
             timeout_s=_seconds(topic, "timeout", timeout),
+            retry=_retry_policy(topic, retry, self.retry(topic)),
         )
         if receiver.batch is None:
             self._own.setdefault(topic, []).append(receiver)
@@ -159,6 +163,11 @@ class Handlers:
     def batch(self, topic: str) -> Receiver | None:
         """The batch handler of a topic, or None."""
         return self._batches.get(topic)
+
+    def retry(self, topic: str) -> RetryPolicy | None:
+        """The retry policy that a handler of the topic gives, or None."""
+        own = [*self._own.get(topic, ()), *filter(None, [self._batches.get(topic)])]
+        return next((one.retry for one in own if one.retry is not None), None)
 
     def plan(self, topic: str) -> HandlerPlan:
         """The current handlers of a topic; weakly connected receivers may have disappeared."""
@@ -223,6 +232,20 @@ def _batch_size(topic: str, batch: int | None, within: object) -> int | None:
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= LARGEST_BATCH:
         raise ConfigError(f"topic {topic!r}: batch={batch!r} must be from 1 to {LARGEST_BATCH}")
     return batch
+
+
+def _retry_policy(topic: str, value: object, known: RetryPolicy | None) -> RetryPolicy | None:
+    if value is None:
+        return None
+    try:
+        policy = RetryPolicy.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"topic {topic!r}: retry: {error}") from None
+    if known not in (None, policy):
+        raise ConfigError(
+            f"topic {topic!r}: another handler has a different retry=; a retry runs all handlers"
+        )
+    return policy
 
 
 def _seconds(topic: str, name: str, value: timedelta | str | None) -> float | None:

@@ -13,6 +13,7 @@ from lisa.core.delivery.decode import settlement_of
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry, reason_of, text_of
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.ack import Settlement
 
 
@@ -98,6 +99,13 @@ class Verdict(NamedTuple):
     def is_discard(self) -> bool:
         """Whether the message must not be retried."""
         return self.delay == "discard"
+
+    def under(self, policy: RetryPolicy | None, attempt: int) -> Verdict:
+        """This verdict with the pause of a handler's policy after that failed attempt."""
+        if policy is None or self.delay is not None:
+            return self
+        pause_ms = policy.pause_ms(attempt)
+        return self._replace(delay="discard" if pause_ms is None else pause_ms)
 
 
 RETURNED_FALSE = Verdict("the handler returned False")

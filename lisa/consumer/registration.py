@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from blinker import Signal
 
 from lisa.consumer.handlers import Handlers
+from lisa.core.model.retry_policy import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -20,6 +21,7 @@ class HandlerOptions(TypedDict, total=False):
     batch: int | None
     within: timedelta | str | None
     timeout: timedelta | str | None
+    retry: RetryPolicy | str | Sequence[timedelta | str] | None
 
 
 class Registration:
@@ -68,6 +70,7 @@ class Registration:
         batch: int | None = None,
         within: timedelta | str | None = None,
         timeout: timedelta | str | None = None,
+        retry: RetryPolicy | str | Sequence[timedelta | str] | None = None,
     ) -> H | Callable[[H], H]:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
@@ -77,6 +80,9 @@ class Registration:
         within: how long the first message of a batch waits for others; 0 by default.
         timeout: how long a handler may run; after that, its lease expires and the message
             is retried; 1 h by default.
+        retry: the pauses after failures, as a `RetryPolicy`, text such as `"1s,10s,1m"` or a
+            sequence; by default those of the message or the topic, which in any case limit the
+            number of attempts. `Retry(delay=)` takes precedence.
 
         The handler takes one positional argument and may be `async def`. The consumer keeps a
         strong reference. Raises ConfigError if an option or the handler's signature is invalid.
@@ -84,7 +90,13 @@ class Registration:
 
         def take(function: H) -> H:
             self._handlers.add(
-                topic, function, model=model, batch=batch, within=within, timeout=timeout
+                topic,
+                function,
+                model=model,
+                batch=batch,
+                within=within,
+                timeout=timeout,
+                retry=retry,
             )
             return function
 

@@ -34,7 +34,7 @@ from lisa.core.daemon.threads import ServiceThread, longest_round_s, stalled
 from lisa.core.delivery.group_resolution import find_group
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
-from lisa.core.model.sharding import Shard
+from lisa.core.model.sharding import Shard, topic_of
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.failover import watch_threads
 from lisa.core.redis.flow import Flow
@@ -111,7 +111,15 @@ class Runtime:
 
     def _new_reader(self, shard: Shard, group: str, name: str) -> Reader:
         options = self._options
-        sub = Subscription(self._store, shard, group, name, self._heartbeat.wake, state=self._state)
+        sub = Subscription(
+            self._store,
+            shard,
+            group,
+            name,
+            self._heartbeat.wake,
+            state=self._state,
+            retry=partial(self._handlers.retry, topic_of(shard)),
+        )
         stream = StreamReader(sub, options.address, options.poll_timeout, self._settler)
         intake = Intake(
             sub,

@@ -18,6 +18,7 @@ from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
 from lisa.core.store.store import SyncStore, chunks
@@ -52,6 +53,7 @@ class Subscription:
     pace: how many messages to prefetch.
     shortened: called when the ack timeout became shorter.
     state: what the consumer's lifespan yielded.
+    retry: returns the retry policy of the topic's handlers, if they give one.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Subscription:
         shortened: Callable[[], None] = lambda: None,
         *,
         state: Any = None,
+        retry: Callable[[], RetryPolicy | None] = lambda: None,
     ) -> None:
         self.store = store
         self.membership = Membership(store, shard, wanted, name)
@@ -80,7 +83,7 @@ class Subscription:
         self.is_paused_topic = False
         self.is_paused_here = False
         self.closing = threading.Event()
-        self._state = state
+        self._state, self._retry = state, retry
 
     @property
     def group(self) -> str:
@@ -223,7 +226,7 @@ class Subscription:
             exc_info=outcome.error,
             extra=held.message.log_fields,
         )
-        self._refuse(held, outcome)
+        self._refuse(held, outcome.under(self._retry(), held.message.attempt))
 
     def _refuse(self, held: Held, verdict: Verdict) -> None:
         held.end()

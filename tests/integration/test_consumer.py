@@ -7,12 +7,13 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from lisa.consumer import Consumer
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry
 from lisa.core.model.signals import everywhere
@@ -327,3 +328,56 @@ def test_entries_without_a_body_are_cleared_and_counted(bench: Bench) -> None:
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "cleared") == 2 and seen == [good])
     assert bench.ask("XLEN", keys.group("lisa").ready) == 0
+
+
+# A handler's own retry policy
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_the_pauses_of_a_handler_replace_those_of_the_topic(
+    bench: Bench, batch: int | None
+) -> None:
+    bench.declare(TOPIC, retry_delays="1h,1h,1h")
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+
+    @consumer.on(TOPIC, retry="0s,20ms", batch=batch)
+    def handle(given: Any) -> None:
+        message = given[0] if batch else given
+        seen.append(message.attempt)
+        raise ValueError("no")
+
+    [sent] = bench.send(TOPIC, [1])
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
+    assert seen == [1, 2, 3]
+    assert bench.inspect(TOPIC, sent).group_states[0].reason == "ValueError: no"
+
+
+def test_an_explicit_pause_precedes_the_handlers_and_the_topic_limits_attempts(
+    bench: Bench,
+) -> None:
+    bench.declare(TOPIC, retry_delays="0s")
+    consumer = Consumer(bench.url)
+
+    @consumer.on(TOPIC, retry=["1h", "1h", "1h"])
+    def handle(message: Message) -> None:
+        raise Retry(delay="0s") if message.body else ValueError("no")
+
+    limited, waiting = bench.send(TOPIC, [1, 0])
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: bench.states(TOPIC, limited) == ["garbage"])
+        wait_until(lambda: bench.states(TOPIC, waiting) == ["retry"])
+
+
+def test_handlers_of_a_topic_share_one_retry_policy(bench: Bench) -> None:
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, print, retry="1s,2s")
+    consumer.on(TOPIC, print)
+    consumer.on(TOPIC, print, retry=["1s", "2s"])
+    with pytest.raises(ConfigError, match="another handler has a different retry="):
+        consumer.on(TOPIC, print, retry="1s")
+    with pytest.raises(ConfigError, match="topic 'mails': retry: "):
+        consumer.on("mails", print, retry="soon")
+    consumer.unsubscribe(TOPIC)
+    consumer.on(TOPIC, print, retry="1s")

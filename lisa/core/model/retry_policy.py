@@ -5,6 +5,7 @@ an explicit list such as `0,0,2m,10m,10m,1h,2h,6h,15h` (RocketMQ's schedule) all
 form, so scripts and clients in other languages implement only one.
 """
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,6 +116,13 @@ class RetryPolicy:
             # Rounded up at each step: exact for integer factors, and bounded by the cap.
             pause = min(cap_ms, -int(-pause * growth // 1))
         return cls(tuple(delays), jitter)
+
+    def pause_ms(self, attempt: int) -> int | None:
+        """The pause after that failed attempt, from 1, with jitter; None if it was the last one."""
+        if attempt > len(self.delays_ms):
+            return None
+        delay_ms = self.delays_ms[attempt - 1]
+        return delay_ms + int(delay_ms * self.jitter * random.random()) if self.jitter else delay_ms
 
     def encode(self) -> str:
         """The form that scripts read: milliseconds, then the jitter if any: `"0,0,120000~0.2"`.
