@@ -16,7 +16,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lisa.consumer import AsyncConsumer, AsyncDelivery, Batch, Consumer, Delivery
+    from lisa.consumer import (
+        AsyncConsumer,
+        AsyncDelivery,
+        Batch,
+        Consumer,
+        Delivery,
+        HandlerOptions,
+        Lifespan,
+    )
     from lisa.core.model.durability import Replicas, replicas
     from lisa.core.model.errors import (
         ConfigError,
@@ -42,8 +50,24 @@ if TYPE_CHECKING:
         message_received,
         message_retrying,
     )
+    from lisa.core.redis.address import Address
     from lisa.manager import Manager
-    from lisa.producer import AsyncProducer, Outgoing, Producer
+    from lisa.producer import (
+        AsyncProducer,
+        Cancelled,
+        FoundInGroup,
+        FoundMessage,
+        OnDuplicate,
+        Outgoing,
+        Producer,
+        Rescheduled,
+        RetryDelays,
+        SendOptions,
+        SendOutcome,
+        SendReport,
+        Sent,
+        State,
+    )
     from lisa.producer.shared import (
         cancel,
         cancel_many,
@@ -60,29 +84,43 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "Address",
     "AsyncConsumer",
     "AsyncDelivery",
     "AsyncProducer",
     "Batch",
+    "Cancelled",
     "ConfigError",
     "Consumer",
     "Delivery",
     "Discard",
     "DuplicateMessage",
+    "FoundInGroup",
+    "FoundMessage",
     "GroupRemoved",
+    "HandlerOptions",
     "InvalidMessage",
+    "Lifespan",
     "LisaError",
     "Manager",
     "Message",
     "NotReplicated",
+    "OnDuplicate",
     "Outgoing",
     "Producer",
     "RemovalUnfinished",
     "Replicas",
+    "Rescheduled",
     "Retry",
+    "RetryDelays",
     "RetryPolicy",
+    "SendOptions",
+    "SendOutcome",
+    "SendReport",
+    "Sent",
     "ServerUnavailable",
     "StartupFailed",
+    "State",
     "TooManyGroups",
     "TopicFull",
     "TopicOptions",
@@ -106,7 +144,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "lisa.consumer": ("AsyncConsumer", "AsyncDelivery", "Batch", "Consumer", "Delivery"),
+    "lisa.consumer": (
+        "AsyncConsumer",
+        "AsyncDelivery",
+        "Batch",
+        "Consumer",
+        "Delivery",
+        "HandlerOptions",
+        "Lifespan",
+    ),
     "lisa.core.model.durability": ("Replicas", "replicas"),
     "lisa.core.model.message": ("Message",),
     "lisa.core.model.options": ("TopicOptions",),
@@ -120,7 +166,23 @@ _HOMES = {
         "message_retrying",
     ),
     "lisa.manager": ("Manager",),
-    "lisa.producer": ("AsyncProducer", "Outgoing", "Producer"),
+    "lisa.core.redis.address": ("Address",),
+    "lisa.producer": (
+        "AsyncProducer",
+        "Cancelled",
+        "FoundInGroup",
+        "FoundMessage",
+        "OnDuplicate",
+        "Outgoing",
+        "Producer",
+        "Rescheduled",
+        "RetryDelays",
+        "SendOptions",
+        "SendOutcome",
+        "SendReport",
+        "Sent",
+        "State",
+    ),
     "lisa.producer.shared": (
         "cancel",
         "cancel_many",

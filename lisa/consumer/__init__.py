@@ -4,5 +4,15 @@ from lisa.consumer.async_consumer import AsyncConsumer
 from lisa.consumer.batches import Batch
 from lisa.consumer.consumer import Consumer
 from lisa.consumer.delivery import AsyncDelivery, Delivery
+from lisa.consumer.lifespan import Lifespan
+from lisa.consumer.registration import HandlerOptions
 
-__all__ = ["AsyncConsumer", "AsyncDelivery", "Batch", "Consumer", "Delivery"]
+__all__ = [
+    "AsyncConsumer",
+    "AsyncDelivery",
+    "Batch",
+    "Consumer",
+    "Delivery",
+    "HandlerOptions",
+    "Lifespan",
+]

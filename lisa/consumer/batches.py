@@ -8,31 +8,31 @@ from typing import overload
 
 from lisa.consumer.inflight import Held, Verdict, verdict_of
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.message import Message
+from lisa.core.model.message import Body_co, Message
 
 
-class Batch(Sequence[Message]):
-    """The messages of one call of a batch handler.
+class Batch(Sequence[Message[Body_co]]):
+    """The messages of one call of a batch handler; in annotations, `Batch[Order]` as `Message`.
 
     If the handler returns, all messages are acked; if it raises, all are retried. Messages passed
     to `fail` are excepted.
     """
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message[Body_co]]) -> None:
         self._messages = messages
         self._failed: dict[str, Verdict] = {}
 
     @overload
-    def __getitem__(self, index: int) -> Message: ...
+    def __getitem__(self, index: int) -> Message[Body_co]: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+    def __getitem__(self, index: slice) -> Sequence[Message[Body_co]]: ...
+    def __getitem__(self, index: int | slice) -> Message[Body_co] | Sequence[Message[Body_co]]:
         return self._messages[index]
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[Body_co]]:
         return iter(self._messages)
 
     def __repr__(self) -> str:

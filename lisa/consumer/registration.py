@@ -8,17 +8,19 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from blinker import Signal
 
+from lisa.consumer.batches import Batch
 from lisa.consumer.handlers import Handlers
+from lisa.core.model.message import Message
 from lisa.core.model.retry_policy import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
+M = TypeVar("M")
+R = TypeVar("R")
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of `Consumer.on` and `Consumer.subscribe`."""
+    """The options of `on` and `subscribe`, besides `model` and `batch`."""
 
-    model: Any
-    batch: int | None
     within: timedelta | str | None
     timeout: timedelta | str | None
     retry: RetryPolicy | str | Sequence[timedelta | str] | None
@@ -57,21 +59,48 @@ class Registration:
 
     @overload
     def on(
-        self, topic: str, handler: None = None, **options: Unpack[HandlerOptions]
-    ) -> Callable[[H], H]: ...
+        self,
+        topic: str,
+        *,
+        model: type[M],
+        batch: None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[Callable[[Message[M]], R]], Callable[[Message[M]], R]]: ...
     @overload
-    def on(self, topic: str, handler: H, **options: Unpack[HandlerOptions]) -> H: ...
+    def on(
+        self, topic: str, *, model: type[M], batch: int, **options: Unpack[HandlerOptions]
+    ) -> Callable[[Callable[[Batch[M]], R]], Callable[[Batch[M]], R]]: ...
+    @overload
     def on(
         self,
         topic: str,
-        handler: H | None = None,
+        handler: None = None,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[H], H]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        handler: H,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> H: ...
+    def on(
+        self,
+        topic: str,
+        handler: Any = None,
         *,
         model: Any = None,
         batch: int | None = None,
         within: timedelta | str | None = None,
         timeout: timedelta | str | None = None,
         retry: RetryPolicy | str | Sequence[timedelta | str] | None = None,
-    ) -> H | Callable[[H], H]:
+    ) -> Any:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
         model: type of the body (msgspec Struct, dataclass, TypedDict, pydantic model). A message

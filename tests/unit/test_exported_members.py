@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import lisa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -60,6 +64,47 @@ def test_names_from_the_design() -> None:
         "message_expired",
     ):
         assert name in lisa.__all__
+
+
+INSIDE = {"ConsumerSettings", "Numbers", "Body_co", "Verdict", "Delivered", "Store", "SignalSender"}
+"""A type variable, and types that only Lisa itself passes or uses."""
+
+
+def annotated(name: str) -> Iterator[str]:
+    """What annotates a public function, or the public methods and constructor of a class."""
+    value = getattr(lisa, name)
+    functions = [value] if inspect.isfunction(value) else []
+    if inspect.isclass(value) and not issubclass(value, BaseException):
+        functions = [
+            found
+            for member, found in inspect.getmembers(value, inspect.isroutine)
+            if inspect.isfunction(found) and (member == "__init__" or not member.startswith("_"))
+        ]
+    for function in functions:
+        signature = inspect.signature(function)
+        yield str(signature.return_annotation)
+        yield from (str(one.annotation) for one in signature.parameters.values())
+
+
+def lisas_names() -> set[str]:
+    """The names of all classes and aliases of Lisa's modules."""
+    sources = [path.read_text("utf-8") for path in (ROOT / "lisa").rglob("*.py")]
+    return {
+        name
+        for source in sources
+        for name in re.findall(r"^(?:class )?([A-Z]\w*[a-z]\w*)(?:\(|:| = )", source, re.MULTILINE)
+    }
+
+
+def test_types_that_users_annotate_with_are_exported() -> None:
+    used = {
+        word
+        for name in lisa.__all__
+        for text in annotated(name)
+        for word in re.findall(r"[A-Z]\w*", text)
+    }
+    assert {"Message", "SendReport", "AsyncDelivery", "Address", "Lifespan"} <= used
+    assert (used & lisas_names()) - INSIDE - set(lisa.__all__) == set()
 
 
 def test_errors_are_one_family() -> None:

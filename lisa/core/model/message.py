@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
 from lisa.core.model.clock import ms_datetime
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # known to type checkers; not needed at runtime
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
+    Body_co = TypeVar("Body_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Body_co = TypeVar("Body_co", covariant=True)
+
+
+class Message(msgspec.Struct, Generic[Body_co], frozen=True, kw_only=True, weakref=True):
     """One message of one topic, as delivered to one group.
+
+    In annotations, `Message[Order]` has a body of type Order; `Message` alone has any body.
 
     `body` is the sent value (JSON values, str or bytes), or an instance of the handler's `model`.
     `due_ms` is epoch milliseconds: the producer's due time for the first attempt, the due time of
@@ -23,7 +34,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     id: str
     topic: str
     group: str
-    body: Any
+    body: Body_co
     due_ms: int
     attempt: int = 1
     headers: dict[str, str] = {}
