@@ -15,7 +15,7 @@ from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held
 from lisa.consumer.invoke import on_batch, on_message_sync
 from lisa.consumer.settler import Settler
-from lisa.consumer.slots import SlotClaim, Slots
+from lisa.consumer.slots import AnySlots, SlotClaim, Slots, TopicSlots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.daemon.threads import ServiceThread, grow, unforeseen
@@ -40,11 +40,12 @@ class Dispatcher:
         self._handlers = handlers
         self._settler = settler
         self._grants: dict[tuple[Subscription, bool], Callable[[], None]] = {}
+        self._topic_slots: dict[str, TopicSlots] = {}
         self._work: SimpleQueue[Subscription | None] = SimpleQueue()
         self._threads: list[ServiceThread] = []
         self._busy = 0
         self._lock = threading.Lock()
-        self._tasks = HandlerTasks(slots, handlers, settler, app)
+        self._tasks = HandlerTasks(handlers, settler, app)
         self.spawn, self.wait = self._tasks.spawn, self._tasks.wait
         self.check_loop = self._tasks.check_loop
         self.has_current_task = self._tasks.has_current_task
@@ -53,6 +54,16 @@ class Dispatcher:
         if app is not None:
             self._on_message = _in_copies_of(app.context, on_message_sync)
             self._drive = _in_copies_of(app.context, drive)
+
+    def slots_of(self, topic: str) -> AnySlots:
+        """The slots for all shards of a topic."""
+        size = self._handlers.option(topic, "concurrency")
+        if size is None:
+            return self.slots
+        known = self._topic_slots.get(topic)
+        if known is None or known.size != min(size, self.slots.size):
+            known = self._topic_slots[topic] = TopicSlots(self.slots, size)
+        return known
 
     def threads(self) -> list[ServiceThread]:
         """The threads, for health checks. They run handlers, so they never count as stalled."""
@@ -67,7 +78,7 @@ class Dispatcher:
         busy = fast_s = 0.0
         done = fast = 0
         now = time.monotonic()
-        slots, notify, unstarted = self.slots, self._settler.notify, sub.unstarted
+        slots, notify, unstarted = sub.slots, self._settler.notify, sub.unstarted
         on_message, wait = self._on_message, self.wait
         while not sub.closing.is_set() and (work := unstarted.take()) is not None:
             began = now
@@ -111,7 +122,7 @@ class Dispatcher:
         grant = self._grant(sub, plan.is_async)
         if has_slot:
             grant()
-        self.slots.claim(grant, len(work) - has_slot)
+        sub.slots.claim(grant, len(work) - has_slot)
 
     def _grant(self, sub: Subscription, is_async: bool) -> Callable[[], None]:  # noqa: FBT001
         grant = self._grants.get((sub, is_async))
@@ -142,7 +153,7 @@ class Dispatcher:
                 unforeseen(f"topic {sub.shard}: a delivery stays pending", error)
             with self._lock:
                 self._busy -= 1
-            self.slots.release()
+            sub.slots.release()
 
     def _run_one(self, sub: Subscription) -> None:
         work = sub.unstarted.take()

@@ -24,6 +24,8 @@ from lisa.core.model.signals import Signals, everywhere
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
 LARGEST_BATCH = 10_000
+SHARED_OPTIONS = ("retry", "concurrency")
+"""Options that apply to the messages of a topic, so its handlers cannot give different values."""
 
 Handler = Callable[[Any], Any]
 """Takes a `Message`, or a `Batch` for a batch handler; may be `async def`."""
@@ -39,6 +41,7 @@ class Receiver:
     within_s: float = 0.0
     timeout_s: float | None = None
     retry: RetryPolicy | None = None
+    concurrency: int | None = None
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +125,7 @@ class Handlers:
         within: timedelta | str | None = None,
         timeout: timedelta | str | None = None,
         retry: object = None,
+        concurrency: int | None = None,
     ) -> None:
         """Register a handler of a topic.
 
@@ -136,8 +140,11 @@ class Handlers:
             batch=_batch_size(topic, batch, within),
             within_s=_seconds(topic, "within", within) or 0.0,
             timeout_s=_seconds(topic, "timeout", timeout),
-            retry=_retry_policy(topic, retry, self.retry(topic)),
+            retry=None if retry is None else _retry_policy(topic, retry),
+            concurrency=_checked_concurrency(topic, concurrency),
         )
+        for name in SHARED_OPTIONS:
+            self._check_shared(topic, name, getattr(receiver, name))
         if receiver.batch is None:
             self._own.setdefault(topic, []).append(receiver)
             self.signals.received.connect(receiver, sender=topic, weak=False)
@@ -164,10 +171,18 @@ class Handlers:
         """The batch handler of a topic, or None."""
         return self._batches.get(topic)
 
-    def retry(self, topic: str) -> RetryPolicy | None:
-        """The retry policy that a handler of the topic gives, or None."""
+    def option(self, topic: str, name: str) -> Any:
+        """The value of one of `SHARED_OPTIONS` that a handler of the topic gives, or None."""
         own = [*self._own.get(topic, ()), *filter(None, [self._batches.get(topic)])]
-        return next((one.retry for one in own if one.retry is not None), None)
+        return next((value for one in own if (value := getattr(one, name)) is not None), None)
+
+    def _check_shared(self, topic: str, name: str, value: object) -> None:
+        known = self.option(topic, name)
+        if None not in (known, value) and known != value:
+            raise ConfigError(
+                f"topic {topic!r}: another handler has a different {name}=; one value applies to "
+                "all handlers of a topic"
+            )
 
     def plan(self, topic: str) -> HandlerPlan:
         """The current handlers of a topic; weakly connected receivers may have disappeared."""
@@ -234,18 +249,17 @@ def _batch_size(topic: str, batch: int | None, within: object) -> int | None:
     return batch
 
 
-def _retry_policy(topic: str, value: object, known: RetryPolicy | None) -> RetryPolicy | None:
-    if value is None:
-        return None
+def _retry_policy(topic: str, value: object) -> RetryPolicy:
     try:
-        policy = RetryPolicy.parse(value)
+        return RetryPolicy.parse(value)
     except ValueError as error:
         raise ConfigError(f"topic {topic!r}: retry: {error}") from None
-    if known not in (None, policy):
-        raise ConfigError(
-            f"topic {topic!r}: another handler has a different retry=; a retry runs all handlers"
-        )
-    return policy
+
+
+def _checked_concurrency(topic: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"topic {topic!r}: concurrency={value!r} must be a number from 1")
+    return value
 
 
 def _seconds(topic: str, name: str, value: timedelta | str | None) -> float | None:

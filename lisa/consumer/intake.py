@@ -47,7 +47,7 @@ class Intake:
         self._dispatcher = dispatcher
         self._settler = settler
         self._topics = topics
-        self._turn = SlotClaim(dispatcher.slots)
+        self._turn = SlotClaim(sub.slots)
         self._collector: Collector | None = None
         self._woken = threading.Event()
 
@@ -97,7 +97,7 @@ class Intake:
 
     def _read(self) -> None:
         """Read and dispatch as many messages as handlers can start soon."""
-        sub, slots = self._sub, self._dispatcher.slots
+        sub, slots = self._sub, self._sub.slots
         topics = self._topics()
         several = topics > 1
         room = sub.pace.ahead(slots.size) // topics - len(sub.unstarted)
@@ -169,7 +169,7 @@ class Intake:
         block = self._block
         if left_s is not None:
             block = min(block, timedelta(milliseconds=math.ceil(left_s * 1000)))
-        ahead = sub.pace.ahead(self._dispatcher.slots.size) - len(sub.unstarted) * size
+        ahead = sub.pace.ahead(sub.slots.size) - len(sub.unstarted) * size
         wanted = size - len(gathered)
         self._fetch(max(wanted, ahead), block, least_cap=size, startable=wanted)
         self._hand_over()
@@ -210,7 +210,7 @@ class Intake:
         sub, dispatcher = self._sub, self._dispatcher
         plan = self._handlers.plan(sub.topic)
         # A batch handler must not run on this thread, which has to collect the next batch.
-        if dispatcher.slots.size > 1 or plan.is_async or plan.batch is not None:
+        if sub.slots.size > 1 or plan.is_async or plan.batch is not None:
             dispatcher.submit(sub, plan, work, has_slot=has_slot)
             return
         sub.enqueue(work, plan.timeout_s)

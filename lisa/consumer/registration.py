@@ -24,6 +24,7 @@ class HandlerOptions(TypedDict, total=False):
     within: timedelta | str | None
     timeout: timedelta | str | None
     retry: RetryPolicy | str | Sequence[timedelta | str] | None
+    concurrency: int | None
 
 
 class Registration:
@@ -100,6 +101,7 @@ class Registration:
         within: timedelta | str | None = None,
         timeout: timedelta | str | None = None,
         retry: RetryPolicy | str | Sequence[timedelta | str] | None = None,
+        concurrency: int | None = None,
     ) -> Any:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
@@ -113,6 +115,10 @@ class Registration:
             sequence; by default those of the message or the topic, which in any case limit the
             number of attempts. `Retry(delay=)` takes precedence.
 
+        concurrency: the most handlers of this topic that run at the same time; at most the
+            consumer's, which is the default. Given before the consumer reads the topic.
+
+        The handlers of one topic share `retry` and `concurrency`: two values are a ConfigError.
         The handler takes one positional argument and may be `async def`. The consumer keeps a
         strong reference. Raises ConfigError if an option or the handler's signature is invalid.
         """
@@ -126,6 +132,7 @@ class Registration:
                 within=within,
                 timeout=timeout,
                 retry=retry,
+                concurrency=concurrency,
             )
             return function
 

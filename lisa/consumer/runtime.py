@@ -117,8 +117,9 @@ class Runtime:
             group,
             name,
             self._heartbeat.wake,
+            slots=self._dispatcher.slots_of(topic_of(shard)),
             state=self._state,
-            retry=partial(self._handlers.retry, topic_of(shard)),
+            retry=partial(self._handlers.option, topic_of(shard), "retry"),
         )
         stream = StreamReader(sub, options.address, options.poll_timeout, self._settler)
         intake = Intake(

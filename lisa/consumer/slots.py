@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 Grant = Callable[[], None]
 
@@ -54,20 +55,68 @@ class Slots:
                 self._claims[grant] = left
             grant()
 
-    def withdraw(self, grant: Grant) -> None:
-        """Cancel waiting claims. Granted slots stay granted."""
+    def withdraw(self, grant: Grant) -> int:
+        """Cancel waiting claims and return their number. Granted slots stay granted."""
         with self._lock:
-            self._claims.pop(grant, None)
+            return self._claims.pop(grant, 0)
 
     def wait_all_free(self, timeout_s: float) -> bool:
         """Wait until all slots are free; returns False after `timeout_s`."""
         return self._all_free.wait(timeout_s)
 
 
+class TopicSlots:
+    """At most `size` of the slots that all topics share, for the claims of one topic.
+
+    A claim waits for one of its own slots first, then for a shared one.
+    """
+
+    def __init__(self, shared: Slots, size: int) -> None:
+        self.size = min(size, shared.size)
+        self._shared = shared
+        self._own = Slots(self.size)
+        self._passed: dict[Grant, Grant] = {}
+
+    @property
+    def free(self) -> int:
+        """The number of slots that a claim would get now."""
+        return min(self._own.free, self._shared.free)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any claim of any topic is waiting."""
+        return self._own.waiting or self._shared.waiting
+
+    def claim(self, grant: Grant, times: int = 1) -> None:
+        """Claim slots; calls `grant` once per slot."""
+        self._own.claim(self._passing(grant), times)
+
+    def release(self) -> None:
+        """Free a slot, or pass it to the next waiting claim."""
+        self._shared.release()
+        self._own.release()
+
+    def withdraw(self, grant: Grant) -> int:
+        """Cancel waiting claims and return their number. Granted slots stay granted."""
+        waiting = self._own.withdraw(self._passing(grant))
+        # After that, because an own slot that becomes free would be claimed from the shared ones.
+        passed = self._shared.withdraw(grant)
+        for _ in range(passed):
+            self._own.release()
+        return waiting + passed
+
+    def _passing(self, grant: Grant) -> Grant:
+        """The same function for each claim of `grant`; it claims a shared slot."""
+        return self._passed.setdefault(grant, partial(self._shared.claim, grant))
+
+
+AnySlots = Slots | TopicSlots
+
+
 class SlotClaim:
     """A slot claim that one thread waits for."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: AnySlots) -> None:
         self._slots = slots
         self._woken = threading.Event()
         self._granted = False

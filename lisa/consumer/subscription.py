@@ -14,6 +14,7 @@ from lisa.consumer.leases import Leases
 from lisa.consumer.membership import Membership
 from lisa.consumer.outcomes import Outcomes
 from lisa.consumer.prefetch import Pace
+from lisa.consumer.slots import AnySlots
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening
@@ -52,6 +53,7 @@ class Subscription:
     stats: counts and times of handlers.
     pace: how many messages to prefetch.
     shortened: called when the ack timeout became shorter.
+    slots: what limits the number of handlers that run at the same time.
     state: what the consumer's lifespan yielded.
     retry: returns the retry policy of the topic's handlers, if they give one.
     """
@@ -64,6 +66,7 @@ class Subscription:
         name: str,
         shortened: Callable[[], None] = lambda: None,
         *,
+        slots: AnySlots,
         state: Any = None,
         retry: Callable[[], RetryPolicy | None] = lambda: None,
     ) -> None:
@@ -83,7 +86,7 @@ class Subscription:
         self.is_paused_topic = False
         self.is_paused_here = False
         self.closing = threading.Event()
-        self._state, self._retry = state, retry
+        self.slots, self._state, self._retry = slots, state, retry
 
     @property
     def group(self) -> str:

@@ -17,7 +17,6 @@ from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.invoke import on_batch, on_message_async
 from lisa.consumer.loop_watch import LoopWatch
 from lisa.consumer.settler import Settler
-from lisa.consumer.slots import Slots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.clock import human
@@ -38,10 +37,7 @@ class HandlerTasks:
     With `app`, the tasks run on the application's loop, which has no thread here.
     """
 
-    def __init__(
-        self, slots: Slots, handlers: Handlers, settler: Settler, app: AppLoop | None = None
-    ) -> None:
-        self._slots = slots
+    def __init__(self, handlers: Handlers, settler: Settler, app: AppLoop | None = None) -> None:
         self._handlers = handlers
         self._settler = settler
         self._lock = threading.Lock()
@@ -97,7 +93,7 @@ class HandlerTasks:
         for _ in range(count):
             work = sub.unstarted.take()
             if work is None:
-                self._slots.release()
+                sub.slots.release()
                 continue
             if isinstance(work, list) or plan.batch is not None:
                 task = loop.create_task(self._run_batch(sub, plan, work))
@@ -112,7 +108,7 @@ class HandlerTasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             unforeseen(f"topic {sub.shard}: a delivery stays pending", error)
-        self._slots.release()
+        sub.slots.release()
         self._settler.notify()
         if not sub.unstarted:
             self._settler.flush_now()

@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from lisa.consumer import Batch, Consumer
 from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
 from lisa.core.redis.connection import Connection
@@ -20,7 +21,7 @@ from tests.consumers import Bench, presences
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lisa.core.redis.flow import Command
 
@@ -331,3 +332,58 @@ def test_a_batch_is_gathered_however_large_its_bodies_are(bench: Bench) -> None:
     with consumer:
         wait_until(lambda: bench.stat(TOPIC, "acked") == 25)
     assert sizes == [25]
+
+
+# A topic's own limit
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_handlers_of_a_topic_keep_to_its_limit_and_others_use_the_rest(
+    bench: Bench, limit: int, batch: int | None, *, is_async: bool
+) -> None:
+    bench.declare("others")
+    running = {TOPIC: 0, "others": 0}
+    most = dict(running)
+    lock = threading.Lock()
+
+    def change(topic: str, by: int) -> None:
+        with lock:
+            running[topic] += by
+            most[topic] = max(most[topic], running[topic])
+
+    def handler_of(topic: str) -> Callable[[Any], Any]:
+        def handle(_: Any) -> None:
+            change(topic, 1)
+            time.sleep(0.02)
+            change(topic, -1)
+
+        async def handle_async(_: Any) -> None:
+            change(topic, 1)
+            await asyncio.sleep(0.02)
+            change(topic, -1)
+
+        return handle_async if is_async else handle
+
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url, concurrency=6)
+    consumer.on(TOPIC, handler_of(TOPIC), concurrency=limit, batch=batch)
+    consumer.on("others", handler_of("others"), batch=batch)
+    bench.send(TOPIC, range(20))
+    bench.send("others", range(60))
+    with consumer:
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 20)
+        wait_until(lambda: bench.stat("others", "acked") == 60)
+    assert most[TOPIC] == limit
+    assert limit < most["others"] <= 6
+
+
+def test_an_invalid_limit_is_refused(bench: Bench) -> None:
+    consumer = Consumer(bench.url)
+    for wrong in (0, True, "2"):
+        with pytest.raises(ConfigError, match="concurrency="):
+            consumer.on(TOPIC, print, concurrency=wrong)  # type: ignore[arg-type]
+    consumer.on(TOPIC, print, concurrency=2)
+    with pytest.raises(ConfigError, match="another handler has a different concurrency="):
+        consumer.on(TOPIC, print, concurrency=3)

@@ -17,7 +17,6 @@ from lisa import ConfigError, Consumer
 from lisa.consumer import loop_watch
 from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
 from lisa.consumer.invoke import on_message_sync
-from lisa.consumer.slots import Slots
 from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.model.outcomes import traceback_of
 
@@ -135,7 +134,7 @@ async def patient_handler(gate: threading.Event) -> None:
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandlerTasks]:
     monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
-    found = HandlerTasks(Slots(1), Handlers(), Mock())
+    found = HandlerTasks(Handlers(), Mock())
     yield found
     found.close()
 
@@ -172,7 +171,7 @@ async def test_a_blocked_loop_of_the_application_is_named(
 ) -> None:
     monkeypatch.setattr(loop_watch, "BLOCKED_S", 0.05)
     app = AppLoop(asyncio.get_running_loop(), threading.current_thread(), copy_context())
-    tasks, gate = HandlerTasks(Slots(1), Handlers(), Mock(), app), threading.Event()
+    tasks, gate = HandlerTasks(Handlers(), Mock(), app), threading.Event()
 
     def check() -> None:
         while not caplog.messages:
@@ -196,7 +195,7 @@ def test_a_handler_that_awaits_blocks_nothing(
 
 
 def test_a_loop_that_is_absent_or_closed_is_not_blocked(caplog: pytest.LogCaptureFixture) -> None:
-    tasks = HandlerTasks(Slots(1), Handlers(), Mock())
+    tasks = HandlerTasks(Handlers(), Mock())
     tasks.check_loop()
     tasks.wait(asyncio.sleep(0))
     tasks.close()

@@ -13,6 +13,7 @@ import pytest
 
 from lisa.consumer.heartbeat import LONGEST_TICK_S, Heartbeat
 from lisa.consumer.inflight import Held
+from lisa.consumer.slots import Slots
 from lisa.consumer.subscription import Subscription
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.message import Message
@@ -47,7 +48,10 @@ class Subscriptions:
     """A heartbeat whose calls for the subscriptions in `hang` fail after a delay."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-        self.subs = [Subscription(cast("Any", None), Shard(name), "lisa", "me") for name in names]
+        self.subs = [
+            Subscription(cast("Any", None), Shard(name), "lisa", "me", slots=Slots(1))
+            for name in names
+        ]
         self.hang: set[str] = set()
         self.takes_s = 0.0
         self.kept: dict[str, list[float]] = {name: [] for name in names}
@@ -118,7 +122,8 @@ def test_an_outage_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     subs = [
-        Subscription(cast("Any", None), Shard(name), "lisa", "me") for name in ("orders", "mail")
+        Subscription(cast("Any", None), Shard(name), "lisa", "me", slots=Slots(1))
+        for name in ("orders", "mail")
     ]
     for sub in subs:
         sub.membership.group = "lisa"
@@ -162,7 +167,7 @@ class Refusing:
 @pytest.mark.parametrize("started", [0.0, 1.0])
 def test_a_lost_lease_is_not_renewed_again(started: float) -> None:
     store = Refusing()
-    sub = Subscription(cast("Any", store), Shard("orders"), "lisa", "me")
+    sub = Subscription(cast("Any", store), Shard("orders"), "lisa", "me", slots=Slots(1))
     message = Message(id="a", topic="orders", group="lisa", body=None, due_ms=0)
     sub.leases.held["a-1"] = one = Held("a-1", message, b"", 0, 1.0, 11.0, started)
     for now in (10.0, 10.5, 11.5):

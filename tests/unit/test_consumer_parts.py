@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
 from lisa.consumer.inflight import Held, Verdict, combined, verdict_of
 from lisa.consumer.invoke import NO_RECEIVER, on_batch, on_message, on_message_sync
 from lisa.consumer.prefetch import MOST_AHEAD, Pace
-from lisa.consumer.slots import SlotClaim, Slots
+from lisa.consumer.slots import SlotClaim, Slots, TopicSlots
 from lisa.consumer.tasks import HandlerTasks
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import InvalidMessage
@@ -102,11 +103,12 @@ def test_slots_are_limited_and_granted_round_robin() -> None:
 
 def test_a_task_that_is_cancelled_before_it_starts_frees_its_slot() -> None:
     slots, handlers = Slots(1), Handlers()
-    tasks = HandlerTasks(slots, handlers, Mock())
+    tasks = HandlerTasks(handlers, Mock())
     work: list[Any] = [SimpleNamespace(run_in=lambda task: task.cancel())]
     sub: Any = SimpleNamespace(
         topic="t",
         shard="t",
+        slots=slots,
         unstarted=SimpleNamespace(take=lambda: work.pop() if work else None),
     )
     slots.claim(tasks.grant(sub))
@@ -129,6 +131,43 @@ def test_a_cancelled_claim_takes_no_slot() -> None:
     assert taken == [False]
     first.release()
     assert slots.free == 1
+
+
+def test_the_slots_of_a_topic_are_some_of_the_shared_ones() -> None:
+    shared, granted = Slots(3), list[str]()
+    slots = TopicSlots(shared, 2)
+    for name in "ab":  # two shards of the topic
+        slots.claim(partial(granted.append, name), 2)
+    assert granted == ["a", "a"]
+    assert (slots.size, slots.free, shared.free, slots.waiting) == (2, 0, 1, True)
+    other = partial(granted.append, "other")
+    shared.claim(other, 2)
+    assert granted == ["a", "a", "other"]
+    slots.release()  # the other topic's claim is first in the shared line
+    assert granted == ["a", "a", "other", "other"]
+    for _ in range(2):
+        shared.release()
+    slots.release()
+    assert granted[4:] == ["b", "b"]
+    for _ in range(2):
+        slots.release()
+    assert (slots.free, shared.free, slots.waiting) == (2, 3, False)
+    assert TopicSlots(shared, 9).size == 3
+
+
+def test_a_withdrawn_claim_of_a_topic_leaves_no_slot_taken() -> None:
+    shared, granted = Slots(1), list[str]()
+    slots = TopicSlots(shared, 1)
+    first, second = partial(granted.append, "first"), partial(granted.append, "second")
+    shared.claim(partial(granted.append, "busy"))
+    slots.claim(first)  # has the topic's slot and waits for a shared one
+    slots.claim(second)  # waits for the topic's slot
+    assert (slots.withdraw(first), slots.withdraw(second)) == (1, 1)
+    shared.release()
+    assert granted == ["busy"]
+    assert (slots.free, shared.free, slots.waiting) == (1, 1, False)
+    slots.claim(second)
+    assert granted == ["busy", "second"]
 
 
 # Batches

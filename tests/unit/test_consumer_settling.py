@@ -22,6 +22,7 @@ from lisa.consumer.keyed_pool import KeyedPool
 from lisa.consumer.models import BodyMismatch, reader_for
 from lisa.consumer.settler import CLOSING_S, Settler
 from lisa.consumer.signal_queue import SignalSender
+from lisa.consumer.slots import Slots
 from lisa.consumer.subscription import Subscription
 from lisa.core.model.backoff import Backoff
 from lisa.core.model.envelope import decode_envelope, encode_envelope
@@ -179,7 +180,7 @@ class Script:
 
 
 def settler_for(store: Script) -> tuple[Settler, Subscription, Signals]:
-    sub = Subscription(cast("Any", store), Shard("orders"), "lisa", "me")
+    sub = Subscription(cast("Any", store), Shard("orders"), "lisa", "me", slots=Slots(1))
     sub.membership.group = "lisa"
     signals = Signals()
     return Settler(lambda: [sub], SignalSender(signals, lambda result: None)), sub, signals
@@ -256,7 +257,10 @@ def hanging() -> Iterator[Hanging]:
 
 
 def settler_of_nodes(*stores: Script, has_nodes: bool = True) -> tuple[Settler, list[Subscription]]:
-    subs = [Subscription(cast("Any", store), Shard("orders"), "lisa", "me") for store in stores]
+    subs = [
+        Subscription(cast("Any", store), Shard("orders"), "lisa", "me", slots=Slots(1))
+        for store in stores
+    ]
     announcer = SignalSender(Signals(), lambda result: None)
     return Settler(lambda: subs, announcer, has_nodes=has_nodes), subs
 

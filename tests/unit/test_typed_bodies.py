@@ -1,4 +1,4 @@
-"""Bodies are typed by `model=`: `make lint` runs mypy on the assertions of types here.
+"""Bodies are typed by `model=`: `make types` runs mypy on the assertions of types here.
 
 mypy refuses a comment `type: ignore` without an error, so each shows that a mistake is found.
 """
