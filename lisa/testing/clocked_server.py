@@ -103,11 +103,12 @@ class ClockedServer(EmbeddedServer):
         self._asked().ask("FLUSHALL")
 
     def _make_directory(self) -> Path:
+        preloaded = str(library())
         # In memory: on a disk, some file systems write a replaced file at once.
         memory = MEMORY if os.access(MEMORY, os.W_OK) else None
         self._directory = Path(tempfile.mkdtemp(prefix="lisa-server-", dir=memory)).resolve()
         self._env |= {
-            "LD_PRELOAD": str(library()),
+            "LD_PRELOAD": preloaded,
             "FAKETIME_TIMESTAMP_FILE": str(self._time),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",

@@ -58,11 +58,13 @@ async def _async_lisa(
 
 @contextmanager
 def _chosen(server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the server the one that roles without a URL use."""
+    """Make the server the one that roles without a URL use, also those that a file configures."""
+    from lisa.core.model.keys import Keys
     from lisa.producer import shared
 
     shared.close()
     monkeypatch.setenv("LISA_REDIS_URL", server.url)
+    monkeypatch.setenv("LISA_PREFIX", Keys.of(None).prefix)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -16,13 +17,14 @@ import time_machine
 
 import lisa as library
 from lisa import AsyncProducer, Batch, Consumer, Discard, Message, Producer, Retry, TopicOptions
-from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.connection import Connection
 from lisa.testing import AsyncLisaTestKit, ClockedServer, LisaTestKit
 from tests.servers import connect, no_clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
 pytest_plugins = ("pytester",)
 
@@ -204,6 +206,14 @@ class TestDelivery:
         seen = [(one.message.body, one.at - start) for one in kit.attempts()]
         assert seen == [(2, timedelta(0)), (3, DAY), (1, 2 * DAY)]
         assert kit.now - start == 2 * DAY
+
+    def test_all_shards_of_a_topic(self, kit: LisaTestKit) -> None:
+        kit.configure("orders", shards=3)
+        kit.producer.send_many("orders", range(30), delay=DAY)
+        kit.producer.send_many("orders", range(30, 60), delay=2 * DAY)
+        kit.advance(DAY)
+        assert sorted(one.body for one in kit.handled()) == list(range(30))
+        assert sorted(one.body for one in kit.waiting("orders")) == list(range(30, 60))
 
     def test_a_ttl_ends_a_message_that_nobody_may_handle(self, kit: LisaTestKit) -> None:
         kit.configure("orders", paused=True)
@@ -499,7 +509,13 @@ class TestPlugin:
         pytester.makepyfile(suite)
         return pytester.runpytest_inprocess("-p", "lisa.testing.plugin", *arguments)
 
-    def test_each_test_begins_with_an_empty_server(self, pytester: pytest.Pytester) -> None:
+    def test_each_test_begins_with_an_empty_server(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = {"prefix": "shop", "redis": {"url": "redis://localhost:1/0"}}
+        configured = pytester.path / "producer.yml"
+        configured.write_text(json.dumps({"lisa-delay-queue": settings}))
+        monkeypatch.setenv("LISA_CONFIG", str(configured))
         self.run(pytester, SUITE, "-W", "error").assert_outcomes(passed=4)
 
     @pytest.mark.parametrize("runner", ["asyncio", "anyio"])
@@ -517,6 +533,17 @@ class TestPlugin:
         pytester.makepyfile("")
         told = pytester.runpytest_inprocess("-p", "lisa.testing.plugin", "--fixtures", "-v")
         told.stdout.fnmatch_lines_random(["lisa *", "async_lisa *", "lisa_server *"])
+
+
+def test_without_its_library_the_server_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lisa.testing.clocked_server.FOUND_ON_DEBIAN", "none/*")
+    monkeypatch.setattr("lisa.testing.clocked_server.MEMORY", tmp_path)
+    monkeypatch.setitem(sys.modules, "libfaketime", None)
+    with pytest.raises(ServerUnavailable, match=r"pip install 'lisa-delay-queue\[test\]'"):
+        ClockedServer().start()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sessions_that_do_not_use_the_kit_do_not_load_it() -> None:
