@@ -11,11 +11,14 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import msgspec
+
+from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import Delivery
 from lisa.consumer.handlers import HandlerPlan, Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
-from lisa.consumer.invoke import Wait, on_batch
-from lisa.consumer.registration import Registration
+from lisa.consumer.invoke import on_batch
+from lisa.consumer.options import WantedTopic
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.clock import ms_datetime
@@ -25,6 +28,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.retry import Retried
+from lisa.testing.lifespans import AttachedLifespan, Finish
 from lisa.testing.records import Attempt
 
 log = logging.getLogger("lisa.testing")
@@ -33,22 +37,26 @@ NAME = "lisa-test-kit"
 """The consumer's name on the server."""
 
 
-class _Finish(NamedTuple):
-    """Wait for the awaitable that a receiver of a signal returned."""
+class _Attached(NamedTuple):
+    """A consumer of the application, and the lifespan whose state its handlers get."""
 
-    awaitable: Awaitable[Any]
+    consumer: BaseConsumer
+    lifespan: AttachedLifespan
 
-    def run(self, wait: Wait) -> Any:
-        return wait(self.awaitable)
+    @property
+    def handlers(self) -> Handlers:
+        return self.consumer._handlers  # noqa: SLF001  a consumer does not show its handlers
 
-    def arun(self, _link: object) -> Awaitable[Any]:
-        return self.awaitable
+    def wanted_for(self, topic: str) -> list[WantedTopic]:
+        """What the consumer would read of a topic."""
+        return self.consumer._options.wanted_for(topic)  # noqa: SLF001  nor its options
 
 
 class _Role(NamedTuple):
-    """What serves a group: its handlers, their signals, and the source of its messages."""
+    """What serves a group: its handlers with their state and signals, and the message source."""
 
     handlers: Handlers
+    lifespan: AttachedLifespan
     sender: SignalSender
     source: GroupSource
 
@@ -70,20 +78,30 @@ class HandlerRuns:
         self._store = store
         self._now_ms = now_ms
         self._just_before = just_before
-        self._consumers: list[tuple[str | None, Handlers]] = []
+        self._attached: list[_Attached] = []
         self._roles: dict[tuple[str, str], _Role] = {}
         self._unfinished: list[Awaitable[Any]] = []
         self.attempts: list[Attempt] = []
 
-    def attach(self, consumer: Registration) -> None:
+    def attach(self, consumer: BaseConsumer) -> None:
         """Use the handlers of a consumer, which must not run by itself."""
-        handlers = consumer._handlers  # noqa: SLF001  a consumer does not show its handlers
-        self._consumers.append((getattr(consumer, "group", None), handlers))
+        lifespan = consumer._options.lifespan  # noqa: SLF001  a consumer does not show its options
+        self._attached.append(_Attached(consumer, AttachedLifespan(lifespan)))
         self._roles.clear()
 
     def wanted(self) -> set[tuple[str, str | None]]:
-        """The topics of all attached handlers, each with the group that its consumer joins."""
-        return {(topic, group) for group, its in self._consumers for topic in its.topics()}
+        """The topics of all attached consumers, each with a group that its consumer joins."""
+        return {
+            (topic, wanted.group)
+            for one in self._attached
+            for topic in one.consumer.topics()
+            for wanted in one.wanted_for(topic)
+        }
+
+    def leave(self) -> Flow[None]:
+        """Leave the lifespans that were entered, the last one first. Raises their errors."""
+        while self._attached:
+            yield from self._attached.pop().lifespan.leave()
 
     def deliver(self, topic: str, group: str) -> Flow[int]:
         """Hand the next message, or batch, to its handlers; returns the number of messages.
@@ -93,20 +111,21 @@ class HandlerRuns:
         role = self._role(topic, group)
         plan = role.handlers.plan(topic)
         count, deliveries = self._pull(role, 1 if plan.batch is None else plan.batch.batch or 1)
-        outcomes = yield from _outcomes(plan, deliveries)
+        state = None if plan.is_empty else (yield from role.lifespan.enter())
+        outcomes = yield from _outcomes(plan, deliveries, state)
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             self._settle(delivery, outcome)
         while self._unfinished:
-            yield _Finish(self._unfinished.pop(0))
+            yield Finish(self._unfinished.pop(0))
         return count
 
     def _role(self, topic: str, group: str) -> _Role:
         role = self._roles.get((topic, group))
         if role is None:
-            handlers = self._handlers(topic, group)
+            handlers, lifespan = self._handlers(topic, group)
             sender = SignalSender(handlers.signals, self._unfinished.append)
             source = GroupSource(self._store, Topic(topic), group, NAME)
-            role = self._roles[topic, group] = _Role(handlers, sender, source)
+            role = self._roles[topic, group] = _Role(handlers, lifespan, sender, source)
         return role
 
     def _pull(self, role: _Role, most: int) -> tuple[int, list[Delivery]]:
@@ -124,11 +143,12 @@ class HandlerRuns:
         fit = [one for one in opened if one is not None and one.is_for_handler]
         return len(taken.entries), [Delivery(self._store, sender, NAME, one, None) for one in fit]
 
-    def _handlers(self, topic: str, group: str) -> Handlers:
-        for wanted, handlers in self._consumers:
-            if wanted in (None, group) and not handlers.plan(topic).is_empty:
-                return handlers
-        return Handlers()
+    def _handlers(self, topic: str, group: str) -> tuple[Handlers, AttachedLifespan]:
+        for one in self._attached:
+            groups = {wanted.group for wanted in one.wanted_for(topic)}
+            if groups & {None, group} and not one.handlers.plan(topic).is_empty:
+                return one.handlers, one.lifespan
+        return Handlers(), AttachedLifespan(None)
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         at = ms_datetime(self._now_ms())
@@ -157,20 +177,24 @@ class HandlerRuns:
             )
 
 
-def _outcomes(plan: HandlerPlan, deliveries: Sequence[Delivery]) -> Flow[Sequence[Outcome]]:
+def _outcomes(
+    plan: HandlerPlan, deliveries: Sequence[Delivery], state: Any
+) -> Flow[Sequence[Outcome]]:
     if plan.is_empty or not deliveries:
         return [None] * len(deliveries)
-    outcomes = yield from on_batch(plan, [_held(one) for one in deliveries])
+    outcomes = yield from on_batch(plan, [_held(one, state) for one in deliveries])
     for outcome in outcomes:
         if isinstance(outcome, Verdict) and _ends_the_test(outcome.error):
             raise outcome.error  # type: ignore[misc]  # checked: an exception
     return outcomes
 
 
-def _held(delivery: Delivery) -> Held:
+def _held(delivery: Delivery, state: Any) -> Held:
     """The delivery as handlers' code takes it; the body is encoded again for typed handlers."""
     message = delivery.message
     data = encode_envelope(new_token(), message.body, message.headers)
+    if state is not None:
+        message = msgspec.structs.replace(message, state=state)
     return Held(delivery.id, message, data, 0, 0.0, math.inf)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from lisa.admin import topics
 from lisa.admin.messages import LiveState, list_messages
-from lisa.consumer.registration import Registration
+from lisa.consumer.base import BaseConsumer
 from lisa.core.model.clock import datetime_ms, duration_ms, ms_datetime
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
@@ -56,11 +56,12 @@ class _Kit:
         """The time that the test's clock shows, aware, UTC, in whole milliseconds."""
         return ms_datetime(self._timeline.now_ms)
 
-    def attach(self, consumer: Registration) -> None:
+    def attach(self, consumer: BaseConsumer) -> None:
         """Run the handlers of a consumer of the application, which must not be started.
 
-        They serve the consumer's group, or a topic's only group if it names none. Their timeouts
-        do not apply, and a batch handler gets the messages that are ready.
+        They serve the consumer's groups, or a topic's only group if it names none. Its lifespan is
+        entered before the first message, and left at the end. The handlers' timeouts do not apply,
+        and a batch handler gets the messages that are ready.
         """
         self._timeline.runs.attach(consumer)
 
@@ -178,11 +179,14 @@ class LisaTestKit(_Kit):
         return Producer(self.url)
 
     def close(self) -> None:
-        """End the test: close connections and the event loop."""
-        self.producer.close()
-        self._close()
-        if self._runner is not None:
-            self._runner.close()
+        """End the test: leave lifespans, close connections and the event loop."""
+        try:
+            drive(self._timeline.runs.leave(), self._wait)
+        finally:
+            self.producer.close()
+            self._close()
+            if self._runner is not None:
+                self._runner.close()
 
     def _drive(self, flow: Flow[T]) -> T:
         try:
@@ -220,9 +224,12 @@ class AsyncLisaTestKit(_Kit):
         return AsyncProducer(self.url)
 
     async def close(self) -> None:
-        """End the test: close all connections."""
-        await self.producer.close()
-        self._close()
+        """End the test: leave lifespans and close all connections."""
+        try:
+            await self._drive(self._timeline.runs.leave())
+        finally:
+            await self.producer.close()
+            self._close()
 
     async def _drive(self, flow: Flow[T]) -> T:
         return await adrive(flow, None)

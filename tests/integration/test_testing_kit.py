@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -16,14 +17,24 @@ import pytest
 import time_machine
 
 import lisa as library
-from lisa import AsyncProducer, Batch, Consumer, Discard, Message, Producer, Retry, TopicOptions
+from lisa import (
+    AsyncConsumer,
+    AsyncProducer,
+    Batch,
+    Consumer,
+    Discard,
+    Message,
+    Producer,
+    Retry,
+    TopicOptions,
+)
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.connection import Connection
 from lisa.testing import AsyncLisaTestKit, ClockedServer, LisaTestKit
 from tests.servers import connect, no_clock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
 pytest_plugins = ("pytester",)
@@ -294,6 +305,9 @@ class Order(msgspec.Struct):
     order: int
 
 
+GROUPS = [{"group": name, "topic": "orders"} for name in ("billing", "mail")]
+
+
 class TestConsumers:
     def test_typed_batch_and_async_handlers(self, kit: LisaTestKit) -> None:
         consumer, seen = Consumer(), list[Any]()
@@ -332,6 +346,58 @@ class TestConsumers:
         nameless.on("orders", seen.append)
         kit.attach(nameless)
         with pytest.raises(ConfigError, match="several groups"):
+            kit.advance()
+
+    def test_groups_from_settings(self, kit: LisaTestKit) -> None:
+        consumer, seen = Consumer.from_config(groups=GROUPS), list[str]()
+        consumer.on("orders", lambda one: seen.append(one.group))
+        kit.attach(consumer)
+        kit.producer.send("orders", 1, delay=DAY)
+        kit.advance(DAY)
+        assert sorted(seen) == ["billing", "mail"]
+
+    @pytest.mark.parametrize("make", [contextmanager, None], ids=["blocking", "asynchronous"])
+    def test_lifespans(self, clock: ClockedServer, make: Callable[..., Any] | None) -> None:
+        said = list[str]()
+
+        def blocking() -> Iterator[str]:
+            said.append("opened")
+            yield "state"
+            said.append("closed")
+
+        @asynccontextmanager
+        async def asynchronous() -> AsyncIterator[str]:
+            task = asyncio.current_task()
+            said.append("opened")
+            yield "state"
+            assert asyncio.current_task() is task
+            said.append("closed")
+
+        consumer = Consumer(lifespan=make(blocking) if make else asynchronous)
+        consumer.on("orders", lambda one: said.append(one.state))
+        consumer.on("batches", lambda batch: said.append(batch[0].state), batch=2)
+        with LisaTestKit(clock) as kit:
+            kit.attach(consumer)
+            kit.advance()
+            assert said == []
+            kit.producer.send("orders", 1)
+            kit.producer.send("batches", 1, delay=DAY)
+            kit.advance(DAY)
+            assert said == ["opened", "state", "state"]
+        assert said == ["opened", "state", "state", "closed"]
+
+    def test_a_lifespan_that_fails_fails_the_test(self, kit: LisaTestKit) -> None:
+        @asynccontextmanager
+        async def lifespan() -> AsyncIterator[None]:
+            if kit.url:
+                raise ConnectionError("no database")
+            yield
+
+        consumer = Consumer(lifespan=lifespan)
+        consumer.on("orders", lambda _: None)
+        kit.attach(consumer)
+        kit.producer.send("orders", 1)
+        with pytest.raises(ConnectionError, match="no database"):
             kit.advance()
 
     def test_module_wide_receivers_and_functions(
@@ -423,11 +489,16 @@ class TestMistakes:
 
 
 async def test_handlers_share_the_tests_event_loop(async_kit: AsyncLisaTestKit) -> None:
-    consumer, seen, loop = Consumer(), list[int](), asyncio.get_running_loop()
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[asyncio.AbstractEventLoop]:
+        yield asyncio.get_running_loop()
+
+    consumer, seen = AsyncConsumer(lifespan=lifespan), list[int]()
+    loop = asyncio.get_running_loop()
 
     @consumer.on("daily")
     async def handle(message: Message) -> None:
-        assert asyncio.get_running_loop() is loop
+        assert asyncio.get_running_loop() is loop is message.state
         seen.append(message.body)
         if message.body < 5:
             await async_kit.producer.send("daily", message.body + 1, delay=DAY)
