@@ -42,7 +42,9 @@ def changed(tree: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def is_own(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id in {"self", "sys"}
+    """Whether the change is to the object itself; a function's name is no state."""
+    is_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "sys"}
+    return is_self or node.attr == "__qualname__"
 
 
 def test_no_class_changes_the_attributes_of_another() -> None:
