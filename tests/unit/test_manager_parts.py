@@ -401,7 +401,7 @@ class TestStatus:
             with pytest.raises(ConfigError, match=f"cannot listen on {address}: Address"):
                 StatusServer(address, {}).start()
 
-    @pytest.mark.parametrize("address", ["8088", ":80", "localhost", "h:x", "h:70000"])
+    @pytest.mark.parametrize("address", [":80", "localhost", "h:x", "h:70000"])
     def test_an_invalid_address_is_refused(self, address: str) -> None:
         with pytest.raises(ConfigError, match="HOST:PORT"):
             StatusServer(address, {})
