@@ -99,12 +99,12 @@ class ServerClock:
             elif sent < self._at:
                 return  # two concurrent calls contradict each other; a later sample decides
             else:
-                self._note(low, high)
+                self._record_step(low, high)
             self._low, self._high, self._at = low, high, received
             self._sent, self._took = sent, received - sent
             self._offset_s = (low + high) / 2
 
-    def _note(self, low: float, high: float) -> None:
+    def _record_step(self, low: float, high: float) -> None:
         by_s = (low + high) / 2 - (self._low + self._high) / 2
         if abs(by_s) < STEP_S:
             return

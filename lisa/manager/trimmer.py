@@ -102,5 +102,5 @@ class Trimmer:
         if mended:
             self.moved.add(mended, "mended")
             TopicLog(log, topic, group).warning(
-                "made %d messages due again, whose stream entry was missing", mended
+                "made %d messages due again, because their stream entry was missing", mended
             )
