@@ -113,8 +113,9 @@ class HandlerRuns:
         count, deliveries = self._pull(role, 1 if plan.batch is None else plan.batch.batch or 1)
         state = None if plan.is_empty else (yield from role.lifespan.enter())
         outcomes = yield from _outcomes(plan, deliveries, state)
+        retry = role.handlers.option(topic, "retry")
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            self._settle(delivery, outcome)
+            self._settle(delivery, outcome and outcome.under(retry, delivery.attempt))
         while self._unfinished:
             yield Finish(self._unfinished.pop(0))
         return count
@@ -151,22 +152,11 @@ class HandlerRuns:
         return Handlers(), AttachedLifespan(None)
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        at = ms_datetime(self._now_ms())
-        reason = "" if outcome is None else outcome.reason
+        at, reason = ms_datetime(self._now_ms()), ""
         if outcome is None:
-            is_stale = delivery.ack() is Acked.STALE
-            said = "stale" if is_stale else "handled"
-        elif outcome.is_discard:
-            said = delivery.discard(reason)
+            said = "stale" if delivery.ack() is Acked.STALE else "handled"
         else:
-            pause = outcome.delay
-            delay = timedelta(milliseconds=pause) if isinstance(pause, int) else None
-            with self._just_before():
-                said = delivery.retry(delay=delay, reason=reason)
-        self.attempts.append(
-            Attempt(message=delivery.message, at=at, outcome=str(said), reason=reason)
-        )
-        if outcome is not None:
+            reason = outcome.reason
             log.warning(
                 "topic %s: message %s, attempt %d, was not handled: %s",
                 delivery.topic,
@@ -174,7 +164,19 @@ class HandlerRuns:
                 delivery.attempt,
                 reason,
                 exc_info=outcome.error,
+                extra=delivery.message.log_fields,
             )
+            said = self._refuse(delivery, outcome)
+        attempt = Attempt(message=delivery.message, at=at, outcome=str(said), reason=reason)
+        self.attempts.append(attempt)
+
+    def _refuse(self, delivery: Delivery, verdict: Verdict) -> str:
+        if verdict.is_discard:
+            return delivery.discard(verdict.reason)
+        pause = verdict.delay
+        delay = timedelta(milliseconds=pause) if isinstance(pause, int) else None
+        with self._just_before():
+            return delivery.retry(delay=delay, reason=verdict.reason)
 
 
 def _outcomes(

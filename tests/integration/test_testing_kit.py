@@ -188,6 +188,18 @@ class TestDelivery:
         assert kit.handled() == []
         assert kit.waiting() == []
 
+    def test_a_handlers_own_pauses(self, kit: LisaTestKit) -> None:
+        consumer, start = Consumer(), kit.now
+        consumer.on("orders", lambda _: False, retry="3s,2h")
+        kit.attach(consumer)
+        kit.producer.send("orders", 1)
+        kit.run_until_idle()
+        assert [(one.at - start, one.outcome) for one in kit.attempts()] == [
+            (timedelta(0), "retrying"),
+            (3 * SECOND, "retrying"),
+            (2 * HOUR + 3 * SECOND, "dead"),
+        ]
+
     def test_a_discarded_message_is_dead_at_once(self, kit: LisaTestKit) -> None:
         consumer, dead = Consumer(), list[str | None]()
 
