@@ -20,6 +20,7 @@ from lisa.core.model.clock import named_duration, option_duration
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys, check_topic
 from lisa.core.model.options import GRACE
+from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
 from lisa.core.settings import ConsumerSettings
 
@@ -111,7 +112,7 @@ class BaseConsumer(Registration):
         with self._lock:
             self.on(topic, handler, **options)
             if self._runtime is not None:
-                for wanted in self._options.wanted_for(topic):
+                for wanted in self._wanted_of(topic):
                     self._runtime.readers.take(wanted)
 
     def topics(self) -> list[str]:
@@ -177,8 +178,8 @@ class BaseConsumer(Registration):
                 "nothing to consume: no handler, receiver or setting names a topic; "
                 "add a handler with consumer.on(topic)"
             )
-        for topic in sorted({wanted.topic for wanted in all_wanted}):
-            if self._handlers.plan(topic).is_empty:
+        for topic, group, _ in sorted(all_wanted, key=lambda wanted: wanted.topic):
+            if self._handlers.plan(topic, group or "").is_empty:
                 raise ConfigError(
                     f"topic {topic!r} has no handler; add one with consumer.on({topic!r})"
                 )
@@ -207,4 +208,24 @@ class BaseConsumer(Registration):
         if not named:
             # Only without own topics, so that a second consumer does not read these as well.
             named = self._handlers.module_topics()
-        return [wanted for topic in named for wanted in self._options.wanted_for(topic)]
+        return [wanted for topic in named for wanted in self._wanted_of(topic)]
+
+    def _wanted_of(self, topic: str) -> list[WantedTopic]:
+        """What to read of a topic. Raises ConfigError if handlers with and without group= meet."""
+        named = self._handlers.groups(topic)
+        if not named:
+            return self._options.wanted_for(topic)
+        configured = [one for one in self._options.configured if one.topic == topic]
+        names = {one.group: one.name for one in configured}
+        # With a name of its own, because a topic has one presence record for each name.
+        own = self._options.name or "lisa"
+        by_handlers = [WantedTopic(Topic(topic), group, names.get(group) or own) for group in named]
+        if not self._handlers.has_without_group(topic):
+            return [*by_handlers, *(one for one in configured if one.group not in named)]
+        others = [one for one in self._options.wanted_for(topic) if one.group not in named]
+        if not others:
+            raise ConfigError(
+                f"topic {topic!r}: one handler has group={named[0]!r} and another one takes the "
+                "same group from the consumer; give group= to both or to neither"
+            )
+        return [*by_handlers, *others]

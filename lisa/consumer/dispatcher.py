@@ -40,7 +40,7 @@ class Dispatcher:
         self._handlers = handlers
         self._settler = settler
         self._grants: dict[tuple[Subscription, bool], Callable[[], None]] = {}
-        self._topic_slots: dict[str, TopicSlots] = {}
+        self._topic_slots: dict[tuple[str, str], TopicSlots] = {}
         self._work: SimpleQueue[Subscription | None] = SimpleQueue()
         self._threads: list[ServiceThread] = []
         self._busy = 0
@@ -55,14 +55,14 @@ class Dispatcher:
             self._on_message = _in_copies_of(app.context, on_message_sync)
             self._drive = _in_copies_of(app.context, drive)
 
-    def slots_of(self, topic: str) -> AnySlots:
-        """The slots for all shards of a topic."""
-        size = self._handlers.option(topic, "concurrency")
+    def slots_of(self, topic: str, wanted: str) -> AnySlots:
+        """The slots for all shards of a topic, for a requested group."""
+        size = self._handlers.option(topic, wanted, "concurrency")
         if size is None:
             return self.slots
-        known = self._topic_slots.get(topic)
+        known = self._topic_slots.get((topic, wanted))
         if known is None or known.size != min(size, self.slots.size):
-            known = self._topic_slots[topic] = TopicSlots(self.slots, size)
+            known = self._topic_slots[topic, wanted] = TopicSlots(self.slots, size)
         return known
 
     def threads(self) -> list[ServiceThread]:
@@ -159,7 +159,7 @@ class Dispatcher:
         work = sub.unstarted.take()
         if work is None:
             return
-        plan, now = self._handlers.plan(sub.topic), time.monotonic()
+        plan, now = self._handlers.plan(sub.topic, sub.wanted), time.monotonic()
         done = 1
         if plan.batch is not None or isinstance(work, list):
             done = self._run_batch(sub, plan, deliveries_of(work))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from lisa.consumer.models import Reader, reader_for
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import check_topic
+from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.message import Message
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.signals import Signals, everywhere
@@ -42,6 +42,7 @@ class Receiver:
     timeout_s: float | None = None
     retry: RetryPolicy | None = None
     concurrency: int | None = None
+    group: str = ""
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +114,9 @@ class Handlers:
     def __init__(self) -> None:
         self.signals = Signals()
         self._own: dict[str, list[Receiver]] = {}
-        self._batches: dict[str, Receiver] = {}
+        self._batches: dict[tuple[str, str], Receiver] = {}
+        self._named: set[tuple[str, str]] = set()
+        """Topics with the groups that a handler names."""
 
     def add(
         self,
@@ -126,6 +129,7 @@ class Handlers:
         timeout: timedelta | str | None = None,
         retry: object = None,
         concurrency: int | None = None,
+        group: str | None = None,
     ) -> None:
         """Register a handler of a topic.
 
@@ -142,57 +146,84 @@ class Handlers:
             timeout_s=_seconds(topic, "timeout", timeout),
             retry=None if retry is None else _retry_policy(topic, retry),
             concurrency=_checked_concurrency(topic, concurrency),
+            group="" if group is None else check_group(group),
         )
         for name in SHARED_OPTIONS:
-            self._check_shared(topic, name, getattr(receiver, name))
+            self._check_shared(topic, receiver.group, name, getattr(receiver, name))
+        where = topic, receiver.group
         if receiver.batch is None:
             self._own.setdefault(topic, []).append(receiver)
             self.signals.received.connect(receiver, sender=topic, weak=False)
-        elif topic in self._batches:
+        elif where in self._batches:
             raise ConfigError(f"topic {topic!r} already has a batch handler; only one is allowed")
         else:
-            self._batches[topic] = receiver
+            self._batches[where] = receiver
+        if receiver.group:
+            self._named.add(where)
 
     def remove(self, topic: str) -> None:
         """Remove the handlers of a topic that `add` registered."""
-        self._batches.pop(topic, None)
+        self._batches = {where: one for where, one in self._batches.items() if where[0] != topic}
+        self._named = {where for where in self._named if where[0] != topic}
         for receiver in self._own.pop(topic, []):
             self.signals.received.disconnect(receiver, sender=topic)
 
     def topics(self) -> list[str]:
         """The topics of this consumer's own handlers, sorted by name."""
-        return sorted({*self._batches, *_senders(self.signals.received)})
+        batches = {topic for topic, _ in self._batches}
+        return sorted(batches.union(_senders(self.signals.received)))
+
+    def groups(self, topic: str) -> list[str]:
+        """The groups that handlers of a topic name, sorted."""
+        return sorted(group for named, group in self._named if named == topic)
+
+    def has_without_group(self, topic: str) -> bool:
+        """Whether a handler of the topic names no group."""
+        own = self._own.get(topic, ())
+        return (topic, "") in self._batches or any(not one.group for one in own)
 
     def module_topics(self) -> list[str]:
         """The topics of module-wide receivers, sorted by name."""
         return sorted(_senders(everywhere.received))
 
-    def batch(self, topic: str) -> Receiver | None:
-        """The batch handler of a topic, or None."""
-        return self._batches.get(topic)
+    def _scope(self, topic: str, wanted: str) -> str:
+        """The group that its handlers name, or "" for that of handlers that name none."""
+        return wanted if (topic, wanted) in self._named else ""
 
-    def option(self, topic: str, name: str) -> Any:
-        """The value of one of `SHARED_OPTIONS` that a handler of the topic gives, or None."""
-        own = [*self._own.get(topic, ()), *filter(None, [self._batches.get(topic)])]
-        return next((value for one in own if (value := getattr(one, name)) is not None), None)
+    def batch(self, topic: str, wanted: str = "") -> Receiver | None:
+        """The batch handler of a topic for a requested group, or None."""
+        return self._batches.get((topic, self._scope(topic, wanted)))
 
-    def _check_shared(self, topic: str, name: str, value: object) -> None:
-        known = self.option(topic, name)
+    def option(self, topic: str, wanted: str, name: str) -> Any:
+        """The value of one of `SHARED_OPTIONS` that a handler gives, or None."""
+        scope = self._scope(topic, wanted)
+        own = [one for one in self._own.get(topic, ()) if one.group == scope]
+        every = [*own, *filter(None, [self._batches.get((topic, scope))])]
+        return next((value for one in every if (value := getattr(one, name)) is not None), None)
+
+    def _check_shared(self, topic: str, group: str, name: str, value: object) -> None:
+        known = self.option(topic, group, name)
         if None not in (known, value) and known != value:
             raise ConfigError(
                 f"topic {topic!r}: another handler has a different {name}=; one value applies to "
                 "all handlers of a topic"
             )
 
-    def plan(self, topic: str) -> HandlerPlan:
-        """The current handlers of a topic; weakly connected receivers may have disappeared."""
-        heard = (
+    def plan(self, topic: str, wanted: str = "") -> HandlerPlan:
+        """The current handlers of a topic for a requested group, or "".
+
+        Weakly connected receivers may have disappeared.
+        """
+        heard: Iterable[Any] = (
             *self.signals.received.receivers_for(topic),
             *everywhere.received.receivers_for(topic),
         )
+        if self._named:
+            scope = self._scope(topic, wanted)
+            heard = [one for one in heard if not isinstance(one, Receiver) or one.group == scope]
         return HandlerPlan(
             tuple(one if isinstance(one, Receiver) else _Listener(one) for one in heard),
-            self._batches.get(topic),
+            self.batch(topic, wanted),
         )
 
 

@@ -85,7 +85,7 @@ class Intake:
         """Read and hand over once. Raises LisaError and client errors."""
         # Do not build a plan here: it would keep weakly connected receivers alive during the
         # blocking read, and miss receivers that connect meanwhile.
-        batch = self._handlers.batch(self._sub.topic)
+        batch = self._handlers.batch(self._sub.topic, self._sub.wanted)
         if self._stream.has_unopened:
             self._hand_over()
         elif self._sub.stats.degradation.is_degraded:
@@ -196,7 +196,10 @@ class Intake:
             deliveries = self._stream.open()
             if sub.outcomes.failures or sub.outcomes.expired:
                 self._settler.notify()
-            if self._collector is not None and self._handlers.batch(sub.topic) is not None:
+            if (
+                self._collector is not None
+                and self._handlers.batch(sub.topic, sub.wanted) is not None
+            ):
                 self._collector.add(deliveries)
             elif deliveries:
                 had_slot, has_slot = has_slot, False
@@ -208,7 +211,7 @@ class Intake:
     def _hand_over_work(self, work: Sequence[Work], *, has_slot: bool = False) -> None:
         """Run handlers on this thread, or submit the work. Uses up the caller's slot, if any."""
         sub, dispatcher = self._sub, self._dispatcher
-        plan = self._handlers.plan(sub.topic)
+        plan = self._handlers.plan(sub.topic, sub.wanted)
         # A batch handler must not run on this thread, which has to collect the next batch.
         if sub.slots.size > 1 or plan.is_async or plan.batch is not None:
             dispatcher.submit(sub, plan, work, has_slot=has_slot)

@@ -25,6 +25,7 @@ class HandlerOptions(TypedDict, total=False):
     timeout: timedelta | str | None
     retry: RetryPolicy | str | Sequence[timedelta | str] | None
     concurrency: int | None
+    group: str | None
 
 
 class Registration:
@@ -102,6 +103,7 @@ class Registration:
         timeout: timedelta | str | None = None,
         retry: RetryPolicy | str | Sequence[timedelta | str] | None = None,
         concurrency: int | None = None,
+        group: str | None = None,
     ) -> Any:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
@@ -117,10 +119,13 @@ class Registration:
 
         concurrency: the most handlers of this topic that run at the same time; at most the
             consumer's, which is the default. Given before the consumer reads the topic.
+        group: the group whose messages the handler takes, declared if missing; by default those of
+            the consumer's group. Several groups of one topic may have handlers.
 
-        The handlers of one topic share `retry` and `concurrency`: two values are a ConfigError.
-        The handler takes one positional argument and may be `async def`. The consumer keeps a
-        strong reference. Raises ConfigError if an option or the handler's signature is invalid.
+        The handlers of one topic and group share `retry` and `concurrency`: giving two values is a
+        ConfigError. The handler takes one positional argument and may be `async def`. The consumer
+        keeps a strong reference. Raises ConfigError if an option or the handler's signature is
+        invalid.
         """
 
         def take(function: H) -> H:
@@ -133,6 +138,7 @@ class Registration:
                 timeout=timeout,
                 retry=retry,
                 concurrency=concurrency,
+                group=group,
             )
             return function
 

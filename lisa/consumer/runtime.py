@@ -117,9 +117,9 @@ class Runtime:
             group,
             name,
             self._heartbeat.wake,
-            slots=self._dispatcher.slots_of(topic_of(shard)),
+            slots=self._dispatcher.slots_of(topic_of(shard), group),
             state=self._state,
-            retry=partial(self._handlers.option, topic_of(shard), "retry"),
+            retry=partial(self._handlers.option, topic_of(shard), group, "retry"),
         )
         stream = StreamReader(sub, options.address, options.poll_timeout, self._settler)
         intake = Intake(

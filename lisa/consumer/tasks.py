@@ -89,7 +89,7 @@ class HandlerTasks:
 
     def _start(self, sub: Subscription, count: int) -> None:
         """Start a task for each granted slot."""
-        plan, loop = self._handlers.plan(sub.topic), asyncio.get_running_loop()
+        plan, loop = self._handlers.plan(sub.topic, sub.wanted), asyncio.get_running_loop()
         for _ in range(count):
             work = sub.unstarted.take()
             if work is None:

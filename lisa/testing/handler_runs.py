@@ -49,7 +49,7 @@ class _Attached(NamedTuple):
 
     def wanted_for(self, topic: str) -> list[WantedTopic]:
         """What the consumer would read of a topic."""
-        return self.consumer._options.wanted_for(topic)  # noqa: SLF001  nor its options
+        return self.consumer._wanted_of(topic)  # noqa: SLF001  nor what it reads
 
 
 class _Role(NamedTuple):
@@ -109,11 +109,11 @@ class HandlerRuns:
         Raises LisaError, and whatever ends a test: KeyboardInterrupt, `pytest.fail`.
         """
         role = self._role(topic, group)
-        plan = role.handlers.plan(topic)
+        plan = role.handlers.plan(topic, group)
         count, deliveries = self._pull(role, 1 if plan.batch is None else plan.batch.batch or 1)
         state = None if plan.is_empty else (yield from role.lifespan.enter())
         outcomes = yield from _outcomes(plan, deliveries, state)
-        retry = role.handlers.option(topic, "retry")
+        retry = role.handlers.option(topic, group, "retry")
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             self._settle(delivery, outcome and outcome.under(retry, delivery.attempt))
         while self._unfinished:
@@ -147,7 +147,7 @@ class HandlerRuns:
     def _handlers(self, topic: str, group: str) -> tuple[Handlers, AttachedLifespan]:
         for one in self._attached:
             groups = {wanted.group for wanted in one.wanted_for(topic)}
-            if groups & {None, group} and not one.handlers.plan(topic).is_empty:
+            if groups & {None, group} and not one.handlers.plan(topic, group).is_empty:
                 return one.handlers, one.lifespan
         return Handlers(), AttachedLifespan(None)
 

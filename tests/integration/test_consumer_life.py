@@ -14,7 +14,7 @@ import pytest
 from lisa.consumer import Consumer
 from lisa.consumer.stream_reader import StreamReader
 from lisa.core.delivery.degradation import FIRST_S
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic
 from lisa.core.store import group_removal
@@ -24,7 +24,7 @@ from tests.servers import flush, wait_until
 from tests.shards import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOPIC = Topic("orders")
 
@@ -445,3 +445,64 @@ def test_from_config_takes_topics_groups_and_names(bench: Bench, tmp_path: Any) 
         assert all(one.name.startswith("worker-") for one in presences(bench))
         bench.send(TOPIC, [5])
         wait_until(lambda: sorted(seen) == [("g1", 5), ("g2", 5)])
+
+
+# Groups of handlers
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_handlers_of_several_groups_share_a_topic(
+    bench: Bench, batch: int | None, concurrency: int
+) -> None:
+    for group in ("lisa", "mail", "stock"):
+        bench.declare(TOPIC, group, retry_delays="1h")
+    seen: list[tuple[str, str]] = []
+
+    def handler(name: str) -> Callable[[Any], None]:
+        def handle(given: Any) -> None:
+            message = given[0] if batch else given
+            seen.append((name, message.group))
+            if name == "stock":
+                raise ValueError("out of stock")
+
+        return handle
+
+    consumer = Consumer(bench.url, group="lisa", concurrency=concurrency)
+    consumer.on(TOPIC, handler("own"), batch=batch)
+    consumer.on(TOPIC, handler("mail"), batch=batch, group="mail", concurrency=2, retry="2h")
+    consumer.subscribe(TOPIC, handler("stock"), batch=batch, group="stock", retry="0s")
+    [sent] = bench.send(TOPIC, [1])
+    with consumer, bench.manager(TOPIC):
+        wait_until(lambda: len(seen) == 4)
+        wait_until(lambda: bench.stat(TOPIC, "garbage", "stock") == 1)
+        wait_until(lambda: bench.stat(TOPIC, "acked", "mail") == 1)
+        wait_until(lambda: bench.stat(TOPIC, "acked", "lisa") == 1)
+    assert sorted(seen) == [("mail", "mail"), ("own", "lisa"), *[("stock", "stock")] * 2]
+    assert sent
+
+
+def test_a_group_of_a_handler_is_declared_and_subscribed_while_running(bench: Bench) -> None:
+    seen: list[str] = []
+    consumer = Consumer(bench.url)
+    consumer.on("mails", lambda message: seen.append(message.group), group="first")
+    with consumer:
+        consumer.subscribe("mails", lambda message: seen.append(message.group), group="second")
+        wait_until(lambda: {one.group for one in presences(bench, "mails")} == {"first", "second"})
+        bench.send("mails", [1])
+        wait_until(lambda: sorted(seen) == ["first", "second"])
+        consumer.unsubscribe("mails")
+        wait_until(lambda: presences(bench, "mails") == [])
+    consumer.on("mails", lambda message: seen.append("any"))
+    assert [wanted[1] for wanted in consumer._all_wanted()] == [None]
+
+
+def test_a_group_with_and_without_a_name_is_refused(bench: Bench) -> None:
+    consumer = Consumer(bench.url, group="mail")
+    consumer.on(TOPIC, print, group="mail")
+    assert consumer.topics() == [TOPIC]
+    consumer.on(TOPIC, print)
+    with pytest.raises(ConfigError, match="give group= to both or to neither"):
+        consumer.start()
+    with pytest.raises(InvalidMessage, match="group 'no spaces' is not allowed"):
+        consumer.on(TOPIC, print, group="no spaces")

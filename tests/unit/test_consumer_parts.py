@@ -108,6 +108,7 @@ def test_a_task_that_is_cancelled_before_it_starts_frees_its_slot() -> None:
     sub: Any = SimpleNamespace(
         topic="t",
         shard="t",
+        wanted="",
         slots=slots,
         unstarted=SimpleNamespace(take=lambda: work.pop() if work else None),
     )

@@ -163,9 +163,9 @@ def on_a_loop(call: Callable[[Any], Coroutine[Any, Any, object]]) -> object:
         (lambda: on_a_loop(lambda one: one.send("a")), "AsyncProducer.send() missing 1"),
         (lambda: public.Producer(prefx="x"), "Producer.__init__() got an unexpected"),
         (lambda: public.AsyncProducer(prefx="x"), "AsyncProducer.__init__() got an unexpected"),
-        (lambda: public.Consumer().on("a", group="g"), "Consumer.on() got an unexpected"),
+        (lambda: public.Consumer().on("a", gruop="g"), "Consumer.on() got an unexpected"),
         (
-            lambda: public.Consumer().subscribe("a", print, group="g"),
+            lambda: public.Consumer().subscribe("a", print, gruop="g"),
             "Consumer.on() got an unexpected",
         ),
         (
