@@ -18,26 +18,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalSummary:
-    """One journal's part of a batch: the last event (None if only a gap), and the counts."""
+class BatchSummary:
+    """The content of a batch.
 
-    last: tuple[str, int] | None
+    journals: names of the journals with events or gaps in the batch.
+    events: number of events.
+    offsets: journal -> entry id and number of its last event; lacks journals with gaps only.
+    """
+
+    journals: tuple[str, ...]
     events: int
-    gaps: int
+    offsets: dict[str, tuple[str, int]]
+    gaps: tuple[ArchiveGap, ...]
 
 
-def summarize(rows: DataFrame) -> dict[str, JournalSummary]:
-    """Journal -> summary of its events and gaps in a batch."""
-    is_gap, position = _is_gap(), _numbered_position()
-    found = rows.groupBy(journal_of().alias("journal")).agg(
-        sf.max(sf.when(~is_gap, position)).alias("last"),
+def summarize(rows: DataFrame) -> BatchSummary:
+    """Summarize the rows of a batch."""
+    is_gap = _is_gap()
+    grouped = rows.groupBy(journal_of().alias("journal")).agg(
+        sf.max(sf.when(~is_gap, _numbered_position())).alias("last"),
         sf.count_if(~is_gap).alias("events"),
         sf.count_if(is_gap).alias("gaps"),
     )
-    return {
-        row["journal"]: JournalSummary(_offset(row["last"]), row["events"], row["gaps"])
-        for row in found.collect()
-    }
+    found = grouped.collect()
+    lasts = {row["journal"]: _offset(row["last"]) for row in found}
+    return BatchSummary(
+        tuple(lasts),
+        sum(row["events"] for row in found),
+        {journal: last for journal, last in lasts.items() if last is not None},
+        _gaps(rows) if any(row["gaps"] for row in found) else (),
+    )
 
 
 def _is_gap() -> Column:
@@ -52,7 +62,7 @@ def _offset(position: Row | None) -> tuple[str, int] | None:
     return None if position is None else (f"{position['ms']}-{position['seq']}", position["number"])
 
 
-def gaps_of(rows: DataFrame) -> tuple[ArchiveGap, ...]:
+def _gaps(rows: DataFrame) -> tuple[ArchiveGap, ...]:
     """The gaps in a batch, each with the event that follows it."""
     found = []
     is_gap, position = _is_gap(), _numbered_position()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -33,7 +33,7 @@ from lisa.core.model.clock import datetime_ms
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import shard_suffix, topic_of, topics_of
 from lisa.pipeline.archive.base import PresentTopics
-from lisa.pipeline.archive.batches import gaps_of, is_new, summarize
+from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.database import Database, JdbcConnection
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.jdbc_reader import JdbcArchive
@@ -100,20 +100,18 @@ class JdbcWriter:
         try:
             found = summarize(rows)
             self._is_first = False
-            if not found:
+            if not found.journals:
                 return 0, ()
-            gaps = gaps_of(rows) if any(one.gaps for one in found.values()) else ()
-            offsets = {journal: one.last for journal, one in found.items() if one.last is not None}
             with self._database.translated_errors():
                 if not self._connection.alive():  # the server restarted, or closed the connection
                     self._connection = self._open()
                 self._stage(to_log_rows(rows))
-                self._commit(batch, offsets, self._topics(topics_of(found)), gaps)
+                self._commit(batch, found, self._topics(topics_of(found.journals)))
                 self._connection.run("clear")
         finally:
             rows.unpersist()
-        self._offsets |= offsets
-        return sum(one.events for one in found.values()), gaps
+        self._offsets |= found.offsets
+        return found.events, found.gaps
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
         """Journal -> entry id and number of its last archived event."""
@@ -169,13 +167,7 @@ class JdbcWriter:
         messages = fold(from_log_rows(database.read(spark, history, staged)))
         database.insert(to_message_rows(messages), "lisa_staged_messages", batch=batch)
 
-    def _commit(
-        self,
-        batch: int,
-        offsets: Mapping[str, tuple[str, int]],
-        topics: Mapping[str, TopicRecord],
-        gaps: Iterable[ArchiveGap],
-    ) -> None:
+    def _commit(self, batch: int, found: BatchSummary, topics: Mapping[str, TopicRecord]) -> None:
         connection = self._connection
         with connection.transaction():
             connection.run("add_events", log=names(LOG_COLUMNS))
@@ -183,10 +175,10 @@ class JdbcWriter:
             for topic, record in topics.items():
                 groups = json.dumps(list(record.groups))
                 connection.put("put_topic", topic, json.dumps(dict(record.options)), groups)
-            for journal, (entry, number) in offsets.items():
+            for journal, (entry, number) in found.offsets.items():
                 shard = shard_suffix(journal) or ""
                 connection.put("put_offset", topic_of(journal), shard, entry, number)
-            for gap in gaps:
+            for gap in found.gaps:
                 connection.put(
                     "add_gap",
                     gap.topic,

@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.sharding import topics_of
 from lisa.pipeline.archive.base import PresentTopics
-from lisa.pipeline.archive.batches import gaps_of, is_new, summarize
+from lisa.pipeline.archive.batches import is_new, summarize
 from lisa.pipeline.archive.commits import COMPRESSION, LIVE, Commits
 from lisa.pipeline.archive.compaction import candidates, compact, exchange
 from lisa.pipeline.archive.fold import fold_lives
@@ -124,9 +124,6 @@ class ParquetWriter:
             return 0, ()
         rows = self._staged_rows(staged)
         found = summarize(rows)
-        gaps = gaps_of(rows) if any(one.gaps for one in found.values()) else ()
-        offsets = {journal: one.last for journal, one in found.items() if one.last is not None}
-        events_there = sum(one.events for one in found.values())
         fresh = self.commits.move(staged)
         made = self.manifest
         self.commits.commit(
@@ -134,14 +131,14 @@ class ParquetWriter:
                 made,
                 files=made.files | fresh,
                 unfolded=made.unfolded | fresh,
-                offsets=made.offsets | offsets,
-                gaps=made.gaps + gaps,
-                topics=made.topics | self._records(topics_of(found)),
+                offsets=made.offsets | found.offsets,
+                gaps=made.gaps + found.gaps,
+                topics=made.topics | self._records(topics_of(found.journals)),
                 queries=made.queries | {query: batch},
             )
         )
-        self._unfolded_events += events_there
-        return events_there, gaps
+        self._unfolded_events += found.events
+        return found.events, found.gaps
 
     def wants_fold(self, *, catching_up: bool = False) -> bool:
         """Whether enough events arrived since the last fold to make reading slow.
