@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -77,7 +78,9 @@ def up(
             click.echo(
                 f"page     http://127.0.0.1:{http_port}/  (API at /v1, described at /v1/docs)"
             )
-        click.echo(f"try      lisa --redis {server.url} send orders '{{\"order\": 42}}' --delay 2s")
+        is_default = port == 6379 and not os.environ.get("LISA_REDIS_URL")
+        server_option = "" if is_default else f" --redis redis://{HOST}:{port}"
+        click.echo(f"try      lisa send orders hello --delay 2s{server_option}")
         raise SystemExit(_first_to_end(roles))
 
 

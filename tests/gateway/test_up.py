@@ -56,6 +56,9 @@ def test_up_gives_a_page_and_leaves_no_process(
     wait_until(lambda: healthy(url))
     assert httpx.get(f"{url}/v1/topics").status_code == 200
     assert "Lisa" in httpx.get(f"{url}/").text
+    printed = [line for line in process.output.splitlines() if not line.startswith("20")]
+    assert f"try      lisa send orders hello --delay 2s --redis redis://127.0.0.1:{port}" in printed
+    assert max(map(len, printed)) < 80
     family = descendants(process.pid)
     assert len(family) >= 3
     process.signal(ending)
