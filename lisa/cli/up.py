@@ -51,12 +51,12 @@ def up(
 
     All processes listen on the loopback interface only and always end with this command.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
     has_page = find_spec("uvicorn") is not None
     _require_free(port, "--port", "; lisa-manager and lisa-gateway use a server that runs already")
     if has_page and http_port:
         _require_free(http_port, "--http-port")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     with ExitStack() as stack:
         server = stack.enter_context(
             EmbeddedServer(port=port, directory=data, appendonly=data is not None)
@@ -71,17 +71,19 @@ def up(
         if not has_page:
             click.echo("page     requires pip install 'lisa-delay-queue[gateway]'")
         else:
-            http_port = http_port or free_port()
-            web = ["--port", str(http_port), *(["--allow-actions"] if allow_actions else [])]
-            gateway = RoleProcess("lisa.cli.gateway", *arguments, *web)
+            gateway = _gateway(arguments, http_port or free_port(), allow_actions=allow_actions)
             roles.append(stack.enter_context(gateway))
-            click.echo(
-                f"page     http://127.0.0.1:{http_port}/  (API at /v1, described at /v1/docs)"
-            )
         is_default = port == 6379 and not os.environ.get("LISA_REDIS_URL")
         server_option = "" if is_default else f" --redis redis://{HOST}:{port}"
         click.echo(f"try      lisa send orders hello --delay 2s{server_option}")
         raise SystemExit(_first_to_end(roles))
+
+
+def _gateway(arguments: list[str], port: int, *, allow_actions: bool) -> RoleProcess:
+    """The gateway's process; prints the address of its page."""
+    click.echo(f"page     http://{HOST}:{port}/  (API at /v1, described at /v1/docs)")
+    web = ["--port", str(port), *(["--allow-actions"] if allow_actions else [])]
+    return RoleProcess("lisa.cli.gateway", *arguments, *web)
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
