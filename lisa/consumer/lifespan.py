@@ -17,6 +17,9 @@ log = logging.getLogger("lisa.consumer")
 Lifespan = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 """Makes a context manager, such as a function with `@contextmanager` or `@asynccontextmanager`."""
 
+LEAVE_S = 30.0
+"""How long an asynchronous context manager may take to close."""
+
 Spawn = Callable[[Awaitable[Any]], "Future[Any]"]
 
 
@@ -78,7 +81,7 @@ class _OnLoop(AbstractContextManager[Any]):
 
     def __exit__(self, *_: object) -> None:
         self._leave()
-        self._ended.result()
+        self._ended.result(LEAVE_S)  # a handler may block the loop
 
     async def _hold(self) -> None:
         loop, leaving = asyncio.get_running_loop(), asyncio.Event()

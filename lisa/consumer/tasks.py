@@ -7,7 +7,6 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +20,9 @@ from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive
+
+LAST_STEPS_S = 1.0
+"""How long cancelled tasks may take to end."""
 
 
 class AppLoop(NamedTuple):
@@ -85,6 +87,8 @@ class HandlerTasks:
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
+        if self._tasks:  # the loop was blocked when `end` waited for them
+            loop.run_until_complete(asyncio.wait(set(self._tasks), timeout=LAST_STEPS_S))
         loop.close()
 
     def _start(self, sub: Subscription, count: int) -> None:
@@ -174,9 +178,9 @@ class HandlerTasks:
 
     def end(self) -> None:
         """Give cancelled tasks up to a second to end, on a thread other than the loop's."""
-        if self._tasks:
-            with suppress(TimeoutError):  # a handler may block the loop
-                self.spawn(asyncio.wait(set(self._tasks), timeout=1)).result(2)
+        ends = time.monotonic() + LAST_STEPS_S
+        while self._tasks and time.monotonic() < ends:  # a handler may block the loop
+            time.sleep(0.01)
 
     def close(self) -> None:
         """End the loop, unless it is the application's."""

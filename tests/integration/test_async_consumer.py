@@ -140,7 +140,7 @@ async def test_handlers_run_within_the_bound_and_their_outcomes_are_settled(benc
 
 async def test_leaving_settles_what_finishes_and_releases_the_rest(bench: Bench) -> None:
     bench.configure(TOPIC, ack_timeout="1h")
-    started = asyncio.Event()
+    started, before = asyncio.Event(), set(threading.enumerate())
     consumer = AsyncConsumer(bench.url, concurrency=2, grace="10s")
 
     @consumer.on(TOPIC)
@@ -155,7 +155,8 @@ async def test_leaving_settles_what_finishes_and_releases_the_rest(bench: Bench)
     assert states.count("acked") in range(1, 5)
     assert bench.ask("XPENDING", bench.store.keys.topic(TOPIC).group("lisa").ready, "lisa")[0] == 0
     assert presences(bench) == []
-    assert not [one for one in threading.enumerate() if one.name.startswith("lisa-")]
+    after = set(threading.enumerate()) - before
+    assert not [one for one in after if one.name.startswith("lisa-")]
 
 
 async def test_after_the_grace_time_handlers_are_cancelled_and_released(bench: Bench) -> None:

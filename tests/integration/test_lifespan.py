@@ -59,6 +59,10 @@ def bench(redis_url: str) -> Iterator[Bench]:
     bench.store.close()
 
 
+def lisas_threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith("lisa-")}
+
+
 async def slow(message: Message) -> None:
     message.state.started.set()
     await asyncio.sleep(0.2)
@@ -154,6 +158,7 @@ async def broken_on_loop() -> AsyncIterator[None]:
 def test_an_error_at_startup_is_raised_and_leaves_nothing_running(
     bench: Bench, kind: type[Consumer | AsyncConsumer], lifespan: Lifespan
 ) -> None:
+    before = set(threading.enumerate())
     consumer = kind(bench.url, lifespan=lifespan)
     consumer.on(TOPIC, ignore)
 
@@ -166,7 +171,7 @@ def test_an_error_at_startup_is_raised_and_leaves_nothing_running(
         run()
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert consumer.health()["status"] == "stopped"
-    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("lisa-")])
+    wait_until(lambda: not lisas_threads() - before)
     assert presences(bench) == []
 
 
