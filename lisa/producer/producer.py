@@ -24,9 +24,10 @@ from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.producer.calls import MOST, Single, check_iterable, combine, fitting, pieces
-from lisa.producer.flows import Flows, Sending
+from lisa.producer.flows import Flows
 from lisa.producer.plan import SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.sending import Sending
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.enqueue import Enqueue, Sent
 from lisa.core.transitions.reschedule import Reschedule
-from lisa.producer.flows import Sending
+from lisa.producer.sending import Sending
 from lisa.testing.records import SentMessage, dated, sent_by
 
 _write = Sending._write  # noqa: SLF001  the one method through which all producers write

@@ -16,8 +16,8 @@ from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
-from lisa.producer.flows import Sending
 from lisa.producer.producer import AsyncProducer, Producer
+from lisa.producer.sending import Sending
 from lisa.testing.records import SentMessage, delay_of, sent_by
 
 T = TypeVar("T")

@@ -337,7 +337,7 @@ def test_the_topic_is_registered_while_sending(
     topic.store.ask("DEL", topic.store.keys.topics)
     producer.send("orders", 1, delay=HOUR)
     assert registered_at() is None  # not at each send
-    monkeypatch.setattr("lisa.producer.flows.REGISTER_EVERY_S", 0.0)
+    monkeypatch.setattr("lisa.producer.sending.REGISTER_EVERY_S", 0.0)
     producer.send("orders", 1, delay=HOUR)
     assert registered_at() is not None
 

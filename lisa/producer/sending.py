@@ -1,0 +1,152 @@
+"""The steps that a producer's operations share: schema check, registration, calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta, tzinfo
+from typing import Any, TypeVar
+
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.durability import Replicas
+from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, NotReplicated
+from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.options import PRODUCER_RETRY_TIME
+from lisa.core.redis.flow import Flow
+from lisa.core.store.manager_watch import ManagerWatch
+from lisa.core.store.store import Store
+from lisa.core.transitions.base import ById
+from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
+from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from lisa.producer.calls import Encoded, Single, calls, encode, single, single_call
+from lisa.producer.plan import Outgoing, SendOptions, SendPlan
+from lisa.producer.report import SendOutcome, SendReport
+
+T = TypeVar("T")
+
+REGISTER_EVERY_S = 20.0
+"""A topic must be registered again within 30 s while its producer sends; the call has 10 s left."""
+
+
+class Sending:
+    """Steps shared by a producer's methods."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        zone: tzinfo | str | None,
+        patience: timedelta,
+        durability: Replicas | None = None,
+    ) -> None:
+        self._store = store
+        self._durability = durability
+        self._zone = None if zone is None else parse_zone(zone)
+        self._patience = patience
+        self._is_layout_known = False
+        self._registered: dict[str, float] = {}
+        self._opened: set[str] = set()
+        self._watch = ManagerWatch(store)
+
+    def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
+        """Run a transition and wait for the replicas that `durability` requires."""
+        try:
+            return (yield from self._store.run_by_id(call, self._durability))
+        except NotReplicated as error:
+            error.ids = tuple(ids)
+            raise
+
+    def _open(self) -> Flow[None]:
+        """Before the first call, check that this build can read the server's schema."""
+        if not self._is_layout_known:
+            self._is_layout_known = yield from self._store.check_schema()
+
+    def _is_to_be_registered(self, topic: str) -> bool:
+        seen = self._registered.get(topic)
+        return seen is None or time.monotonic() - seen >= REGISTER_EVERY_S
+
+    def _open_to_send(self, topic: str) -> Flow[None]:
+        """Register the topic for the managers; on first use, also load its groups."""
+        yield from self._open()
+        now = time.monotonic()
+        is_listed = yield from self._store.register([topic])
+        if topic in self._opened:
+            yield from self._watch.look(topic)
+        else:
+            yield from self._store.groups(topic)
+            yield from self._check_retention(topic)
+            self._opened.add(topic)
+        if is_listed:
+            self._registered[topic] = now
+
+    def _check_retention(self, topic: str) -> Flow[None]:
+        """Refuse a patience so long that a repeated send could outlive the record of its id."""
+        if self._patience <= PRODUCER_RETRY_TIME:
+            return  # the options enforce a retention of 0 or at least twice that
+        retention = (yield from self._store.options(topic)).retention
+        if retention and retention < 2 * self._patience:
+            raise ConfigError(
+                f"patience {self._patience} is more than half of topic {topic!r}'s retention "
+                f"{retention}, so a repeated send could be taken for a new one: lengthen the "
+                "retention, or wait less"
+            )
+
+    def _enqueue(
+        self, topic: str, on_duplicate: OnDuplicate, messages: Encoded, report: SendReport
+    ) -> Flow[None]:
+        """Send encoded messages and add each outcome to the report as it arrives."""
+        if self._is_to_be_registered(topic):
+            yield from self._open_to_send(topic)
+        size = self._store.batch_size(topic, Enqueue)
+        for call in calls(topic, on_duplicate, messages, size):
+            report.add(call.ids, (yield from self._write(call, call.ids)))
+
+    def _send_many(
+        self, topic: str, plan: SendPlan, bodies: Sequence[Any], report: SendReport
+    ) -> Flow[None]:
+        """Encode and send one list of bodies."""
+        try:
+            yield from self._enqueue(topic, plan.on_duplicate, encode(plan, bodies), report)
+        except LisaError as error:
+            error.sent = len(report)
+            raise
+
+    def _send_one(
+        self, topic: str, on_duplicate: OnDuplicate, message: Single
+    ) -> Flow[SendOutcome]:
+        """Send one message in its own script call."""
+        if self._is_to_be_registered(topic):
+            yield from self._open_to_send(topic)
+        call = single_call(topic, on_duplicate, message)
+        (outcome,) = yield from self._write(call, call.ids)
+        return SendOutcome(call.ids[0], outcome)
+
+    def _send_body(
+        self, topic: str, body: Any, message_id: str | None, options: SendOptions
+    ) -> Flow[SendOutcome]:
+        """Check and send one body."""
+        plan = SendPlan.of(options, self._zone)
+        if isinstance(body, Outgoing):
+            raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
+        message = single(plan, body if message_id is None else Outgoing(body, id=message_id))
+        return (yield from self._send_one(check_topic(topic), plan.on_duplicate, message))
+
+    def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:
+        """Cancel the messages of one script call."""
+        yield from self._open()
+        return (yield from self._write(Cancel(topic, ids), ids))
+
+    def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
+        return (yield from self._cancel(topic, [message_id]))[0]
+
+    def _piece(self, topic: str, plan: SendPlan, bodies: Sequence[Any]) -> Flow[list[SendOutcome]]:
+        """Send one list of bodies and return its outcomes."""
+        report = SendReport()
+        yield from self._send_many(topic, plan, bodies, report)
+        return list(report)
+
+    def _reschedule(self, topic: str, message_id: str, due: str) -> Flow[Rescheduled]:
+        call = Reschedule(check_topic(topic), [(check_id(message_id), due)])
+        yield from self._open()
+        return (yield from self._write(call, [message_id]))[0]
