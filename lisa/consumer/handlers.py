@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,9 +10,16 @@ from typing import Any, NamedTuple
 import msgspec
 from blinker import Signal
 
+from lisa.consumer.handler_checks import (
+    check_signature,
+    checked_batch,
+    checked_concurrency,
+    checked_retry,
+    checked_seconds,
+    is_async_handler,
+)
 from lisa.consumer.inflight import Held
 from lisa.consumer.models import Reader, reader_for
-from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
@@ -23,7 +28,6 @@ from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.signals import Signals, everywhere
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
-LARGEST_BATCH = 10_000
 SHARED_OPTIONS = ("retry", "concurrency")
 """Options that apply to the messages of a topic, so its handlers cannot give different values."""
 
@@ -46,7 +50,7 @@ class Receiver:
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.is_async = _is_async(self.handler)
+        self.is_async = is_async_handler(self.handler)
 
     def __call__(self, _topic: str, *, message: Message) -> Any:
         """Called by blinker, with the topic as the sender."""
@@ -77,7 +81,7 @@ class _Listener:
 
     @property
     def is_async(self) -> bool:
-        return _is_async(self.function)
+        return is_async_handler(self.function)
 
     def call(self, held: Held) -> Any:
         return self.function(held.message.topic, message=held.message)
@@ -137,15 +141,15 @@ class Handlers:
         the topic name is.
         """
         check_topic(topic)
-        _check_signature(topic, handler, "message" if batch is None else "batch")
+        check_signature(topic, handler, "message" if batch is None else "batch")
         receiver = Receiver(
             handler,
             read=None if model is None else reader_for(model),
-            batch=_batch_size(topic, batch, within),
-            within_s=_seconds(topic, "within", within) or 0.0,
-            timeout_s=_seconds(topic, "timeout", timeout),
-            retry=None if retry is None else _retry_policy(topic, retry),
-            concurrency=_checked_concurrency(topic, concurrency),
+            batch=checked_batch(topic, batch, within),
+            within_s=checked_seconds(topic, "within", within) or 0.0,
+            timeout_s=checked_seconds(topic, "timeout", timeout),
+            retry=None if retry is None else checked_retry(topic, retry),
+            concurrency=checked_concurrency(topic, concurrency),
             group="" if group is None else check_group(group),
         )
         for name in SHARED_OPTIONS:
@@ -232,74 +236,3 @@ def _senders(signal: Signal) -> Iterator[str]:
     for sender, receivers in list(signal._by_sender.items()):  # noqa: SLF001
         if isinstance(sender, str) and receivers:
             yield sender
-
-
-def handler_name(function: Callable[..., Any]) -> str:
-    """A handler's name for log lines and errors, such as `shop.handlers.cancel_unpaid`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return ".".join(filter(None, (named.__module__, named.__qualname__)))
-
-
-def _check_signature(topic: str, handler: object, argument: str) -> None:
-    """Raise ConfigError if a handler is not callable with one positional argument."""
-    if not callable(handler):
-        raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
-    try:
-        # The wrapper's own signature: a decorator may pass further arguments to what it wraps.
-        signature = inspect.signature(handler, follow_wrapped=False)
-    except (ValueError, TypeError, NameError):  # a builtin, or annotations that do not exist
-        return
-    try:
-        signature.bind(argument)
-    except TypeError as error:
-        name = handler_name(handler)
-        raise ConfigError(
-            f"topic {topic!r}: the handler {name} must take one positional argument, the "
-            f"{argument}: {error}; define it as {name.rpartition('.')[2]}({argument}), and give "
-            "other arguments defaults or bind them with functools.partial"
-        ) from None
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  checks for a coroutine function
-    )
-
-
-def _batch_size(topic: str, batch: int | None, within: object) -> int | None:
-    if batch is None:
-        if within is not None:
-            raise ConfigError(f"topic {topic!r}: within= needs batch=")
-        return None
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= LARGEST_BATCH:
-        raise ConfigError(f"topic {topic!r}: batch={batch!r} must be from 1 to {LARGEST_BATCH}")
-    return batch
-
-
-def _retry_policy(topic: str, value: object) -> RetryPolicy:
-    try:
-        return RetryPolicy.parse(value)
-    except ValueError as error:
-        raise ConfigError(f"topic {topic!r}: retry: {error}") from None
-
-
-def _checked_concurrency(topic: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"topic {topic!r}: concurrency={value!r} must be a number from 1")
-    return value
-
-
-def _seconds(topic: str, name: str, value: timedelta | str | None) -> float | None:
-    if value is None:
-        return None
-    try:
-        seconds = parse_duration(value).total_seconds()
-    except ValueError as error:
-        raise ConfigError(f"topic {topic!r}: {name}: {error}") from None
-    if name == "timeout" and seconds == 0:
-        raise ConfigError(f"topic {topic!r}: timeout must be above 0")
-    return seconds
