@@ -242,9 +242,9 @@ def test_each_process_of_lisa_consumer_has_its_own(
     process.wait_for("handled in True")
     assert process.stop() == 0
     lines = [line.split() for line in process.output.splitlines()]
-    opened = {line[1] for line in lines if line[0] == "open"}
+    opened = {line[1] for line in lines if line[:1] == ["open"]}
     assert len(opened) == 2
-    assert {line[1] for line in lines if line[0] == "close"} == opened
+    assert {line[1] for line in lines if line[:1] == ["close"]} == opened
 
 
 @pytest.mark.parametrize("processes_", ["1", "2"])
