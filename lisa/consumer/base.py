@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from lisa.consumer.lifespan import Lifespan
+from lisa.consumer.lifespan import Lifespan, entering
 from lisa.consumer.options import ConsumerOptions, WantedTopic
 from lisa.consumer.registration import Registration
 from lisa.consumer.runtime import Runtime
@@ -108,7 +108,14 @@ class BaseConsumer(Registration):
         self._options = replace(self._options, group=name).checked()
 
     def subscribe(self, topic: str, handler: Callable[[Any], Any], **options: Any) -> None:
-        """Register a handler as `on` does; a running consumer starts to read the topic."""
+        """Register a handler as `on` does; a running consumer starts to read the topic.
+
+        Raises ConfigError in an asynchronous lifespan, for which the consumer's start waits.
+        """
+        if entering.get():
+            raise ConfigError(
+                "a lifespan cannot subscribe: add handlers before the consumer starts"
+            )
         with self._lock:
             self.on(topic, handler, **options)
             if self._runtime is not None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 from lisa.core.model.errors import StartupFailed
@@ -16,6 +17,9 @@ log = logging.getLogger("lisa.consumer")
 
 Lifespan = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 """Makes a context manager, such as a function with `@contextmanager` or `@asynccontextmanager`."""
+
+entering: ContextVar[bool] = ContextVar("entering", default=False)
+"""True in the task of an asynchronous lifespan until the consumer has entered it."""
 
 LEAVE_S = 30.0
 """How long an asynchronous context manager may take to close."""
@@ -85,6 +89,8 @@ class _OnLoop(AbstractContextManager[Any]):
 
     async def _hold(self) -> None:
         loop, leaving = asyncio.get_running_loop(), asyncio.Event()
+        entering.set(True)
         async with self._manager as state:
+            entering.set(False)
             self._entered.set_result((state, lambda: loop.call_soon_threadsafe(leaving.set)))
             await leaving.wait()

@@ -260,3 +260,17 @@ def test_an_error_at_startup_ends_lisa_consumer_with_its_reason(
         "lisa-consumer: the consumer's lifespan failed at startup: "
         "ZeroDivisionError: division by zero" in process.output
     )
+
+
+async def test_a_lifespan_cannot_subscribe(redis_url: str) -> None:
+    @asynccontextmanager
+    async def subscribing() -> AsyncIterator[None]:
+        consumer.subscribe("others", ignore)
+        yield
+
+    consumer = AsyncConsumer(redis_url, lifespan=subscribing)
+    consumer.subscribe(TOPIC, ignore)
+    with pytest.raises(StartupFailed, match="a lifespan cannot subscribe"):
+        await consumer.start()
+    consumer.subscribe("others", ignore)
+    await consumer.stop()
