@@ -24,7 +24,7 @@ from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
-from lisa.producer import flows
+from lisa.producer import sending
 from tests.acl_gateway import serve
 from tests.acl_stage import KEYS
 from tests.roles import Cast, Services
@@ -61,7 +61,7 @@ def produce(stage: Stage) -> None:
         producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
         producer.send("limited", "x", delay=MINUTE)
         with (
-            mock.patch.object(flows, "REGISTER_EVERY_S", 0.0),
+            mock.patch.object(sending, "REGISTER_EVERY_S", 0.0),
             mock.patch.object(manager_watch, "OVERDUE", timedelta(0)),
         ):
             producer.send("overdue", "x", delay=timedelta(milliseconds=1))

@@ -97,7 +97,7 @@ class Reader:
             except GroupRemoved as error:
                 self._group_removed(error)
             except errors.ClientError as error:
-                self._recover(error)
+                self._recovered(error)
             except ConfigError as error:
                 if not self.sub.group:
                     self._failed(error)
@@ -107,16 +107,19 @@ class Reader:
                 self._wait_out(error)
         self._intake.close()
 
+    def _recovered(self, error: BaseException) -> None:
+        try:
+            self._recover(error)
+        except Exception as another:  # noqa: BLE001  as in _run
+            self._wait_out(another)
+
     def _recover(self, error: BaseException) -> None:
         """Handle an error of the blocking read: declare a lost group again, else wait and retry."""
         sub = self.sub
-        try:
-            if not errors.is_missing_group(error) and not str(error).startswith("UNBLOCKED"):
-                self._wait_out(errors.translated(error, sub.store.where))
-            elif not sub.membership.mend():
-                self._group_removed(error)
-        except Exception as another:  # noqa: BLE001  as in _run
-            self._wait_out(another)
+        if not errors.is_missing_group(error) and not str(error).startswith("UNBLOCKED"):
+            self._wait_out(errors.translated(error, sub.store.where))
+        elif not sub.membership.mend():
+            self._group_removed(error)
 
     def _group_removed(self, error: BaseException) -> None:
         sub = self.sub

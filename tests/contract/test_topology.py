@@ -91,18 +91,21 @@ def test_commands_without_a_key_on_a_cluster(cluster_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-def test_without_an_answer_lisas_error_is_raised(kind: str) -> None:
-    address = Address(f"redis+{kind}://{HOST}:{free_port()}/mymaster")
+WITHOUT_SERVER = ["redis+cluster://{}", "redis+sentinel://{}/mymaster"]
+
+
+@pytest.mark.parametrize("url", WITHOUT_SERVER)
+def test_without_an_answer_lisas_error_is_raised(url: str) -> None:
+    address = Address(url.format(f"{HOST}:{free_port()}"))
     store = SyncStore(Connection(address), Keys(), timedelta(seconds=0.3))
     with pytest.raises(ServerUnavailable, match="does not answer"):
         store.ask("PING")
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-async def test_without_an_answer_asyncio_raises_lisas_error(kind: str) -> None:
-    address = Address(f"redis+{kind}://{HOST}:{free_port()}/mymaster")
+@pytest.mark.parametrize("url", WITHOUT_SERVER)
+async def test_without_an_answer_asyncio_raises_lisas_error(url: str) -> None:
+    address = Address(url.format(f"{HOST}:{free_port()}"))
     store = AsyncStore(AsyncConnection(address), Keys(), timedelta(seconds=0.3))
     with pytest.raises(ServerUnavailable, match="does not answer"):
         await store.drive(store.command("PING"))

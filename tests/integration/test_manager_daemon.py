@@ -346,7 +346,7 @@ class TestDaemon:
         [
             (("--config", "none.yml"), "none.yml"),
             (("--redis", "http://x"), "redis://"),
-            (("--http", "8088"), "HOST:PORT"),
+            (("--http", "nowhere"), "HOST:PORT"),
             (("--handlers", "no_such_module"), "no_such_module"),
             (("--handlers", "../alarm.py"), "write pkg.module"),
             (("--prefix", "a{b"), "prefix"),

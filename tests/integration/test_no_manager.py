@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lisa import AsyncProducer, Consumer, Manager, Producer
 from lisa.cli.main import main
 from lisa.core.store import manager_watch, presence
-from lisa.producer import flows
+from lisa.producer import sending
 from tests.gateways import Gateway
 from tests.roles import Cast
 from tests.servers import wait_until
@@ -48,7 +48,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def keen_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Producers look at each send."""
-    monkeypatch.setattr(flows, "REGISTER_EVERY_S", 0.0)
+    monkeypatch.setattr(sending, "REGISTER_EVERY_S", 0.0)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

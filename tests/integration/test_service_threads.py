@@ -114,7 +114,7 @@ MANAGERS_OWN = [
     (Loop, "_step"),
     (Loop, "_settled"),
     (Waker, "step"),
-    (Node, "look"),
+    (Node, "probe"),
 ]
 
 
