@@ -296,3 +296,19 @@ def test_another_event_loop_is_refused_until_the_producer_is_closed(redis_url: s
         with pytest.raises(RuntimeError, match="create a producer in each loop"):
             second.run(producer.close())
         first.run(send_and_close())
+
+
+async def test_no_cancellation_is_lost(redis_url: str) -> None:
+    async def look_for_ever(producer: AsyncProducer) -> None:
+        while True:
+            await producer.get("t", "x")
+
+    async with AsyncProducer(redis_url) as producer:
+        await producer.get("t", "x")
+        for steps in range(300):
+            task = asyncio.create_task(look_for_ever(producer))
+            for _ in range(steps % 20):  # cancels at another await each time
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task], timeout=10)
+            assert task.cancelled(), f"goes on after {steps} steps"

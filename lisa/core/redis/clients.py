@@ -6,6 +6,8 @@ Clients do not retry: `core.store.runner` repeats what is safe to repeat.
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cache
@@ -36,6 +38,25 @@ def _is_cut(error: RuntimeError | AttributeError) -> bool:
     return any(words in str(error).lower() for words in _CUT)
 
 
+def _cancellable(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """A method that does not lose a cancellation which arrives as it completes.
+
+    redis-py sends within `asyncio.wait_for`, which before Python 3.12 returned normally then. A
+    timeout around a call would have no effect.
+    """
+
+    async def call(connection: Any, *args: Any, **keywords: Any) -> Any:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        result = await method(connection, *args, **keywords)
+        if task and task.cancelling() > before:
+            await connection.disconnect(nowait=True)  # nobody will read the reply
+            raise asyncio.CancelledError
+        return result
+
+    return call if sys.version_info < (3, 12) else method
+
+
 def _reporting_cuts(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def call(connection: Any, *args: Any, **keywords: Any) -> Any:
         try:
@@ -50,15 +71,15 @@ def _reporting_cuts(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
 
 
 @cache
-def _packing(kind: type) -> type:
+def _packing(kind: Any) -> type:
     """A subclass of an asyncio connection class that uses `Packer`.
 
     redis-py takes no packer for asyncio connections. The subclass also raises ConnectionError for a
     closed connection instead of the event loop's own exception.
     """
     own = {
-        name: _reporting_cuts(getattr(kind, name))
-        for name in ("send_packed_command", "read_response")
+        "send_packed_command": _reporting_cuts(_cancellable(kind.send_packed_command)),
+        "read_response": _reporting_cuts(kind.read_response),
     }
     return type(kind.__name__, (kind,), {"pack_command": staticmethod(Packer.pack), **own})
 
