@@ -101,7 +101,8 @@ class Point(NamedTuple):
 
 def read_log(log: Path) -> tuple[list[Point], Point | None]:
     """The points that a process passed, and the point at which it died."""
-    lines = log.read_text().splitlines() if log.exists() else []
+    text = log.read_text() if log.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()  # the process may be writing another one
     died = [line.partition(" ")[2] for line in lines if line.startswith(DIED + " ")]
     points = [Point.of(line) for line in lines if not line.startswith(DIED + " ")]
     return points, Point.of(died[0]) if died else None
