@@ -109,7 +109,7 @@ class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
         try:
             task = import_string(body["task"])
         except (ImportError, KeyError, TypeError) as error:
-            raise Discard(f"there is no such task: {error}") from error
+            raise Discard(f"cannot import the task: {error}") from error
         if not isinstance(task, Task):  # a message must not run any other function
             raise Discard(f"{body['task']} is not a task")
         return self._result(task, message.id, body["args"], body["kwargs"])

@@ -84,7 +84,7 @@ class HandlerRuns:
         self.attempts: list[Attempt] = []
 
     def attach(self, consumer: BaseConsumer) -> None:
-        """Use the handlers of a consumer, which must not run by itself."""
+        """Use the handlers of a consumer; do not start the consumer."""
         lifespan = consumer._options.lifespan  # noqa: SLF001  a consumer does not show its options
         self._attached.append(_Attached(consumer, AttachedLifespan(lifespan)))
         self._roles.clear()

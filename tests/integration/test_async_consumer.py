@@ -344,7 +344,7 @@ async def test_a_cancelled_pull_loses_no_messages(bench: Bench) -> None:
                 seen += [one.body for one in await pull]
         while len(seen) < 40:
             found = await pulled(consumer, batch=10, wait="5s")
-            assert found, f"{40 - len(seen)} messages are held by nobody's call"
+            assert found, f"{40 - len(seen)} messages were never delivered"
             seen += [one.body for one in found]
     assert sorted(seen) == list(range(40))
 

@@ -42,7 +42,7 @@ def changed(tree: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def is_own(node: ast.Attribute) -> bool:
-    """Whether the change is to the object itself; a function's name is no state."""
+    """Whether the change is to the object itself; a function's name is not state."""
     is_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "sys"}
     return is_self or node.attr == "__qualname__"
 

@@ -121,7 +121,7 @@ def rest() -> None:
 
 
 def grow(threads: list[ServiceThread], thread: ServiceThread) -> None:
-    """Start another thread of a pool; if no more are available, the existing ones do its work."""
+    """Add a thread to a pool; at the thread limit, the existing threads do its work."""
     try:
         thread.start()
     except RuntimeError as error:

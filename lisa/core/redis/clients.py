@@ -50,7 +50,7 @@ def _cancellable(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         before = task.cancelling() if task else 0
         result = await method(connection, *args, **keywords)
         if task and task.cancelling() > before:
-            await connection.disconnect(nowait=True)  # nobody will read the reply
+            await connection.disconnect(nowait=True)  # its reply will not be read
             raise asyncio.CancelledError
         return result
 
