@@ -2,11 +2,15 @@
 -- Guarantee: never early; never more than `max_ready` unread entries in a group. With several groups,
 -- messages without room in a group, or beyond this call's limit, go to that group's retry and do not
 -- delay the others. A repeated call moves what became due since; only metrics depend on its count.
--- KEYS  the prelude's
+-- An entry may carry the ack timeout and the envelope of its message, so that a consumer that waits
+-- for the entry need not ask for them: only in a topic with one group and few messages in its
+-- stream, without ttls and journal, on a first attempt, and for a short body that the caller expected.
+-- KEYS  the prelude's, then the bodies of messages that the caller expects to be due
 -- ARGV  maximum messages to move in this call
 -- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
 --       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
---       messages promoted from waiting so far (0 if paused), past-ttl id, ...}; {'GROUPS', ...}.
+--       messages promoted from waiting so far (0 if paused), {the ids to expect next, as many as moved,
+--       at most 8}, past-ttl id, ...}; {'GROUPS', ...}.
 --       With several groups, the overdue retries of a full group affect neither the next due time
 --       nor the cut-short flag: they wait for room. Past-ttl ids are not moved: only a script that
 --       has their bodies' keys may end them (expire).
@@ -14,11 +18,11 @@ local changed = changed_groups()
 if changed then return changed end
 
 local _, now = clock()
-local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval')
+local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval', 'ack_timeout')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
 local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
-if settings[1] == '1' then return {'OK', 0, '', '', int(now), 1, 0, interval, 0} end
-if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval, 0} end
+if settings[1] == '1' then return {'OK', 0, '', '', int(now), 1, 0, interval, 0, {}} end
+if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval, 0, {}} end
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
 local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / GROUP_COUNT))
 
@@ -128,11 +132,24 @@ local function tell(group, plan, failed)
   end
 end
 
+-- The envelopes that entries carry, by id.
+local carried = {}
+local carries = GROUP_COUNT == 1 and not has_ttls and settings[3] ~= '1'
+if carries and #KEYS > ID_KEYS and call('XLEN', groups[1].ready) < BODIES_IN_ENTRIES then
+  local leaves = {}
+  for _, id in ipairs(leaving) do leaves[id] = true end
+  for k = ID_KEYS + 1, #KEYS do
+    local id = string.sub(KEYS[k], #WAITING - 1)
+    local body = leaves[id] and call('GETRANGE', KEYS[k], 0, BYTES_IN_ENTRY) or ''
+    if body ~= '' and #body <= BYTES_IN_ENTRY then carried[id] = body end
+  end
+end
+
 if moved > 0 or #leaving > 0 then begin_freeing() end
 for g, group in ipairs(groups) do
   local plan = plans[g]
   local failed = failed_attempts(group, plan.ids)
-  add_ready(group, plan.ids, plan.dues, failed)
+  add_ready(group, plan.ids, plan.dues, failed, carried, settings[5] or DEFAULT.ack_timeout)
   if settings[3] == '1' then tell(group, plan, failed) end
   if #plan.held > 0 then call('ZADD', group.retry, unpack(plan.held)) end
   if #plan.retried > 0 then call('ZREM', group.retry, unpack(plan.retried)) end
@@ -141,11 +158,16 @@ if #leaving > 0 then call('ZREM', WAITING, unpack(leaving)) end
 count('promoted', #leaving)
 journal(events)
 
-local next_due = head(WAITING)
+local next_ids, next_due = {}, nil
+local first = call('ZRANGE', WAITING, 0, carries and math.min(math.max(moved, 1), 8) - 1 or 0, 'WITHSCORES')
+if first[1] then next_due = tonumber(first[2]) end
+if carries then
+  for k = 1, #first, 2 do next_ids[#next_ids + 1] = first[k] end
+end
 for _, group in ipairs(groups) do
   local due = head(group.retry)
   local waits_for_room = GROUP_COUNT > 1 and is_full[group] and is_due(due)
   if due and not waits_for_room and (not next_due or due < next_due) then next_due = due end
 end
 return {'OK', moved, table.concat(full, ','), next_due and int(next_due) or '', int(now), 0, cut, interval,
-  tonumber(call('HGET', STATS, 'promoted') or 0), unpack(expired)}
+  tonumber(call('HGET', STATS, 'promoted') or 0), next_ids, unpack(expired)}

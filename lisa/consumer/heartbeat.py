@@ -42,7 +42,7 @@ class Heartbeat:
     subscriptions: returns all subscriptions.
     drained: called with a closing subscription that no longer holds deliveries.
     follow: called each second to check layouts for changes.
-    check_loop: called at each step.
+    checks: called at each step.
 
     On a cluster, each subscription is served on a separate thread, so that a hanging node delays
     only its own topics.
@@ -56,7 +56,7 @@ class Heartbeat:
         drained: Callable[[Subscription], None],
         follow: Callable[[], None] = lambda: None,
         *,
-        check_loop: Callable[[], None] = lambda: None,
+        checks: Sequence[Callable[[], None]] = (),
         longest_s: float = LONGEST_S,
         outages: OutageLog | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Heartbeat:
         self._concurrency = concurrency
         self._drained = drained
         self._follow = follow
-        self._check_loop = check_loop
+        self._checks = checks
         self._followed = -math.inf
         self._started_ms = int(time.time() * 1000)
         self._beats: dict[Subscription, float] = {}
@@ -107,8 +107,9 @@ class Heartbeat:
                 self._pool.close()
                 return
             self._thread.begin()
-            self._check_loop()
             try:
+                for check in self._checks:
+                    check()
                 tick = self.step()
             except Exception as error:  # noqa: BLE001  logged; the next step follows
                 unforeseen("heartbeat", error)

@@ -91,7 +91,7 @@ class Runtime:
             options.concurrency,
             self._drained,
             self.readers.follow,
-            check_loop=self._dispatcher.check_loop,
+            checks=(self._dispatcher.check_loop, self._settler.flush_waiting),
             longest_s=self._longest_s,
             outages=self._outages,
         )

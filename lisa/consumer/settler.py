@@ -81,6 +81,11 @@ class Settler:
             self.notify()
             self.flush_now()
 
+    def flush_waiting(self) -> None:
+        """Flush all finished deliveries: a reader whose acks wait may be in a long handler."""
+        for sub in self._subscriptions():
+            self.flush_now_for(sub)
+
     def acks_for_read(self, sub: Subscription) -> ReadAcks | None:
         """A few acks that the reader sends with its next read, so that no other thread must wake.
 

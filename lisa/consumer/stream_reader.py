@@ -10,11 +10,13 @@ from typing import Any
 
 from redis import exceptions
 
+from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.inflight import Held
 from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.body_size import AHEAD_BYTES
+from lisa.core.delivery.opening import BlockingRead
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry, parse_entry, parse_read, read_command
 from lisa.core.redis.address import Address
@@ -31,6 +33,8 @@ LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
 
 LOST_LOOK = timedelta(seconds=1)
 """Longest blocking time while the server may still execute an earlier, disconnected read."""
+
+_CLOCK: Command = ("TIME",)
 
 
 class StreamReader:
@@ -57,8 +61,9 @@ class StreamReader:
         self._lost_until = 0.0
         self._unopened: list[Entry] = []
         self._startable = 0
-        self._asked_at = 0.0
-        self._read_at = 0.0
+        self._read_times = BlockingRead(0.0, 0.0)
+        self._asks_clock = False
+        self._ack_sharing = AckSharing()
         self.is_reading = False
 
     def _connected(self, client_id: int | None) -> None:
@@ -78,7 +83,8 @@ class StreamReader:
         if self._release_lost():
             block = min(block, LOST_LOOK)
         self._unopened = self._read(max(1, min(count, MOST)), block)
-        self._read_at = time.monotonic()
+        if self._unopened:
+            self._ack_sharing.arrived(self._read_times.read_at)
 
     def open(self) -> list[Held]:
         """Open all read entries, in as many calls as needed. Raises LisaError.
@@ -88,7 +94,7 @@ class StreamReader:
         sub, taken, total, count = self._sub, list[Held](), 0, 0
         while self._unopened:
             try:
-                some, opened = sub.open(self._unopened, self._asked_at, self._read_at)
+                some, opened = sub.open(self._unopened, self._read_times)
             except LisaError:
                 if not taken:
                     raise
@@ -124,13 +130,16 @@ class StreamReader:
         sub = self._sub
         stream = sub.store.keys.topic(sub.shard).group(sub.group).ready
         block_ms = block // timedelta(milliseconds=1)
+        acks_wait_ms = 0
+        if block_ms and sub.outcomes.acks:
+            acks_wait_ms = self._ack_sharing.wait_ms(len(sub.outcomes.acks), time.monotonic())
+            block_ms = min(block_ms, acks_wait_ms or block_ms)
         command = read_command(stream, sub.group, sub.name, count, block_ms)
         self.is_reading, was_forgotten = True, sub.membership.is_forgotten
         try:
             if sub.is_interrupted():
                 return []
-            self._asked_at = time.monotonic()
-            reply = self._ask(command)
+            reply = self._ask(command, sends_acks=not acks_wait_ms)
         except _LOST:
             if self._lost_after is None:
                 self._lost_after = self._last
@@ -143,6 +152,7 @@ class StreamReader:
         entries = parse_read(reply)
         if entries:
             self._last = entries[-1].entry
+            self._asks_clock = bool(entries[-1].envelope) and not sub.store.has_nodes
         return entries
 
     def _lost(self) -> list[tuple[str, str]] | None:
@@ -176,22 +186,36 @@ class StreamReader:
             self._lost_after = None
         return [(one.id, one.entry) for one in found]
 
-    def _ask(self, command: Command) -> Any:
-        """Send a read, with a few acks in the same pipeline; returns the reply of the read."""
-        acks = self._settler.acks_for_read(self._sub)
-        if acks is None:
-            return self._connection.execute(command)
+    def _ask(self, command: Command, *, sends_acks: bool) -> Any:
+        """Send a read and return its reply.
+
+        A few acks go in the same pipeline, and if the last entries carried their envelopes, a
+        request for the server's clock.
+        """
+        acks = self._settler.acks_for_read(self._sub) if sends_acks else None
+        asked_at, server_us = time.monotonic(), None
         try:
-            replies = self._connection.begin((acks.command, command))
-            acked = next(replies)
-        except Exception as error:
-            acks.take(error)
-            raise
-        acks.take(acked)
-        reply = next(replies)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+            if acks is None and not self._asks_clock:
+                return self._connection.execute(command)
+            clock = (_CLOCK,) if self._asks_clock else ()
+            try:
+                commands = ((acks.command,) if acks else ()) + clock + (command,)
+                replies = self._connection.begin(commands)
+                acked = next(replies) if acks else None
+            except Exception as error:
+                if acks:
+                    acks.take(error)
+                raise
+            if acks:
+                acks.take(acked)
+            if clock:
+                server_us = _microseconds(next(replies))
+            reply = next(replies)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+        finally:
+            self._read_times = BlockingRead(asked_at, time.monotonic(), server_us)
 
     def interrupt(self) -> bool:
         """End a running read without losing entries. Returns False if the server did not answer."""
@@ -209,3 +233,11 @@ class StreamReader:
         with suppress(LisaError):  # the messages are redelivered when their leases expire
             self._release_lost()
         self._connection.close()
+
+
+def _microseconds(clock: Any) -> int | None:
+    """The reply of TIME in microseconds; None if it was refused."""
+    if isinstance(clock, Exception):
+        return None
+    seconds, micros = clock
+    return int(seconds) * 1_000_000 + int(micros)

@@ -17,7 +17,7 @@ from lisa.consumer.prefetch import Pace
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
-from lisa.core.delivery.opening import Opening
+from lisa.core.delivery.opening import BlockingRead, Opening, from_entries
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
@@ -122,26 +122,24 @@ class Subscription:
         """Whether reading must stop now."""
         return self.closing.is_set() or self.is_paused_here
 
-    def open(
-        self, entries: Sequence[Entry], asked_at: float, read_at: float
-    ) -> tuple[list[Held], int]:
+    def open(self, entries: Sequence[Entry], read: BlockingRead) -> tuple[list[Held], int]:
         """Open the first of the entries that XREADGROUP returned, as many as one call allows.
 
         Returns the deliveries for handlers and the number of opened entries. Expired and invalid
-        messages are settled without a handler. The server delivered the entries between `asked_at`
-        and `read_at`, when their leases began. If a third of a lease may have passed since
-        `asked_at`, the call restarts all leases. Raises LisaError.
+        messages are settled without a handler. The leases of the entries began during the read. If
+        a third of a lease may have passed, the call restarts all leases. Raises LisaError.
         """
         now = time.monotonic()
-        is_late = now - asked_at > self.leases.ack_timeout_s / 3
-        late = self.name if is_late else ""
-        call = Open(self.shard, self.group, entries, late=late)
-        opened = self.store.drive(self._opening.open(call))
+        opened, leased_at = from_entries(entries, read) or (None, read.asked_at)
+        is_late = now - leased_at > self.leases.ack_timeout_s / 3
+        if opened is None or is_late:
+            call = Open(self.shard, self.group, entries, late=self.name if is_late else "")
+            opened = self.store.drive(self._opening.open(call))
+            leased_at = now if is_late else read.asked_at
         self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)
-        leased_at = now if is_late else asked_at
-        return self._take(entries[:count], opened, read_at, leased_at), count
+        return self._take(entries[:count], opened, read.read_at, leased_at), count
 
     def _take(
         self, entries: Sequence[Entry], opened: Opened, read_at: float, leased_at: float

@@ -95,11 +95,16 @@ class Promoter:
         self._last: dict[str, float] = {}
         self._paces: dict[str, PromotionPace] = {}
         self._polled_up_to = ""
+        self._expected: dict[str, Sequence[str]] = {}
 
     def step(self, topics: Sequence[str]) -> list[Outcome]:
         """Promote each topic in one round trip; returns when each topic is due next."""
         pauses = self._backpressure.postponed(topics)
-        calls = [Promote(topic, self._batch(topic)) for topic in topics if topic not in pauses]
+        calls = [
+            Promote(topic, self._batch(topic), self._expected.pop(topic, ()))
+            for topic in topics
+            if topic not in pauses
+        ]
         sent = time.monotonic()
         results = iter(self._run(calls))
         received = time.monotonic()
@@ -176,6 +181,7 @@ class Promoter:
         self._expirer.forget(topic)
         self._last.pop(topic, None)
         self._paces.pop(topic, None)
+        self._expected.pop(topic, None)
 
     def _next(
         self, topic: str, result: Promoted | LisaError, sent: float, received: float
@@ -186,6 +192,8 @@ class Promoter:
         self._observe(topic, None)
         self._last[topic] = received
         self._clock.observe(result.now_ms, sent, received)
+        if result.next_ids and not self._store.has_nodes:  # readers of a cluster do not use them
+            self._expected[topic] = result.next_ids
         if result.moved:
             self.moved.add(result.moved, "promoted")
             groups = len(self._store.known_groups(topic) or ()) or 1

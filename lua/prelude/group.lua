@@ -7,14 +7,17 @@ local function room(group, max_ready, wanted)
   return free + call('XPENDING', group.ready, group.name)[1]
 end
 
--- Adds ids, with due times and any failed attempts, to the group's stream and index.
-local function add_ready(group, ids, dues, failed)
+-- Adds ids, with due times and any failed attempts, to the group's stream and index. The entry of a
+-- first attempt carries the ack timeout and its envelope in `carried`, if it has one.
+local function add_ready(group, ids, dues, failed, carried, timeout)
   local ready, index = group.ready, {}
   for i, id in ipairs(ids) do
     local before = failed and tonumber(failed[i] or 0) or 0
     index[2 * i - 1] = id
     if before > 0 then
       index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'attempt', before + 1)
+    elseif carried and carried[id] then
+      index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i], 'ack', timeout, 'body', carried[id])
     else
       index[2 * i] = call('XADD', ready, '*', 'id', id, 'due', dues[i])
     end

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.core.model.errors import LisaError
+from lisa.core.model.options import BODIES_IN_ENTRIES, BYTES_IN_ENTRY
 from lisa.core.transitions.promote import Promote
 from tests.contract.bench import TOPIC
-from tests.contract.state import G, Row
+from tests.contract.state import G, Row, envelope
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
@@ -316,3 +317,63 @@ def test_an_unreadable_interval_is_an_error_of_its_topic(bench: Bench) -> None:
     bench.put(options={"promote_interval": "soon"}, lisa=G())
     with pytest.raises(LisaError):
         bench.call(Promote(TOPIC))
+
+
+def carried(bench: Bench) -> dict[str, list[bytes]]:
+    """The fields of each ready entry behind its id and due time, by message id."""
+    found = bench.store.ask("XRANGE", bench.keys.group("lisa").ready, "-", "+")
+    return {fields[1].decode(): fields[4:] for _, fields in found}
+
+
+def test_entries_carry_the_short_bodies_of_expected_messages(bench: Bench) -> None:
+    long = "A-" + "x" * BYTES_IN_ENTRY
+    bench.put(
+        options={"ack_timeout": "7000"},
+        waiting={"short": 1, "unexpected": 2, "long": 3, "gone": 4, "far": FAR},
+        body={"short": "A-", "unexpected": "A-", "long": long, "far": "A-"},
+        lisa=G(),
+    )
+    body = bench.store.ask("GET", bench.keys.body("short"))
+    said = bench.call(Promote(TOPIC, expected=["far", "short", "long", "gone", "never"]))
+    assert (said.moved, said.next_ids) == (4, ["far"])
+    short = [b"ack", b"7000", b"body", body]
+    assert carried(bench) == {"short": short, "unexpected": [], "long": [], "gone": []}
+
+
+def test_a_body_of_the_largest_size_is_carried(bench: Bench) -> None:
+    head = len(envelope("A-"))
+    bodies = {
+        "most": "A-" + "x" * (BYTES_IN_ENTRY - head),
+        "more": "A-" + "x" * (BYTES_IN_ENTRY + 1 - head),
+    }
+    bench.put(waiting={"most": 1, "more": 2}, body=bodies, lisa=G())
+    bench.call(Promote(TOPIC, expected=["most", "more"]))
+    assert [bool(fields) for fields in carried(bench).values()] == [True, False]
+
+
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "ttl": {"expiry": {"other": FAR}},
+    "journal": {"options": {"journal": "1"}},
+    "two groups": {"audit": G()},
+    "retry": {"waiting": {}, "lisa": G(retry={"w1": 1}, attempts={"w1": 1})},
+    "backlog": {"lisa": G(ready=[Row(f"b{n}", 1) for n in range(BODIES_IN_ENTRIES)])},
+}
+
+
+@pytest.mark.parametrize("state", UNUSUAL.values(), ids=UNUSUAL)
+def test_entries_carry_no_bodies_in_unusual_states(bench: Bench, state: dict[str, Any]) -> None:
+    """A consumer must then ask when it opens them, or they would use memory in vain."""
+    bench.put(**{"waiting": {"w1": 1}, "body": BODIES, "lisa": G(), **state})
+    assert bench.call(Promote(TOPIC, expected=["w1"])).moved >= 1
+    assert b"body" not in carried(bench)["w1"]
+
+
+@pytest.mark.parametrize(
+    ("due", "told"), [(0, 1), (1, 1), (2, 2), (8, 8), (10, 8), (50, 8), (51, 8)]
+)
+def test_it_tells_what_to_expect_next(bench: Bench, due: int, told: int) -> None:
+    waiting = {f"m{n:02}": n + 1 for n in range(due)} | {f"x{n}": FAR + n for n in range(9)}
+    bench.put(waiting=waiting, body=dict.fromkeys(waiting, "A-"), lisa=G())
+    said = bench.call(Promote(TOPIC))
+    assert (said.moved, said.next_due_ms) == (due, FAR)
+    assert said.next_ids == [f"x{n}" for n in range(told)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,8 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry
 from lisa.core.model.signals import everywhere
-from tests.consumers import Bench
+from lisa.core.transitions.promote import Promote
+from tests.consumers import Bench, state_of
 from tests.servers import flush, wait_until
 
 if TYPE_CHECKING:
@@ -381,3 +384,100 @@ def test_handlers_of_a_topic_share_one_retry_policy(bench: Bench) -> None:
         consumer.on("mails", print, retry="soon")
     consumer.unsubscribe(TOPIC)
     consumer.on(TOPIC, print, retry="1s")
+
+
+def is_reading(bench: Bench) -> bool:
+    """Whether a blocking read waits for messages."""
+    clients = bench.ask("CLIENT", "LIST").decode().splitlines()
+    return any("cmd=xreadgroup" in client and "flags=b" in client for client in clients)
+
+
+def calls_of(bench: Bench, command: str) -> int:
+    """How often the server ran a command."""
+    stats = bench.ask("INFO", "commandstats").decode()
+    found = re.search(rf"^cmdstat_{command}:calls=(\d+)", stats, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def promoted(bench: Bench, body: object) -> str:
+    """Send a message and promote it with its body."""
+    (message_id,) = bench.send(TOPIC, [body], delay_ms=1)
+    wait_until(lambda: bench.store.call(Promote(TOPIC, expected=[message_id])).moved == 1)
+    return message_id
+
+
+def promoted_while_read(bench: Bench, body: object) -> str:
+    """The same once a consumer waits for messages."""
+    wait_until(lambda: is_reading(bench))
+    time.sleep(0.002)  # entries are dated in milliseconds
+    return promoted(bench, body)
+
+
+def is_acked(bench: Bench, message_id: str) -> bool:
+    """Whether a message is settled."""
+    return bench.settled_as(TOPIC, message_id) == "acked"
+
+
+def test_a_waiting_consumer_opens_entries_with_bodies_without_a_call(bench: Bench) -> None:
+    bench.declare(TOPIC, ack_timeout=timedelta(seconds=7))
+    seen: list[Message] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, seen.append)
+    opened = []
+    with consumer:
+        for number in range(5):
+            wait_until(partial(is_acked, bench, promoted_while_read(bench, number)))
+            opened.append(calls_of(bench, "exec"))
+        assert consumer._runtime
+        (sub,) = consumer._runtime.readers.subscriptions()
+        assert sub.leases.ack_timeout_s == 7
+    assert [message.body for message in seen] == list(range(5))
+    assert opened == [opened[0]] * 5, "only the first one was opened by a call"
+    late = {name: n for name, n in bench.stats(TOPIC).items() if name.startswith("late:")}
+    assert sum(late.values()) == 5
+    assert not any(name.startswith("late:-") for name in late)
+
+
+def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    seen: list[object] = []
+    released = threading.Event()
+
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == "long":
+            released.wait(20)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    with consumer:
+        for body in ("first", "long"):
+            promoted_while_read(bench, body)
+            wait_until(partial(seen.__contains__, body))
+        waits = promoted(bench, "waits")
+        bench.configure(TOPIC, paused=True)
+        released.set()
+        wait_until(lambda: state_of(consumer) == "paused")
+        assert bench.states(TOPIC, waits) == ["ready"]
+        assert seen == ["first", "long"]
+        bench.configure(TOPIC, paused=False)
+        wait_until(lambda: "waits" in seen)
+
+
+def test_acks_that_wait_for_others_do_not_wait_for_a_long_handler(bench: Bench) -> None:
+    bench.declare(TOPIC)
+    released = threading.Event()
+    consumer = Consumer(bench.url)
+
+    def handle(message: Message) -> None:
+        if message.body == "long":
+            released.wait(20)
+
+    consumer.on(TOPIC, handle)
+    with consumer:
+        for _ in range(50):
+            promoted(bench, "short")
+        last = promoted(bench, "long")
+        wait_until(lambda: bench.stat(TOPIC, "acked") == 50)
+        assert bench.states(TOPIC, last) == ["in_flight"]
+        released.set()

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from lisa.consumer import Batch
+from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.batches import Collector
 from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
 from lisa.consumer.inflight import Held, Verdict, combined, verdict_of
@@ -20,11 +21,14 @@ from lisa.consumer.invoke import NO_RECEIVER, on_batch, on_message, on_message_s
 from lisa.consumer.prefetch import MOST_AHEAD, Pace
 from lisa.consumer.slots import SlotClaim, Slots, TopicSlots
 from lisa.consumer.tasks import HandlerTasks
+from lisa.core.delivery.opening import BlockingRead, from_entries
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry, reason_of
+from lisa.core.model.stream import Entry
 from lisa.core.redis.flow import adrive, drive
+from lisa.core.transitions.open import Opened
 from tests.servers import PATIENCE
 
 
@@ -338,3 +342,66 @@ def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
 
     outcomes = drive(on_batch(of(batch=handle), [held("a"), held("b")]), no_wait)
     assert [outcome and outcome.delay for outcome in outcomes] == ["discard", None]
+
+
+class TestFromEntries:
+    """The server's clock shows 5,000.300 ms when the read begins, which takes 10 ms."""
+
+    READ = BlockingRead(asked_at=100.0, read_at=100.010, server_us=5_000_300)
+
+    @pytest.mark.parametrize(
+        ("times", "leased_at"),
+        [
+            ([5_001], 100.0007),
+            ([5_003, 5_002], 100.0017),
+            ([5_010], 100.0097),
+            ([5_000], None),  # perhaps added before the read
+            ([5_001, 5_000], None),
+            ([5_011], None),  # later than now: the clock was set back
+        ],
+    )
+    def test_only_entries_added_during_the_read_are_opened(
+        self, times: list[int], leased_at: float | None
+    ) -> None:
+        entries = [Entry(f"{ms}-0", f"m{ms}", 4_990, 1, 7_000, b"body") for ms in times]
+        found = from_entries(entries, self.READ)
+        if leased_at is None:
+            assert found is None
+            return
+        assert found is not None
+        opened, began_at = found
+        assert began_at == pytest.approx(leased_at)
+        n = len(entries)
+        assert opened == Opened(5_010_300, 7_000, False, [False] * n, [b"body"] * n)
+
+    def test_all_must_carry_bodies_and_the_clock_must_be_known(self) -> None:
+        whole, empty = Entry("5001-0", "a", 1, 1, 7_000, b"body"), Entry("5002-0", "b", 1, 1)
+        assert from_entries([whole, empty], self.READ) is None
+        assert from_entries([whole], self.READ._replace(server_us=None)) is None
+
+
+class TestAckSharing:
+    @pytest.fixture
+    def sharing(self) -> AckSharing:
+        """After a hundred messages, one each millisecond; the last at 0.1 s."""
+        sharing = AckSharing()
+        for ms in range(1, 101):
+            sharing.arrived(ms / 1_000)
+        return sharing
+
+    def test_acks_wait_for_at_most_five_milliseconds(self, sharing: AckSharing) -> None:
+        waits = [sharing.wait_ms(acks, 0.1 + acks / 1_000) for acks in range(1, 6)]
+        assert waits == [5, 4, 3, 2, 0]
+        assert sharing.wait_ms(1, 0.106) == 5, "what follows those that were sent waits anew"
+
+    def test_none_waits_if_no_other_will_follow_in_time(self, sharing: AckSharing) -> None:
+        for number in range(20):
+            sharing.arrived(0.2 + number * 0.006)
+        assert sharing.wait_ms(1, 0.32) == 0
+
+    @pytest.mark.parametrize("acks", [0, 16])
+    def test_none_waits_without_acks_or_with_many(self, sharing: AckSharing, acks: int) -> None:
+        assert sharing.wait_ms(acks, 0.1) == 0
+
+    def test_the_first_message_s_ack_does_not_wait(self) -> None:
+        assert AckSharing().wait_ms(1, 0.0) == 0

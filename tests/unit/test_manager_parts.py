@@ -62,7 +62,7 @@ class TestPromoter:
     def test_the_interval_holds_although_the_next_message_is_due(
         self, interval_ms: int, least_s: float
     ) -> None:
-        answer = Promoted(1, (), 1_001, 1_000, False, False, interval_ms, 1, [])
+        answer = Promoted(1, (), 1_001, 1_000, False, False, interval_ms, 1, [], [])
         store = cast("SyncStore", OneAnswer(answer))
         expirer = Expirer(store, cast("SignalQueue", None))
         (at,) = Promoter(store, HastyClock(), expirer, lambda _: 1).step(["orders"])

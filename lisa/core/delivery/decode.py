@@ -21,7 +21,7 @@ def unpack(
 
     A message that cannot be decoded has None as its body. `state` is that of the consumer.
     """
-    _, message_id, due_ms, attempt = entry
+    _, message_id, due_ms, attempt, *_ = entry
     fault = ""
     try:
         body, headers = decode_content(data)

@@ -1,17 +1,20 @@
-"""Open entries with plain reads where they suffice: a script call costs Redis twice as much.
+"""Open entries without a call where they carry all, or with plain reads where these suffice.
 
-Most of the cost of a call with a few messages is the script's own: its arguments, its functions and
-the cold code. A transaction of plain reads sees the same single state of the topic.
+A script call costs Redis twice as much as plain reads. Most of the cost of a call with a few
+messages is the script's own: its arguments, its functions and the cold code. A transaction of plain
+reads sees the same single state of the topic.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
+from lisa.core.model.stream import Entry, entry_ms
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.open import Open, Opened
@@ -23,6 +26,45 @@ AGAIN_S = 1.0
 """How long a topic is opened by script after plain reads did not suffice."""
 
 DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
+
+
+class BlockingRead(NamedTuple):
+    """When a read was sent and answered (`time.monotonic`), and when the server began it.
+
+    server_us: the server's clock right before the read, in microseconds; None if not known.
+    """
+
+    asked_at: float
+    read_at: float
+    server_us: int | None = None
+
+
+def from_entries(entries: Sequence[Entry], read: BlockingRead) -> tuple[Opened, float] | None:
+    """What opening would return without a call, and the earliest time at which a lease began.
+
+    None unless all entries carry their envelopes and were added while the read was blocked: the
+    server hands an entry to a blocked read in the same step in which `promote` adds it, so nothing
+    can have changed since `promote` looked.
+    """
+    if read.server_us is None:
+        return None
+    took_us = int(1e6 * (read.read_at - read.asked_at))
+    first_us = math.inf
+    for entry in entries:
+        # An entry that was there before did not let the read block. If the server's clock was set
+        # back, the times of entries say nothing, but do not fit in either.
+        added_us = 1_000 * entry_ms(entry.entry.encode()) - read.server_us
+        if not entry.envelope or not 0 < added_us <= took_us:
+            return None
+        first_us = min(first_us, added_us)
+    opened = Opened(
+        now_us=read.server_us + took_us,
+        ack_timeout_ms=entries[-1].ack_timeout_ms,
+        paused=False,
+        past_ttl=[False] * len(entries),
+        envelopes=[entry.envelope for entry in entries],
+    )
+    return opened, read.asked_at + first_us / 1e6
 
 
 class Opening:

@@ -58,6 +58,12 @@ BYTES_PER_CALL = 256 * 1024
 Measured: a call of this size takes the server an additional 0.5 to 1 ms.
 """
 
+BYTES_IN_ENTRY = 1_000
+"""Maximum size of an envelope in the stream entry of its message."""
+
+BODIES_IN_ENTRIES = 64
+"""A group's stream with this many entries gets no further envelopes: consumers are behind."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:

@@ -7,12 +7,18 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """One entry of a ready stream. The id may be empty or invalid if another program wrote it."""
+    """One entry of a ready stream. The id may be empty or invalid if another program wrote it.
+
+    envelope, ack_timeout_ms: what the entry carries of its message and topic; empty and 0 if it
+        carries nothing. See `core.delivery.opening.from_entries`.
+    """
 
     entry: str
     id: str
     due_ms: int
     attempt: int
+    ack_timeout_ms: int = 0
+    envelope: bytes = b""
 
 
 _new = tuple.__new__
@@ -40,16 +46,17 @@ def parse_entry(item: Sequence[Any]) -> Entry:
     """Parse one (entry id, flat list of fields) pair; an unreadable field counts as absent."""
     entry, flat = item
     if flat and len(flat) == 4 and flat[0] == b"id" and flat[2] == b"due":  # a first attempt
+        message_id = flat[1].decode("utf-8", "replace")
         # tuple.__new__ takes half as long as the named tuple's constructor.
-        return _new(
-            Entry, (entry.decode(), flat[1].decode("utf-8", "replace"), _number(flat[3], 0), 1)
-        )
+        return _new(Entry, (entry.decode(), message_id, _number(flat[3], 0), 1, 0, b""))
     fields = dict(zip(flat[::2], flat[1::2], strict=False)) if flat else {}
     return Entry(
         entry.decode(),
         fields.get(b"id", b"").decode("utf-8", "replace"),
         _number(fields.get(b"due"), 0),
         _number(fields.get(b"attempt"), 1),
+        _number(fields.get(b"ack"), 0),
+        fields.get(b"body", b""),
     )
 
 

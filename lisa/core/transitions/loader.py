@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lisa.core.model.options import BYTES_PER_CALL, OPTIONS, encode
+from lisa.core.model import options
+from lisa.core.model.options import OPTIONS, encode
 
 PRELUDE = "prelude"
 USUAL = "usual"
@@ -16,6 +17,8 @@ USUAL = "usual"
 
 A usual case either returns the script's reply, or changes nothing and lets the script run.
 """
+_NUMBERS = ("BYTES_PER_CALL", "BYTES_IN_ENTRY", "BODIES_IN_ENTRIES")
+"""Constants of `core.model.options` that scripts may name."""
 _PARTS = ("call", "topic", "group", "settle", "fail")
 """The prelude's files, in order: a file uses only functions of files before it."""
 
@@ -89,8 +92,11 @@ def _without_comments(lua: str) -> str:
 
 
 def _constants(code: str) -> str:
-    """Constants shared by scripts and Python: the defaults of options that this code names."""
-    named = set(re.findall(r"(?:\bDEFAULT\.|\boption\(')(\w+)", _without_comments(code)))
+    """The constants and the defaults of options that this code names."""
+    code = _without_comments(code)
+    named = set(re.findall(r"(?:\bDEFAULT\.|\boption\(')(\w+)", code))
     values = encode({name: one.default for name, one in OPTIONS.items() if name in named})
     table = ", ".join(f"{k} = '{v}'" for k, v in values.items())
-    return f"local DEFAULT, BYTES_PER_CALL = {{{table}}}, {BYTES_PER_CALL}"
+    numbers = [name for name in _NUMBERS if re.search(rf"\b{name}\b", code)]
+    values_of = [f"{{{table}}}", *[str(getattr(options, name)) for name in numbers]]
+    return f"local {', '.join(['DEFAULT', *numbers])} = {', '.join(values_of)}"
