@@ -24,13 +24,13 @@ TWO_LINES = """
 from lisa.core.model.signals import message_received
 
 @message_received.connect_via("orders")
-def handle(topic, *, message): print("handled", topic, message.group, message.body, flush=True)
+def handle(topic, *, message): print(f"handled {topic} {message.group} {message.body}")
 """
 ONE = """
 from lisa.consumer import Consumer
 consumer = Consumer()
 @consumer.on("orders")
-def handle(message): print("handled", message.topic, message.group, message.body, flush=True)
+def handle(message): print(f"handled {message.topic} {message.group} {message.body}")
 """
 
 ON_APP_LOOP = """
@@ -39,9 +39,9 @@ from lisa import AsyncConsumer
 consumer = AsyncConsumer()
 @consumer.on("orders")
 async def handle(message):
-    print("handling", message.body, flush=True)
+    print(f"handling {message.body}")
     await asyncio.sleep(0.5)
-    print("handled", message.body, flush=True)
+    print(f"handled {message.body}")
 """
 
 

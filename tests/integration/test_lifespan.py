@@ -216,17 +216,20 @@ import os
 from contextlib import contextmanager
 from lisa import Consumer
 
+def say(line):  # in one write: `print` makes several, and the processes share the pipe
+    os.write(1, line.encode() + b"\\n")
+
 @contextmanager
 def lifespan():
-    print("open", os.getpid(), flush=True)
+    say(f"open {os.getpid()}")
     yield os.getpid()
-    print("close", os.getpid(), flush=True)
+    say(f"close {os.getpid()}")
 
 consumer = Consumer(lifespan=lifespan)
 
 @consumer.on("orders")
 def handle(message):
-    print("handled in", message.state == os.getpid(), flush=True)
+    say(f"handled in {message.state == os.getpid()}")
 """
 
 
