@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lisa.consumer import Consumer
+from lisa.core.model.options import GRACE
 from tests.consumers import Bench, presences, presences_running, settled
 from tests.servers import runs, wait_until
 
@@ -88,14 +89,11 @@ def test_kill_9_mid_handler_and_the_message_is_handled_again(
     first = daemons.start()
     first.wait_for("start slow attempt 1")
     first.kill()
-    killed = time.monotonic()
     second = daemons.start()
     with bench.manager(TOPIC):
         second.wait_for("start slow attempt 2")
-        taken_s = time.monotonic() - killed
         wait_until(settled(bench, sent))
     assert daemons.ledger() == ["slow 2"]
-    assert taken_s < ACK_TIMEOUT.total_seconds() + 5  # and a process's start
 
 
 def test_sigterm_mid_handler_finishes_it_and_gives_back_the_rest(
@@ -118,7 +116,7 @@ def test_sigterm_mid_handler_finishes_it_and_gives_back_the_rest(
     expected = [*(f"{n} 1" for n in range(30)), "slow 1", *(f"{n} 1" for n in range(100, 110))]
     assert sorted(daemons.ledger()) == sorted(expected)
     assert bench.stat(TOPIC, "reclaimed") == 0
-    assert stopped_s < 1.0 + 3
+    assert stopped_s < GRACE.total_seconds() / 2  # it does not wait for its time to be up
 
 
 def test_a_second_signal_leaves_at_once(bench: Bench, daemons: Daemons) -> None:
@@ -126,10 +124,9 @@ def test_a_second_signal_leaves_at_once(bench: Bench, daemons: Daemons) -> None:
     process = daemons.start()
     process.wait_for("start slow")
     process.signal(signal.SIGTERM)
-    time.sleep(0.3)
-    assert process.alive
+    process.wait_for("running handlers have")  # two signals at once may arrive as one
     process.signal(signal.SIGTERM)
-    assert process.wait(timeout=timedelta(seconds=5)) == -signal.SIGTERM
+    assert process.wait() == -signal.SIGTERM
 
 
 def test_a_consumer_frozen_beyond_its_lease_acks_late_and_loses_nothing(
@@ -265,7 +262,7 @@ def test_scripts_that_were_flushed_are_loaded_again(bench: Bench) -> None:
 
 def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
     seen: list[int] = []
-    consumer = Consumer(bench.url)
+    consumer = Consumer(bench.url, poll_timeout=timedelta(seconds=60))
     consumer.on(TOPIC, lambda message: seen.append(message.body))
     ended = threading.Event()
 
@@ -283,8 +280,8 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
         thread.join()
         wait_until(lambda: set(seen) == set(range(500)))
         wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
-        stopping = time.monotonic()
-    assert time.monotonic() - stopping < 2  # its last read was interrupted, on any connection
+    # Its last read was interrupted, on any connection.
+    assert not [one for one in threading.enumerate() if one.name == f"lisa-{TOPIC}"]
 
 
 # Several processes

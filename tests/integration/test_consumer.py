@@ -94,13 +94,11 @@ def test_async_handlers_run_on_one_loop_within_the_bound(bench: Bench) -> None:
     bench.send(TOPIC, range(60))
     consumer = Consumer(bench.url, concurrency=10)
     consumer.on(TOPIC, handle)
-    began = time.monotonic()
     with consumer, bench.manager(TOPIC):
         wait_until(lambda: bench.stat(TOPIC, "acked") == 60)
     assert sorted(done) == list(range(60))
     assert most == 10
     assert len(loops) == 1
-    assert time.monotonic() - began < 60 * 0.02  # sequentially it would take longer
 
 
 def test_threads_run_as_many_at_a_time_as_asked_for(bench: Bench) -> None:
