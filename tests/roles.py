@@ -26,6 +26,7 @@ from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.trimmer import Trimmer
 from tests.rows import Item, enqueue
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +86,17 @@ class Cast:
     def read(self, count: int = 100, *, block_ms: int = 0, consumer: str = "c1") -> list[Entry]:
         command = read_command(self.own.ready, self.group, consumer, count, block_ms)
         return parse_read(self.store.ask(*command))
+
+    def await_entries(self, count: int = 1) -> list[Entry]:
+        """Read until so many entries came."""
+        found: list[Entry] = []
+
+        def came() -> bool:
+            found.extend(self.read(block_ms=200))
+            return len(found) >= count
+
+        wait_until(came)
+        return found
 
     def open(self, entries: list[Entry]) -> Opened:
         return self.store.call(Open(self.topic, self.group, entries))

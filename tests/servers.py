@@ -67,19 +67,28 @@ def wait_until(condition: Callable[[], object], *, timeout: timedelta = PATIENCE
         time.sleep(POLL_SECONDS)
 
 
-def shortest_s(work: Callable[[], object], limit_s: float, rounds: int = 10) -> float:
-    """The shortest duration of some work, repeated until it took less than the limit.
+def least(measure: Callable[[], float], limit: float, rounds: int = 10) -> float:
+    """The least of several measurements, repeated until one is below the limit.
 
-    On a busy machine any round may have waited for a core; slow work is slow in every round.
+    On a busy machine any round may have waited for a core; what is slow is slow in every round.
     """
-    best_s = math.inf
+    found = math.inf
     for _ in range(rounds):
+        found = min(found, measure())
+        if found < limit:
+            break
+    return found
+
+
+def shortest_s(work: Callable[[], object], limit_s: float) -> float:
+    """The duration of some work, as `least` measures it."""
+
+    def measure() -> float:
         began = time.monotonic()
         work()
-        best_s = min(best_s, time.monotonic() - began)
-        if best_s < limit_s:
-            break
-    return best_s
+        return time.monotonic() - began
+
+    return least(measure, limit_s)
 
 
 def runs(pid: int) -> bool:
