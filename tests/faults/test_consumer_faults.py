@@ -280,6 +280,12 @@ def test_connections_that_are_cut_are_made_again(bench: Bench) -> None:
         thread.join()
         wait_until(lambda: set(seen) == set(range(500)))
         wait_until(lambda: bench.stat(TOPIC, "acked") == 500)
+        assert consumer._runtime is not None
+        [stream] = [one._stream for _, one in consumer._runtime.readers.items()]
+        # Reads are short while an earlier one may still run on the server.
+        wait_until(lambda: stream._lost_after is None)
+        since = time.monotonic()
+        wait_until(lambda: stream.is_reading and stream._asked_at > since)
     # Its last read was interrupted, on any connection.
     assert not [one for one in threading.enumerate() if one.name == f"lisa-{TOPIC}"]
 
