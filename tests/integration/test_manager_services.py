@@ -21,7 +21,7 @@ from lisa.manager.bulk_reads import PAGE
 from lisa.manager.promoter import SECOND_S
 from lisa.manager.reclaimer import CLOSEST_S
 from tests.roles import Services
-from tests.servers import wait_until
+from tests.servers import least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,8 +100,9 @@ class TestPromoter:
             assert before + pause_ms / 1e3 <= at <= time.monotonic() + pause_ms / 1e3
         time.sleep(CERTAIN_S)
         for _ in range(8):  # no consumer has read for a second
+            before = time.monotonic()
             at = instant(kit.promoter.step(["orders"]))
-        assert at == pytest.approx(time.monotonic() + LONGEST_UNREAD_S, abs=LONGEST_UNREAD_S / 10)
+        assert before + LONGEST_UNREAD_S <= at <= time.monotonic() + LONGEST_UNREAD_S
         for _ in range(2):
             assert len(cast.take(10)) == 10
             kit.promoter.step(["orders"])
@@ -115,18 +116,17 @@ class TestPromoter:
         for _ in range(30):
             cast.send_due()
         kit.promoter.step(["orders"])
-        before = calls(raw, "evalsha")
-        began = time.monotonic()
-        steps = 0
-        while time.monotonic() - began < CERTAIN_S / 2:
-            at = instant(kit.promoter.step(["orders"]))
-            time.sleep(max(0.0, at - time.monotonic()))
-            steps += 1
-        assert steps > 5
-        assert calls(raw, "evalsha") - before == 0
-        time.sleep(CERTAIN_S / 2)
-        kit.promoter.step(["orders"])
-        assert calls(raw, "evalsha") - before == 1
+
+        def scripts(steps: int) -> int:
+            before = calls(raw, "evalsha")
+            for _ in range(steps):
+                at = instant(kit.promoter.step(["orders"]))
+                time.sleep(max(0.0, at - time.monotonic()))
+            return calls(raw, "evalsha") - before
+
+        assert least(lambda: scripts(6), 1) == 0
+        time.sleep(CERTAIN_S)
+        assert scripts(1) == 1
 
     def test_a_full_topic_with_more_room_allowed_moves_on(self, cast: Cast, kit: Services) -> None:
         cast.configure(max_ready="10")
@@ -401,9 +401,10 @@ class TestReclaimer:
         cast.take()
         kit.reclaimer.step(["orders"])  # the full check: nothing ends within the hour
         sent = cast.send()
-        cast.store.call(Open("orders", "g", cast.read(), 200))
+        before = time.monotonic()
+        cast.store.call(Open("orders", "g", cast.read(), 1_500))
         at = kit.reclaimer.poll(["orders"])["orders"]
-        assert time.monotonic() + 0.1 <= at <= time.monotonic() + 0.21
+        assert before + 1.4 <= at <= time.monotonic() + 1.51
         assert instant(kit.reclaimer.step(["orders"])) == at
         time.sleep(max(0.0, at - time.monotonic()))
         kit.reclaimer.step(["orders"])

@@ -65,9 +65,10 @@ class TestPromoter:
         answer = Promoted(1, (), 1_001, 1_000, False, False, interval_ms, 1, [], [])
         store = cast("SyncStore", OneAnswer(answer))
         expirer = Expirer(store, cast("SignalQueue", None))
+        before = time.monotonic()
         (at,) = Promoter(store, HastyClock(), expirer, lambda _: 1).step(["orders"])
         assert isinstance(at, float)
-        assert least_s < at - time.monotonic() + 0.1 < least_s + 0.2
+        assert before - 0.1 + least_s < at <= time.monotonic() + 0.1 + least_s
 
     @pytest.mark.parametrize(
         ("messages", "interval_ms", "wait_s"),
@@ -291,7 +292,7 @@ class TestLoop:
         assert service.asked == []
         began = time.monotonic()
         loop.stop()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < PUT_OFF_S / 2
         assert service.asked == []
 
     def test_a_postponed_topic_runs_when_it_is_scheduled_now(self, loops: list[Loop]) -> None:
