@@ -3,6 +3,7 @@
 
 VENV   := .venv
 BIN    := $(VENV)/bin
+CLIENT := packaging/client
 # Another interpreter: make PYTHON=/path/to/python3.13
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -31,7 +32,7 @@ help:
 	@echo "make reference  generate the reference pages and the example of all topic options"
 	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
-	@echo "make wheel   build dist/*.whl"
+	@echo "make wheel   build both distributions: dist/*.whl"
 	@echo "make clean   remove all generated files"
 
 demo: $(VENV)/.base
@@ -106,6 +107,7 @@ images: $(VENV)/.dev
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m hatchling build -t wheel
+	cd $(CLIENT) && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -121,15 +123,15 @@ $(BIN)/python:
 	  "$(PYTHON)" -m venv --without-pip $(VENV) && \
 	  "$(PYTHON)" -m pip --python $@ install --quiet pip; }
 
-$(VENV)/.base: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+$(VENV)/.base: pyproject.toml $(CLIENT)/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable $(CLIENT) --editable .
 	@touch $@
 
-$(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable . 'matplotlib>=3.9'
+$(VENV)/.bench: pyproject.toml $(CLIENT)/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable $(CLIENT) --editable . 'matplotlib>=3.9'
 	@touch $@ $(VENV)/.base
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/.dev: pyproject.toml $(CLIENT)/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable $(CLIENT) --editable '.[dev]'
 	$(BIN)/python -m compileall -q lisa  # tests start many programs, also where Python writes no bytecode
 	@touch $@ $(VENV)/.base

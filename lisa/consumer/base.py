@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lisa.consumer.lifespan import Lifespan, entering
 from lisa.consumer.options import ConsumerOptions, WantedTopic
@@ -22,7 +22,9 @@ from lisa.core.model.keys import Keys, check_topic
 from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
-from lisa.core.settings import ConsumerSettings
+
+if TYPE_CHECKING:
+    from lisa.core.settings import ConsumerSettings
 
 log = logging.getLogger("lisa.consumer")
 
@@ -77,6 +79,9 @@ class BaseConsumer(Registration):
         `groups` in the file names the topics; see `lisa.core.settings.ConsumerSettings.load`.
         Raises ConfigError if a setting is invalid.
         """
+        # Imported late: constructing a consumer directly should not load pydantic.
+        from lisa.core.settings import ConsumerSettings
+
         settings = ConsumerSettings.load(path, **overrides)
         settings.require_enabled()
         consumer = cls(lifespan=lifespan)

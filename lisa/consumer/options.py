@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from lisa.consumer.lifespan import Lifespan
 from lisa.core.model.errors import ConfigError
@@ -13,7 +13,9 @@ from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
-from lisa.core.settings import ConsumerSettings
+
+if TYPE_CHECKING:
+    from lisa.core.settings import ConsumerSettings
 
 LARGEST_CONCURRENCY = 10_000
 LARGEST_BATCH = 1_000_000

@@ -21,6 +21,7 @@ from tests.deploy.manifests import (
     validator,
 )
 from tests.servers import ROOT
+from tests.wheels import client_parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,10 +101,12 @@ def test_the_image_checks_health_as_compose_does() -> None:
     assert steps("EXPOSE") == ["8080"]
 
 
-def test_the_image_is_built_of_what_the_wheel_needs() -> None:
+def test_the_image_is_built_of_what_the_wheels_need() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     copied = {source for line in steps("COPY") for source in shlex.split(line)[:-1]}
-    assert copied >= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"])
+    parts = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    parts += [*client_parts(), "packaging"]
+    assert copied >= {part.split("/")[0] for part in parts}
     assert copied >= {"pyproject.toml", "README.md", "hatch_build.py"}
     assert copied >= set(project["project"]["license-files"])
     assert all((ROOT / one).exists() for one in copied)

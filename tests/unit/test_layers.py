@@ -201,10 +201,12 @@ def built_keys(module: str, source: str) -> list[str]:
 
 @functools.cache
 def declared() -> set[str]:
-    """Top-level modules of the distributions that pyproject.toml requires."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"].items()
-    lines = project["dependencies"] + [x for name, some in extras if name != "dev" for x in some]
+    """Top-level modules of the distributions that the two pyproject.toml require."""
+    lines = []
+    for folder in (ROOT, ROOT / "packaging" / "client"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"].items()
+        lines += project["dependencies"] + [x for name, xs in extras if name != "dev" for x in xs]
     required = {plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
     providers = importlib.metadata.packages_distributions().items()
     return {root for root, names in providers if required & {plain(name) for name in names}}

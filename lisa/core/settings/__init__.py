@@ -5,21 +5,29 @@ root of a YAML file, overrides it with environment variables (`LISA_A__B`) and f
 ConfigError with a one-line message for any invalid value.
 """
 
-from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
-from lisa.core.settings.roles import (
-    ROLES,
-    ConsumerSettings,
-    GatewaySettings,
-    ManagerSettings,
-    ProducerSettings,
-    RoleSettings,
-)
-from lisa.core.settings.sections import (
-    ConsumerServerSettings,
-    GroupSettings,
-    ManagerServerSettings,
-    RedisSettings,
-)
+try:
+    from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
+    from lisa.core.settings.roles import (
+        ROLES,
+        ConsumerSettings,
+        GatewaySettings,
+        ManagerSettings,
+        ProducerSettings,
+        RoleSettings,
+    )
+    from lisa.core.settings.sections import (
+        ConsumerServerSettings,
+        GroupSettings,
+        ManagerServerSettings,
+        RedisSettings,
+    )
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("lisa"):
+        raise
+    raise ModuleNotFoundError(
+        f"settings need {error.name}: pip install 'lisa-delay-queue-client[settings]'",
+        name=error.name,
+    ) from None
 
 __all__ = [
     "ROLES",
