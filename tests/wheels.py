@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.servers import ROOT
 
 CLIENT = ROOT / "packaging" / "client"
+COPY = (ROOT / "packaging" / "lisa-delay-queue.pth").read_text("utf-8").strip()
+"""The folder with the copy of the client's files in the full wheel."""
 
 
 class Wheels(NamedTuple):
@@ -28,12 +32,27 @@ def client_parts() -> tuple[str, ...]:
     return parts
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command that must succeed without the checkout on its path."""
-    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
-    done = subprocess.run(
-        command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=600, check=False
+def without_checkout() -> dict[str, str]:
+    """The environment of a process that does not see the checkout."""
+    return {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+
+
+def start(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command without the checkout on its path."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=without_checkout(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output of such a command, which must succeed."""
+    done = start(*command, cwd=cwd)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -49,6 +68,29 @@ def build(project: Path, to: Path, kind: str = "wheel") -> Path:
 def build_both(to: Path) -> Wheels:
     """Build the wheels of the checkout."""
     return Wheels(client=build(CLIENT, to), full=build(ROOT, to))
+
+
+def merged(wheels: Wheels, version: str, to: Path) -> Path:
+    """A wheel as earlier versions had it: it owns the files of both distributions."""
+    files = {}
+    information = f"lisa_delay_queue-{version}.dist-info"
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                folder, _, rest = name.partition("/")
+                if folder == "lisa":
+                    files[name] = archive.read(name)
+                elif wheel == wheels.full and folder.endswith(".dist-info"):
+                    files[f"{information}/{rest}"] = archive.read(name)
+    metadata = files[f"{information}/METADATA"]
+    metadata = re.sub(rb"(?m)^Version: .*", f"Version: {version}".encode(), metadata)
+    files[f"{information}/METADATA"] = re.sub(rb"(?m)^Requires-Dist: lisa-.*\n", b"", metadata)
+    files[f"{information}/RECORD"] = "".join(f"{name},,\n" for name in files).encode()
+    built = to / f"lisa_delay_queue-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(built, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return built
 
 
 def environment(folder: Path) -> Path:

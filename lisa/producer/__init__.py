@@ -1,14 +1,24 @@
-"""The producer role: send, cancel, reschedule and look up messages."""
+"""The producer role: send, cancel, reschedule and look up messages.
 
-from lisa.core.store.inspection import FoundInGroup, FoundMessage, State
+What few programs need is loaded at first use: start-up time matters to services that only send.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import Single
-from lisa.producer.gateway_producer import GatewayProducer
 from lisa.producer.plan import Outgoing, RetryDelays, SendOptions
 from lisa.producer.producer import AsyncProducer, Producer
 from lisa.producer.report import SendOutcome, SendReport
+
+if TYPE_CHECKING:
+    from lisa.core.store.inspection import FoundInGroup, FoundMessage, State
+    from lisa.producer.gateway_producer import GatewayProducer
 
 __all__ = [
     "AsyncProducer",
@@ -28,3 +38,13 @@ __all__ = [
     "Single",
     "State",
 ]
+
+_LATE = dict.fromkeys(("FoundInGroup", "FoundMessage", "State"), "lisa.core.store.inspection")
+_LATE["GatewayProducer"] = "lisa.producer.gateway_producer"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value

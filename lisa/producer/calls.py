@@ -65,7 +65,7 @@ class Single(NamedTuple):
     policy: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Encoded:
     """Messages in columns, in the form that `Enqueue` takes.
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.inspection import FoundMessage, found
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
-from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import check_iterable, pieces
 from lisa.producer.plan import NOW, RetryDelays, SendOptions, SendPlan, due_text
 from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.sending import Sending
+
+if TYPE_CHECKING:
+    from lisa.core.store.inspection import FoundMessage
 
 
 class Flows(Sending):
@@ -159,6 +160,10 @@ class Flows(Sending):
 
         A settled message is known for the topic's retention, without its body.
         """
+        # Imported late: most programs that send look up nothing.
+        from lisa.core.store.inspection import found
+        from lisa.core.transitions.inspect import Inspect
+
         call = Inspect(check_topic(topic), [check_id(message_id)])
         yield from self._open()
         return found(topic, message_id, (yield from self._store.run_by_id(call))[0])

@@ -12,9 +12,7 @@ import pytest
 
 import lisa
 from tests.servers import ROOT
-from tests.wheels import CLIENT, Wheels, build, build_both
-
-COPY = (ROOT / "packaging" / "lisa-delay-queue.pth").read_text("utf-8").strip()
+from tests.wheels import CLIENT, COPY, Wheels, build, build_both
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+import lisa
 from lisa.embedded.server import EmbeddedServer, free_port
 from tests.servers import wait_until
-from tests.wheels import Wheels, build_both, environment, pip, run
+from tests.wheels import (
+    COPY,
+    Wheels,
+    build_both,
+    environment,
+    merged,
+    pip,
+    run,
+    start,
+    without_checkout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +47,69 @@ def wheel(wheels: Wheels) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with only the wheels and their dependencies."""
+def client(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with only the client and its dependencies."""
     binaries = environment(tmp_path_factory.mktemp("empty"))
-    pip(binaries, "install", "--quiet", *wheels)
+    pip(binaries, "install", "--quiet", wheels.client)
     return binaries
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: Wheels, client: Path) -> Path:
+    """The same environment with both distributions; later tests do not see the client alone."""
+    pip(client, "install", "--quiet", wheels.full)
+    return client
+
+
+SENDS_AND_HANDLES = """
+import sys, threading, lisa
+consumer, handled = lisa.Consumer(sys.argv[1]), threading.Event()
+consumer.on("orders", lambda message: print(message.body["order"]) or handled.set())
+with consumer, lisa.Producer(sys.argv[1]) as producer:
+    producer.send("orders", {"order": 42})
+    assert handled.wait(60)
+"""
+
+
+def sends_and_handles(binaries: Path, url: str, folder: Path) -> bool:
+    """Whether a program in an environment does, with a manager in this process."""
+    with lisa.Manager(url):
+        return run(binaries / "python", "-c", SENDS_AND_HANDLES, url, cwd=folder) == "42\n"
+
+
+def test_the_client_alone_sends_and_handles(client: Path, redis_url: str, tmp_path: Path) -> None:
+    assert sends_and_handles(client, redis_url, tmp_path)
+
+
+def test_the_client_installs_six_packages_and_no_other_command(client: Path) -> None:
+    packages = {one["name"] for one in json.loads(pip(client, "list", "--format=json"))}
+    needed = {"blinker", "hiredis", "msgspec", "redis", "tzdata", "uuid-utils"}
+    assert {name.replace("_", "-").lower() for name in packages} == {
+        "lisa-delay-queue-client",
+        *needed,
+    }
+    assert [one.name for one in client.glob("lisa*")] == ["lisa-consumer"]
+
+
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [
+        ("from lisa import Manager", "lisa-delay-queue"),
+        ("import lisa.testing", "lisa-delay-queue"),
+        ("import lisa; lisa.Producer.from_config()", "'lisa-delay-queue-client[settings]'"),
+        ("import lisa; lisa.Consumer.from_config()", "'lisa-delay-queue-client[settings]'"),
+        (
+            "from lisa.cli import run_consumer; run_consumer()",
+            "'lisa-delay-queue-client[settings]'",
+        ),
+    ],
+)
+def test_the_client_names_what_to_install(
+    client: Path, tmp_path: Path, program: str, package: str
+) -> None:
+    done = start(client / "python", "-c", program, cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].endswith(f": pip install {package}")
 
 
 def test_the_description_has_no_links_to_files(wheel: Path) -> None:
@@ -65,12 +134,15 @@ def test_the_wheels_cannot_install_packages(wheels: Wheels) -> None:
     assert [name for name, text in sources.items() if b'"pip"' in text or b'"npm"' in text] == []
 
 
+EVERY_NAME = """
+import lisa, pathlib
+[getattr(lisa, name) for name in lisa.__all__]
+print(pathlib.Path(lisa.__file__).parent)
+"""
+
+
 def test_every_public_name_is_there_without_extras(installed: Path, tmp_path: Path) -> None:
-    program = (
-        "import lisa, pathlib; [getattr(lisa, name) for name in lisa.__all__];"
-        "print(pathlib.Path(lisa.__file__).parent)"
-    )
-    where = Path(run(installed / "python", "-c", program, cwd=tmp_path).strip())
+    where = Path(run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path).strip())
     assert where.is_relative_to(installed.parent)
     assert sorted(str(path.relative_to(where)) for path in (where / "lua").rglob("*.lua")) == LUA
 
@@ -110,7 +182,7 @@ def test_a_new_user_follows_the_commands_for_production(
     commands: Callable[[Path, Path, str], list[str]], installed: Path, tmp_path: Path
 ) -> None:
     """Every command is typed as it stands; the ones that keep running, in a terminal each."""
-    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+    clean = without_checkout()
     clean |= {"PATH": f"{installed}{os.pathsep}{clean['PATH']}", "PYTHONUNBUFFERED": "1"}
     folder, log, running = tmp_path, tmp_path / "log", []
     with EmbeddedServer() as server, log.open("w") as out:
@@ -142,14 +214,7 @@ def test_a_new_user_follows_the_commands_for_production(
 def test_without_its_extra_the_gateway_says_what_to_install(
     installed: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [installed / "lisa-gateway"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))},
-    )
+    done = start(installed / "lisa-gateway", cwd=tmp_path)
     assert done.returncode == 2
     assert "pip install 'lisa-delay-queue[gateway]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -160,7 +225,7 @@ def test_with_its_extra_the_gateway_has_page_styles_and_api(
 ) -> None:
     pip(installed, "install", "--quiet", f"{wheel}[gateway]")
     port, http_port = free_port(), free_port()
-    clean = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+    clean = without_checkout()
     command = ["up", "--port", str(port), "--http-port", str(http_port)]
     process = subprocess.Popen([installed / "lisa", *command], cwd=tmp_path, env=clean)
     url = f"http://127.0.0.1:{http_port}"
@@ -184,3 +249,27 @@ def _answers(url: str) -> bool:
         return httpx.get(url).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_an_upgrade_from_one_wheel_keeps_everything_working(
+    wheels: Wheels, installed: Path, redis_url: str, tmp_path: Path
+) -> None:
+    """Pip deletes the client's files that it has just installed, as files of the old version."""
+    pip(installed, "uninstall", "--yes", "lisa-delay-queue", "lisa-delay-queue-client")
+    pip(installed, "install", "--no-deps", merged(wheels, "0.1.0", tmp_path))
+    assert run(installed / "lisa", "--version", cwd=tmp_path) == "lisa, version 0.1.0\n"
+    offline = ("--no-index", "--find-links", wheels.full.parent)
+    pip(installed, "install", "--upgrade", *offline, wheels.full)
+    said = run(installed / "lisa", "--version", cwd=tmp_path)
+    assert said == f"lisa, version {lisa.__version__}\n"
+    for command in ("lisa-manager", "lisa-consumer", "lisa-gateway"):
+        assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
+    where = run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path)
+    assert COPY in where
+    assert sends_and_handles(installed, redis_url, tmp_path)
+
+    # The client's files return with its next installation, and stay when the rest is removed.
+    pip(installed, "install", "--force-reinstall", "--no-deps", wheels.client)
+    assert COPY not in run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path)
+    pip(installed, "uninstall", "--yes", "lisa-delay-queue")
+    assert sends_and_handles(installed, redis_url, tmp_path)

@@ -13,7 +13,6 @@ import re
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import SupportsIndex
-from zoneinfo import ZoneInfo
 
 from lisa.core.model.errors import ConfigError, InvalidMessage
 
@@ -175,6 +174,8 @@ def parse_zone(value: object) -> tzinfo:
     """
     if isinstance(value, tzinfo):
         return value
+    from zoneinfo import ZoneInfo  # late: few programs name a zone
+
     text = str(value).strip()
     if offset := _OFFSET.fullmatch(text):
         sign = -1 if offset[1] == "-" else 1

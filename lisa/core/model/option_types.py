@@ -42,7 +42,7 @@ class OptionType(ABC):
         """Text for people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DurationType(OptionType):
     """A duration from `low` to `high`; with `or_zero` also 0. Stored in milliseconds."""
 
@@ -72,7 +72,7 @@ class DurationType(OptionType):
         return human(duration_ms(value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CountType(OptionType):
     """A whole number from 1 to `highest`. With `or_unlimited` also None, stored as ""."""
 
@@ -103,7 +103,7 @@ class CountType(OptionType):
         return "unlimited" if value is None else f"{value:,}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FlagType(OptionType):
     """True or false, stored as "1" or "0"; any other stored text is false."""
 
@@ -126,7 +126,7 @@ class FlagType(OptionType):
         return "yes" if value else "no"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PolicyType(OptionType):
     """A retry policy, stored in its encoded form."""
 

@@ -10,7 +10,6 @@ in scripts, and the reference are derived from it.
 
 # ruff: noqa: RUF009 - `_option` returns the specification of a field
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -65,7 +64,7 @@ BODIES_IN_ENTRIES = 64
 """A group's stream with this many entries gets no further envelopes: consumers are behind."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Option:
     """What is known of one topic option besides its name.
 
@@ -247,6 +246,8 @@ def check_option(name: str, value: object) -> str:
 
 
 def _unknown(given: str) -> str:
+    import difflib  # late: only for this error
+
     near = difflib.get_close_matches(given.replace("-", "_").lower(), OPTIONS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTIONS)}"
     return f"there is no topic option {given!r}; {hint}"

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from fractions import Fraction
 from typing import Self
 
 from lisa.core.model.clock import duration_ms, named_duration, parse_duration
@@ -107,6 +106,8 @@ class RetryPolicy:
         """`count` retries; each pause is `factor` times the previous one, up to `cap`."""
         if not 1 <= factor <= 1_000:
             raise InvalidMessage(f"factor must be between 1 and 1000, not {factor!r}")
+        from fractions import Fraction  # late: few programs set pauses
+
         growth, cap_ms = Fraction(factor), duration_ms(named_duration("cap", cap))
         delays, pause = [], duration_ms(named_duration("initial", initial))
         if cap_ms < pause:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 import redis.asyncio as aredis
@@ -20,12 +20,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from lisa.core.redis.address import SENTINEL_TIMEOUT_S, Address
-from lisa.core.redis.cluster import AsyncRawCluster, RawCluster
 from lisa.core.redis.exchange import Packer
 from lisa.core.redis.failover import Ask, watched, watched_async
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
 from lisa.core.redis.tls import share_contexts
 from lisa.core.redis.topology import NodeAddress, Topology, topology_of
+
+if TYPE_CHECKING:
+    from lisa.core.redis.cluster import AsyncRawCluster, RawCluster
 
 _CUT = ("handler is closed", "transport is closed")
 """Messages of uvloop and asyncio for a connection that was closed while in use."""
@@ -151,6 +153,8 @@ def _topology(address: Address) -> Topology:
 
 
 def _cluster(address: Address) -> RawCluster:
+    from lisa.core.redis.cluster import RawCluster  # late: only for clusters
+
     topology = _topology(address)
 
     def connect(node: NodeAddress) -> redis.Redis:
@@ -168,6 +172,8 @@ def _cluster(address: Address) -> RawCluster:
 
 
 def _async_cluster(address: Address) -> AsyncRawCluster:
+    from lisa.core.redis.cluster import AsyncRawCluster
+
     topology = _topology(address)
 
     def connect(node: NodeAddress) -> Any:

@@ -96,11 +96,6 @@ def slot_of(key: str | bytes) -> int:
     return int(key_slot(key if isinstance(key, bytes) else key.encode()))
 
 
-def name_of(node: NodeAddress) -> str:
-    """A node's name, HOST:PORT."""
-    return f"{node[0]}:{node[1]}"
-
-
 def _node_of(topology: Topology, command: Command) -> NodeAddress | None:
     """The node for a command; None without a key or a known owner."""
     key = _key_of(command)

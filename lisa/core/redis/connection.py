@@ -11,7 +11,6 @@ from typing import Any
 
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import make_async_client, make_client
-from lisa.core.redis.cluster_flows import name_of
 from lisa.core.redis.exchange import aexchange, exchange, packed
 from lisa.core.redis.flow import Command
 
@@ -113,7 +112,8 @@ class Connection(_Opener):
 
     def slots(self) -> list[tuple[int, int, str]]:
         """First slot, last slot and primary's name of each range of a cluster, sorted."""
-        return [(first, last, name_of(node)) for first, last, node in self._redis.topology.ranges]
+        ranges = self._redis.topology.ranges
+        return [(first, last, f"{node[0]}:{node[1]}") for first, last, node in ranges]
 
     def disconnect_node(self, node: str) -> None:
         """Shut down all connections to one cluster node, so that waiting calls fail immediately."""

@@ -20,7 +20,6 @@ from lisa.core.model.sharding import PLAIN, Layout, Shard, Topic, topic_of
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store.runner import Runner
 from lisa.core.transitions.base import ById, Elsewhere, Transition
-from lisa.core.transitions.inspect import Inspect
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -203,6 +202,8 @@ class _Search(Generic[T]):
         nowhere, asked = set(self._open()), self._answered(todo)
         settled = [i for i in asked if i not in nowhere and self._may_be_settled(i)]
         picks = self._by_shard(settled, count)
+        from lisa.core.transitions.inspect import Inspect  # late: only for split topics
+
         looks = [
             Inspect(shard, [self._ids[i] for i in some], bodies=False)
             for shard, some in picks.items()

@@ -38,7 +38,7 @@ class CheckResult(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Check:
     """The result of one check; `cure` is the suggested fix, empty for OK."""
 

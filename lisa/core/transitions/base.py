@@ -114,7 +114,7 @@ class OfGroup:
         return self.group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Recorded:
     """A transition whose answer the server stores for repeated calls with the same `call_id`."""
 

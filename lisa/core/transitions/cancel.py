@@ -19,7 +19,7 @@ class Cancelled(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cancel(OfIds, ById[Cancelled]):
     """Cancel messages for good."""
 

@@ -11,7 +11,7 @@ from lisa.core.model.sharding import topic_of
 from lisa.core.transitions.base import Argument, Recorded, Transition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Declare(Recorded, Transition[bool]):
     """Declare a group and create its stream. Returns whether the group is new.
 

@@ -42,7 +42,7 @@ def _numbered(values: Sequence[Argument | None]) -> list[Argument]:
     return [len(given), *chain.from_iterable(given)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Enqueue(ById[Sent]):
     """Send messages, given in columns, with one send token. Raises TopicFull, InvalidMessage.
 
@@ -125,7 +125,7 @@ class Enqueue(ById[Sent]):
         Transition.refuse(self, reply)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Known(Transition[list[Sent | Elsewhere]]):
     """An `Enqueue` for a closed shard, which only reports what it knows of each id."""
 

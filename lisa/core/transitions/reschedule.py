@@ -20,7 +20,7 @@ class Rescheduled(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reschedule(Recorded, ById[Rescheduled]):
     """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal."""
 
