@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Delivery,
         HandlerOptions,
         Lifespan,
+        Settled,
     )
     from lisa.core.model.durability import Replicas, replicas
     from lisa.core.model.errors import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     )
     from lisa.core.redis.address import Address
     from lisa.manager import Manager
+    from lisa.middleware import Middleware
     from lisa.producer import (
         AsyncProducer,
         Cancelled,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
         Producer,
         Rescheduled,
         RetryDelays,
+        SendCall,
         SendOptions,
         SendOutcome,
         SendReport,
@@ -108,6 +111,7 @@ __all__ = [
     "LisaError",
     "Manager",
     "Message",
+    "Middleware",
     "NotReplicated",
     "OnDuplicate",
     "Outgoing",
@@ -118,11 +122,13 @@ __all__ = [
     "Retry",
     "RetryDelays",
     "RetryPolicy",
+    "SendCall",
     "SendOptions",
     "SendOutcome",
     "SendReport",
     "Sent",
     "ServerUnavailable",
+    "Settled",
     "StartupFailed",
     "State",
     "TooManyGroups",
@@ -156,6 +162,7 @@ _HOMES = {
         "Delivery",
         "HandlerOptions",
         "Lifespan",
+        "Settled",
     ),
     "lisa.core.model.durability": ("Replicas", "replicas"),
     "lisa.core.model.message": ("Message",),
@@ -170,6 +177,7 @@ _HOMES = {
         "message_retrying",
     ),
     "lisa.manager": ("Manager",),
+    "lisa.middleware": ("Middleware",),
     "lisa.core.redis.address": ("Address",),
     "lisa.producer": (
         "AsyncProducer",
@@ -181,6 +189,7 @@ _HOMES = {
         "Producer",
         "Rescheduled",
         "RetryDelays",
+        "SendCall",
         "SendOptions",
         "SendOutcome",
         "SendReport",

@@ -6,6 +6,7 @@ from lisa.consumer.consumer import Consumer
 from lisa.consumer.delivery import AsyncDelivery, Delivery
 from lisa.consumer.lifespan import Lifespan
 from lisa.consumer.registration import HandlerOptions
+from lisa.consumer.settled import Settled
 
 __all__ = [
     "AsyncConsumer",
@@ -15,4 +16,5 @@ __all__ = [
     "Delivery",
     "HandlerOptions",
     "Lifespan",
+    "Settled",
 ]

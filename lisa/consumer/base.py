@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from lisa.core.metrics.numbers import Numbers
 from lisa.core.model.clock import named_duration, option_duration
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys, check_topic
+from lisa.core.model.middleware import BaseMiddleware, checked
 from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
@@ -47,6 +48,7 @@ class BaseConsumer(Registration):
         poll_batch_size: int | None = None,
         grace: timedelta | str = GRACE,
         lifespan: Lifespan | None = None,
+        middleware: Iterable[BaseMiddleware] = (),
     ) -> None:
         super().__init__()
         self._options = ConsumerOptions(
@@ -64,7 +66,9 @@ class BaseConsumer(Registration):
             poll_batch_size=poll_batch_size,
             grace=option_duration("grace", grace),
             lifespan=lifespan,
+            middleware=checked(middleware),
         ).checked()
+        self._handlers.use(self._options.middleware)
         self._runtime: Runtime | None = None
         self._lock = threading.RLock()
         self._stopping = threading.Lock()
@@ -72,19 +76,24 @@ class BaseConsumer(Registration):
 
     @classmethod
     def from_config(
-        cls, path: Path | str | None = None, *, lifespan: Lifespan | None = None, **overrides: Any
+        cls,
+        path: Path | str | None = None,
+        *,
+        lifespan: Lifespan | None = None,
+        middleware: Iterable[BaseMiddleware] = (),
+        **overrides: Any,
     ) -> Self:
         """Create a consumer from a YAML file, the environment and the overrides.
 
         `groups` in the file names the topics; see `lisa.core.settings.ConsumerSettings.load`.
-        Raises ConfigError if a setting is invalid.
+        `middleware` comes after that of the file. Raises ConfigError if a setting is invalid.
         """
         # Imported late: constructing a consumer directly should not load pydantic.
         from lisa.core.settings import ConsumerSettings
 
         settings = ConsumerSettings.load(path, **overrides)
         settings.require_enabled()
-        consumer = cls(lifespan=lifespan)
+        consumer = cls(lifespan=lifespan, middleware=middleware)
         consumer.configure(settings)
         return consumer
 
@@ -101,7 +110,8 @@ class BaseConsumer(Registration):
         """
         if self._runtime is not None:
             raise ConfigError("a running consumer cannot be configured")
-        self._options = self._options.with_settings(settings, flags)
+        options = self._options = self._options.with_settings(settings, flags)
+        self._handlers.use(checked([*options.configured_middleware, *options.middleware]))
 
     @property
     def group(self) -> str | None:

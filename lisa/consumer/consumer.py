@@ -29,6 +29,8 @@ class Consumer(BaseConsumer):
         consumer enters it before it reads, and leaves it after the last handler, or after `grace`.
         Handlers find the value that it yields in `message.state`. `start` raises StartupFailed if
         it cannot be entered.
+    middleware: objects whose `handle`, or another form of it, is called around each handler; the
+        first one is the outermost.
 
     Register handlers with `on` or `subscribe`, or connect receivers to `message_received`, either
     the consumer's own or the module-wide signal. Raises ConfigError if an option is invalid.

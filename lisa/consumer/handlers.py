@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from lisa.consumer.handler_checks import (
     checked_concurrency,
     checked_retry,
     checked_seconds,
+    handler_name,
     is_async_handler,
 )
 from lisa.consumer.inflight import Held
@@ -24,6 +26,7 @@ from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.message import Message
+from lisa.core.model.middleware import HANDLE, BaseMiddleware, chain, methods
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.signals import Signals, everywhere
 
@@ -48,19 +51,27 @@ class Receiver:
     concurrency: int | None = None
     group: str = ""
     is_async: bool = field(init=False)
+    run: Handler = field(init=False)
+    """Calls the handler through the middleware."""
 
     def __post_init__(self) -> None:
         self.is_async = is_async_handler(self.handler)
+        self.run = self.handler
+
+    def use(self, middleware: Sequence[BaseMiddleware]) -> None:
+        """Call the handler through middleware. Raises ConfigError if a method is missing."""
+        in_batches = self.batch is not None
+        self.run = _through(middleware, self.handler, self.handler, in_batches=in_batches)
 
     def __call__(self, _topic: str, *, message: Message) -> Any:
         """Called by blinker, with the topic as the sender."""
-        return self.handler(message)
+        return self.run(message)
 
     def call(self, held: Held) -> Any:
         """Call the handler, with the body decoded as the model. Raises what the handler raises."""
         if self.read is None:
-            return self.handler(held.message)
-        return self.handler(self.message(held))
+            return self.run(held.message)
+        return self.run(self.message(held))
 
     def message(self, held: Held) -> Message:
         """The message with its body decoded as the model.
@@ -77,14 +88,39 @@ class _Listener:
     """A receiver that user code connected to a signal: `f(topic, *, message)`."""
 
     function: Callable[..., Any]
+    middleware: Sequence[BaseMiddleware] = ()
     timeout_s: None = None
+    run: Handler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = _through(self.middleware, self.function, self._call)
 
     @property
     def is_async(self) -> bool:
         return is_async_handler(self.function)
 
     def call(self, held: Held) -> Any:
-        return self.function(held.message.topic, message=held.message)
+        return self.run(held.message)
+
+    def _call(self, message: Message) -> Any:
+        return self.function(message.topic, message=message)
+
+
+def _through(
+    middleware: Sequence[BaseMiddleware],
+    handler: Handler,
+    call: Handler,
+    *,
+    in_batches: bool = False,
+) -> Handler:
+    """A function that makes a call of a handler through middleware. Raises ConfigError."""
+    if not middleware:
+        return call
+    form = "handle_batch" if in_batches else "handle"
+    if is_async_handler(handler):
+        form += "_async"
+    user = f"the handler {handler_name(handler)}"
+    return chain(methods(middleware, HANDLE, form, user), call)
 
 
 class HandlerPlan(NamedTuple):
@@ -121,6 +157,13 @@ class Handlers:
         self._batches: dict[tuple[str, str], Receiver] = {}
         self._named: set[tuple[str, str]] = set()
         """Topics with the groups that a handler names."""
+        self.middleware: Sequence[BaseMiddleware] = ()
+
+    def use(self, middleware: Sequence[BaseMiddleware]) -> None:
+        """Call all handlers through middleware. Raises ConfigError if a method is missing."""
+        self.middleware = middleware
+        for receiver in itertools.chain(*self._own.values(), self._batches.values()):
+            receiver.use(middleware)
 
     def add(
         self,
@@ -152,6 +195,7 @@ class Handlers:
             concurrency=checked_concurrency(topic, concurrency),
             group="" if group is None else check_group(group),
         )
+        receiver.use(self.middleware)
         for name in SHARED_OPTIONS:
             self._check_shared(topic, receiver.group, name, getattr(receiver, name))
         where = topic, receiver.group
@@ -226,7 +270,10 @@ class Handlers:
             scope = self._scope(topic, wanted)
             heard = [one for one in heard if not isinstance(one, Receiver) or one.group == scope]
         return HandlerPlan(
-            tuple(one if isinstance(one, Receiver) else _Listener(one) for one in heard),
+            tuple(
+                one if isinstance(one, Receiver) else _Listener(one, self.middleware)
+                for one in heard
+            ),
             self.batch(topic, wanted),
         )
 

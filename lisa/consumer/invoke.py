@@ -105,7 +105,7 @@ def on_batch(plan: HandlerPlan, deliveries: list[Held]) -> Flow[list[Outcome]]:
             outcomes[index] = combined(outcomes[index], _mismatch(error))
     if fitting:
         batch = Batch([message for _, message in fitting])
-        said = yield from _call_batch(receiver.handler, batch)
+        said = yield from _call_batch(receiver.run, batch)
         for index, message in fitting:
             outcomes[index] = combined(outcomes[index], batch.verdict(message) or said)
     return outcomes

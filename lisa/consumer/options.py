@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from lisa.consumer.lifespan import Lifespan
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.middleware import BaseMiddleware, load
 from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
@@ -33,7 +34,7 @@ class WantedTopic(NamedTuple):
 class ConsumerOptions:
     """See `Consumer` for the meaning of each option.
 
-    configured: the topics that the settings name.
+    configured, configured_middleware: the topics and the middleware that the settings name.
     in_code: which of `address` and `keys` the program gave to the constructor.
     """
 
@@ -46,6 +47,8 @@ class ConsumerOptions:
     poll_batch_size: int | None = None
     grace: timedelta = GRACE
     lifespan: Lifespan | None = None
+    middleware: tuple[BaseMiddleware, ...] = ()
+    configured_middleware: tuple[BaseMiddleware, ...] = ()
     configured: Collection[WantedTopic] = ()
     in_code: Collection[str] = ()
 
@@ -88,6 +91,8 @@ class ConsumerOptions:
             changes["address"] = Address.from_settings(settings.redis)
         if "keys" not in kept and "prefix" in given:
             changes["keys"] = Keys(settings.prefix)
+        if "middleware" in given:
+            changes["configured_middleware"] = tuple(load(settings.middleware))
         if "poll_timeout_millis" in inner:
             changes["poll_timeout"] = timedelta(milliseconds=server.poll_timeout_millis)
         wanted = [WantedTopic(Topic(one.topic), one.group, one.consumer) for one in settings.groups]

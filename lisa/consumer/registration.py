@@ -31,8 +31,10 @@ class HandlerOptions(TypedDict, total=False):
 class Registration:
     """The part of `Consumer` that takes handlers and receivers."""
 
+    _new_handlers = Handlers
+
     def __init__(self) -> None:
-        self._handlers = Handlers()
+        self._handlers = self._new_handlers()
 
     @property
     def message_received(self) -> Signal:

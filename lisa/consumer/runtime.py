@@ -23,6 +23,7 @@ from lisa.consumer.outages import OutageLog
 from lisa.consumer.pull import LONGEST_WAIT_S, Puller
 from lisa.consumer.reader import Reader
 from lisa.consumer.readers import ReaderSet, end_reading, join_readers
+from lisa.consumer.settled import SettleWatch
 from lisa.consumer.settler import Settler
 from lisa.consumer.shutdown import SHUTDOWN_CALLS_S, ShutdownCalls, give_back
 from lisa.consumer.signal_queue import SignalSender
@@ -83,6 +84,7 @@ class Runtime:
             self._signal_sender,
             has_nodes=self._store.has_nodes,
             longest_s=self._longest_s,
+            watch=SettleWatch(handlers.middleware),
         )
         self._dispatcher = Dispatcher(self._slots, handlers, self._settler, app)
         self._heartbeat = Heartbeat(
@@ -158,14 +160,9 @@ class Runtime:
             # With its own name, because readers release unheld entries pending under theirs.
             name = unique_name(self._options.name)
             store, sender = self._patient_store, self._signal_sender
-            self._puller = Puller(
-                store,
-                self._blocking_reads,
-                group or "",
-                name,
-                sender,
-                new_delivery=partial(Delivery, store, sender, name),
-            )
+            new = partial(Delivery, store, sender, name)
+            reads = self._blocking_reads
+            self._puller = Puller(store, reads, group or "", name, sender, new_delivery=new)
         return self._puller
 
     def drive(self, flow: Flow[T]) -> T:

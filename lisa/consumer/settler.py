@@ -10,6 +10,7 @@ from functools import partial
 
 from lisa.consumer.keyed_pool import KeyedPool
 from lisa.consumer.settle_calls import ReadAcks, SettleCalls
+from lisa.consumer.settled import SettleWatch
 from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
@@ -36,6 +37,7 @@ class Settler:
     subscriptions: returns the subscriptions to flush.
     has_nodes: whether the server is a cluster. Then each subscription is flushed on a separate
         thread, so that a hanging node does not delay the others.
+    watch: is told about each call.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class Settler:
         *,
         has_nodes: bool = False,
         longest_s: float = LONGEST_S,
+        watch: SettleWatch | None = None,
     ) -> None:
         self._subscriptions = subscriptions
-        self._calls = SettleCalls(signal_sender)
+        self._calls = SettleCalls(signal_sender, watch or SettleWatch())
         self._has_nodes = has_nodes
         self._pool = KeyedPool("lisa-settler", self._ended, longest_s)
         self._is_requested = False

@@ -10,7 +10,8 @@
 `python manage.py lisa_consumer` imports the module `handlers` of every app and runs them. Handlers
 get usable database connections, as views do. `lisa.django.tasks.LisaBackend` runs Django's tasks.
 
-The setting LISA holds arguments of `Consumer`; `server` and `prefix` are also the producer's.
+The setting LISA holds arguments of `Consumer`; `server`, `prefix` and `middleware` are also the
+producer's.
 Without it, both use LISA_REDIS_URL.
 """
 
@@ -42,5 +43,9 @@ def __getattr__(name: str) -> object:
     else:
         from lisa.producer import Producer
 
-        value = Producer(options.get("server"), prefix=options.get("prefix"))
+        value = Producer(
+            options.get("server"),
+            prefix=options.get("prefix"),
+            middleware=options.get("middleware", ()),
+        )
     return globals().setdefault(name, value)

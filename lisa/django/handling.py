@@ -44,6 +44,4 @@ class ConnectedHandlers(Handlers):
 class DjangoConsumer(Consumer):
     """A `Consumer` whose handlers get usable database connections."""
 
-    def __init__(self, server: str | None = None, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._handlers = ConnectedHandlers()
+    _new_handlers = ConnectedHandlers

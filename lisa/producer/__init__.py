@@ -15,6 +15,7 @@ from lisa.producer.calls import Single
 from lisa.producer.plan import Outgoing, RetryDelays, SendOptions
 from lisa.producer.producer import AsyncProducer, Producer
 from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.send_call import SendCall
 
 if TYPE_CHECKING:
     from lisa.core.store.inspection import FoundInGroup, FoundMessage, State
@@ -31,6 +32,7 @@ __all__ = [
     "Producer",
     "Rescheduled",
     "RetryDelays",
+    "SendCall",
     "SendOptions",
     "SendOutcome",
     "SendReport",

@@ -6,7 +6,7 @@ Messages are held in columns rather than rows; one object per message would domi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -53,6 +53,22 @@ def pieces(source: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(source)
     while piece := list(islice(rest, MOST)):
         yield piece
+
+
+async def async_pieces(source: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[list[T]]:
+    """Yield lists of at most MOST items, also of an asynchronous source."""
+    if not isinstance(source, AsyncIterable):
+        for piece in pieces(source):
+            yield piece
+        return
+    held: list[T] = []
+    async for item in source:
+        held.append(item)
+        if len(held) >= MOST:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 class Single(NamedTuple):

@@ -16,6 +16,7 @@ from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import check_iterable, pieces
 from lisa.producer.plan import NOW, RetryDelays, SendOptions, SendPlan, due_text
 from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ class Flows(Sending):
         plan = SendPlan.of(options, self._zone)
         report = SendReport()
         for piece in pieces(bodies):
-            yield from self._send_many(topic, plan, piece, report)
+            if self._middleware:
+                yield from self._add_piece(SendCall(topic, piece, options), report)
+            else:
+                yield from self._send_many(topic, plan, piece, report)
         return report
 
     def cancel(self, topic: str, message_id: str) -> Flow[Cancelled]:

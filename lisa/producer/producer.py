@@ -15,6 +15,7 @@ from lisa.core.model.clock import option_duration
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys, check_topic
+from lisa.core.model.middleware import SEND, BaseMiddleware, checked, load, methods
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
@@ -23,10 +24,11 @@ from lisa.core.store.batcher import Batcher
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
-from lisa.producer.calls import MOST, Single, check_iterable, combine, fitting, pieces
+from lisa.producer.calls import Single, async_pieces, check_iterable, combine, fitting, pieces
 from lisa.producer.flows import Flows
 from lisa.producer.plan import SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
 
 T = TypeVar("T")
@@ -45,7 +47,11 @@ class _Configured(Sending, ABC):
         requires topics with a retention of at least twice as much; the first send checks this.
     durability: `replicas(n)`: a write returns once n replicas have it, or raises NotReplicated
         after `patience`. By default only the primary confirms.
+    middleware: objects whose `send`, or `send_async`, is called around each send; the first one is
+        the outermost. `send_many` and `send_stream` call it for each 250 messages.
     """
+
+    _form: str
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let Python's errors about the constructor's arguments name the public class."""
@@ -68,12 +74,19 @@ class _Configured(Sending, ABC):
         zone: tzinfo | str | None = None,
         patience: timedelta | str = PRODUCER_RETRY_TIME,
         durability: Replicas | None = None,
+        middleware: Iterable[BaseMiddleware] = (),
     ) -> None:
         if durability is not None and not isinstance(durability, Replicas):
             raise ConfigError(f"durability is None or made by replicas(n), not {durability!r}")
         patience = option_duration("patience", patience)
         store = self._store_on(Address.of(server), Keys.of(prefix), patience)
-        super().__init__(store, zone=zone, patience=patience, durability=durability)
+        super().__init__(
+            store,
+            zone=zone,
+            patience=patience,
+            durability=durability,
+            middleware=methods(checked(middleware), SEND, self._form, type(self).__name__),
+        )
 
     @staticmethod
     @abstractmethod
@@ -81,11 +94,18 @@ class _Configured(Sending, ABC):
         """Create the store that runs this producer's flows."""
 
     @classmethod
-    def from_config(cls, path: Path | str | None = None, **overrides: Any) -> Self:
+    def from_config(
+        cls,
+        path: Path | str | None = None,
+        *,
+        middleware: Iterable[BaseMiddleware] = (),
+        **overrides: Any,
+    ) -> Self:
         """Create a producer from the YAML file at `path` or `LISA_CONFIG` and `LISA_*` variables.
 
         `overrides` are keys of the file and take precedence: `redis="redis://..."`, `prefix=`,
-        `zone=`, `patience=`. Raises ConfigError with a one-line message.
+        `zone=`, `patience=`. `middleware` comes after that of the file. Raises ConfigError with a
+        one-line message.
         """
         # Imported late: constructing a producer directly should not load pydantic.
         from lisa.core.settings import ProducerSettings
@@ -99,6 +119,7 @@ class _Configured(Sending, ABC):
             zone=settings.zone,
             patience=settings.patience,
             durability=settings.durability,
+            middleware=[*load(settings.middleware), *middleware],
         )
 
 
@@ -109,6 +130,7 @@ class Producer(_Configured):
     """
 
     _store: SyncStore
+    _form = "send"
 
     send = blocking(Flows.send)
     send_one = blocking(Flows.send_one)
@@ -134,12 +156,14 @@ class Producer(_Configured):
         Bodies that are not drawn are not sent: iterate to the end.
         """
         check_iterable(bodies, "bodies")
-        plan = SendPlan.of(options, self._zone)
-        return self._stream(check_topic(topic), plan, bodies)
+        SendPlan.of(options, self._zone)
+        return self._stream(check_topic(topic), bodies, options)
 
-    def _stream(self, topic: str, plan: SendPlan, bodies: Iterable[Any]) -> Iterator[SendOutcome]:
+    def _stream(
+        self, topic: str, bodies: Iterable[Any], options: SendOptions
+    ) -> Iterator[SendOutcome]:
         for piece in pieces(bodies):
-            yield from self._drive(self._piece(topic, plan, piece))
+            yield from self._drive(self._piece(SendCall(topic, piece, options)))
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -160,6 +184,7 @@ class AsyncProducer(_Configured):
     """
 
     _store: AsyncStore
+    _form = "send_async"
     _loop: asyncio.AbstractEventLoop | None = None
 
     send = awaiting(Flows.send)
@@ -225,8 +250,7 @@ class AsyncProducer(_Configured):
         known += report
 
     def _count_sends(self, _: tuple[str, OnDuplicate], messages: Iterable[Single]) -> int:
-        lengths = (len(message.tail) for message in messages)
-        return fitting(lengths)
+        return fitting(len(message.tail) for message in messages)
 
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         result: Cancelled = yield Await(self._cancels.call(topic, message_id))
@@ -249,14 +273,14 @@ class AsyncProducer(_Configured):
         are held until they fill a script call or the source ends.
         """
         check_iterable(bodies, "bodies")
-        plan = SendPlan.of(options, self._zone)
-        return self._stream(check_topic(topic), plan, bodies)
+        SendPlan.of(options, self._zone)
+        return self._stream(check_topic(topic), bodies, options)
 
     async def _stream(
-        self, topic: str, plan: SendPlan, bodies: Iterable[Any] | AsyncIterable[Any]
+        self, topic: str, bodies: Iterable[Any] | AsyncIterable[Any], options: SendOptions
     ) -> AsyncIterator[SendOutcome]:
-        async for piece in _async_pieces(bodies):
-            for outcome in await self._drive(self._piece(topic, plan, piece)):
+        async for piece in async_pieces(bodies):
+            for outcome in await self._drive(self._piece(SendCall(topic, piece, options))):
                 yield outcome
 
     async def close(self) -> None:
@@ -274,18 +298,3 @@ class AsyncProducer(_Configured):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-async def _async_pieces(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[list[T]]:
-    if not isinstance(items, AsyncIterable):
-        for piece in pieces(items):
-            yield piece
-        return
-    held: list[T] = []
-    async for item in items:
-        held.append(item)
-        if len(held) >= MOST:
-            yield held
-            held = []
-    if held:
-        yield held

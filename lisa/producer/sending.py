@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta, tzinfo
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.producer.calls import Encoded, Single, calls, encode, single, single_call
 from lisa.producer.plan import Outgoing, SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.send_call import SendCall, ThroughMiddleware
 
 T = TypeVar("T")
 
@@ -39,9 +40,11 @@ class Sending:
         zone: tzinfo | str | None,
         patience: timedelta,
         durability: Replicas | None = None,
+        middleware: Sequence[Callable[..., Any]] = (),
     ) -> None:
         self._store = store
         self._durability = durability
+        self._middleware = middleware
         self._zone = None if zone is None else parse_zone(zone)
         self._patience = patience
         self._is_layout_known = False
@@ -126,9 +129,13 @@ class Sending:
         self, topic: str, body: Any, message_id: str | None, options: SendOptions
     ) -> Flow[SendOutcome]:
         """Check and send one body."""
-        plan = SendPlan.of(options, self._zone)
         if isinstance(body, Outgoing):
             raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
+        if self._middleware:
+            message = body if message_id is None else Outgoing(body, id=message_id)
+            (sent,) = yield from self._piece(SendCall(topic, [message], options))
+            return sent
+        plan = SendPlan.of(options, self._zone)
         message = single(plan, body if message_id is None else Outgoing(body, id=message_id))
         return (yield from self._send_one(check_topic(topic), plan.on_duplicate, message))
 
@@ -140,11 +147,37 @@ class Sending:
     def _cancel_one(self, topic: str, message_id: str) -> Flow[Cancelled]:
         return (yield from self._cancel(topic, [message_id]))[0]
 
-    def _piece(self, topic: str, plan: SendPlan, bodies: Sequence[Any]) -> Flow[list[SendOutcome]]:
-        """Send one list of bodies and return its outcomes."""
+    def _piece(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
+        """Send one list of bodies, through the middleware if there is any."""
+        if not self._middleware:
+            return (yield from self._send_all(call))
+        outcomes: Sequence[SendOutcome]
+        outcomes = yield ThroughMiddleware(self._middleware, call, self._send_call)
+        return outcomes
+
+    def _send_call(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
+        """Check and send what the middleware passed on."""
+        if len(call) != 1:
+            return (yield from self._send_all(call))
+        topic, plan = check_topic(call.topic), SendPlan.of(call.options, self._zone)
+        message = single(plan, call.messages[0])
+        return [(yield from self._send_one(topic, plan.on_duplicate, message))]
+
+    def _send_all(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
+        """Check and send a list of bodies in as few script calls as possible."""
+        topic, plan = check_topic(call.topic), SendPlan.of(call.options, self._zone)
         report = SendReport()
-        yield from self._send_many(topic, plan, bodies, report)
+        yield from self._send_many(topic, plan, call.messages, report)
         return list(report)
+
+    def _add_piece(self, call: SendCall, report: SendReport) -> Flow[None]:
+        """Send one list of bodies and add the outcomes to the report."""
+        try:
+            ids, outcomes = zip(*(yield from self._piece(call)), strict=True)
+        except LisaError as error:
+            error.sent += len(report)
+            raise
+        report.add(ids, outcomes)
 
     def _reschedule(self, topic: str, message_id: str, due: str) -> Flow[Rescheduled]:
         call = Reschedule(check_topic(topic), [(check_id(message_id), due)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.middleware import BaseMiddleware
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.inspection import FoundMessage, State
 from lisa.core.transitions.base import ById
@@ -116,8 +117,10 @@ class RecordingProducer(_Recording, Producer):
 
     get = blocking(_Recording._get)  # noqa: SLF001  a flow of the class above
 
-    def __init__(self, *, zone: tzinfo | str | None = None) -> None:
-        super().__init__(zone=zone)
+    def __init__(
+        self, *, zone: tzinfo | str | None = None, middleware: Iterable[BaseMiddleware] = ()
+    ) -> None:
+        super().__init__(zone=zone, middleware=middleware)
         self._start()
 
 
@@ -126,6 +129,8 @@ class AsyncRecordingProducer(_Recording, AsyncProducer):
 
     get = awaiting(_Recording._get)  # noqa: SLF001  a flow of the class above
 
-    def __init__(self, *, zone: tzinfo | str | None = None) -> None:
-        super().__init__(zone=zone)
+    def __init__(
+        self, *, zone: tzinfo | str | None = None, middleware: Iterable[BaseMiddleware] = ()
+    ) -> None:
+        super().__init__(zone=zone, middleware=middleware)
         self._start()

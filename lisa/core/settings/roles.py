@@ -37,6 +37,13 @@ from lisa.core.settings.sources import read_sources
 _SOURCES = "sources"
 
 
+_MIDDLEWARE = Field(
+    default=(),
+    description="Middleware as `pkg.module:name`, the outermost first: objects, or classes that "
+    "take no arguments.",
+)
+
+
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
@@ -191,6 +198,8 @@ class ProducerSettings(RoleSettings):
 
     role: ClassVar[str] = "producer"
 
+    middleware: Names = _MIDDLEWARE
+
     zone: Zone | None = Field(
         default=None,
         description="Zone for naive datetimes: `Asia/Shanghai`, `+08:00`. "
@@ -217,6 +226,7 @@ class ConsumerSettings(DaemonSettings):
     consumer_server: ConsumerServerSettings = Field(
         default_factory=ConsumerServerSettings, description="Reading messages, running handlers."
     )
+    middleware: Names = _MIDDLEWARE
     target: str | None = Field(
         default=None,
         min_length=1,

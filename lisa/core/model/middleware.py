@@ -1,0 +1,103 @@
+"""Chains of middleware, whose methods `lisa.Middleware` describes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+from lisa.core.model.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Link = Callable[[Any], Any]
+"""One link of a chain: takes a send call, a message or a batch."""
+
+SEND = ("send", "send_async")
+HANDLE = ("handle", "handle_async", "handle_batch", "handle_batch_async")
+SETTLED = ("settled",)
+
+
+class BaseMiddleware:
+    """What every role takes as middleware."""
+
+
+def passes_on(method: F) -> F:
+    """Mark a method of the base class, which is left out of chains."""
+    method.__dict__["passes_on"] = True
+    return method
+
+
+def checked(middleware: Iterable[BaseMiddleware]) -> tuple[BaseMiddleware, ...]:
+    """The middleware. Raises ConfigError if an item is none, or has a method of the wrong kind."""
+    found: tuple[Any, ...] = tuple(middleware)
+    for one in found:
+        if isinstance(one, type):
+            raise ConfigError(f"the middleware {_name(one)} is a class; give an object of it")
+        if not isinstance(one, BaseMiddleware):
+            raise ConfigError(f"{one!r} is no middleware; derive its class from lisa.Middleware")
+        for method in (*SEND, *HANDLE):
+            needs_async = method.endswith("_async")
+            if inspect.iscoroutinefunction(getattr(one, method)) != needs_async:
+                verb = "must be" if needs_async else "must not be"
+                raise ConfigError(f"{method} of the middleware {_name(one)} {verb} `async def`")
+    return found
+
+
+def load(paths: Iterable[str]) -> list[BaseMiddleware]:
+    """The middleware that settings name as `pkg.module:name`; a class is called without arguments.
+
+    Raises ConfigError if a path leads to nothing.
+    """
+    found = []
+    for path in paths:
+        module, _, name = path.partition(":")
+        if not module or not name or module.startswith("."):
+            raise ConfigError(f"middleware {path!r} must be pkg.module:name")
+        try:
+            one = getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"middleware {path!r} cannot be imported: {error}") from None
+        found.append(one() if isinstance(one, type) else one)
+    return found
+
+
+def methods(
+    middleware: Sequence[BaseMiddleware], forms: Sequence[str], wanted: str, user: str
+) -> list[Callable[..., Any]]:
+    """The method `wanted`, one of `forms`, of each middleware that has it, outermost first.
+
+    Raises ConfigError if one has other forms only. `user` is what needs the method.
+    """
+    found = []
+    for one in middleware:
+        own = [form for form in forms if _is_own(one, form)]
+        if wanted in own:
+            found.append(getattr(one, wanted))
+        elif own:
+            raise ConfigError(
+                f"{user} needs the method {wanted} of the middleware {_name(one)}, which has only "
+                f"{', '.join(own)}"
+            )
+    return found
+
+
+def chain(methods: Sequence[Callable[..., Any]], innermost: Link) -> Link:
+    """A function that calls the first method, which calls the next one, and so on."""
+    for method in reversed(methods):
+        innermost = _link(method, innermost)
+    return innermost
+
+
+def _link(method: Callable[..., Any], call_next: Link) -> Link:
+    return lambda value: method(value, call_next)
+
+
+def _is_own(one: object, method: str) -> bool:
+    return not hasattr(getattr(one, method), "passes_on")
+
+
+def _name(one: object) -> str:
+    kind = one if isinstance(one, type) else type(one)
+    return f"{kind.__module__}.{kind.__qualname__}"

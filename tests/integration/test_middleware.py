@@ -1,0 +1,160 @@
+"""Middleware of running consumers and producers, from code and from settings."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import AsyncConsumer, Consumer, Message, Middleware, Producer, Settled
+from lisa.core.model.errors import ConfigError
+from tests.consumers import Bench, ignore, settled
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from lisa import SendCall, SendOutcome
+    from tests.servers import Processes
+
+TOPIC = "orders"
+
+
+class Watches(Middleware):
+    """Records what it sees of messages, and fails the first attempt."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+        self.threads: set[str] = set()
+        self.settled_calls: list[Settled] = []
+
+    def see(self, message: Message) -> None:
+        self.seen.append((message.attempt, message.headers["tenant"]))
+        self.threads.add(threading.current_thread().name)
+        if message.attempt == 1:
+            raise ValueError("the first attempt")
+
+    def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
+        self.see(message)
+        return call_next(message)
+
+    async def handle_async(
+        self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
+    ) -> Any:
+        self.see(message)
+        return await call_next(message)
+
+    def settled(self, settled: Settled) -> None:
+        self.settled_calls.append(settled)
+        raise ValueError("is logged")
+
+
+class Tenant(Middleware):
+    def send(
+        self, call: SendCall, call_next: Callable[[SendCall], Sequence[SendOutcome]]
+    ) -> Sequence[SendOutcome]:
+        call.set_header("tenant", "a")
+        return call_next(call)
+
+
+async def ignore_async(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize("handler", [ignore, ignore_async])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_error_of_middleware_retries_the_message_and_settlements_are_told(
+    bench: Bench, handler: Callable[[Message], Any], concurrency: int
+) -> None:
+    bench.configure(TOPIC, retry_delays="0,0")
+    watch = Watches()
+    consumer = Consumer(bench.url, concurrency=concurrency, middleware=[watch])
+    consumer.on(TOPIC, handler)
+    with Producer(bench.url, middleware=[Tenant()]) as producer:
+        sent = producer.send(TOPIC, 1)
+    with bench.manager(TOPIC), consumer:
+        wait_until(settled(bench, sent))
+    assert watch.seen == [(1, "a"), (2, "a")]
+    told = [
+        (one.operation, [message.id for message in one.messages]) for one in watch.settled_calls
+    ]
+    assert told == [("retry", [sent]), ("ack", [sent])]
+    retried = watch.settled_calls[0]
+    assert (retried.topic, retried.group, retried.error) == (TOPIC, "lisa", None)
+    assert retried.seconds is not None
+
+
+async def test_an_async_consumer_runs_the_async_form(bench: Bench) -> None:
+    bench.configure(TOPIC, retry_delays="0,0")
+    watch = Watches()
+    async with AsyncConsumer(bench.url, middleware=[watch]) as consumer:
+        consumer.subscribe(TOPIC, ignore_async)
+        await consumer.start()
+        with Producer(bench.url, middleware=[Tenant()]) as producer, bench.manager(TOPIC):
+            sent = producer.send(TOPIC, 1)
+            await asyncio.to_thread(wait_until, settled(bench, sent))
+    assert watch.threads == {threading.current_thread().name}
+
+
+MODULE = """
+import lisa
+from lisa import Consumer
+
+class Tenant(lisa.Middleware):
+    def send(self, call, call_next):
+        call.set_header("tenant", "of the settings")
+        return call_next(call)
+
+    def handle(self, message, call_next):
+        print("tenant", message.headers["tenant"], flush=True)
+        return call_next(message)
+
+shout = Tenant()
+consumer = Consumer()
+consumer.on("orders", lambda message: print("handled", message.body, flush=True))
+"""
+
+
+def test_settings_name_middleware_for_both_roles(
+    bench: Bench, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shopware.py").write_text(MODULE)
+    (tmp_path / "lisa.yml").write_text(
+        "lisa-delay-queue:\n"
+        f"  redis: {{url: {bench.url}}}\n"
+        "  target: shopware:consumer\n"
+        "  middleware: [shopware:shout]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Producer.from_config(tmp_path / "lisa.yml") as producer, bench.manager(TOPIC):
+        assert producer.send(TOPIC, 1)
+        process = processes.start(
+            "-m",
+            "lisa.cli.consumer",
+            "--config",
+            str(tmp_path / "lisa.yml"),
+            cwd=tmp_path,
+        )
+        process.wait_for("tenant of the settings")
+        process.wait_for("handled 1")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("shop", "must be pkg.module:name"),
+        ("nosuchmodule:Tenant", "cannot be imported: No module named"),
+        ("lisa.middleware:Tenant", "cannot be imported: module 'lisa.middleware' has no attribute"),
+        ("json:dumps", "is no middleware; derive its class from lisa.Middleware"),
+    ],
+)
+def test_settings_that_lead_to_no_middleware_are_refused(
+    path: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISA_MIDDLEWARE", path)
+    with pytest.raises(ConfigError, match=said):
+        Producer.from_config()
+    with pytest.raises(ConfigError, match=said):
+        Consumer.from_config()
