@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
@@ -28,6 +28,7 @@ from lisa.gateway.api.models.sending import (
 from lisa.gateway.api.operations import MESSAGES, TOPIC, Call, Operations, Reply, answer, read_json
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.gateway.trace_context import trace_context, with_trace
 from lisa.producer import Outgoing, SendOutcome, Single
 
 _item_decoder = msgspec.json.Decoder(SendRequest)
@@ -64,10 +65,16 @@ class _Ready(NamedTuple):
     leads_to=("getMessage", "cancelMessage", "rescheduleMessage", "fireMessage"),
 )
 async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
-    """Send a message."""
+    """Send a message.
+
+    If the request has the header `traceparent`, and the message has no header of that name, the
+    message gets `traceparent` and `tracestate`.
+    """
     request = call.body
     sent = await call.hub.sender.offer(
-        call.topic, _outgoing(request), request.on_duplicate or OnDuplicate.KEEP
+        call.topic,
+        _outgoing(request, trace_context(call.request.headers)),
+        request.on_duplicate or OnDuplicate.KEEP,
     )
     if sent.outcome is Sent.REJECTED:
         raise ErrorResponse(
@@ -96,12 +103,13 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     is 503.
     """
     default = call.body.on_duplicate or OnDuplicate.KEEP
+    trace = trace_context(call.request.headers)
     found: dict[int, _Found] = {}
     ready: list[_Ready] = []
     for index, raw in enumerate(call.body.messages):
         try:
             item = read_json(_item_decoder, raw)
-            outgoing = _outgoing(item)
+            outgoing = _outgoing(item, trace)
             ready.append(
                 _Ready(
                     index, item.on_duplicate or default, outgoing, call.hub.sender.prepare(outgoing)
@@ -160,7 +168,7 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     )
 
 
-def _outgoing(request: SendRequest) -> Outgoing:
+def _outgoing(request: SendRequest, trace: Mapping[str, str]) -> Outgoing:
     delay, ttl, retry = request.delay_ms, request.ttl_ms, request.retry
     return Outgoing(
         read_body(request),
@@ -169,5 +177,5 @@ def _outgoing(request: SendRequest) -> Outgoing:
         at_ms=request.due_ms,
         ttl=None if ttl is None else timedelta(milliseconds=ttl),
         retry=RetryPolicy(tuple(retry)) if isinstance(retry, list) else retry,
-        headers=request.headers,
+        headers=with_trace(request.headers, trace),
     )

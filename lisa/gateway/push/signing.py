@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from lisa.core.model.message import Message
+from lisa.gateway.trace_context import trace_context
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
 _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z")
@@ -70,6 +71,7 @@ def headers_of(
         ("lisa-group", message.group),
         ("lisa-attempt", str(message.attempt)),
         ("lisa-due-ms", str(message.due_ms)),
+        *trace_context(message.headers).items(),
         *_own_headers(message.headers),
     ]
 

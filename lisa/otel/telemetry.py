@@ -1,0 +1,270 @@
+"""The middleware that creates spans and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from opentelemetry import context as contexts
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+
+from lisa.middleware import Middleware
+from lisa.otel import conventions as names
+from lisa.otel.conventions import Instruments, attributes_of, error_type
+
+if TYPE_CHECKING:
+    from lisa.consumer import Batch, Settled
+    from lisa.core.model.message import Message
+    from lisa.producer import SendCall, SendOutcome
+
+Outcomes: TypeAlias = "Sequence[SendOutcome]"
+
+LOOK_AGAIN_S = 1.0
+"""How often an idle `Telemetry` looks whether the application has set up an SDK."""
+
+RETURNED_FALSE = "returned_false"
+"""The `error.type` of a handler that returned False."""
+
+
+class Telemetry(Middleware):
+    """Traces and metrics of sends, handlers and settlements, for all producers and consumers.
+
+    A send puts its trace context into the headers of its messages. The span of a handler starts a
+    trace of its own that links to the send, because a message may be due days later.
+
+    parent: also make the handler's span a child of the send's span, in one trace. Not for batches.
+    settle_spans: whether settlements have spans.
+    tracer_provider, meter_provider: by default the global ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent: bool = False,
+        settle_spans: bool = True,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        self._parent = parent
+        self._settle_spans = settle_spans
+        own = version("lisa-delay-queue")
+        self._tracer = trace.get_tracer("lisa.otel", own, tracer_provider)
+        self._instruments = Instruments(metrics.get_meter("lisa.otel", own, meter_provider))
+        self._providers = tracer_provider, meter_provider
+        self._is_on = False
+        self._look_at = 0.0
+
+    def send(
+        self, call: SendCall, call_next: Callable[[SendCall], Sequence[SendOutcome]]
+    ) -> Sequence[SendOutcome]:
+        """Trace a send."""
+        if not (self._is_on or self._looks_on()):
+            return call_next(call)
+        with self._sending(call) as take:
+            return take(call_next(call))
+
+    async def send_async(
+        self, call: SendCall, call_next: Callable[[SendCall], Awaitable[Sequence[SendOutcome]]]
+    ) -> Sequence[SendOutcome]:
+        """Trace a send of an `AsyncProducer`."""
+        if not (self._is_on or self._looks_on()):
+            return await call_next(call)
+        with self._sending(call) as take:
+            return take(await call_next(call))
+
+    def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
+        """Trace a handler."""
+        if not (self._is_on or self._looks_on()):
+            return call_next(message)
+        with self._handling([message]) as take:
+            return take(call_next(message))
+
+    async def handle_async(
+        self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
+    ) -> Any:
+        """Trace an `async def` handler."""
+        if not (self._is_on or self._looks_on()):
+            return await call_next(message)
+        with self._handling([message]) as take:
+            return take(await call_next(message))
+
+    def handle_batch(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
+        """Trace a batch handler."""
+        if not (self._is_on or self._looks_on()):
+            return call_next(batch)
+        with self._handling(batch, in_batches=True) as take:
+            return take(call_next(batch))
+
+    async def handle_batch_async(
+        self, batch: Batch, call_next: Callable[[Batch], Awaitable[Any]]
+    ) -> Any:
+        """Trace an `async def` batch handler."""
+        if not (self._is_on or self._looks_on()):
+            return await call_next(batch)
+        with self._handling(batch, in_batches=True) as take:
+            return take(await call_next(batch))
+
+    def settled(self, settled: Settled) -> None:
+        """Create the span of a settlement, which has ended."""
+        if not (self._is_on or self._looks_on()):
+            return
+        error = None if settled.error is None else error_type(settled.error)
+        attributes = attributes_of(settled.operation, "settle", settled.topic, settled.group, error)
+        if settled.seconds is not None:
+            self._instruments.operations.record(settled.seconds, attributes)
+        if not self._settle_spans:
+            return
+        ended_ns = round(settled.ended * 1e9)
+        span = self._tracer.start_span(
+            f"{settled.operation} {settled.topic}",
+            Context(),
+            SpanKind.CLIENT,
+            attributes | _count(len(settled.messages)),
+            _links(settled.messages),
+            ended_ns - round((settled.seconds or 0) * 1e9),
+        )
+        if settled.error is not None:
+            span.set_status(Status(StatusCode.ERROR, str(settled.error)))
+        span.end(ended_ns)
+
+    def _looks_on(self) -> bool:
+        """Whether there is an SDK. Looks once per second until there is one."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN_S
+            self._is_on = _has_sdk(*self._providers)
+        return self._is_on
+
+    @contextmanager
+    def _sending(self, call: SendCall) -> Iterator[Callable[[Outcomes], Outcomes]]:
+        """The span of a send. Yields a function that takes the outcomes and returns them."""
+        given = _link(call.headers)
+        attributes = attributes_of("send", "send", call.topic)
+        count = len(call)
+        span = self._tracer.start_span(
+            f"send {call.topic}",
+            kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
+            attributes=attributes | _count(count),
+            links=[given] if given else [],
+        )
+
+        def take(outcomes: Outcomes) -> Outcomes:
+            if count == 1:
+                span.set_attribute(names.MESSAGE_ID, outcomes[0].id)
+            return outcomes
+
+        began = time.monotonic()
+        try:
+            with _current(span):
+                if not given:  # a message keeps a context that the application gave it
+                    _inject(call)
+                yield take
+        except BaseException as error:
+            attributes[names.ERROR_TYPE] = error_type(error)
+            raise
+        finally:
+            self._instruments.operations.record(time.monotonic() - began, attributes)
+            self._instruments.sent.add(count, attributes)
+
+    @contextmanager
+    def _handling(
+        self, messages: Sequence[Message], *, in_batches: bool = False
+    ) -> Iterator[Callable[[Any], Any]]:
+        """The span of a handler. Yields a function that takes the result and returns it."""
+        first = messages[0]
+        attributes = attributes_of("process", "process", first.topic, first.group)
+        self._instruments.consumed.add(len(messages), attributes)
+        self._record_lateness(messages)
+        own = _count(len(messages)) if in_batches else _identity(first)
+        # The consumer's own context is not the cause of a message, so it is left out.
+        given = Context() if in_batches else propagate.extract(first.headers, Context())
+        span = self._tracer.start_span(
+            f"process {first.topic}",
+            given if self._parent else trace.set_span_in_context(trace.INVALID_SPAN, given),
+            SpanKind.CONSUMER,
+            attributes | own,
+            _links(messages),
+        )
+
+        def take(result: Any) -> Any:
+            if result is False:
+                attributes[names.ERROR_TYPE] = RETURNED_FALSE
+                span.set_attribute(names.ERROR_TYPE, RETURNED_FALSE)
+                span.set_status(Status(StatusCode.ERROR, "the handler returned False"))
+            return result
+
+        began = time.monotonic()
+        try:
+            with _current(span, given):
+                yield take
+        except BaseException as error:
+            attributes[names.ERROR_TYPE] = error_type(error)
+            raise
+        finally:
+            self._instruments.handlers.record(time.monotonic() - began, attributes)
+
+    def _record_lateness(self, messages: Sequence[Message]) -> None:
+        now = time.time()
+        for one in messages:
+            if one.attempt == 1:
+                attributes = {names.DESTINATION: one.topic, names.GROUP: one.group}
+                self._instruments.lateness.record(max(0.0, now - one.due_ms / 1000), attributes)
+
+
+@contextmanager
+def _current(span: Span, context: Context | None = None) -> Iterator[None]:
+    """Make a span the current one, in a context; ends it, with the error if there is one."""
+    token = contexts.attach(trace.set_span_in_context(span, context))
+    try:
+        yield
+    except BaseException as error:
+        span.record_exception(error)
+        span.set_attribute(names.ERROR_TYPE, error_type(error))
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+        raise
+    finally:
+        contexts.detach(token)
+        span.end()
+
+
+def _has_sdk(tracers: TracerProvider | None, meters: MeterProvider | None) -> bool:
+    """Whether a provider is not one of the API itself; those do nothing."""
+    found = tracers or trace.get_tracer_provider(), meters or metrics.get_meter_provider()
+    of_api = ("opentelemetry.trace", "opentelemetry.metrics")
+    return any(not type(one).__module__.startswith(of_api) for one in found)
+
+
+def _inject(call: SendCall) -> None:
+    """Put the current context into the messages that have none."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    for name, value in carrier.items():
+        call.set_header(name, value, replace=False)
+
+
+def _count(count: int) -> names.Attributes:
+    return {} if count == 1 else {names.BATCH_COUNT: count}
+
+
+def _identity(message: Message) -> names.Attributes:
+    return {names.MESSAGE_ID: message.id, names.ATTEMPT: message.attempt}
+
+
+def _links(messages: Sequence[Message]) -> list[Link]:
+    """Links to the sends of messages."""
+    links = (_link(one.headers, {names.MESSAGE_ID: one.id}) for one in messages)
+    return [one for one in links if one is not None]
+
+
+def _link(headers: Mapping[str, str], attributes: names.Attributes | None = None) -> Link | None:
+    """A link to the context in the headers, if there is one."""
+    if not headers:
+        return None
+    context = trace.get_current_span(propagate.extract(headers, Context())).get_span_context()
+    return Link(context, attributes) if context.is_valid else None

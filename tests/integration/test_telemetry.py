@@ -1,0 +1,370 @@
+"""OpenTelemetry spans and metrics of real producers and consumers, read from memory."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from lisa import (
+    AsyncConsumer,
+    AsyncProducer,
+    Batch,
+    Consumer,
+    Discard,
+    Message,
+    Outgoing,
+    Producer,
+    TopicFull,
+)
+from lisa.otel import Telemetry
+from lisa.testing import RecordingProducer
+from tests.consumers import Bench, ignore, settled
+from tests.servers import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOPIC = "orders"
+COMMON = {"messaging.system": "lisa", "messaging.destination.name": TOPIC}
+GROUP = {"messaging.consumer.group.name": "lisa"}
+
+
+class Recorded:
+    """What a `Telemetry` reports."""
+
+    def __init__(self, **options: Any) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self._reader = InMemoryMetricReader()
+        meters = MeterProvider([self._reader])
+        self.middleware = [
+            Telemetry(tracer_provider=self.tracers, meter_provider=meters, **options)
+        ]
+
+    def spans(self, operation: str) -> list[ReadableSpan]:
+        """The ended spans of an operation, in order."""
+        every = self._exporter.get_finished_spans()
+        return [one for one in every if (one.name or "").startswith(f"{operation} ")]
+
+    def one(self, operation: str) -> ReadableSpan:
+        """The only span of an operation."""
+        (span,) = self.spans(operation)
+        return span
+
+    def points(self, name: str) -> list[Any]:
+        """The data points of a metric."""
+        data = self._reader.get_metrics_data()
+        return [
+            point
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+
+    def await_spans(self, operation: str, count: int = 1) -> list[ReadableSpan]:
+        """The spans of an operation, once there are so many."""
+        wait_until(lambda: len(self.spans(operation)) >= count)
+        return self.spans(operation)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    return Recorded()
+
+
+def identity(span: ReadableSpan) -> tuple[int, int]:
+    found = span.get_span_context()
+    assert found is not None
+    return found.trace_id, found.span_id
+
+
+def linked(span: ReadableSpan) -> list[tuple[int, int]]:
+    return [(one.context.trace_id, one.context.span_id) for one in span.links]
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def handle_all(
+    bench: Bench, recorded: Recorded, handler: Callable[[Any], Any], sent: str, **options: Any
+) -> None:
+    """Run a consumer until a message is acked and all spans of it have ended."""
+    consumer = Consumer(bench.url, middleware=recorded.middleware)
+    consumer.on(TOPIC, handler, **options)
+    with bench.manager(TOPIC), consumer:
+        wait_until(settled(bench, sent))
+
+
+def test_a_handler_links_to_the_send(bench: Bench, recorded: Recorded) -> None:
+    current: list[Any] = []
+
+    def handler(message: Message) -> None:
+        current.append(trace.get_current_span().get_span_context())
+
+    web = recorded.tracers.get_tracer("web")
+    with (
+        Producer(bench.url, middleware=recorded.middleware) as producer,
+        web.start_as_current_span("request") as request,
+    ):
+        sent = producer.send(TOPIC, 1)
+    handle_all(bench, recorded, handler, sent)
+    send, process, ack = (recorded.one(one) for one in ("send", "process", "ack"))
+    assert send.name == "send orders"
+    assert send.kind is SpanKind.PRODUCER
+    assert send.parent == request.get_span_context()
+    assert attributes(send) == COMMON | {
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.message.id": sent,
+    }
+    assert process.name == "process orders"
+    assert process.kind is SpanKind.CONSUMER
+    assert process.parent is None
+    assert identity(process)[0] != identity(send)[0]
+    assert linked(process) == [identity(send)]
+    assert current == [process.get_span_context()]
+    assert attributes(process) == COMMON | GROUP | {
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": sent,
+        "messaging.lisa.message.delivery_attempt": 1,
+    }
+    assert ack.name == "ack orders"
+    assert ack.kind is SpanKind.CLIENT
+    assert ack.parent is None
+    assert linked(ack) == [identity(send)]
+    assert attributes(ack) == COMMON | GROUP | {
+        "messaging.operation.name": "ack",
+        "messaging.operation.type": "settle",
+    }
+
+
+def test_the_metrics_count_sends_deliveries_and_durations(bench: Bench, recorded: Recorded) -> None:
+    with Producer(bench.url, middleware=recorded.middleware) as producer:
+        producer.send_many(TOPIC, [1, 2])
+        sent = producer.send(TOPIC, 3)
+    handle_all(bench, recorded, ignore, sent)
+
+    def total(name: str, **where: str) -> Any:
+        return sum(
+            getattr(point, "count", 0) or point.value
+            for point in recorded.points(name)
+            if where.items()
+            <= {key.rpartition(".")[2]: v for key, v in point.attributes.items()}.items()
+        )
+
+    assert total("messaging.client.sent.messages") == 3
+    wait_until(lambda: total("messaging.client.consumed.messages") == 3)
+    assert total("messaging.process.duration") == 3
+    assert total("lisa.message.lateness") == 3
+    (late, *_) = recorded.points("lisa.message.lateness")
+    assert late.attributes == {"messaging.destination.name": TOPIC} | GROUP
+    assert late.min >= 0
+    assert late.explicit_bounds[0] == 0.001
+    sends = [
+        one
+        for one in recorded.points("messaging.client.operation.duration")
+        if one.attributes["messaging.operation.name"] == "send"
+    ]
+    assert [(one.count, one.explicit_bounds[0]) for one in sends] == [(2, 0.005)]
+    assert sends[0].attributes == COMMON | {
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+    }
+
+
+def test_each_attempt_links_to_the_send_and_says_what_failed(
+    bench: Bench, recorded: Recorded
+) -> None:
+    def handler(message: Message) -> bool | None:
+        if message.attempt == 1:
+            raise ValueError("broken")
+        return False if message.attempt == 2 else None
+
+    bench.configure(TOPIC, retry_delays="0,0,0")
+    with Producer(bench.url, middleware=recorded.middleware) as producer:
+        sent = producer.send(TOPIC, 1)
+    handle_all(bench, recorded, handler, sent)
+    attempts = recorded.spans("process")
+    assert [linked(one) for one in attempts] == [[identity(recorded.one("send"))]] * 3
+    assert [attributes(one)["messaging.lisa.message.delivery_attempt"] for one in attempts] == [
+        *(1, 2, 3)
+    ]
+    assert [attributes(one).get("error.type") for one in attempts] == [
+        *("ValueError", "returned_false", None)
+    ]
+    failed = attempts[0]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert [one.name for one in failed.events] == ["exception"]
+    assert attempts[2].status.status_code is StatusCode.UNSET
+    assert len(recorded.spans("retry")) == 2
+    assert len(recorded.points("lisa.message.lateness")) == 1
+    kinds = [
+        one.attributes.get("error.type") for one in recorded.points("messaging.process.duration")
+    ]
+    assert sorted(map(str, kinds)) == ["None", "ValueError", "returned_false"]
+
+
+def test_the_context_survives_a_reclaim(bench: Bench, recorded: Recorded) -> None:
+    bench.configure(TOPIC, ack_timeout="100ms", retry_delays="0,0")
+    with Producer(bench.url, middleware=recorded.middleware) as producer:
+        sent = producer.send(TOPIC, 1)
+    with bench.manager(TOPIC):
+        with Consumer(bench.url) as other:  # takes it, and never settles it
+            wait_until(lambda: other.pull(TOPIC))
+        wait_until(lambda: bench.stat(TOPIC, "reclaimed") == 1)
+    handle_all(bench, recorded, ignore, sent)
+    process = recorded.one("process")
+    assert attributes(process)["messaging.lisa.message.delivery_attempt"] == 2
+    assert linked(process) == [identity(recorded.one("send"))]
+
+
+def test_parent_makes_one_trace(bench: Bench) -> None:
+    recorded = Recorded(parent=True, settle_spans=False)
+    with Producer(bench.url, middleware=recorded.middleware) as producer:
+        sent = producer.send(TOPIC, 1)
+    handle_all(bench, recorded, ignore, sent)
+    send, process = recorded.one("send"), recorded.one("process")
+    assert process.parent is not None
+    assert (process.parent.trace_id, process.parent.span_id) == identity(send)
+    assert linked(process) == [identity(send)]
+    assert recorded.spans("ack") == []
+
+
+def test_a_batch_links_to_each_send(bench: Bench, recorded: Recorded) -> None:
+    def handler(batch: Batch) -> None:
+        assert trace.get_current_span().is_recording()
+
+    with Producer(bench.url, middleware=recorded.middleware) as producer:
+        producer.send_many(TOPIC, [1, 2])
+        sent = producer.send(TOPIC, 3)
+    handle_all(bench, recorded, handler, sent, batch=3, within="10s")
+    many, single = recorded.spans("send")
+    assert attributes(many)["messaging.batch.message_count"] == 2
+    assert "messaging.message.id" not in attributes(many)
+    process = recorded.one("process")
+    assert attributes(process)["messaging.batch.message_count"] == 3
+    assert linked(process) == [identity(many), identity(many), identity(single)]
+    ids = [(one.attributes or {})["messaging.message.id"] for one in process.links]
+    assert ids[2] == sent
+
+
+async def test_async_producers_and_consumers(bench: Bench, recorded: Recorded) -> None:
+    seen: list[Any] = []
+
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(0)
+        seen.append((trace.get_current_span().get_span_context(), baggage.get_baggage("tenant")))
+
+    token = context.attach(baggage.set_baggage("tenant", "a"))
+    try:
+        async with AsyncProducer(bench.url, middleware=recorded.middleware) as producer:
+            ids = await asyncio.gather(*(producer.send(TOPIC, n) for n in range(5)))
+    finally:
+        context.detach(token)
+    web = recorded.tracers.get_tracer("web")
+    with web.start_as_current_span("startup"):  # is no parent of what handlers do
+        async with AsyncConsumer(bench.url, middleware=recorded.middleware) as consumer:
+            consumer.subscribe(TOPIC, handler)
+            await consumer.start()
+            with bench.manager(TOPIC):
+                for sent in ids:
+                    await asyncio.to_thread(wait_until, settled(bench, sent))
+    processes = recorded.spans("process")
+    assert {one.parent for one in processes} == {None}
+    sends = {identity(one) for one in recorded.spans("send")}
+    assert {link for one in processes for link in linked(one)} == sends
+    assert len(sends) == len(processes) == 5
+    assert {str(one) for one, _ in seen} == {str(one.get_span_context()) for one in processes}
+    assert {tenant for _, tenant in seen} == {"a"}
+
+
+# Without a server
+
+
+PARENT = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+
+def test_a_context_that_the_application_gave_is_kept(recorded: Recorded) -> None:
+    producer = RecordingProducer(middleware=recorded.middleware)
+    producer.send(TOPIC, 1, headers={"traceparent": PARENT, "a": "b"})
+    producer.send_many(TOPIC, [1, Outgoing(2, headers={"traceparent": PARENT})])
+    given, made = recorded.spans("send")
+    assert producer.sent[0].headers == {"traceparent": PARENT, "a": "b"}
+    assert given.kind is SpanKind.CLIENT
+    assert linked(given) == [(int("1" * 32, 16), int("2" * 16, 16))]
+    assert made.kind is SpanKind.PRODUCER
+    assert f"{identity(made)[1]:016x}" in producer.sent[1].headers["traceparent"]
+    assert producer.sent[2].headers["traceparent"] == PARENT
+
+
+def test_a_failed_send_is_an_error(bench: Bench, recorded: Recorded) -> None:
+    bench.configure(TOPIC, capacity=1)
+    with Producer(bench.url, middleware=recorded.middleware) as producer:
+        producer.send(TOPIC, 1, delay="1h")
+        with pytest.raises(TopicFull):
+            producer.send(TOPIC, 2, delay="1h")
+    good, failed = recorded.spans("send")
+    assert good.status.status_code is StatusCode.UNSET
+    assert failed.status.status_code is StatusCode.ERROR
+    assert attributes(failed)["error.type"] == "TopicFull"
+    points = recorded.points("messaging.client.sent.messages")
+    assert [(one.value, one.attributes.get("error.type")) for one in points] == [
+        *((1, None), (1, "TopicFull"))
+    ]
+
+
+def test_a_discarded_message_is_an_error(bench: Bench, recorded: Recorded) -> None:
+    def handler(message: Message) -> None:
+        raise Discard("not wanted")
+
+    (sent,) = bench.send(TOPIC, [1])  # without a context
+    consumer = Consumer(bench.url, middleware=recorded.middleware)
+    consumer.on(TOPIC, handler)
+    with bench.manager(TOPIC), consumer:
+        wait_until(lambda: bench.states(TOPIC, sent) == ["garbage"])
+    process = recorded.one("process")
+    assert (attributes(process)["error.type"], list(process.links)) == ("Discard", [])
+    assert process.status.description == "not wanted"
+
+
+def test_nothing_is_added_without_an_sdk() -> None:
+    code = """
+from lisa.otel import Telemetry
+from lisa.testing import RecordingProducer
+producer = RecordingProducer(middleware=[Telemetry()])
+producer.send("orders", 1)
+producer.send_many("orders", [1, 2])
+assert [one.headers for one in producer.sent] == [{}] * 3
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+trace.set_tracer_provider(TracerProvider())
+import time, lisa.otel.telemetry
+time.sleep(lisa.otel.telemetry.LOOK_AGAIN_S)
+producer.send("orders", 1)
+print(*producer.sent[-1].headers)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "traceparent\n"
