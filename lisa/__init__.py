@@ -236,7 +236,7 @@ class _FullDistribution:
 
 def _other_folders() -> Iterator[str]:
     """Folders of this package that contain only files of the other distribution."""
-    for entry in sys.path:
+    for entry in filter(None, sys.path):  # "" is the current directory, which may change
         folder = os.path.join(entry, "lisa")  # noqa: PTH118  pathlib would double the import time
         if os.path.isdir(folder) and not os.path.exists(f"{folder}/__init__.py"):  # noqa: PTH112, PTH110
             yield folder

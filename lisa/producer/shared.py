@@ -1,6 +1,6 @@
 """`lisa.send` and the other module-level functions, which share one producer per process.
 
-The first call creates the producer with `Producer.from_config()`: from `LISA_REDIS_URL` and the
+The first call creates the producer as `Producer.from_config()` does: from `LISA_REDIS_URL` and the
 other `LISA_*` variables, the YAML file named by `LISA_CONFIG`, or else redis://localhost:6379/0.
 Threads share the producer. It is closed at interpreter exit.
 """
@@ -10,14 +10,29 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
+import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from lisa.core.model.addresses import KUBERNETES_VARIABLE
 from lisa.producer.producer import Producer
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_READ_WITHOUT_SETTINGS = ("LISA_REDIS_URL", "LISA_PREFIX")
+
+
+def _configured() -> Producer:
+    """A producer; loads the settings, and with them pydantic, only if a variable needs it."""
+    for name, value in os.environ.items():
+        is_known = name in _READ_WITHOUT_SETTINGS or re.fullmatch(KUBERNETES_VARIABLE, name)
+        if name.startswith("LISA_") and value.strip() and not is_known:
+            return Producer.from_config()
+    return Producer()
 
 
 class _Shared:
@@ -30,7 +45,7 @@ class _Shared:
     def producer(self) -> Producer:
         with self._lock:
             if self._producer is None:
-                self._producer = Producer.from_config()
+                self._producer = _configured()
                 atexit.register(self.close)
             return self._producer
 

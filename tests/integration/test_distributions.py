@@ -49,6 +49,30 @@ def test_the_full_wheel_adds_a_copy_of_the_clients_files_elsewhere(wheels: Wheel
     assert not COPY.isidentifier(), "no program can import the copy by its own name"
 
 
+def test_the_description_has_no_links_to_files(wheels: Wheels) -> None:
+    with zipfile.ZipFile(wheels.full) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith("/METADATA"))
+        head, _, text = archive.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert [one for one in targets if not one.startswith(("https://", "http://"))] == []
+    assert "explained in the glossary." in text
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall("^```.*|^#.*", text, re.MULTILINE) == re.findall(
+        "^```.*|^#.*", readme, re.MULTILINE
+    )
+
+
+def test_the_wheels_cannot_install_packages(wheels: Wheels) -> None:
+    sources: dict[str, bytes] = {}
+    for one in wheels:
+        with zipfile.ZipFile(one) as archive:
+            sources |= {
+                name: archive.read(name) for name in archive.namelist() if name[-3:] == ".py"
+            }
+    assert [name for name, text in sources.items() if b'"pip"' in text or b'"npm"' in text] == []
+
+
 @pytest.mark.parametrize("kind", Wheels._fields)
 def test_each_wheel_has_the_licence_and_the_version(wheels: Wheels, kind: str) -> None:
     with zipfile.ZipFile(getattr(wheels, kind)) as archive:

@@ -50,6 +50,7 @@ def test_a_whole_life() -> None:
 
 @pytest.mark.usefixtures("surroundings")
 def test_threads_get_the_same_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISA_ZONE", "UTC")
     made: list[object] = []
     from_config = lisa.Producer.from_config
 
@@ -78,6 +79,20 @@ def test_the_environment_is_read_at_the_first_call(
     monkeypatch.setenv("LISA_CONFIG", str(file))
     lisa.send("orders", 1, delay=HOUR)
     assert client.exists("shop:{orders}:waiting")
+
+
+@pytest.mark.parametrize(
+    ("variable", "loaded"),
+    [("LISA_PREFIX=a", "False"), ("LISA_A_SERVICE_HOST=b", "False"), ("LISA_ZONE=UTC", "True")],
+)
+def test_settings_are_loaded_only_for_variables_that_need_them(
+    redis_url: str, processes: Processes, variable: str, loaded: str
+) -> None:
+    program = "import sys, lisa; lisa.send('orders', 1); print('pydantic' in sys.modules)"
+    environment = dict([variable.split("=")]) | {"LISA_REDIS_URL": redis_url}
+    process = processes.start("-c", program, env=environment)
+    assert process.wait() == 0, process.output
+    assert process.output.splitlines()[-1] == loaded
 
 
 def test_a_producer_that_is_switched_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

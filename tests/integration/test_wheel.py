@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +60,14 @@ def installed(wheels: Wheels, client: Path) -> Path:
     return client
 
 
+HANDLER = """
+import logging
+from lisa import message_received
+
+@message_received.connect_via("orders")
+def handle(topic, *, message):
+    logging.getLogger("shop").warning("handled %s", message.body)
+"""
 SENDS_AND_HANDLES = """
 import sys, threading, lisa
 consumer, handled = lisa.Consumer(sys.argv[1]), threading.Event()
@@ -112,26 +119,25 @@ def test_the_client_names_what_to_install(
     assert done.stderr.splitlines()[-1].endswith(f": pip install {package}")
 
 
-def test_the_description_has_no_links_to_files(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as files:
-        (name,) = (one for one in files.namelist() if one.endswith("/METADATA"))
-        head, _, text = files.read(name).decode().partition("\n\n")
-    assert "Description-Content-Type: text/markdown" in head
-    targets = re.findall(r"\]\(([^)]*)\)", text)
-    assert [one for one in targets if not one.startswith(("https://", "http://"))] == []
-    assert "explained in the glossary." in text
-    readme = (ROOT / "README.md").read_text()
-    assert re.findall("^```.*|^#.*", text, re.MULTILINE) == re.findall(
-        "^```.*|^#.*", readme, re.MULTILINE
-    )
-
-
-def test_the_wheels_cannot_install_packages(wheels: Wheels) -> None:
-    sources: dict[str, bytes] = {}
-    for one in wheels:
-        with zipfile.ZipFile(one) as files:
-            sources |= {name: files.read(name) for name in files.namelist() if name[-3:] == ".py"}
-    assert [name for name, text in sources.items() if b'"pip"' in text or b'"npm"' in text] == []
+def test_with_its_extra_the_client_runs_lisa_consumer(
+    wheels: Wheels, client: Path, redis_url: str, tmp_path: Path
+) -> None:
+    pip(client, "install", "--quiet", f"{wheels.client}[settings]")
+    (tmp_path / "shop.py").write_text(HANDLER)
+    log = tmp_path / "log"
+    command = [str(client / "lisa-consumer"), "shop", "--redis", redis_url]
+    with (
+        lisa.Manager(redis_url),
+        lisa.Producer(redis_url) as producer,
+        log.open("w") as out,
+        subprocess.Popen(command, cwd=tmp_path, env=without_checkout(), stderr=out) as process,
+    ):
+        try:
+            producer.send("orders", {"order": 42})
+            wait_until(lambda: "handled {'order': 42}" in log.read_text())
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 EVERY_NAME = """

@@ -102,6 +102,15 @@ def test_a_role_in_a_program_imports_no_package_of_the_extra_or_of_the_manager(
     assert roots & (SETTINGS | FULL) == set()
 
 
+def test_a_producer_imports_few_modules() -> None:
+    """Each module costs up to 3 ms on a busy machine; services start many processes."""
+    added = imported_by(PRODUCER)
+    late = {"difflib", "fractions", "zoneinfo", "lisa.core.redis.cluster"}
+    late |= {"lisa.core.store.inspection", "lisa.core.transitions.inspect"}
+    assert added & late == set()
+    assert len([name for name in added if name.split(".")[0] == "lisa"]) <= 54
+
+
 @pytest.mark.parametrize(
     "name", ["django", "embedded", "gateway", "manager", "pipeline", "testing"]
 )

@@ -11,6 +11,9 @@ PORTS = {"": 6379, "sentinel": 26379, "cluster": 6379}
 """The kinds of servers, `redis+KIND://`, and their default ports."""
 
 HOST_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::([0-9]+)?)?")
+KUBERNETES_VARIABLE = r".*(SERVICE_HOST|SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP)(_\w+)?)?)"
+"""Variables that Kubernetes sets in every container if a service is called lisa-something."""
+
 _SCHEMES = ("redis", "rediss", "unix")
 _WITHOUT_SCHEME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@?#]+)(:[0-9]+)?(/[0-9]*)?")
 

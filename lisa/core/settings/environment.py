@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
+from lisa.core.model.addresses import KUBERNETES_VARIABLE
 from lisa.core.model.errors import ConfigError
 from lisa.core.settings import names
 
 PREFIX = "LISA_"
 _ALIASES = {"LISA_REDIS_URL": "redis__url"}
 _ELSEWHERE = ("LISA_CONFIG",)
-# Kubernetes sets such variables in every container if a service is called lisa-something.
-_KUBERNETES = re.compile(r".*(SERVICE_HOST|SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP)(_\w+)?)?)")
+_OF_KUBERNETES = re.compile(KUBERNETES_VARIABLE)
 
 
 def read_environment(environ: Mapping[str, str], roles: names.Models) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _valid(roles: names.Models) -> dict[str, str]:
 
 
 def _refuse_if_meant(variable: str, valid: Mapping[str, str]) -> None:
-    if variable in _ELSEWHERE or _KUBERNETES.fullmatch(variable):
+    if variable in _ELSEWHERE or _OF_KUBERNETES.fullmatch(variable):
         return
     near = difflib.get_close_matches(variable, valid, n=1, cutoff=0.85)
     if near:
