@@ -103,3 +103,8 @@ def pip(binaries: Path, *arguments: str | Path) -> str:
     """Run pip for an environment."""
     own = (sys.executable, "-m", "pip", "--python", binaries / "python")
     return run(*own, *arguments, cwd=binaries)
+
+
+def install(binaries: Path, *arguments: str | Path) -> None:
+    """Install without compiling all modules: Python compiles those that a test imports."""
+    pip(binaries, "install", "--quiet", "--no-compile", *arguments)

@@ -21,6 +21,7 @@ from tests.wheels import (
     Wheels,
     build_both,
     environment,
+    install,
     merged,
     pip,
     run,
@@ -49,14 +50,14 @@ def wheel(wheels: Wheels) -> Path:
 def client(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment with only the client and its dependencies."""
     binaries = environment(tmp_path_factory.mktemp("empty"))
-    pip(binaries, "install", "--quiet", wheels.client)
+    install(binaries, wheels.client)
     return binaries
 
 
 @pytest.fixture(scope="module")
 def installed(wheels: Wheels, client: Path) -> Path:
     """The same environment with both distributions; later tests do not see the client alone."""
-    pip(client, "install", "--quiet", wheels.full)
+    install(client, wheels.full)
     return client
 
 
@@ -122,7 +123,7 @@ def test_the_client_names_what_to_install(
 def test_with_its_extra_the_client_runs_lisa_consumer(
     wheels: Wheels, client: Path, redis_url: str, tmp_path: Path
 ) -> None:
-    pip(client, "install", "--quiet", f"{wheels.client}[settings]")
+    install(client, f"{wheels.client}[settings]")
     (tmp_path / "shop.py").write_text(HANDLER)
     log = tmp_path / "log"
     command = [str(client / "lisa-consumer"), "shop", "--redis", redis_url]
@@ -229,7 +230,7 @@ def test_without_its_extra_the_gateway_says_what_to_install(
 def test_with_its_extra_the_gateway_has_page_styles_and_api(
     wheel: Path, installed: Path, tmp_path: Path
 ) -> None:
-    pip(installed, "install", "--quiet", f"{wheel}[gateway]")
+    install(installed, f"{wheel}[gateway]")
     port, http_port = free_port(), free_port()
     clean = without_checkout()
     command = ["up", "--port", str(port), "--http-port", str(http_port)]
@@ -262,10 +263,10 @@ def test_an_upgrade_from_one_wheel_keeps_everything_working(
 ) -> None:
     """Pip deletes the client's files that it has just installed, as files of the old version."""
     pip(installed, "uninstall", "--yes", "lisa-delay-queue", "lisa-delay-queue-client")
-    pip(installed, "install", "--no-deps", merged(wheels, "0.1.0", tmp_path))
+    install(installed, "--no-deps", merged(wheels, "0.1.0", tmp_path))
     assert run(installed / "lisa", "--version", cwd=tmp_path) == "lisa, version 0.1.0\n"
     offline = ("--no-index", "--find-links", wheels.full.parent)
-    pip(installed, "install", "--upgrade", *offline, wheels.full)
+    install(installed, "--upgrade", *offline, wheels.full)
     said = run(installed / "lisa", "--version", cwd=tmp_path)
     assert said == f"lisa, version {lisa.__version__}\n"
     for command in ("lisa-manager", "lisa-consumer", "lisa-gateway"):
@@ -275,7 +276,7 @@ def test_an_upgrade_from_one_wheel_keeps_everything_working(
     assert sends_and_handles(installed, redis_url, tmp_path)
 
     # The client's files return with its next installation, and stay when the rest is removed.
-    pip(installed, "install", "--force-reinstall", "--no-deps", wheels.client)
+    install(installed, "--force-reinstall", "--no-deps", wheels.client)
     assert COPY not in run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path)
     pip(installed, "uninstall", "--yes", "lisa-delay-queue")
     assert sends_and_handles(installed, redis_url, tmp_path)

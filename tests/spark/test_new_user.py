@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheels import build_both, environment, pip
+from tests.wheels import build_both, environment, install
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,7 +28,7 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new-user")
     wheels = build_both(folder)
     found = environment(folder)
-    pip(found, "install", "--quiet", wheels.client, f"{wheels.full}[java]")
+    install(found, wheels.client, f"{wheels.full}[java]")
     tools = folder / "tools"
     tools.mkdir()
     for directory in ("/usr/bin", "/bin"):
