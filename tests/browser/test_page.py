@@ -301,7 +301,9 @@ def test_it_can_be_read_without_scripts(browser: Any, site: Site) -> None:
 def test_messages_held_by_a_consumer_are_listed(tab: Tab, site: Site) -> None:
     with Consumer(site.server.url, name="holder") as consumer:
         site.producer.send("holding", {"a": 1}, id="held-1")
-        (delivery,) = consumer.pull("holding", batch=1, wait=timedelta(seconds=10))
+        (delivery,) = consumer.pull(
+            "holding", wait=timedelta(seconds=10), ack_timeout=timedelta(minutes=5)
+        )
         tab.open("/topics/holding/messages/held-1")
         assert "in flight" in tab.text(".facts")
         tab.page.locator(".facts a").click()
