@@ -27,10 +27,13 @@ from lisa import (
     Producer,
     TopicFull,
 )
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.transitions.restore import Restore
 from lisa.otel import Telemetry
+from lisa.pipeline.jobs.restore_plan import judge
 from lisa.testing import RecordingProducer
 from tests.consumers import Bench, ignore, settled
-from tests.servers import ROOT, wait_until
+from tests.servers import ROOT, flush, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -234,6 +237,32 @@ def test_the_context_survives_a_reclaim(bench: Bench, recorded: Recorded) -> Non
     assert linked(process) == [identity(recorded.one("send"))]
 
 
+def test_the_context_survives_a_restore(redis_url: str, recorded: Recorded) -> None:
+    before = Bench(redis_url)
+    before.declare(TOPIC)
+    with Producer(redis_url, middleware=recorded.middleware) as producer:
+        sent = producer.send(TOPIC, 1)
+    envelope = decode_envelope(before.inspect(TOPIC, sent).envelope or b"")
+    row: dict[str, Any] = {
+        "id": sent,
+        "state": "waiting",
+        "groups": [],
+        "due_ms": 1,
+        "policy": None,
+    }
+    row |= {**envelope._asdict(), "expires_ms": None}  # as the archive holds it
+    item = judge(row, ["lisa"], 1).item
+    assert item is not None
+    before.store.close()
+    flush(redis_url)
+    after = Bench(redis_url)
+    after.declare(TOPIC)
+    assert after.store.call_by_id(Restore(TOPIC, [item])) == ["restored"]
+    handle_all(after, recorded, ignore, sent)
+    after.store.close()
+    assert linked(recorded.one("process")) == [identity(recorded.one("send"))]
+
+
 def test_parent_makes_one_trace(bench: Bench) -> None:
     recorded = Recorded(parent=True, settle_spans=False)
     with Producer(bench.url, middleware=recorded.middleware) as producer:
@@ -345,7 +374,10 @@ def test_a_discarded_message_is_an_error(bench: Bench, recorded: Recorded) -> No
 
 def test_nothing_is_added_without_an_sdk() -> None:
     code = """
+from lisa.core.model.envelope import decode_envelope
+from lisa.core.transitions.restore import Restore
 from lisa.otel import Telemetry
+from lisa.pipeline.jobs.restore_plan import judge
 from lisa.testing import RecordingProducer
 producer = RecordingProducer(middleware=[Telemetry()])
 producer.send("orders", 1)
