@@ -33,7 +33,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.embedded.server import HOST, free_port
 from tests import topologies
 from tests.integration.test_connection import cut_while_connecting
-from tests.servers import wait_until
+from tests.servers import shortest_s, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tests.topologies import Cluster
 
 IMPATIENT = timedelta(0)
+HANGS_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -410,11 +411,13 @@ def test_sentinels_that_are_gone_are_not_waited_for(tmp_path: Path) -> None:
     with topologies.sentinels("valkey", tmp_path, replicas=0, count=1) as watched:
         gone = ",".join(f"{HOST}:{free_port()}" for _ in range(2))
         url = watched.url.replace("sentinel://", f"sentinel://{gone},")
-        began = time.monotonic()
-        store = SyncStore(Connection(Address(url)), Keys(), IMPATIENT)
-        assert store.drive(store.server_time_us())
-        store.close()
-        assert time.monotonic() - began < 0.8
+
+        def ask() -> None:
+            store = SyncStore(Connection(Address(url)), Keys(), IMPATIENT)
+            assert store.drive(store.server_time_us())
+            store.close()
+
+        assert shortest_s(ask, 0.8) < 0.8
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
@@ -466,12 +469,12 @@ def discover(request: pytest.FixtureRequest) -> Iterator[Callable[[list[Any]], A
             if request.param == "async":
                 return self.later()
             if self.said is None:
-                ended.wait(10)
+                ended.wait(HANGS_S)
             return self.answer()
 
         async def later(self) -> Any:
             if self.said is None:
-                await asyncio.sleep(10)
+                await asyncio.sleep(HANGS_S)
             return self.answer()
 
         def answer(self) -> Any:
@@ -495,7 +498,7 @@ def test_of_sentinels_the_latest_configuration_counts(discover: Callable[[list[A
     assert discover([gone, state(2, 5), state(1, 4)]) == ("here", 2)
     began = time.monotonic()
     assert discover([None, state(2, 5), state(2, 5)]) == ("here", 2)
-    assert time.monotonic() - began < 1, "a sentinel that hangs is not waited for"
+    assert time.monotonic() - began < HANGS_S / 2, "a sentinel that hangs is not waited for"
     with pytest.raises(MasterNotFoundError):  # only the stale sentinel replies
         discover([state(1, 4), gone, gone])
     with pytest.raises(MasterNotFoundError):  # the others report it as down

@@ -101,7 +101,7 @@ def test_two_node_faults_overlap(
     wait_until(lambda: is_whole(cluster))
     whole = time.time()
 
-    said = [company.is_soon_normal(normal, whole, [topic]) for topic in topics]
+    said = [company.is_soon_normal(normal, whole, [topic], beside=untouched) for topic in topics]
     late = on_time(company, untouched, normal, began, whole)
     roles_are_well(company, ports)
     refused_only_after_patience(company, faults, whole)
