@@ -10,8 +10,8 @@ from lisa.consumer.outages import OutageLog
 from lisa.consumer.stream_reader import StreamReader
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import ServiceThread, unforeseen
-from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, LONGEST_S, Backoff
-from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.backoff import FIRST_S, Backoff, longest_after
+from lisa.core.model.errors import ConfigError, GroupRemoved, LisaError
 from lisa.core.redis import errors
 
 LOOK_AGAIN_S = 1.0
@@ -156,8 +156,7 @@ class Reader:
         elif self._error is None:
             self._outages.warn(f"topic {self.sub.shard}: cannot read, trying again", error)
         self._error = self._error or error
-        is_unavailable = isinstance(error, ServerUnavailable)
-        self._intake.pause(self._backoff.take(LONGEST_AWAY_S if is_unavailable else LONGEST_S))
+        self._intake.pause(self._backoff.take(longest_after(error)))
 
     def _step(self) -> None:
         """Do one round of the work that the topic needs now. Raises LisaError, client errors."""

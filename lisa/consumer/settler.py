@@ -14,8 +14,8 @@ from lisa.consumer.settled import SettleWatch
 from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
-from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
-from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
+from lisa.core.model.backoff import Backoff, longest_after
+from lisa.core.model.errors import GroupRemoved, LisaError
 
 log = logging.getLogger("lisa.consumer")
 
@@ -192,8 +192,7 @@ class Settler:
         elif backoff is None:
             log.warning("topic %s: cannot settle, trying again: %s", sub.shard, error)
         backoff = backoff or Backoff()
-        is_unavailable = isinstance(error, ServerUnavailable)
-        pause_s = backoff.take(LONGEST_AWAY_S if is_unavailable else LONGEST_S)
+        pause_s = backoff.take(longest_after(error))
         self._pauses[sub] = (time.monotonic() + pause_s, backoff)
 
     def _give_up(self, sub: Subscription, error: GroupRemoved) -> None:

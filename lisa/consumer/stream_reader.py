@@ -61,6 +61,7 @@ class StreamReader:
         self._lost_until = 0.0
         self._unopened: list[Entry] = []
         self._startable = 0
+        self._asked_at = 0.0
         self._read_times = BlockingRead(0.0, 0.0)
         self._asks_clock = False
         self._ack_sharing = AckSharing()
@@ -193,7 +194,7 @@ class StreamReader:
         request for the server's clock.
         """
         acks = self._settler.acks_for_read(self._sub) if sends_acks else None
-        asked_at, server_us = time.monotonic(), None
+        self._asked_at, server_us = time.monotonic(), None
         try:
             if acks is None and not self._asks_clock:
                 return self._connection.execute(command)
@@ -215,7 +216,7 @@ class StreamReader:
                 raise reply
             return reply
         finally:
-            self._read_times = BlockingRead(asked_at, time.monotonic(), server_us)
+            self._read_times = BlockingRead(self._asked_at, time.monotonic(), server_us)
 
     def interrupt(self) -> bool:
         """End a running read without losing entries. Returns False if the server did not answer."""

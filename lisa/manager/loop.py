@@ -14,8 +14,8 @@ from typing import Protocol
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, rest
 from lisa.core.metrics.families import STEP_SECONDS
 from lisa.core.metrics.numbers import Spread
-from lisa.core.model.backoff import LONGEST_AWAY_S
-from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.backoff import LONGEST_AWAY_S, longest_after
+from lisa.core.model.errors import LisaError
 from lisa.manager.due_heap import DueHeap
 from lisa.manager.nodes import NodeStatus
 from lisa.manager.timer_slack import wake_on_time
@@ -124,6 +124,4 @@ class Loop:
             self.topic_errors.passed(topic)
             return outcome
         pause = self.topic_errors.failed_at(self._nodes, topic, outcome)
-        if isinstance(outcome, ServerUnavailable):
-            pause = min(pause, LONGEST_AWAY_S)
-        return time.monotonic() + pause
+        return time.monotonic() + min(pause, longest_after(outcome))

@@ -10,7 +10,7 @@ import threading
 
 from lisa.core.daemon.threads import count_unforeseen
 from lisa.core.model.backoff import Backoff
-from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.errors import LisaError, ServerUnavailable, SlotMoving
 from lisa.manager.nodes import NodeStatus
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class TopicErrors:
         def is_available() -> bool:
             return nodes.is_available(topic) if topic else nodes.is_any_available
 
-        away = isinstance(error, ServerUnavailable)
+        away = isinstance(error, ServerUnavailable) and not isinstance(error, SlotMoving)
         if away and is_available():
             nodes.suspect(topic)
         return self.failed(topic, error, quietly=away and not is_available())

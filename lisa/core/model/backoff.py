@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 
+from lisa.core.model.errors import ServerUnavailable, SlotMoving
+
 FIRST_S = 0.02
 LONGEST_S = 5.0
 
 LONGEST_AWAY_S = 0.5
 """Maximum pause before the next attempt in loops that continue while the server, or a topic's node,
 is down; keeps recovery fast once the server is back."""
+
+MOVING_S = 0.1
+"""The same while a topic's slot moves: its nodes answer, and the move may end at any moment."""
+
+
+def longest_after(error: BaseException) -> float:
+    """The maximum pause in seconds between attempts that fail with an error."""
+    if isinstance(error, SlotMoving):
+        return MOVING_S
+    return LONGEST_AWAY_S if isinstance(error, ServerUnavailable) else LONGEST_S
 
 
 class Backoff:

@@ -67,6 +67,10 @@ class ServerUnavailable(LisaError):
     """The server gave no usable answer within the time allowed."""
 
 
+class SlotMoving(ServerUnavailable):
+    """The keys of a topic are on two nodes of a cluster, because its slot moves."""
+
+
 class NotReplicated(ServerUnavailable):
     """Written, but not confirmed by as many replicas as `durability` requires.
 

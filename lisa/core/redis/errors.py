@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from redis import exceptions as client
 
-from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable, SlotMoving
 from lisa.core.transitions import loader
 
 ClientError = (client.RedisError, client.RedisClusterException, OSError, EOFError)
@@ -48,6 +48,11 @@ _PASSING_WORDS = (
     "NOREPLICAS",
     "ERR WAIT cannot be used with replica",
 )
+
+
+def is_moving(error: BaseException) -> bool:
+    """Whether a slot moves, so that its keys are on two nodes."""
+    return isinstance(error, client.TryAgainError) or str(error).startswith("TRYAGAIN")
 
 
 def passes(error: BaseException) -> bool:
@@ -125,6 +130,8 @@ def translated(error: BaseException, where: str) -> LisaError:
         return ServerUnavailable(
             f"{where} is a read-only replica: use the primary's address, or redis+sentinel://"
         )
+    if is_moving(error):
+        return SlotMoving(f"{where} is moving the topic's slot to another node: {reason}")
     if passes(error):
         return ServerUnavailable(
             f"{where} does not answer: {reason.rstrip('.')}{_hint(where, reason)}"

@@ -40,9 +40,9 @@ class Patience:
         """Seconds until the deadline, at least 0."""
         return max(0.0, self._ends - time.monotonic())
 
-    def next_pause(self) -> float | None:
-        """Seconds to wait before the next attempt; None after the deadline."""
+    def next_pause(self, most_s: float = LONGEST_S) -> float | None:
+        """Seconds to wait before the next attempt, at most `most_s`; None after the deadline."""
         left = self._ends - time.monotonic()
         if left <= 0:
             return None
-        return min(self._backoff.take() * random.uniform(0.5, 1.0), left)
+        return min(self._backoff.take(most_s) * random.uniform(0.5, 1.0), left)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from lisa.core.model.backoff import MOVING_S
 from lisa.core.model.keys import Keys
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Chain, Command, Execute, ExecuteMany, Flow, Pause
-from lisa.core.redis.patience import Patience
+from lisa.core.redis.patience import LONGEST_S, Patience
 
 
 class CommandRunner:
@@ -105,7 +106,8 @@ class CommandRunner:
             raise errors.translated(error, self.where) from error
 
     def _wait(self, error: BaseException, patience: Patience) -> Flow[None]:
-        pause = patience.next_pause() if errors.passes(error) else None
+        most_s = MOVING_S if errors.is_moving(error) else LONGEST_S
+        pause = patience.next_pause(most_s) if errors.passes(error) else None
         if pause is None:
             raise errors.translated(error, self.where) from error
         yield Pause(pause)
