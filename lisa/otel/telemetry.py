@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opentelemetry import context as contexts
@@ -14,6 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
+from lisa import __version__
 from lisa.middleware import Middleware
 from lisa.otel import conventions as names
 from lisa.otel.conventions import Instruments, attributes_of, error_type
@@ -53,9 +53,8 @@ class Telemetry(Middleware):
     ) -> None:
         self._parent = parent
         self._settle_spans = settle_spans
-        own = version("lisa-delay-queue")
-        self._tracer = trace.get_tracer("lisa.otel", own, tracer_provider)
-        self._instruments = Instruments(metrics.get_meter("lisa.otel", own, meter_provider))
+        self._tracer = trace.get_tracer("lisa.otel", __version__, tracer_provider)
+        self._instruments = Instruments(metrics.get_meter("lisa.otel", __version__, meter_provider))
         self._providers = tracer_provider, meter_provider
         self._is_on = False
         self._look_at = 0.0

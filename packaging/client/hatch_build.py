@@ -22,6 +22,8 @@ PARTS = (
     "lisa/cli/rights.py",
     "lisa/consumer",
     "lisa/core",
+    "lisa/middleware.py",
+    "lisa/otel",
     "lisa/producer",
     "lua",
 )
