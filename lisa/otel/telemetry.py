@@ -154,7 +154,7 @@ class Telemetry(Middleware):
         )
 
         def take(outcomes: Outcomes) -> Outcomes:
-            if count == 1:
+            if count == 1 and outcomes:
                 span.set_attribute(names.MESSAGE_ID, outcomes[0].id)
             return outcomes
 
@@ -165,7 +165,7 @@ class Telemetry(Middleware):
                     _inject(call)
                 yield take
         except BaseException as error:
-            attributes[names.ERROR_TYPE] = error_type(error)
+            attributes = {**attributes, names.ERROR_TYPE: error_type(error)}
             raise
         finally:
             self._instruments.operations.record(time.monotonic() - began, attributes)
@@ -192,8 +192,9 @@ class Telemetry(Middleware):
         )
 
         def take(result: Any) -> Any:
+            nonlocal attributes
             if result is False:
-                attributes[names.ERROR_TYPE] = RETURNED_FALSE
+                attributes = {**attributes, names.ERROR_TYPE: RETURNED_FALSE}
                 span.set_attribute(names.ERROR_TYPE, RETURNED_FALSE)
                 span.set_status(Status(StatusCode.ERROR, "the handler returned False"))
             return result
@@ -203,7 +204,7 @@ class Telemetry(Middleware):
             with _current(span, given):
                 yield take
         except BaseException as error:
-            attributes[names.ERROR_TYPE] = error_type(error)
+            attributes = {**attributes, names.ERROR_TYPE: error_type(error)}
             raise
         finally:
             self._instruments.handlers.record(time.monotonic() - began, attributes)

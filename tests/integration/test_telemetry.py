@@ -217,6 +217,8 @@ def test_each_attempt_links_to_the_send_and_says_what_failed(
     assert attempts[2].status.status_code is StatusCode.UNSET
     assert len(recorded.spans("retry")) == 2
     assert len(recorded.points("lisa.message.lateness")) == 1
+    (consumed,) = recorded.points("messaging.client.consumed.messages")
+    assert (consumed.value, "error.type" in consumed.attributes) == (3, False)
     kinds = [
         one.attributes.get("error.type") for one in recorded.points("messaging.process.duration")
     ]
