@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from blinker import Signal
 
 from lisa.consumer.inflight import Held, Verdict, settlements_of
-from lisa.consumer.settled import Settled, SettleWatch
+from lisa.consumer.settled import SettleWatch
 from lisa.consumer.signal_queue import SignalSender
 from lisa.consumer.subscription import Subscription
 from lisa.consumer.thread_queue import ThreadQueue
@@ -20,12 +19,9 @@ from lisa.core.model.errors import LisaError
 from lisa.core.model.outcomes import traceback_of
 from lisa.core.redis.flow import Command, Execute, Flow
 from lisa.core.transitions.ack import Ack, Acked
-from lisa.core.transitions.base import Transition
 from lisa.core.transitions.retry import Fail, Failed, Failure
 
 log = logging.getLogger("lisa.consumer")
-
-T = TypeVar("T")
 
 MOST_FAILURES = 100
 """The most failures of one call: each may have a reason of 1 KiB and a traceback of 2 KiB."""
@@ -86,17 +82,7 @@ class SettleCalls:
             else:
                 flow.send(reply)
         except StopIteration as end:
-            if self._watch:
-                messages = [held.message for held in some]
-                self._watch.report(
-                    Settled(
-                        topic=sub.topic,
-                        group=sub.group,
-                        operation="ack",
-                        messages=messages,
-                        ended=time.time(),
-                    )
-                )
+            self._watch.report(sub, "ack", some)
             self._acked(sub, some, end.value, self._signal_sender.acked)
             return
         except Exception as error:  # noqa: BLE001  the settler's own call handles the error
@@ -123,23 +109,13 @@ class SettleCalls:
             if state == "expired":  # do not count an attempt
                 settlements = [one._replace(attempt=one.attempt - 1) for one in settlements]
             call = Ack(sub.shard, sub.group, settlements, state)
-            outcomes = self._call(sub, call, "expire" if state == "expired" else "ack", some)
+            operation = "expire" if state == "expired" else "ack"
+            outcomes = self._watch.call(sub, call, operation, some)
         except BaseException:
             queue.put_back(some)
             raise
         pair = self._signal_sender.expired if state == "expired" else self._signal_sender.acked
         self._acked(sub, some, outcomes, pair)
-
-    def _call(
-        self, sub: Subscription, call: Transition[T], operation: str, deliveries: Sequence[Held]
-    ) -> T:
-        """Make one call. Raises LisaError."""
-        if not self._watch:
-            return sub.store.call(call)
-        messages = [held.message for held in deliveries]
-        return self._watch.during(
-            partial(sub.store.call, call), sub.topic, sub.group, operation, messages
-        )
 
     def _acked(
         self,
@@ -166,7 +142,7 @@ class SettleCalls:
         if not some:  # dropped meanwhile
             return
         sub.outcomes.begin_call(call, some)
-        outcomes = self._call(sub, call, "retry", [held for held, _ in some])
+        outcomes = self._watch.call(sub, call, "retry", [held for held, _ in some])
         sub.outcomes.end_call()
         for (held, verdict), outcome in zip(some, outcomes, strict=True):
             sub.leases.forget([held])

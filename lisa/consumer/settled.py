@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
+from lisa.consumer.inflight import Held
+from lisa.consumer.subscription import Subscription
 from lisa.core.model.message import Message
 from lisa.core.model.middleware import SETTLED, BaseMiddleware, methods
+from lisa.core.transitions.base import Transition
 
 log = logging.getLogger("lisa.consumer")
 
@@ -36,41 +39,52 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettleWatch:
-    """Calls the `settled` methods of middleware; false if there are none."""
+    """Tells middleware that has the method `settled` about calls that settle messages."""
 
     def __init__(self, middleware: Sequence[BaseMiddleware] = ()) -> None:
         self._methods = methods(middleware, SETTLED, "settled", "a consumer")
 
-    def __bool__(self) -> bool:
-        return bool(self._methods)
-
-    def during(
-        self, call: Callable[[], T], topic: str, group: str, operation: str, messages: list[Message]
+    def call(
+        self,
+        sub: Subscription,
+        transition: Transition[T],
+        operation: str,
+        deliveries: Sequence[Held],
     ) -> T:
-        """Make a call that settles messages, and report it. Raises what it raises."""
+        """Run a transition that settles deliveries. Raises LisaError."""
+        if not self._methods:
+            return sub.store.call(transition)
         began, error = time.monotonic(), None
         try:
-            return call()
+            return sub.store.call(transition)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self.report(
-                Settled(
-                    topic=topic,
-                    group=group,
-                    operation=operation,
-                    messages=messages,
-                    ended=time.time(),
-                    seconds=time.monotonic() - began,
-                    error=error,
-                )
-            )
+            self.report(sub, operation, deliveries, time.monotonic() - began, error)
 
-    def report(self, settled: Settled) -> None:
-        """Call all methods."""
+    def report(
+        self,
+        sub: Subscription,
+        operation: str,
+        deliveries: Sequence[Held],
+        seconds: float | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Report one call."""
+        if not self._methods:
+            return
+        settled = Settled(
+            topic=sub.topic,
+            group=sub.group,
+            operation=operation,
+            messages=[held.message for held in deliveries],
+            ended=time.time(),
+            seconds=seconds,
+            error=error,
+        )
         for method in self._methods:
             try:
                 method(settled)
-            except Exception:
-                log.exception("topic %s: the middleware's method settled raised", settled.topic)
+            except BaseException:  # sys.exit() in middleware must not end the calling thread
+                log.exception("topic %s: the method settled of middleware raised", sub.shard)

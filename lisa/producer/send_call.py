@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ class SendCall:
     def __init__(self, topic: str, messages: Sequence[Any], options: SendOptions) -> None:
         self.topic = topic
         self.messages = messages
-        self.options = options
+        self.options = options.copy()
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -76,23 +76,10 @@ class ThroughMiddleware(NamedTuple):
     call: SendCall
     send: Callable[[SendCall], Flow[Sequence[SendOutcome]]]
 
-    def run(self, link: Any) -> Sequence[SendOutcome]:
+    def run(self, link: Any) -> Any:
         """Run the chain, blocking."""
-        outcomes = chain(self.methods, lambda call: drive(self.send(call), link))(self.call)
-        return self._checked(outcomes)
+        return chain(self.methods, lambda call: drive(self.send(call), link))(self.call)
 
-    async def arun(self, link: Any) -> Sequence[SendOutcome]:
+    def arun(self, link: Any) -> Any:
         """Run the chain in the current task."""
-
-        def send(call: SendCall) -> Awaitable[Sequence[SendOutcome]]:
-            return adrive(self.send(call), link)
-
-        return self._checked(await chain(self.methods, send)(self.call))
-
-    def _checked(self, outcomes: Any) -> Sequence[SendOutcome]:
-        if not isinstance(outcomes, Sequence) or len(outcomes) != len(self.call):
-            raise TypeError(
-                f"middleware must return the {len(self.call)} outcomes that call_next returned, "
-                f"not {outcomes!r}"
-            )
-        return outcomes
+        return chain(self.methods, lambda call: adrive(self.send(call), link))(self.call)

@@ -151,8 +151,13 @@ class Sending:
         """Send one list of bodies, through the middleware if there is any."""
         if not self._middleware:
             return (yield from self._send_all(call))
-        outcomes: Sequence[SendOutcome]
+        count = len(call)
         outcomes = yield ThroughMiddleware(self._middleware, call, self._send_call)
+        if not isinstance(outcomes, Sequence) or len(outcomes) != count:
+            raise TypeError(
+                f"middleware must return the {count} outcomes that call_next returned, "
+                f"not {outcomes!r}"
+            )
         return outcomes
 
     def _send_call(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:

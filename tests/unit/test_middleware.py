@@ -160,6 +160,7 @@ def test_middleware_changes_headers_bodies_options_and_topic() -> None:
         ) -> Sequence[SendOutcome]:
             call.bodies = [body * 10 for body in call.bodies]
             call.set_header("kept", "new", replace=False)
+            assert "delay" not in call.options, "left by the call before"
             call.options["delay"] = "1h"
             call.topic = f"{call.topic}.eu"
             return super().send(call, call_next)
@@ -176,6 +177,7 @@ def test_middleware_changes_headers_bodies_options_and_topic() -> None:
     ]
     assert producer.sent[1].id == "x"
     assert {(one.topic, str(one.delay)) for one in producer.sent} == {("orders.eu", "1:00:00")}
+    assert producer.send_many(TOPIC, ["a"] * 251).accepted == 251
     assert options == {"a": "b", "kept": "old"}, "the caller's headers were changed"
 
 
@@ -364,6 +366,9 @@ def test_without_middleware_the_handler_is_called_directly() -> None:
 async def an_async_handler(_message: Message) -> None: ...
 
 
+async def an_async_receiver(topic: str, *, message: Message) -> None: ...
+
+
 def test_a_missing_form_is_refused_when_the_handler_is_registered() -> None:
     handlers = handlers_with(Tenant(), OnlyHandle())
     said = "an_async_handler needs the method handle_async of the middleware .*OnlyHandle, which"
@@ -372,6 +377,9 @@ def test_a_missing_form_is_refused_when_the_handler_is_registered() -> None:
     with pytest.raises(ConfigError, match=r"needs the method handle_batch .* has only handle$"):
         handlers.add(TOPIC, print, batch=2)
     assert handlers.topics() == []
+    handlers.signals.received.connect(an_async_receiver, sender=TOPIC)
+    with pytest.raises(ConfigError, match="an_async_receiver needs the method handle_async of"):
+        handlers.plan(TOPIC)
     early = Handlers()
     early.add(TOPIC, an_async_handler)
     with pytest.raises(ConfigError, match="needs the method handle_async"):
