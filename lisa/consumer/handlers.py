@@ -88,22 +88,27 @@ class _Listener:
     """A receiver that user code connected to a signal: `f(topic, *, message)`."""
 
     function: Callable[..., Any]
-    middleware: Sequence[BaseMiddleware] = ()
+    run: Handler | None = None
     timeout_s: None = None
-    run: Handler = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.run = _through(self.middleware, self.function, self._call)
+    @classmethod
+    def of(cls, function: Callable[..., Any], middleware: Sequence[BaseMiddleware]) -> _Listener:
+        if not middleware:
+            return cls(function)
+
+        def call(message: Message) -> Any:
+            return function(message.topic, message=message)
+
+        return cls(function, _through(middleware, function, call))
 
     @property
     def is_async(self) -> bool:
         return is_async_handler(self.function)
 
     def call(self, held: Held) -> Any:
+        if self.run is None:
+            return self.function(held.message.topic, message=held.message)
         return self.run(held.message)
-
-    def _call(self, message: Message) -> Any:
-        return self.function(message.topic, message=message)
 
 
 def _through(
@@ -271,7 +276,7 @@ class Handlers:
             heard = [one for one in heard if not isinstance(one, Receiver) or one.group == scope]
         return HandlerPlan(
             tuple(
-                one if isinstance(one, Receiver) else _Listener(one, self.middleware)
+                one if isinstance(one, Receiver) else _Listener.of(one, self.middleware)
                 for one in heard
             ),
             self.batch(topic, wanted),

@@ -374,6 +374,19 @@ def test_a_discarded_message_is_an_error(bench: Bench, recorded: Recorded) -> No
     assert process.status.description == "not wanted"
 
 
+def test_the_import_says_what_to_install() -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None; import lisa.otel"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.endswith("is not installed: pip install 'lisa-delay-queue[otel]'\n")
+
+
 def test_nothing_is_added_without_an_sdk() -> None:
     code = """
 from lisa.core.model.envelope import decode_envelope
