@@ -63,7 +63,7 @@ class SendCall:
         self.options = {**self.options, "headers": changed(self.headers)}
         self.messages = [
             msgspec.structs.replace(one, headers=changed(one.headers))
-            if isinstance(one, Outgoing) and one.headers is not None
+            if isinstance(one, Outgoing) and isinstance(one.headers, Mapping)
             else one
             for one in self.messages
         ]

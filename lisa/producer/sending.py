@@ -129,14 +129,14 @@ class Sending:
         self, topic: str, body: Any, message_id: str | None, options: SendOptions
     ) -> Flow[SendOutcome]:
         """Check and send one body."""
+        plan = SendPlan.of(options, self._zone)
         if isinstance(body, Outgoing):
             raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
+        if message_id is not None:
+            body = Outgoing(body, id=message_id)
         if self._middleware:
-            message = body if message_id is None else Outgoing(body, id=message_id)
-            (sent,) = yield from self._piece(SendCall(topic, [message], options))
-            return sent
-        plan = SendPlan.of(options, self._zone)
-        message = single(plan, body if message_id is None else Outgoing(body, id=message_id))
+            return (yield from self._piece(SendCall(topic, [body], options)))[0]
+        message = single(plan, body)
         return (yield from self._send_one(check_topic(topic), plan.on_duplicate, message))
 
     def _cancel(self, topic: str, ids: Sequence[str]) -> Flow[list[Cancelled]]:

@@ -210,6 +210,17 @@ def test_middleware_sees_the_errors_of_a_send() -> None:
     assert events == ["a sends 1", "a sent"]
 
 
+def test_invalid_options_are_refused_before_the_middleware() -> None:
+    untyped: Any = RecordingProducer(middleware=[Tenant()])
+    for headers in (["a"], {"a": 1}):
+        with pytest.raises(InvalidMessage, match="headers are"):
+            untyped.send(TOPIC, 1, headers=headers)
+        with pytest.raises(InvalidMessage, match="headers are"):
+            untyped.send_many(TOPIC, [1], headers=headers)
+        with pytest.raises(InvalidMessage, match="headers are"):
+            untyped.send_many(TOPIC, [Outgoing(1, headers=headers)])  # type: ignore[arg-type]
+
+
 def test_middleware_that_forgets_to_return_is_told() -> None:
     class Forgets(Middleware):
         def send(self, call: SendCall, call_next: Callable[[SendCall], Any]) -> Any:
