@@ -16,7 +16,7 @@ from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.body_size import AHEAD_BYTES
-from lisa.core.delivery.opening import BlockingRead
+from lisa.core.delivery.opening import Read, parse_state, state_commands
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry, parse_entry, parse_read, read_command
 from lisa.core.redis.address import Address
@@ -33,8 +33,6 @@ LONGEST_CLUSTER_BLOCK = timedelta(seconds=1)
 
 LOST_LOOK = timedelta(seconds=1)
 """Longest blocking time while the server may still execute an earlier, disconnected read."""
-
-_CLOCK: Command = ("TIME",)
 
 
 class StreamReader:
@@ -62,8 +60,8 @@ class StreamReader:
         self._unopened: list[Entry] = []
         self._startable = 0
         self._asked_at = 0.0
-        self._read_times = BlockingRead(0.0, 0.0)
-        self._asks_clock = False
+        self._last_read = Read(0.0, 0.0)
+        self._asks_state = False
         self._ack_sharing = AckSharing()
         self.is_reading = False
 
@@ -85,7 +83,7 @@ class StreamReader:
             block = min(block, LOST_LOOK)
         self._unopened = self._read(max(1, min(count, MOST)), block)
         if self._unopened:
-            self._ack_sharing.arrived(self._read_times.read_at)
+            self._ack_sharing.arrived(self._last_read.read_at)
 
     def open(self) -> list[Held]:
         """Open all read entries, in as many calls as needed. Raises LisaError.
@@ -95,7 +93,7 @@ class StreamReader:
         sub, taken, total, count = self._sub, list[Held](), 0, 0
         while self._unopened:
             try:
-                some, opened = sub.open(self._unopened, self._read_times)
+                some, opened = sub.open(self._unopened, self._last_read)
             except LisaError:
                 if not taken:
                     raise
@@ -153,7 +151,7 @@ class StreamReader:
         entries = parse_read(reply)
         if entries:
             self._last = entries[-1].entry
-            self._asks_clock = bool(entries[-1].envelope) and not sub.store.has_nodes
+            self._asks_state = bool(entries[-1].envelope) and not sub.store.has_nodes
         return entries
 
     def _lost(self) -> list[tuple[str, str]] | None:
@@ -190,17 +188,19 @@ class StreamReader:
     def _ask(self, command: Command, *, sends_acks: bool) -> Any:
         """Send a read and return its reply.
 
-        A few acks go in the same pipeline, and if the last entries carried their envelopes, a
-        request for the server's clock.
+        A few acks go in the same pipeline, and the commands that ask for the topic's state if the
+        last entries carried their envelopes.
         """
         acks = self._settler.acks_for_read(self._sub) if sends_acks else None
-        self._asked_at, server_us = time.monotonic(), None
+        self._asked_at, state = time.monotonic(), None
         try:
-            if acks is None and not self._asks_clock:
+            if acks is None and not self._asks_state:
                 return self._connection.execute(command)
-            clock = (_CLOCK,) if self._asks_clock else ()
+            asks: tuple[Command, ...] = ()
+            if self._asks_state:
+                asks = state_commands(self._sub.store.keys.topic(self._sub.shard))
             try:
-                commands = ((acks.command,) if acks else ()) + clock + (command,)
+                commands = ((acks.command,) if acks else ()) + asks + (command,)
                 replies = self._connection.begin(commands)
                 acked = next(replies) if acks else None
             except Exception as error:
@@ -209,14 +209,14 @@ class StreamReader:
                 raise
             if acks:
                 acks.take(acked)
-            if clock:
-                server_us = _microseconds(next(replies))
+            if asks:
+                state = parse_state(next(replies), next(replies))
             reply = next(replies)
             if isinstance(reply, Exception):
                 raise reply
             return reply
         finally:
-            self._read_times = BlockingRead(self._asked_at, time.monotonic(), server_us)
+            self._last_read = Read(self._asked_at, time.monotonic(), state)
 
     def interrupt(self) -> bool:
         """End a running read without losing entries. Returns False if the server did not answer."""
@@ -234,11 +234,3 @@ class StreamReader:
         with suppress(LisaError):  # the messages are redelivered when their leases expire
             self._release_lost()
         self._connection.close()
-
-
-def _microseconds(clock: Any) -> int | None:
-    """The reply of TIME in microseconds; None if it was refused."""
-    if isinstance(clock, Exception):
-        return None
-    seconds, micros = clock
-    return int(seconds) * 1_000_000 + int(micros)

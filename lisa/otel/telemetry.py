@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
-from lisa import __version__
+import lisa
 from lisa.middleware import Middleware
 from lisa.otel import conventions as names
 from lisa.otel.conventions import Instruments, attributes_of, error_type
@@ -53,8 +53,10 @@ class Telemetry(Middleware):
     ) -> None:
         self._parent = parent
         self._settle_spans = settle_spans
-        self._tracer = trace.get_tracer("lisa.otel", __version__, tracer_provider)
-        self._instruments = Instruments(metrics.get_meter("lisa.otel", __version__, meter_provider))
+        self._tracer = trace.get_tracer("lisa.otel", lisa.__version__, tracer_provider)
+        self._instruments = Instruments(
+            metrics.get_meter("lisa.otel", lisa.__version__, meter_provider)
+        )
         self._providers = tracer_provider, meter_provider
         self._is_on = False
         self._look_at = 0.0

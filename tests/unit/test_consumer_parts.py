@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from redis import exceptions
 
 from lisa.consumer import Batch
 from lisa.consumer.ack_sharing import AckSharing
@@ -21,7 +22,13 @@ from lisa.consumer.invoke import NO_RECEIVER, on_batch, on_message, on_message_s
 from lisa.consumer.prefetch import MOST_AHEAD, Pace
 from lisa.consumer.slots import SlotClaim, Slots, TopicSlots
 from lisa.consumer.tasks import HandlerTasks
-from lisa.core.delivery.opening import BlockingRead, from_entries
+from lisa.core.delivery.opening import (
+    DEFAULT_ACK_MS,
+    Read,
+    TopicState,
+    from_entries,
+    parse_state,
+)
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.message import Message
@@ -347,37 +354,50 @@ def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
 class TestFromEntries:
     """The server's clock shows 5,000.300 ms when the read begins, which takes 10 ms."""
 
-    READ = BlockingRead(asked_at=100.0, read_at=100.010, server_us=5_000_300)
+    READ = Read(asked_at=100.0, read_at=100.010, state=TopicState(5_000_300, 9_000))
 
     @pytest.mark.parametrize(
-        ("times", "leased_at"),
+        ("times", "leased_at", "ack_timeout_ms"),
         [
-            ([5_001], 100.0007),
-            ([5_003, 5_002], 100.0017),
-            ([5_010], 100.0097),
-            ([5_000], None),  # perhaps added before the read
-            ([5_001, 5_000], None),
-            ([5_011], None),  # later than now: the clock was set back
+            ([5_001], 100.0007, 7_000),
+            ([5_003, 5_002], 100.0017, 7_000),
+            ([5_010], 100.0097, 7_000),
+            ([4_000], 100.0, 9_000),
+            ([5_000], 100.0, 9_000),  # perhaps added before the read
+            ([5_000, 5_001], 100.0, 7_000),
+            ([5_011], 100.0, 9_000),  # later than now: the clock was set back
         ],
     )
-    def test_only_entries_added_during_the_read_are_opened(
-        self, times: list[int], leased_at: float | None
+    def test_a_lease_begins_when_the_entry_was_added_or_the_read_began(
+        self, times: list[int], leased_at: float, ack_timeout_ms: int
     ) -> None:
         entries = [Entry(f"{ms}-0", f"m{ms}", 4_990, 1, 7_000, b"body") for ms in times]
         found = from_entries(entries, self.READ)
-        if leased_at is None:
-            assert found is None
-            return
         assert found is not None
         opened, began_at = found
         assert began_at == pytest.approx(leased_at)
         n = len(entries)
-        assert opened == Opened(5_010_300, 7_000, False, [False] * n, [b"body"] * n)
+        assert opened == Opened(5_010_300, ack_timeout_ms, False, [False] * n, [b"body"] * n)
 
-    def test_all_must_carry_bodies_and_the_clock_must_be_known(self) -> None:
+    def test_all_must_carry_bodies_and_the_state_must_be_known(self) -> None:
         whole, empty = Entry("5001-0", "a", 1, 1, 7_000, b"body"), Entry("5002-0", "b", 1, 1)
         assert from_entries([whole, empty], self.READ) is None
-        assert from_entries([whole], self.READ._replace(server_us=None)) is None
+        assert from_entries([whole], self.READ._replace(state=None)) is None
+
+    @pytest.mark.parametrize(
+        ("options", "state"),
+        [
+            ([None, None, None], TopicState(5_000_300, DEFAULT_ACK_MS)),
+            ([b"7000", b"0", b"0"], TopicState(5_000_300, 7_000)),
+            ([None, b"1", None], None),
+            ([None, None, b"1"], None),
+            (exceptions.NoPermissionError("HMGET"), None),
+        ],
+    )
+    def test_a_paused_topic_or_one_with_a_journal_needs_a_call(
+        self, options: Any, state: TopicState | None
+    ) -> None:
+        assert parse_state([b"5", b"300"], options) == state
 
 
 class TestAckSharing:

@@ -7,12 +7,12 @@ reads sees the same single state of the topic.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.stream import Entry, entry_ms
 from lisa.core.redis.flow import Command, Flow
@@ -28,38 +28,67 @@ AGAIN_S = 1.0
 DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
 
 
-class BlockingRead(NamedTuple):
-    """When a read was sent and answered (`time.monotonic`), and when the server began it.
+class TopicState(NamedTuple):
+    """The state of a topic in which entries may be opened without a call, by the server's clock."""
 
-    server_us: the server's clock right before the read, in microseconds; None if not known.
+    at_us: int
+    ack_timeout_ms: int
+
+
+class Read(NamedTuple):
+    """When a read was sent and answered (`time.monotonic`), and the topic's state right before it.
+
+    state: None if it is not known, or if entries must be opened by a call.
     """
 
     asked_at: float
     read_at: float
-    server_us: int | None = None
+    state: TopicState | None = None
 
 
-def from_entries(entries: Sequence[Entry], read: BlockingRead) -> tuple[Opened, float] | None:
+_STATE = ("ack_timeout", "paused", "journal")
+
+
+def state_commands(keys: TopicKeys) -> tuple[Command, Command]:
+    """The commands to send right before a read; `parse_state` takes their replies."""
+    return ("TIME",), ("HMGET", keys.options, *_STATE)
+
+
+def parse_state(clock: Any, options: Any) -> TopicState | None:
+    """The state, unless it was refused, or the topic is paused or keeps a journal."""
+    if isinstance(clock, Exception) or isinstance(options, Exception):
+        return None
+    timeout, paused, journal = options
+    if paused == b"1" or journal == b"1":
+        return None
+    return TopicState(_microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
+
+
+def from_entries(entries: Sequence[Entry], read: Read) -> tuple[Opened, float] | None:
     """What opening would return without a call, and the earliest time at which a lease began.
 
-    None unless all entries carry their envelopes and were added while the read was blocked: the
-    server hands an entry to a blocked read in the same step in which `promote` adds it, so nothing
-    can have changed since `promote` looked.
+    None unless all entries carry their envelopes and the topic's state is known. The state is that
+    of the delivery: the server runs a read right after the commands before it, and hands an entry
+    to a blocked read in the same step in which `promote`, which has looked at the state itself,
+    adds it.
     """
-    if read.server_us is None:
+    state = read.state
+    if state is None:
         return None
     took_us = int(1e6 * (read.read_at - read.asked_at))
-    first_us = math.inf
+    ack_timeout_ms, first_us = state.ack_timeout_ms, took_us
     for entry in entries:
-        # An entry that was there before did not let the read block. If the server's clock was set
-        # back, the times of entries say nothing, but do not fit in either.
-        added_us = 1_000 * entry_ms(entry.entry.encode()) - read.server_us
-        if not entry.envelope or not 0 < added_us <= took_us:
+        if not entry.envelope:
             return None
-        first_us = min(first_us, added_us)
+        waited_us = 1_000 * entry_ms(entry.entry.encode()) - state.at_us
+        if 0 < waited_us <= took_us:
+            ack_timeout_ms = entry.ack_timeout_ms
+        else:  # it was there before; beyond the end of the read if the clock was set back
+            waited_us = 0
+        first_us = min(first_us, waited_us)
     opened = Opened(
-        now_us=read.server_us + took_us,
-        ack_timeout_ms=entries[-1].ack_timeout_ms,
+        now_us=state.at_us + took_us,
+        ack_timeout_ms=ack_timeout_ms,
         paused=False,
         past_ttl=[False] * len(entries),
         envelopes=[entry.envelope for entry in entries],
@@ -92,7 +121,7 @@ class Opening:
         commands: list[Command] = [
             ("TIME",),
             ("HEXISTS", keys.groups, call.group),
-            ("HMGET", keys.options, "ack_timeout", "paused", "journal"),
+            ("HMGET", keys.options, *_STATE),
             ("EXISTS", keys.expiry),
             ("HMGET", entries, *[entry.id for entry in call.entries]),
             *_reads_of(list(call.id_keys(keys)), most),
@@ -112,8 +141,9 @@ class Opening:
             if known != entry.entry.encode() or not body or (n > 1 and len(body) > most):
                 return None
         ack_ms = DEFAULT_ACK_MS if timeout is None else int(timeout)
-        now_us = int(clock[0]) * 1_000_000 + int(clock[1])
-        return Opened(now_us, ack_ms, paused=False, past_ttl=[False] * n, envelopes=bodies)
+        return Opened(
+            _microseconds(clock), ack_ms, paused=False, past_ttl=[False] * n, envelopes=bodies
+        )
 
 
 def _reads_of(bodies: Sequence[str], most: int) -> list[Command]:
@@ -121,3 +151,8 @@ def _reads_of(bodies: Sequence[str], most: int) -> list[Command]:
     if len(bodies) == 1:
         return [("GET", bodies[0])]
     return [("GETRANGE", body, 0, most) for body in bodies]
+
+
+def _microseconds(clock: Sequence[bytes]) -> int:
+    """The reply of TIME in microseconds."""
+    return int(clock[0]) * 1_000_000 + int(clock[1])
