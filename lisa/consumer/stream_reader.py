@@ -16,7 +16,7 @@ from lisa.consumer.prefetch import MOST
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription
 from lisa.core.delivery.body_size import AHEAD_BYTES
-from lisa.core.delivery.opening import Read, parse_state, state_commands
+from lisa.core.delivery.opening import StreamRead, parse_state, state_commands
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.stream import Entry, parse_entry, parse_read, read_command
 from lisa.core.redis.address import Address
@@ -60,7 +60,7 @@ class StreamReader:
         self._unopened: list[Entry] = []
         self._startable = 0
         self._asked_at = 0.0
-        self._last_read = Read(0.0, 0.0)
+        self._last_read = StreamRead(0.0, 0.0)
         self._asks_state = False
         self._ack_sharing = AckSharing()
         self.is_reading = False
@@ -216,7 +216,7 @@ class StreamReader:
                 raise reply
             return reply
         finally:
-            self._last_read = Read(self._asked_at, time.monotonic(), state)
+            self._last_read = StreamRead(self._asked_at, time.monotonic(), state)
 
     def interrupt(self) -> bool:
         """End a running read without losing entries. Returns False if the server did not answer."""

@@ -17,7 +17,7 @@ from lisa.consumer.prefetch import Pace
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.thread_queue import ThreadQueue
 from lisa.core.delivery.decode import unpack
-from lisa.core.delivery.opening import Opening, Read, from_entries
+from lisa.core.delivery.opening import Opening, StreamRead, from_entries
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
@@ -122,7 +122,7 @@ class Subscription:
         """Whether reading must stop now."""
         return self.closing.is_set() or self.is_paused_here
 
-    def open(self, entries: Sequence[Entry], read: Read) -> tuple[list[Held], int]:
+    def open(self, entries: Sequence[Entry], read: StreamRead) -> tuple[list[Held], int]:
         """Open the first of the entries that XREADGROUP returned, as many as one call allows.
 
         Returns the deliveries for handlers and the number of opened entries. Expired and invalid

@@ -13,7 +13,7 @@ import pytest
 
 from lisa.consumer import Batch, Consumer
 from lisa.consumer.subscription import Subscription
-from lisa.core.delivery.opening import Read
+from lisa.core.delivery.opening import StreamRead
 from lisa.core.model.errors import ServerUnavailable
 from lisa.core.transitions.release import Release
 from tests.consumers import Bench, ignore, presences, presences_running, settled
@@ -172,7 +172,7 @@ def test_a_lease_runs_from_the_reading_not_from_a_late_opening(
     open_now = Subscription.open
 
     def open_late(
-        sub: Subscription, entries: Sequence[Entry], read: Read
+        sub: Subscription, entries: Sequence[Entry], read: StreamRead
     ) -> tuple[list[Held], int]:
         # It is retried 1.25 s after the first attempt, as pauses grow.
         cut_until[:] = cut_until or [time.monotonic() + 1.2]

@@ -24,8 +24,8 @@ from lisa.consumer.slots import SlotClaim, Slots, TopicSlots
 from lisa.consumer.tasks import HandlerTasks
 from lisa.core.delivery.opening import (
     DEFAULT_ACK_MS,
-    Read,
-    TopicState,
+    PlainState,
+    StreamRead,
     from_entries,
     parse_state,
 )
@@ -354,7 +354,7 @@ def test_a_batch_that_raises_retries_all_but_those_set_aside() -> None:
 class TestFromEntries:
     """The server's clock shows 5,000.300 ms when the read begins, which takes 10 ms."""
 
-    READ = Read(asked_at=100.0, read_at=100.010, state=TopicState(5_000_300, 9_000))
+    READ = StreamRead(asked_at=100.0, read_at=100.010, state=PlainState(5_000_300, 9_000))
 
     @pytest.mark.parametrize(
         ("times", "leased_at", "ack_timeout_ms"),
@@ -387,15 +387,15 @@ class TestFromEntries:
     @pytest.mark.parametrize(
         ("options", "state"),
         [
-            ([None, None, None], TopicState(5_000_300, DEFAULT_ACK_MS)),
-            ([b"7000", b"0", b"0"], TopicState(5_000_300, 7_000)),
+            ([None, None, None], PlainState(5_000_300, DEFAULT_ACK_MS)),
+            ([b"7000", b"0", b"0"], PlainState(5_000_300, 7_000)),
             ([None, b"1", None], None),
             ([None, None, b"1"], None),
             (exceptions.NoPermissionError("HMGET"), None),
         ],
     )
     def test_a_paused_topic_or_one_with_a_journal_needs_a_call(
-        self, options: Any, state: TopicState | None
+        self, options: Any, state: PlainState | None
     ) -> None:
         assert parse_state([b"5", b"300"], options) == state
 

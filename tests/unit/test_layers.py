@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 MODULES = sorted((ROOT / "lisa").rglob("*.py"))
 
 ON_CORE = {"core", "producer", "manager", "consumer", "admin", "embedded"}
-ON_TOP = {"cli", "gateway", "pipeline", "testing"}
+ON_TOP = {"cli", "gateway", "otel", "pipeline", "testing"}
 FACE = {"middleware"}
 """Modules of the public package; nothing below it knows them."""
 ROLES = {"producer", "manager", "consumer"}

@@ -28,14 +28,14 @@ AGAIN_S = 1.0
 DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
 
 
-class TopicState(NamedTuple):
+class PlainState(NamedTuple):
     """The state of a topic in which entries may be opened without a call, by the server's clock."""
 
     at_us: int
     ack_timeout_ms: int
 
 
-class Read(NamedTuple):
+class StreamRead(NamedTuple):
     """When a read was sent and answered (`time.monotonic`), and the topic's state right before it.
 
     state: None if it is not known, or if entries must be opened by a call.
@@ -43,7 +43,7 @@ class Read(NamedTuple):
 
     asked_at: float
     read_at: float
-    state: TopicState | None = None
+    state: PlainState | None = None
 
 
 _STATE = ("ack_timeout", "paused", "journal")
@@ -54,17 +54,17 @@ def state_commands(keys: TopicKeys) -> tuple[Command, Command]:
     return ("TIME",), ("HMGET", keys.options, *_STATE)
 
 
-def parse_state(clock: Any, options: Any) -> TopicState | None:
+def parse_state(clock: Any, options: Any) -> PlainState | None:
     """The state, unless it was refused, or the topic is paused or keeps a journal."""
     if isinstance(clock, Exception) or isinstance(options, Exception):
         return None
     timeout, paused, journal = options
     if paused == b"1" or journal == b"1":
         return None
-    return TopicState(_microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
+    return PlainState(_microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
 
 
-def from_entries(entries: Sequence[Entry], read: Read) -> tuple[Opened, float] | None:
+def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, float] | None:
     """What opening would return without a call, and the earliest time at which a lease began.
 
     None unless all entries carry their envelopes and the topic's state is known. The state is that

@@ -62,6 +62,6 @@ def _metric(family: Family, rows: dict[tuple[str, ...], Value]) -> Metric:
 
 def _version() -> str:
     try:
-        return version("lisa-delay-queue")
+        return version("lisa-delay-queue-client")
     except PackageNotFoundError:  # not installed
         return "unknown"
