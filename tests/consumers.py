@@ -128,9 +128,9 @@ def settled(bench: Bench, message_id: str, topic: str = "orders") -> Callable[[]
     return lambda: bench.settled_as(topic, message_id) == "acked"
 
 
-def state_of(consumer: Consumer, topic: str = "orders") -> str:
-    """The state that a consumer reports for a topic and the group lisa."""
-    return str(consumer.health()["topics"].get(f"{topic}/lisa", {}).get("state"))
+def state_of(consumer: Consumer, topic: str = "orders", group: str = "lisa") -> str:
+    """The state that a consumer reports for a topic and a group."""
+    return str(consumer.health()["topics"].get(f"{topic}/{group}", {}).get("state"))
 
 
 def manage(store: SyncStore, topic: str) -> None:

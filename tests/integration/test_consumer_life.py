@@ -505,3 +505,28 @@ def test_a_group_with_and_without_a_name_is_refused(bench: Bench) -> None:
         consumer.start()
     with pytest.raises(InvalidMessage, match="group 'no spaces' is not allowed"):
         consumer.on(TOPIC, print, group="no spaces")
+
+
+@pytest.mark.parametrize(("group", "levels"), [("lsia", ["WARNING"]), ("lisa", [])])
+def test_a_group_declared_beside_others_may_be_a_typing_error(
+    bench: Bench, group: str, levels: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.declare(TOPIC)
+    consumer = Consumer(bench.url, group=group)
+    consumer.on(TOPIC, ignore)
+    with consumer, caplog.at_level("INFO", "lisa"):
+        wait_until(lambda: state_of(consumer, group=group) == "running")
+    said = [one for one in caplog.records if "declared group" in one.message]
+    assert [one.levelname for one in said] == levels
+    assert all("beside lisa" in one.message for one in said)
+
+
+def test_the_first_group_of_a_topic_is_no_surprise(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(bench.url, group="lisa")
+    consumer.on(TOPIC, ignore)
+    with consumer, caplog.at_level("INFO", "lisa"):
+        wait_until(lambda: state_of(consumer) == "running")
+    said = [one.levelname for one in caplog.records if "declared group" in one.message]
+    assert said == ["INFO"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store import presence
 from lisa.core.store.store import Store
 from lisa.core.transitions.declare import Declare
+
+log = logging.getLogger("lisa")
 
 
 def find_group(store: Store, topic: Topic) -> Flow[str | None]:
@@ -38,7 +41,9 @@ def join(store: Store, shard: Shard, wanted: str) -> Flow[str | None]:
     try:
         yield from store.register([shard])
         for one in sorted({own_shard(topic), shard}) if wanted else ():
-            yield from store.run(Declare(one, wanted))
+            is_new = yield from store.run(Declare(one, wanted))
+            if is_new and one == own_shard(topic):
+                yield from _log_new_group(store, topic, wanted)
     except ServerUnavailable as error:
         if not is_full(error.__cause__):
             raise
@@ -50,6 +55,23 @@ def join(store: Store, shard: Shard, wanted: str) -> Flow[str | None]:
     # A new shard may not have received the declaration yet.
     is_there = shard == own_shard(topic) or found in (yield from store.groups(shard))
     return found if is_there else None
+
+
+def _log_new_group(store: Store, topic: Topic, group: str) -> Flow[None]:
+    """Log a group that a consumer has declared: a warning if its name may be a typing error."""
+    others = [one for one in (yield from store.groups(topic)) if one != group]
+    if not others:
+        log.info("topic %s: declared group %s", topic, group)
+        return
+    log.warning(
+        "topic %s: declared group %s beside %s; each group gets a copy of every message from now "
+        "on. If the name is wrong: lisa topic group remove %s %s",
+        topic,
+        group,
+        ", ".join(others),
+        topic,
+        group,
+    )
 
 
 def wait_for_group(
