@@ -29,7 +29,7 @@ interval such as `1s`. `LISA_CONFIG` names the file if no flag does. `LISA_REDIS
 of `LISA_REDIS__URL`.
 
 `LISA_REDIS_URL` and `LISA_PREFIX` also apply in programs: `Producer()`, `Consumer()` and
-`Manager()` use the server in their call, else that of `LISA_REDIS_URL`, else
+`Manager()` use the server that they are given, else `LISA_REDIS_URL`, else
 redis://localhost:6379/0. `lisa-consumer` keeps the server and the prefix that the module gives its
 `Consumer`; only `--redis` and `--prefix` override them.
 """

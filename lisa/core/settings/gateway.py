@@ -25,7 +25,7 @@ class GatewayServerSettings(Section):
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="The address to listen on. Any other than the loopback interface needs tokens.",
+        description="The address to listen on. Any address other than loopback requires tokens.",
     )
     port: int = Field(default=8080, ge=0, le=65_535, description="The port; 0 selects a free one.")
     workers: int = Field(default=1, ge=1, le=256, description="Processes that share the port.")
@@ -52,7 +52,7 @@ class GatewayServerSettings(Section):
         default=2_000, ge=1, description="Maximum concurrent requests; beyond it, 503."
     )
     max_polls: int = Field(
-        default=10_000, ge=1, description="Maximum concurrently waiting pulls; beyond it, 503."
+        default=10_000, ge=1, description="Maximum pulls waiting at the same time; beyond it, 503."
     )
     max_buffered_bytes: int = Field(
         default=256 * 1024 * 1024,
@@ -68,7 +68,7 @@ class GatewayServerSettings(Section):
         default=timedelta(seconds=3),
         ge=timedelta(0),
         le=PRODUCER_RETRY_TIME,
-        description="How long a request waits for a server that does not answer before its 503.",
+        description="How long a request waits for an unresponsive Redis before it fails with 503.",
     )
     durability: DurabilityField = Field(
         default=None,

@@ -75,7 +75,7 @@ class RoleSettings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the sources know it
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - known to the sources
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - does not check names
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - not supported
@@ -87,7 +87,7 @@ class RoleSettings(BaseSettings):
 
     @classmethod
     def load(cls, path: Path | str | None = None, **overrides: Any) -> Self:
-        """Load the settings: overrides over environment over file.
+        """Load the settings. Precedence: overrides, environment, file.
 
         `path` defaults to `LISA_CONFIG`, if set. Overrides are fields of this model, with sections
         as mappings (`consumer_server={"concurrency": 8}`); `redis` may be just the URL; None means
@@ -117,7 +117,7 @@ class RoleSettings(BaseSettings):
             raise ConfigError("this role is disabled: the setting enabled is false")
 
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """The listed topics and the groups named for each; empty if none is named."""
+        """The listed topics, each with its named groups, possibly none."""
         found: dict[str, tuple[str, ...]] = {}
         for entry in self.groups:
             named = (entry.group,) if entry.group else ()
@@ -125,7 +125,7 @@ class RoleSettings(BaseSettings):
         return found
 
     def topic_options(self) -> dict[str, dict[str, object]]:
-        """The options set for each listed topic, by their names in Redis."""
+        """The options set for each listed topic, by their names in Redis. Raises ValueError."""
         found: dict[str, dict[str, object]] = {}
         for entry in self.groups:
             options = found.setdefault(entry.topic, {})
@@ -140,7 +140,7 @@ class RoleSettings(BaseSettings):
         return {topic: {**shared, **options} for topic, options in found.items()}
 
     def moving_sizes(self) -> dict[str, int]:
-        """Batch size of promote calls by topic, where set; with several groups the largest."""
+        """Batch size of promote calls by topic, where set; the largest of several groups."""
         found: dict[str, int] = {}
         for entry in self.groups:
             if entry.moving_size is not None:
@@ -163,7 +163,7 @@ class LoggedSettings(RoleSettings):
 
 
 class DaemonSettings(LoggedSettings):
-    """Settings of a daemon that runs handlers."""
+    """Settings of a manager or consumer process: its status server and its signal receivers."""
 
     http: ListenAddress | None = Field(
         default=None,
@@ -224,7 +224,8 @@ class ConsumerSettings(DaemonSettings):
     role: ClassVar[str] = "consumer"
 
     consumer_server: ConsumerServerSettings = Field(
-        default_factory=ConsumerServerSettings, description="Reading messages, running handlers."
+        default_factory=ConsumerServerSettings,
+        description="How messages are read and handlers run.",
     )
     middleware: Names = _MIDDLEWARE
     target: str | None = Field(
