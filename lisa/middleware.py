@@ -17,8 +17,8 @@ class Middleware(BaseMiddleware):
     """Code around each send of a producer, and around each handler of a consumer.
 
     Define the methods that you need. Each gets the next step of the chain as `call_next`, calls it
-    or raises, and returns what it returned, changed or not. The first middleware of a list is the
-    outermost. Methods run on the threads and tasks that send or handle, several at a time.
+    or raises, and returns its result, changed or not. The first middleware of a list is the
+    outermost. Methods run on the threads and tasks that send or handle, also concurrently.
 
     A `Producer` needs `send` and an `AsyncProducer` needs `send_async`; a handler needs `handle`,
     or `handle_async` if it is `async def`; a batch handler needs `handle_batch` or
@@ -31,9 +31,9 @@ class Middleware(BaseMiddleware):
     def send(
         self, call: SendCall, call_next: Callable[[SendCall], Sequence[SendOutcome]]
     ) -> Sequence[SendOutcome]:
-        """Around a send. Returns one outcome for each message, in order.
+        """Run around a send. Returns one outcome for each message, in order.
 
-        An error that is raised here is the error of the send.
+        An error raised here becomes the error of the send.
         """
         return call_next(call)
 
@@ -46,10 +46,10 @@ class Middleware(BaseMiddleware):
 
     @passes_on
     def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
-        """Around one call of a handler. Returns the handler's result.
+        """Run around one call of a handler. Returns the handler's result.
 
-        An error that is raised here is a failure of the handler: the message is retried, or treated
-        as a `Retry` or `Discard` says. A return without `call_next` skips the handler.
+        An error raised here counts as a failure of the handler: the message is retried, or treated
+        as a `Retry` or `Discard` says. Returning without `call_next` skips the handler.
         """
         return call_next(message)
 
@@ -57,12 +57,12 @@ class Middleware(BaseMiddleware):
     async def handle_async(
         self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
     ) -> Any:
-        """Asynchronous version of `handle`, for handlers that are `async def`."""
+        """Asynchronous version of `handle`, for `async def` handlers."""
         return await call_next(message)
 
     @passes_on
     def handle_batch(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
-        """Around one call of a batch handler, like `handle`. Pass on the same batch."""
+        """Run around one call of a batch handler, like `handle`. Pass on the same batch."""
         return call_next(batch)
 
     @passes_on
@@ -74,7 +74,7 @@ class Middleware(BaseMiddleware):
 
     @passes_on
     def settled(self, settled: Settled) -> None:
-        """Called after each call that settles messages of handlers, on one of Lisa's threads.
+        """Run after each call that settles messages of handlers, on one of Lisa's threads.
 
-        Errors are logged and ignored. Keep it short.
+        Keep it short. Errors are logged and ignored.
         """

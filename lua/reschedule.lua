@@ -1,7 +1,7 @@
 -- reschedule: waiting, retry, ready (not delivered) -> waiting with a new due time, in one step.
--- Guarantee: the same conditions over several groups as cancel; failed attempts stay counted. A
--- ttl moves with the due time. A repeated call returns the first answer, even if the message was
--- delivered in the meantime.
+-- Guarantee: only if no group has the message in flight or in garbage, or has settled it. Failed
+-- attempts stay counted; a ttl moves with the due time. A repeated call returns the first answer,
+-- even if the message was delivered in the meantime.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
 -- ARGV  the layout's number ('' to skip the check);
 --       n; n times id, due ('+ms' is a delay, else epoch ms)
@@ -20,7 +20,7 @@ local function due_from(spec)
   return delay == 0 and now or now_up + delay
 end
 
--- The due time of a ready message; nil in retry, which stores only that of the next attempt.
+-- The due time of a ready message; nil in retry, which stores only the time of the next attempt.
 local function due_in_groups(id)
   for _, group in ipairs(groups) do
     local entry = call('HGET', group.entries, id)

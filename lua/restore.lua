@@ -1,6 +1,6 @@
 -- restore: restores messages to their state before their server was lost.
--- Guarantee: only ids that are neither live nor settled here: safe to repeat, and to run under
--- traffic. The topic's capacity does not apply: accepted messages stay accepted.
+-- Guarantee: restores only ids that are neither live nor settled here, so it is safe to repeat, and
+-- to run under traffic. The topic's capacity does not apply: accepted messages stay accepted.
 -- A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
 -- ARGV  the layout's number ('' to skip the check);

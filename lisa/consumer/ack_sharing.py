@@ -1,19 +1,19 @@
-"""Whether a reader sends acks with its next read, or first waits for those of more messages."""
+"""Decides whether a reader sends its acks with the next read, or waits for more acks."""
 
 from __future__ import annotations
 
 SHARE_WITHIN_S = 0.005
-"""How long acks wait for others, as in the settler."""
+"""How long acks wait for others; the settler waits as long."""
 
 WEIGHT = 0.2
 """Weight of the last interval in the average."""
 
 MOST = 16
-"""The most acks that wait."""
+"""With this many acks, the reader sends them without waiting."""
 
 
 class AckSharing:
-    """The intervals at which one reader's messages arrive, and since when acks wait.
+    """Tracks the intervals between one reader's messages, and how long its acks have waited.
 
     A call for several acks costs the server and the consumer little more than a call for one.
     """

@@ -1,4 +1,4 @@
-"""What the `settled` methods of middleware get."""
+"""Reports settlements to the `settled` methods of middleware."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     operation: "ack"; "retry", also for messages that moved to garbage; or "expire".
     ended: when the call ended, in seconds since the epoch.
     seconds: how long the call took; None if the messages were settled along with a read.
-    error: the error of the call, after which it is repeated; None if it succeeded.
+    error: the error of the call, which will be repeated; None if it succeeded.
     """
 
     topic: str
@@ -39,7 +39,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettleWatch:
-    """Tells middleware that has the method `settled` about calls that settle messages."""
+    """Reports calls that settle messages to middleware with the method `settled`."""
 
     def __init__(self, middleware: Sequence[BaseMiddleware] = ()) -> None:
         self._methods = methods(middleware, SETTLED, "settled", "a consumer")

@@ -88,7 +88,7 @@ class StreamReader:
     def open(self) -> list[Held]:
         """Open all read entries, in as many calls as needed. Raises LisaError.
 
-        Entries beyond `AHEAD_BYTES` are released, if bodies are larger than expected.
+        If bodies are larger than expected, entries beyond `AHEAD_BYTES` are released.
         """
         sub, taken, total, count = self._sub, list[Held](), 0, 0
         while self._unopened:
@@ -188,8 +188,8 @@ class StreamReader:
     def _ask(self, command: Command, *, sends_acks: bool) -> Any:
         """Send a read and return its reply.
 
-        A few acks go in the same pipeline, and the commands that ask for the topic's state if the
-        last entries carried their envelopes.
+        A few acks go in the same pipeline, as do the commands that ask for the topic's state if the
+        last entry carried its envelope.
         """
         acks = self._settler.acks_for_read(self._sub) if sends_acks else None
         self._asked_at, state = time.monotonic(), None

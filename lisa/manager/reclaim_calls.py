@@ -1,4 +1,4 @@
-"""Calls of `reclaim`: each window of a scan, and the repetition of calls without a reply."""
+"""Calls `reclaim` for each window of a scan, and keeps the calls without a reply."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class ReclaimCalls:
     """Runs the calls of all scans.
 
-    A call without a reply may have moved messages; only repeating it tells which. So a scan makes
-    no other call until then.
+    A call without a reply may have moved messages; only repeating it tells which. Until then, its
+    scan makes no other call.
 
     window: number of pending entries that one call reads.
     """
@@ -62,7 +62,7 @@ class ReclaimCalls:
         """Run calls in one round trip, without retrying those that get no reply.
 
         A retry could reach the new primary after a failover, where leases have not been renewed.
-        Calls for `failing` topics move nothing, because any time is later than they allow.
+        Calls for `failing` topics move nothing, because their latest allowed time is 0.
         """
         dated = [
             replace(
@@ -80,10 +80,11 @@ class ReclaimCalls:
         received: float,
         failing: Container[str] = (),
     ) -> float | None:
-        """Scan on, window by window; returns when the earliest of the scanned leases can expire.
+        """Handle a reply and finish its scan, window by window. Raises LisaError.
 
-        Returns None if the server's time is later than estimated: the clock was set, a call was
-        slow, or the topic is `failing`. Raises LisaError.
+        Returns when the earliest scanned lease can expire. Like `received`, when the reply arrived,
+        this is in `time.monotonic` seconds. Returns None if the server's time is later than
+        estimated: the clock was set, a call was slow, or the topic is `failing`.
         """
         topic, group, ends = call.topic, call.group, math.inf
         moved, cleared, is_ahead = 0, 0, False

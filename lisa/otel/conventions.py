@@ -15,7 +15,7 @@ ERROR_TYPE = "error.type"
 ATTEMPT = "messaging.lisa.message.delivery_attempt"
 
 DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-"""Those of the conventions."""
+"""The bucket bounds that the conventions recommend."""
 
 LATENESS_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60, 3600)
 
@@ -25,7 +25,7 @@ Attributes = dict[str, str | int]
 def attributes_of(
     operation: str, kind: str, topic: str, group: str | None = None, error: str | None = None
 ) -> Attributes:
-    """The attributes that spans and metrics of an operation share. `kind` is its type."""
+    """The attributes that spans and metrics of an operation share. `kind`: the operation type."""
     found: Attributes = {
         SYSTEM: "lisa",
         OPERATION_NAME: operation,
@@ -45,7 +45,7 @@ def error_type(error: BaseException) -> str:
 
 
 class Instruments:
-    """The metrics."""
+    """The metric instruments."""
 
     def __init__(self, meter: Meter) -> None:
         self.sent = meter.create_counter(

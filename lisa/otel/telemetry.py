@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 Outcomes: TypeAlias = "Sequence[SendOutcome]"
 
 LOOK_AGAIN_S = 1.0
-"""How often an idle `Telemetry` looks whether the application has set up an SDK."""
+"""How often to check whether the application has set up an SDK."""
 
 RETURNED_FALSE = "returned_false"
 """The `error.type` of a handler that returned False."""
 
 
 class Telemetry(Middleware):
-    """Traces and metrics of sends, handlers and settlements, for all producers and consumers.
+    """Traces and measures sends, handlers and settlements, in any producer or consumer.
 
     A send puts its trace context into the headers of its messages. The span of a handler starts a
-    trace of its own that links to the send, because a message may be due days later.
+    new trace that links to the send, because a message may be due days later.
 
     parent: also make the handler's span a child of the send's span, in one trace. Not for batches.
-    settle_spans: whether settlements have spans.
+    settle_spans: whether to create spans for settlements.
     tracer_provider, meter_provider: by default the global ones.
     """
 
@@ -112,7 +112,7 @@ class Telemetry(Middleware):
             return take(await call_next(batch))
 
     def settled(self, settled: Settled) -> None:
-        """Create the span of a settlement, which has ended."""
+        """Record a settlement, which has ended."""
         if not (self._is_on or self._looks_on()):
             return
         error = None if settled.error is None else error_type(settled.error)
@@ -135,7 +135,7 @@ class Telemetry(Middleware):
         span.end(ended_ns)
 
     def _looks_on(self) -> bool:
-        """Whether there is an SDK. Looks once per second until there is one."""
+        """Whether there is an SDK. Checks at most once per second until there is one."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_AGAIN_S
@@ -183,7 +183,7 @@ class Telemetry(Middleware):
         self._instruments.consumed.add(len(messages), attributes)
         self._record_lateness(messages)
         own = _count(len(messages)) if in_batches else _identity(first)
-        # The consumer's own context is not the cause of a message, so it is left out.
+        # The consumer's own context did not cause the message, so it is ignored.
         given = Context() if in_batches else propagate.extract(first.headers, Context())
         span = self._tracer.start_span(
             f"process {first.topic}",
@@ -221,7 +221,7 @@ class Telemetry(Middleware):
 
 @contextmanager
 def _current(span: Span, context: Context | None = None) -> Iterator[None]:
-    """Make a span the current one, in a context; ends it, with the error if there is one."""
+    """Make a span current in a context, then end it, with the error if one was raised."""
     token = contexts.attach(trace.set_span_in_context(span, context))
     try:
         yield
@@ -236,14 +236,14 @@ def _current(span: Span, context: Context | None = None) -> Iterator[None]:
 
 
 def _has_sdk(tracers: TracerProvider | None, meters: MeterProvider | None) -> bool:
-    """Whether a provider is not one of the API itself; those do nothing."""
+    """Whether a provider is from an SDK; those of the API do nothing."""
     found = tracers or trace.get_tracer_provider(), meters or metrics.get_meter_provider()
     of_api = ("opentelemetry.trace", "opentelemetry.metrics")
     return any(not type(one).__module__.startswith(of_api) for one in found)
 
 
 def _inject(call: SendCall) -> None:
-    """Put the current context into the messages that have none."""
+    """Put the current context into the headers of messages that have none."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     for name, value in carrier.items():

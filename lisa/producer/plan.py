@@ -77,7 +77,10 @@ class SendPlan(NamedTuple):
 
     @classmethod
     def of(cls, options: SendOptions, zone: tzinfo | None) -> SendPlan:
-        """Check a call's options. `zone` is the producer's default zone. Raises InvalidMessage."""
+        """Check a call's options. Raises InvalidMessage, or TypeError for an unknown option.
+
+        zone: the producer's default zone.
+        """
         if not options.keys() <= _OPTIONS:
             unknown = min(options.keys() - _OPTIONS)
             raise TypeError(
@@ -97,7 +100,7 @@ class SendPlan(NamedTuple):
 
     def with_differences(self, message: Outgoing) -> SendPlan:
         """The plan of one message that overrides the call's options. Raises InvalidMessage."""
-        # dataclasses.replace is seven times slower, which matters for ten million messages.
+        # `_replace` is slower, which matters for ten million messages.
         return SendPlan(
             due_text(message.delay, message.at, message.at_ms, self.zone) or self.due,
             self.ttl_ms if message.ttl is None else _ttl_ms(message.ttl),
@@ -140,7 +143,7 @@ def _at_ms(at: datetime, zone: tzinfo | None) -> int:
         raise InvalidMessage(f"at is a datetime, not {at!r}; for epoch milliseconds use at_ms")
     try:
         return check_due_ms(datetime_ms(at, zone))
-    except OverflowError:  # time zones compute a day before and after
+    except OverflowError:  # the zone's offset can exceed the limits of datetime
         raise InvalidMessage(f"the due time {at.isoformat()} is out of range") from None
 
 

@@ -1,4 +1,4 @@
-"""What middleware sees of a send."""
+"""A send, as middleware sees it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lisa.producer.report import SendOutcome
 
 
 class SendCall:
-    """The messages of one call of middleware, which may change them.
+    """Messages that are being sent; middleware may change them.
 
-    topic: where they are sent.
+    topic: the topic that they are sent to.
     messages: bodies, and `Outgoing` for those with options of their own.
     options: the options for all messages, see `SendOptions`.
     """
@@ -37,7 +37,7 @@ class SendCall:
 
     @property
     def bodies(self) -> list[Any]:
-        """The bodies, in order. Assign as many others to replace them."""
+        """The bodies, in order. To replace them, assign the same number; else InvalidMessage."""
         return [one.body if isinstance(one, Outgoing) else one for one in self.messages]
 
     @bodies.setter
@@ -55,7 +55,7 @@ class SendCall:
         return self.options.get("headers") or {}
 
     def set_header(self, name: str, value: str, *, replace: bool = True) -> None:
-        """Set a header of every message; without `replace`, only where it is missing."""
+        """Set a header of every message; with `replace=False`, only where it is missing."""
 
         def changed(headers: Mapping[str, str]) -> Mapping[str, str]:
             return headers if name in headers and not replace else {**headers, name: value}

@@ -1,8 +1,8 @@
-"""Open entries without a call where they carry all, or with plain reads where these suffice.
+"""Opens stream entries without a script call: by what they carry, or with plain reads.
 
 A script call costs Redis twice as much as plain reads. Most of the cost of a call with a few
-messages is the script's own: its arguments, its functions and the cold code. A transaction of plain
-reads sees the same single state of the topic.
+messages is overhead: arguments, functions and cold code. A transaction of plain reads also sees
+the topic at a single instant.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PLAIN_MOST = 8
 """With more entries in a call, the script is cheaper, because one command reads all bodies."""
 
 AGAIN_S = 1.0
-"""How long a topic is opened by script after plain reads did not suffice."""
+"""How long to open by script after plain reads did not suffice."""
 
 DEFAULT_ACK_MS = TopicOptions().ack_timeout // timedelta(milliseconds=1)
 
 
 class PlainState(NamedTuple):
-    """The state of a topic in which entries may be opened without a call, by the server's clock."""
+    """The topic's state, for opening entries without a call. `at_us` is by the server's clock."""
 
     at_us: int
     ack_timeout_ms: int
@@ -55,7 +55,7 @@ def state_commands(keys: TopicKeys) -> tuple[Command, Command]:
 
 
 def parse_state(clock: Any, options: Any) -> PlainState | None:
-    """The state, unless it was refused, or the topic is paused or keeps a journal."""
+    """The state; None if a command failed, or the topic is paused or has a journal."""
     if isinstance(clock, Exception) or isinstance(options, Exception):
         return None
     timeout, paused, journal = options
@@ -65,12 +65,12 @@ def parse_state(clock: Any, options: Any) -> PlainState | None:
 
 
 def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, float] | None:
-    """What opening would return without a call, and the earliest time at which a lease began.
+    """What `open` would return, and when the first lease began, in `time.monotonic` seconds.
 
-    None unless all entries carry their envelopes and the topic's state is known. The state is that
-    of the delivery: the server runs a read right after the commands before it, and hands an entry
-    to a blocked read in the same step in which `promote`, which has looked at the state itself,
-    adds it.
+    None unless all entries carry their envelopes and the topic's state is known. The state also
+    holds at delivery: the server runs the read right after the commands that ask for the state, and
+    hands an entry to a blocked read in the same step in which `promote`, which checks the state
+    itself, adds it.
     """
     state = read.state
     if state is None:
@@ -83,7 +83,7 @@ def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, fl
         waited_us = 1_000 * entry_ms(entry.entry.encode()) - state.at_us
         if 0 < waited_us <= took_us:
             ack_timeout_ms = entry.ack_timeout_ms
-        else:  # it was there before; beyond the end of the read if the clock was set back
+        else:  # added before the read, or dated after its end because the clock was set back
             waited_us = 0
         first_us = min(first_us, waited_us)
     opened = Opened(
@@ -147,7 +147,7 @@ class Opening:
 
 
 def _reads_of(bodies: Sequence[str], most: int) -> list[Command]:
-    """GET for one body. For several, GETRANGE of `most` bytes and one, to notice longer bodies."""
+    """GET for one body; for several, GETRANGE of `most` + 1 bytes, to detect longer bodies."""
     if len(bodies) == 1:
         return [("GET", bodies[0])]
     return [("GETRANGE", body, 0, most) for body in bodies]

@@ -1,4 +1,4 @@
-"""Chains of middleware, whose methods `lisa.Middleware` describes."""
+"""Checks, loads and chains middleware; see `lisa.Middleware`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SETTLED = ("settled",)
 
 
 class BaseMiddleware:
-    """What every role takes as middleware."""
+    """The type of middleware within Lisa. Users derive from `lisa.Middleware`."""
 
 
 def passes_on(method: F) -> F:
-    """Mark a method of the base class, which is left out of chains."""
+    """Mark a base-class method that only calls the next step, so that chains leave it out."""
     method.__dict__["passes_on"] = True
     return method
 
 
 def checked(middleware: Iterable[BaseMiddleware]) -> tuple[BaseMiddleware, ...]:
-    """The middleware. Raises ConfigError if an item is none, or has a method of the wrong kind."""
+    """The middleware. Raises ConfigError for other objects and for wrong (`async`) methods."""
     found: tuple[Any, ...] = tuple(middleware)
     for one in found:
         if isinstance(one, type):
@@ -46,9 +46,9 @@ def checked(middleware: Iterable[BaseMiddleware]) -> tuple[BaseMiddleware, ...]:
 
 
 def load(paths: Iterable[str]) -> list[BaseMiddleware]:
-    """The middleware that settings name as `pkg.module:name`; a class is called without arguments.
+    """Import middleware by its `pkg.module:name`; a class is instantiated without arguments.
 
-    Raises ConfigError if a path leads to nothing.
+    Raises ConfigError if a path is malformed or cannot be imported.
     """
     found = []
     for path in paths:
@@ -68,7 +68,7 @@ def methods(
 ) -> list[Callable[..., Any]]:
     """The method `wanted`, one of `forms`, of each middleware that has it, outermost first.
 
-    Raises ConfigError if one has other forms only. `user` is what needs the method.
+    Raises ConfigError if one has only other forms. `user` says in the error what needs the method.
     """
     found = []
     for one in middleware:

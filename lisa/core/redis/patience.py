@@ -30,7 +30,7 @@ class Patience:
         return other
 
     def mend(self, error: BaseException, where: str) -> None:
-        """Count a repair on the server; raise the error after too many repairs."""
+        """Count a repair on the server. Raises the error, as a LisaError, after `MAX_REPAIRS`."""
         self._mends += 1
         if self._mends > MAX_REPAIRS:
             raise errors.translated(error, where)

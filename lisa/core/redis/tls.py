@@ -2,7 +2,7 @@
 
 redis-py creates a context for each connection, and reads the system's certificates each time: 27 ms
 of CPU time, during which an event loop is blocked. A process that opens twenty connections after
-a failover is then slower than its timeouts.
+a failover would exceed its timeouts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _contexts: dict[tuple[str, ...], tuple[tuple[int, ...], SSLContext]] = {}
 
 
 def _shared(settings: Context) -> SSLContext:
-    """The context for these settings; a new one once a file has changed, as certificates expire."""
+    """The context for these settings; a new one if a file has changed, such as a certificate."""
     key = tuple(repr(getattr(settings, name)) for name in _SETTINGS)
     paths = [getattr(settings, name) for name in _FILES]
     changed = tuple(Path(path).stat().st_mtime_ns for path in paths if path)
@@ -71,7 +71,7 @@ def _sharing(kind: type) -> type:
 
 
 def share_contexts(client: Any) -> Any:
-    """Make a client's connections share their TLS contexts; the client has no connections yet."""
+    """Make a client's connections share their TLS contexts. Call this before it connects."""
     pool = client.connection_pool
     pool.connection_class = _sharing(pool.connection_class)
     return client

@@ -68,7 +68,7 @@ class Batcher(Generic[K, T, R]):
             while batch := self._take(key, queue):
                 await self._send(key, batch)
                 if queue:
-                    await asyncio.sleep(0)  # callers that just got a result may join this batch
+                    await asyncio.sleep(0)  # callers that just got a result may join the next batch
         finally:
             del self._workers[key], self._queues[key]
             for _, future in batch + queue:  # not empty only if this task was cancelled

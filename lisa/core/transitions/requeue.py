@@ -1,4 +1,4 @@
-"""garbage -> that group's retry, due now."""
+"""garbage -> retry of the same group, due now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Recorded, OfGroup, ById[bool]):
-    """Move dead messages to retry. Returns which ids were in the group's garbage."""
+    """Move dead messages to retry and reset their attempts. Returns which ids were in garbage."""
 
     script: ClassVar[str] = "requeue"
     steps: ClassVar[int] = 3

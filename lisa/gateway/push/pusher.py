@@ -1,4 +1,4 @@
-"""Pushes to one target: pulls messages within its concurrency and settles them by its responses."""
+"""Pulls messages, posts them to one push target, and settles them by its responses."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Pusher:
     async def _round(self) -> None:
         """Pull as many messages as can be pushed now, or wait until one can."""
         self._changed.clear()
-        # Read before `_free`: a pause that ends in between must not be waited for.
+        # Read before `_free`: if the pause ended in between, 0 would mean a wait without limit.
         left_s = self._pace.left_s
         free = self._free()
         if free <= 0:
