@@ -201,7 +201,9 @@ class BaseConsumer(Registration):
                 "add a handler with consumer.on(topic)"
             )
         for topic, group, _ in sorted(all_wanted, key=lambda wanted: wanted.topic):
-            if self._handlers.plan(topic, group or "").is_empty:
+            plan = self._handlers.plan(topic, group or "")
+            plan.check()
+            if plan.is_empty:
                 raise ConfigError(
                     f"topic {topic!r} has no handler; add one with consumer.on({topic!r})"
                 )

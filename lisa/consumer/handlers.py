@@ -85,10 +85,14 @@ class Receiver:
 
 @dataclass(eq=False, slots=True)
 class _Listener:
-    """A receiver that user code connected to a signal: `f(topic, *, message)`."""
+    """A receiver that user code connected to a signal: `f(topic, *, message)`.
+
+    error: why middleware cannot be called around it. Then each call raises it.
+    """
 
     function: Callable[..., Any]
     run: Handler | None = None
+    error: ConfigError | None = None
     timeout_s: None = None
 
     @classmethod
@@ -99,13 +103,18 @@ class _Listener:
         def call(message: Message) -> Any:
             return function(message.topic, message=message)
 
-        return cls(function, _through(middleware, function, call))
+        try:
+            return cls(function, _through(middleware, function, call))
+        except ConfigError as error:
+            return cls(function, error=error)
 
     @property
     def is_async(self) -> bool:
         return is_async_handler(self.function)
 
     def call(self, held: Held) -> Any:
+        if self.error is not None:
+            raise self.error
         if self.run is None:
             return self.function(held.message.topic, message=held.message)
         return self.run(held.message)
@@ -133,6 +142,15 @@ class HandlerPlan(NamedTuple):
 
     receivers: tuple[Receiver | _Listener, ...]
     batch: Receiver | None
+
+    def check(self) -> None:
+        """Raise ConfigError if a receiver lacks a method of the middleware.
+
+        Receivers may also be connected later. Their messages then fail with this error.
+        """
+        for one in self.receivers:
+            if isinstance(one, _Listener) and one.error is not None:
+                raise one.error
 
     @property
     def is_empty(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -196,11 +197,11 @@ class StreamReader:
         try:
             if acks is None and not self._asks_state:
                 return self._connection.execute(command)
-            asks: tuple[Command, ...] = ()
+            asks: Sequence[Command] = ()
             if self._asks_state:
-                asks = state_commands(self._sub.store.keys.topic(self._sub.shard))
+                asks = state_commands(self._sub.store.keys.topic(self._sub.shard), self._sub.group)
             try:
-                commands = ((acks.command,) if acks else ()) + asks + (command,)
+                commands = (*((acks.command,) if acks else ()), *asks, command)
                 replies = self._connection.begin(commands)
                 acked = next(replies) if acks else None
             except Exception as error:
@@ -210,13 +211,13 @@ class StreamReader:
             if acks:
                 acks.take(acked)
             if asks:
-                state = parse_state(next(replies), next(replies))
+                state = parse_state([next(replies) for _ in asks])
             reply = next(replies)
             if isinstance(reply, Exception):
                 raise reply
             return reply
         finally:
-            self._last_read = StreamRead(self._asked_at, time.monotonic(), state)
+            self._last_read = StreamRead(self._asked_at, time.monotonic(), state, acks is None)
 
     def interrupt(self) -> bool:
         """End a running read without losing entries. Returns False if the server did not answer."""

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from lisa.consumer import Consumer
+from lisa.consumer.ack_sharing import AckSharing
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry
@@ -462,7 +463,34 @@ def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(bench: Bench) -
         wait_until(lambda: "waits" in seen)
 
 
-def test_acks_that_wait_for_others_do_not_wait_for_a_long_handler(bench: Bench) -> None:
+def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(bench: Bench) -> None:
+    """Its stream remains until its messages are settled, page by page."""
+    bench.declare(TOPIC)
+    seen: list[object] = []
+    released = threading.Event()
+
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == "long":
+            released.wait(20)
+
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, handle)
+    with consumer:
+        for body in ("first", "long"):
+            promoted_while_read(bench, body)
+            wait_until(partial(seen.__contains__, body))
+        promoted(bench, "waits")
+        bench.ask("HDEL", bench.store.keys.topic(TOPIC).groups, "lisa")  # the removal's first step
+        released.set()
+        wait_until(lambda: state_of(consumer) == "removed")
+    assert seen == ["first", "long"]
+
+
+def test_acks_that_wait_for_others_do_not_wait_for_a_long_handler(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AckSharing, "arrived", lambda one, _now: setattr(one, "_interval_s", 0.0))
     bench.declare(TOPIC)
     released = threading.Event()
     consumer = Consumer(bench.url)

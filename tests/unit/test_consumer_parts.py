@@ -365,7 +365,7 @@ class TestFromEntries:
             ([4_000], 100.0, 9_000),
             ([5_000], 100.0, 9_000),  # perhaps added before the read
             ([5_000, 5_001], 100.0, 7_000),
-            ([5_011], 100.0, 9_000),  # later than now: the clock was set back
+            ([5_011], 100.0, 9_000),  # later than now: the clock was set
         ],
     )
     def test_a_lease_begins_when_the_entry_was_added_or_the_read_began(
@@ -376,28 +376,37 @@ class TestFromEntries:
         assert found is not None
         opened, began_at = found
         assert began_at == pytest.approx(leased_at)
-        n = len(entries)
-        assert opened == Opened(5_010_300, ack_timeout_ms, False, [False] * n, [b"body"] * n)
+        n, now_us = len(entries), max(5_010_300, *(1_000 * ms for ms in times))
+        assert opened == Opened(now_us, ack_timeout_ms, False, [False] * n, [b"body"] * n)
 
     def test_all_must_carry_bodies_and_the_state_must_be_known(self) -> None:
         whole, empty = Entry("5001-0", "a", 1, 1, 7_000, b"body"), Entry("5002-0", "b", 1, 1)
         assert from_entries([whole, empty], self.READ) is None
         assert from_entries([whole], self.READ._replace(state=None)) is None
 
+    @pytest.mark.parametrize(("ms", "is_opened"), [(5_001, True), (5_000, False), (5_011, False)])
+    def test_without_a_state_of_the_same_packet_only_entries_added_later_are_opened(
+        self, ms: int, is_opened: object
+    ) -> None:
+        entry = Entry(f"{ms}-0", "a", 1, 1, 7_000, b"body")
+        found = from_entries([entry], self.READ._replace(is_adjacent=False))
+        assert (found is not None) == is_opened
+
     @pytest.mark.parametrize(
-        ("options", "state"),
+        ("declared", "options", "state"),
         [
-            ([None, None, None], PlainState(5_000_300, DEFAULT_ACK_MS)),
-            ([b"7000", b"0", b"0"], PlainState(5_000_300, 7_000)),
-            ([None, b"1", None], None),
-            ([None, None, b"1"], None),
-            (exceptions.NoPermissionError("HMGET"), None),
+            (1, [None, None, None], PlainState(5_000_300, DEFAULT_ACK_MS)),
+            (1, [b"7000", b"0", b"0"], PlainState(5_000_300, 7_000)),
+            (1, [None, b"1", None], None),
+            (1, [None, None, b"1"], None),
+            (0, [None, None, None], None),
+            (1, exceptions.NoPermissionError("HMGET"), None),
         ],
     )
-    def test_a_paused_topic_or_one_with_a_journal_needs_a_call(
-        self, options: Any, state: PlainState | None
+    def test_a_paused_topic_a_removed_group_or_a_journal_needs_a_call(
+        self, declared: int, options: Any, state: PlainState | None
     ) -> None:
-        assert parse_state([b"5", b"300"], options) == state
+        assert parse_state([[b"5", b"300"], declared, options]) == state
 
 
 class TestAckSharing:

@@ -389,8 +389,12 @@ def test_a_missing_form_is_refused_when_the_handler_is_registered() -> None:
         handlers.add(TOPIC, print, batch=2)
     assert handlers.topics() == []
     handlers.signals.received.connect(an_async_receiver, sender=TOPIC)
+    plan = handlers.plan(TOPIC)
     with pytest.raises(ConfigError, match="an_async_receiver needs the method handle_async of"):
-        handlers.plan(TOPIC)
+        plan.check()
+    outcome = on_message_sync(plan, held(), lambda _: None)  # it was connected after the start
+    assert outcome is not None
+    assert "needs the method handle_async" in outcome.reason
     early = Handlers()
     early.add(TOPIC, an_async_handler)
     with pytest.raises(ConfigError, match="needs the method handle_async"):

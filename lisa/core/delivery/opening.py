@@ -39,55 +39,60 @@ class StreamRead(NamedTuple):
     """When a read was sent and answered (`time.monotonic`), and the topic's state right before it.
 
     state: None if it is not known, or if entries must be opened by a call.
+    is_adjacent: whether the server cannot have run other clients' commands between the two, because
+        both were sent in one packet.
     """
 
     asked_at: float
     read_at: float
     state: PlainState | None = None
+    is_adjacent: bool = True
 
 
 _STATE = ("ack_timeout", "paused", "journal")
 
 
-def state_commands(keys: TopicKeys) -> tuple[Command, Command]:
+def state_commands(keys: TopicKeys, group: str) -> Sequence[Command]:
     """The commands to send right before a read; `parse_state` takes their replies."""
-    return ("TIME",), ("HMGET", keys.options, *_STATE)
+    return ("TIME",), ("HEXISTS", keys.groups, group), ("HMGET", keys.options, *_STATE)
 
 
-def parse_state(clock: Any, options: Any) -> PlainState | None:
-    """The state; None if a command failed, or the topic is paused or has a journal."""
-    if isinstance(clock, Exception) or isinstance(options, Exception):
+def parse_state(replies: Sequence[Any]) -> PlainState | None:
+    """The state, unless a command was refused, or opening would do more than read."""
+    if any(isinstance(reply, Exception) for reply in replies):
         return None
-    timeout, paused, journal = options
-    if paused == b"1" or journal == b"1":
+    clock, is_declared, (timeout, paused, journal) = replies
+    if not is_declared or paused == b"1" or journal == b"1":
         return None
     return PlainState(_microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
 
 
 def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, float] | None:
-    """What `open` would return, and when the first lease began, in `time.monotonic` seconds.
+    """What opening would return without a call, and the earliest time at which a lease began.
 
-    None unless all entries carry their envelopes and the topic's state is known. The state also
-    holds at delivery: the server runs the read right after the commands that ask for the state, and
-    hands an entry to a blocked read in the same step in which `promote`, which checks the state
-    itself, adds it.
+    None unless all entries carry their envelopes and the topic's state at their delivery is known.
+    The server delivers an entry to a blocked read in the same step in which `promote`, which checks
+    the state itself, adds it. Earlier entries are delivered right after the state was read.
     """
     state = read.state
     if state is None:
         return None
     took_us = int(1e6 * (read.read_at - read.asked_at))
-    ack_timeout_ms, first_us = state.ack_timeout_ms, took_us
+    now_us, ack_timeout_ms, first_us = state.at_us + took_us, state.ack_timeout_ms, took_us
     for entry in entries:
         if not entry.envelope:
             return None
-        waited_us = 1_000 * entry_ms(entry.entry.encode()) - state.at_us
+        added_us = 1_000 * entry_ms(entry.entry.encode())
+        waited_us = added_us - state.at_us
         if 0 < waited_us <= took_us:
             ack_timeout_ms = entry.ack_timeout_ms
-        else:  # added before the read, or dated after its end because the clock was set back
+        elif read.is_adjacent:  # it was there before, or the server's clock was set
             waited_us = 0
-        first_us = min(first_us, waited_us)
+        else:
+            return None
+        now_us, first_us = max(now_us, added_us), min(first_us, waited_us)
     opened = Opened(
-        now_us=state.at_us + took_us,
+        now_us=now_us,
         ack_timeout_ms=ack_timeout_ms,
         paused=False,
         past_ttl=[False] * len(entries),
