@@ -194,7 +194,9 @@ def nothing_is_lost(company: Company, faults: Sequence[NodeFault]) -> str:
     assert (left := company.missing(sure, REDELIVERED_WITHIN)) == [], (
         f"{len(left)} lost: {left[:20]}\n{company.said()}"
     )
-    gone = company.missing([name for name in sent.confirmed if name not in set(sure)], NOW)
+    known = set(sure)
+    others = [name for name in sent.confirmed if name not in known]
+    gone = company.missing(others, NOW)
     return f"{len(sure)} confirmed, none lost; {len(gone)} lost with a node: {' '.join(gone)}"
 
 
