@@ -364,13 +364,14 @@ def test_a_shard_that_cannot_be_left_keeps_none_of_the_others(
 
     def leaving(sub: Subscription, *, keeps_name: bool = False) -> None:
         tried.append(sub.shard)
-        if len(tried) == 1:
+        if sub.shard == tried[0]:
             raise ServerUnavailable("its node is away")
         leave(sub, keeps_name=keeps_name)
 
     monkeypatch.setattr(crew._heartbeat, "leave", leaving)
     consumer.stop()
-    assert sorted(tried) == sorted(split_here.layout.active(ORDERS))
+    # A shard whose call outlasts the grace time is left again.
+    assert set(tried) == set(split_here.layout.active(ORDERS))
     present = [
         one
         for one in split_here.layout.active(ORDERS)
