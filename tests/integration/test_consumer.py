@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
@@ -437,7 +437,17 @@ def test_a_waiting_consumer_opens_entries_with_bodies_without_a_call(bench: Benc
     assert not any(name.startswith("late:-") for name in late)
 
 
-def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(bench: Bench) -> None:
+class HeldUp(NamedTuple):
+    """A consumer in a handler, which ends with `release`, while an entry with its body waits."""
+
+    consumer: Consumer
+    seen: list[object]
+    waits: str
+    release: Callable[[], None]
+
+
+@pytest.fixture
+def held_up(bench: Bench) -> Iterator[HeldUp]:
     bench.declare(TOPIC)
     seen: list[object] = []
     released = threading.Event()
@@ -454,39 +464,29 @@ def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(bench: Bench) -
         for body in ("first", "long"):
             promoted_while_read(bench, body)
             wait_until(partial(seen.__contains__, body))
-        waits = promoted(bench, "waits")
-        bench.configure(TOPIC, paused=True)
-        released.set()
-        wait_until(lambda: state_of(consumer) == "paused")
-        assert bench.states(TOPIC, waits) == ["ready"]
-        assert seen == ["first", "long"]
-        bench.configure(TOPIC, paused=False)
-        wait_until(lambda: "waits" in seen)
+        yield HeldUp(consumer, seen, promoted(bench, "waits"), released.set)
 
 
-def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(bench: Bench) -> None:
+def test_a_body_in_an_entry_that_waited_does_not_outlive_a_pause(
+    bench: Bench, held_up: HeldUp
+) -> None:
+    bench.configure(TOPIC, paused=True)
+    held_up.release()
+    wait_until(lambda: state_of(held_up.consumer) == "paused")
+    assert bench.states(TOPIC, held_up.waits) == ["ready"]
+    assert held_up.seen == ["first", "long"]
+    bench.configure(TOPIC, paused=False)
+    wait_until(lambda: "waits" in held_up.seen)
+
+
+def test_entries_with_bodies_of_a_removed_group_are_not_handed_out(
+    bench: Bench, held_up: HeldUp
+) -> None:
     """Its stream remains until its messages are settled, page by page."""
-    bench.declare(TOPIC)
-    seen: list[object] = []
-    released = threading.Event()
-
-    def handle(message: Message) -> None:
-        seen.append(message.body)
-        if message.body == "long":
-            released.wait(20)
-            raise Discard("so that no ack shares a packet with the next read")
-
-    consumer = Consumer(bench.url)
-    consumer.on(TOPIC, handle)
-    with consumer:
-        for body in ("first", "long"):
-            promoted_while_read(bench, body)
-            wait_until(partial(seen.__contains__, body))
-        promoted(bench, "waits")
-        bench.ask("HDEL", bench.store.keys.topic(TOPIC).groups, "lisa")  # the removal's first step
-        released.set()
-        wait_until(lambda: state_of(consumer) == "removed")
-    assert seen == ["first", "long"]
+    bench.ask("HDEL", bench.store.keys.topic(TOPIC).groups, "lisa")  # the removal's first step
+    held_up.release()
+    wait_until(lambda: state_of(held_up.consumer) == "removed")
+    assert held_up.seen == ["first", "long"]
 
 
 def test_acks_that_wait_for_others_do_not_wait_for_a_long_handler(
