@@ -8,7 +8,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "opentelemetry":
         raise
-    missing = "OpenTelemetry is not installed: pip install 'lisa-delay-queue[otel]'"
+    missing = "OpenTelemetry is not installed: pip install opentelemetry-api"
     raise ModuleNotFoundError(missing, name=error.name) from None
 
 __all__ = ["Telemetry"]

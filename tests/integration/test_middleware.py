@@ -147,7 +147,7 @@ def test_settings_name_middleware_for_both_roles(
         ("shop", "must be pkg.module:name"),
         ("nosuchmodule:Tenant", "cannot be imported: No module named"),
         ("lisa.middleware:Tenant", "cannot be imported: module 'lisa.middleware' has no attribute"),
-        ("json:dumps", "is no middleware; derive its class from lisa.Middleware"),
+        ("json:dumps", "is not middleware; subclass lisa.Middleware"),
     ],
 )
 def test_settings_that_lead_to_no_middleware_are_refused(

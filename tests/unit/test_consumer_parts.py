@@ -421,7 +421,7 @@ class TestAckSharing:
     def test_acks_wait_for_at_most_five_milliseconds(self, sharing: AckSharing) -> None:
         waits = [sharing.wait_ms(acks, 0.1 + acks / 1_000) for acks in range(1, 6)]
         assert waits == [5, 4, 3, 2, 0]
-        assert sharing.wait_ms(1, 0.106) == 5, "what follows those that were sent waits anew"
+        assert sharing.wait_ms(1, 0.106) == 5, "later acks start a new wait"
 
     def test_none_waits_if_no_other_will_follow_in_time(self, sharing: AckSharing) -> None:
         for number in range(20):

@@ -417,7 +417,10 @@ def test_what_is_no_middleware_is_refused() -> None:
     untyped: Any = RecordingProducer
     for middleware, said in (
         (Tenant, r"Tenant is a class; give an object"),
-        ("shop:Tenant", "'shop:Tenant' is no middleware; derive its class from lisa.Middleware"),
+        (
+            "shop:Tenant",
+            "'shop:Tenant' is not middleware; subclass lisa.Middleware",
+        ),
         (Wrong(), r"handle of the middleware .*Wrong must not be `async def`"),
         (NotAsync(), r"send_async of the middleware .*NotAsync must be `async def`"),
     ):

@@ -36,7 +36,7 @@ def checked(middleware: Iterable[BaseMiddleware]) -> tuple[BaseMiddleware, ...]:
         if isinstance(one, type):
             raise ConfigError(f"the middleware {_name(one)} is a class; give an object of it")
         if not isinstance(one, BaseMiddleware):
-            raise ConfigError(f"{one!r} is no middleware; derive its class from lisa.Middleware")
+            raise ConfigError(f"{one!r} is not middleware; subclass lisa.Middleware")
         for method in (*SEND, *HANDLE):
             needs_async = method.endswith("_async")
             if inspect.iscoroutinefunction(getattr(one, method)) != needs_async:
