@@ -18,7 +18,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard
 from lisa.core.redis.connection import Connection
 from tests.consumers import Bench, presences, settled
-from tests.servers import least, wait_until
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,27 +100,21 @@ async def test_an_async_batch_fails_message_by_message(bench: Bench) -> None:
 
 
 def test_a_handler_slower_than_the_ack_timeout_runs_once(bench: Bench) -> None:
-    bench.declare(TOPIC, ack_timeout="200ms", retry_delays="0")
-    runs: list[str] = []
+    bench.declare(TOPIC, ack_timeout="3s", retry_delays="0")  # a busy machine may stall
+    runs: list[int] = []
 
     def handle(message: Message) -> None:
-        runs.append(message.id)
-        time.sleep(1)
+        runs.append(message.attempt)
+        time.sleep(5)
 
     consumer = Consumer(bench.url)
     consumer.on(TOPIC, handle)
-
-    def reclaims() -> int:
-        before = bench.stat(TOPIC, "reclaimed")
-        [sent] = bench.send(TOPIC, [1])
-        wait_until(settled(bench, sent))
-        found = bench.stat(TOPIC, "reclaimed") - before
-        assert found or runs.count(sent) == 1
-        return found
-
+    [sent] = bench.send(TOPIC, [1])
     with consumer, bench.manager(TOPIC):
-        # A busy machine may delay the renewal of a lease in one round.
-        assert least(reclaims, 1) == 0
+        wait_until(settled(bench, sent))
+    assert runs == [1]
+    assert bench.stat(TOPIC, "reclaimed") == 0
+    assert bench.stat(TOPIC, "acked_late") == 0
 
 
 def test_leases_are_kept_where_a_server_is_slow_to_answer_all_the_rest(
@@ -130,26 +124,21 @@ def test_leases_are_kept_where_a_server_is_slow_to_answer_all_the_rest(
 
     def slowly(self: Connection, command: Command) -> object:
         if threading.current_thread().name == "lisa-heartbeat":
-            time.sleep(0.05)
+            time.sleep(0.15)
         return execute(self, command)
 
     monkeypatch.setattr(Connection, "execute", slowly)
-    monkeypatch.setattr("lisa.core.store.presence.BEAT", timedelta(seconds=1))
+    monkeypatch.setattr("lisa.core.store.presence.BEAT", timedelta(seconds=3))
     topics = [TOPIC, *[f"other-{n}" for n in range(9)]]
     for topic in topics:
-        bench.declare(topic, ack_timeout=timedelta(seconds=0.9))
+        bench.declare(topic, ack_timeout=timedelta(seconds=2.7))  # a busy machine may stall
     consumer = Consumer(bench.url, concurrency=2)
     for topic in topics:
-        consumer.on(topic, lambda _: time.sleep(3.5))
-
-    def retries() -> int:
-        before = bench.stat(TOPIC, "retried")
-        [sent] = bench.send(TOPIC, [1])
-        wait_until(settled(bench, sent))
-        return bench.stat(TOPIC, "retried") - before
-
+        consumer.on(topic, lambda _: time.sleep(8))
+    [sent] = bench.send(TOPIC, [1])
     with bench.manager(TOPIC), consumer:
-        assert least(retries, 1) == 0
+        wait_until(settled(bench, sent))
+    assert bench.stat(TOPIC, "retried") == 0
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
