@@ -12,7 +12,6 @@ from lisa.core.daemon.threads import ServiceThread, stalled
 from lisa.core.metrics.numbers import Numbers
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import Keys
-from lisa.core.model.sharding import topics_of
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.failover import watch_threads
@@ -64,7 +63,7 @@ class Engine:
     def _schedule(self, schedules: Schedules) -> Jobs:
         services, clock = self._services, self._clock
         trimmer, pruner, sampler = services.trimmer, services.pruner, services.sampler
-        jobs = Jobs(self._nodes, lambda: services.registry.topics)
+        jobs = Jobs(self._nodes, services.idle.due)
         jobs.add("move", schedules.move, services.poll)
         jobs.add("process-pending", schedules.process_pending, services.reclaim_all)
         jobs.add_for_each("clean", schedules.clean, trimmer.pick, trimmer.step)
@@ -79,6 +78,7 @@ class Engine:
         )
         jobs.add("managers", schedules.sweep, self._sweep_managers)
         jobs.add("refresh", REFRESH, lambda: services.refresh(jobs.topic_errors["refresh"]))
+        jobs.add("idle", REFRESH, lambda: services.idle.retire(self.store))
         jobs.add("search", SEARCH, services.registry.search)
         jobs.add("presence", presence.BEAT, self._beat)
         return jobs
@@ -174,7 +174,7 @@ class Engine:
         return own_numbers(
             self._services.loops,
             self._jobs,
-            topics=len(topics_of(self._services.registry.topics)),
+            topics=self._services.registry.topic_count,
             moved=self._services.moved(),
             unannounced=self._services.signals.dropped,
         )
@@ -199,8 +199,9 @@ class Engine:
         self._services.resume(node)
 
     def _sweep_managers(self) -> None:
-        if self._nodes.answers(key=self.store.keys.managers):
-            self._services.sweeper.managers()
+        is_there = self._nodes.answers(key=self.store.keys.managers)
+        if is_there and self._services.sweeper.managers():
+            self._services.idle.check_all()
 
     def _beat(self) -> None:
         if not self._nodes.answers(key=self.store.keys.managers):
@@ -212,6 +213,6 @@ class Engine:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ms=self._started_ms,
-            topics=len(topics_of(self._services.registry.topics)),
+            topics=self._services.registry.topic_count,
         )
         self.store.drive(presence.announce_manager(self.store, me))

@@ -35,13 +35,13 @@ class Jobs:
     """Named jobs with schedules. Jobs run only while a node is available.
 
     nodes: tells which topics are available.
-    shards: returns all known shards.
+    shards: returns the shards that the named job covers now.
     """
 
     def __init__(
         self,
         nodes: NodeStatus,
-        shards: Callable[[], list[Shard]],
+        shards: Callable[[str], list[Shard]],
     ) -> None:
         self._nodes = nodes
         self._shards = shards
@@ -74,7 +74,7 @@ class Jobs:
         """
 
         def each() -> None:
-            for page in chunks(self._shards(), PAGE):
+            for page in chunks(self._shards(name), PAGE):
                 for topic in pick([one for one in page if self._nodes.is_available(one)]):
                     if self._stopped.is_set() or not self._nodes.is_any_available:
                         return

@@ -74,7 +74,7 @@ class Promoter:
     """Moves due messages.
 
     batch: returns the maximum number of messages per call for a topic.
-    observe: called with each topic and its error, or None, after each promotion.
+    observe: called with each topic and the result after each promotion.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Promoter:
         clock: ServerClock,
         expirer: Expirer,
         batch: Callable[[str], int],
-        observe: Callable[[str, LisaError | None], None] = lambda _topic, _error: None,
+        observe: Callable[[str, Promoted | LisaError], None] = lambda _topic, _result: None,
     ) -> None:
         self.moved = Tally()
         self._observe = observe
@@ -121,13 +121,13 @@ class Promoter:
         except LisaError as error:
             return [error]
 
-    def poll(self, topics: Sequence[str]) -> dict[str, float]:
+    def poll(self, topics: Sequence[str], others: Sequence[str] = ()) -> dict[str, float]:
         """The next due instant of some topics, by topic, from plain reads. Raises LisaError.
 
         A safety net in case an announcement was lost. Each call covers the next part of the topics,
-        so that every topic is covered within `TICKS` calls.
+        so that every topic is covered within `TICKS` calls, and all of the others.
         """
-        some = self._next_part(topics)
+        some = [*self._next_part(topics), *others]
         keys = {topic: self._store.keys.topic(topic) for topic in some}
         retries = {topic: self._retries(keys[topic]) for topic in some}
         heads = ask_all(self._store, [head_command(keys[topic].waiting) for topic in some])
@@ -186,10 +186,9 @@ class Promoter:
     def _next(
         self, topic: str, result: Promoted | LisaError, sent: float, received: float
     ) -> Outcome:
+        self._observe(topic, result)
         if isinstance(result, LisaError):
-            self._observe(topic, result)
             return result
-        self._observe(topic, None)
         self._last[topic] = received
         self._clock.observe(result.now_ms, sent, received)
         if result.next_ids and not self._store.has_nodes:  # readers of a cluster do not use them

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from lisa.core.redis import errors
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.reclaim import Reclaim, Reclaimed
 from lisa.manager.bulk_reads import ask_all, head_command, head_ms, int_or, topics_with_keys
+from lisa.manager.idle_topics import IdleTopics
 from lisa.manager.lease_clocks import LeaseClocks
 from lisa.manager.lease_hold import LeaseHold
 from lisa.manager.loop import Outcome
@@ -57,6 +58,7 @@ class Reclaimer:
 
     window: number of pending entries that one call reads.
     node_of: returns the name of the node that holds a topic.
+    idle: knows the idle topics, which are scanned again only once they are active.
     """
 
     def __init__(
@@ -66,12 +68,15 @@ class Reclaimer:
         signals: SignalQueue,
         window: int,
         node_of: Callable[[str], str | None] = lambda _: "",
+        *,
+        idle: IdleTopics | None = None,
     ) -> None:
         self._store = store
         self._window = window
         self._clocks = LeaseClocks(store, clock, window)
         self._calls = ReclaimCalls(store, self._clocks, signals, window)
         self._hold = LeaseHold(store, node_of)
+        self._idle = idle or IdleTopics()
         self._groups: dict[tuple[str, str], _Group] = {}
 
     @property
@@ -96,6 +101,12 @@ class Reclaimer:
     def scan_all(self) -> None:
         """Make the next scan of every group a full scan."""
         self._groups.clear()
+
+    def scan_again(self, topics: Iterable[str]) -> None:
+        """Make the next scan of every group of these topics a full scan."""
+        for topic in topics:
+            for name in self._store.known_groups(topic) or ():
+                self._groups.pop((topic, name), None)
 
     def forget(self, topic: str) -> None:
         """Drop the state of a removed topic."""
@@ -146,7 +157,8 @@ class Reclaimer:
         for topic in topics:
             try:
                 held = self._hold.until(topic)
-                outcomes[topic] = held if held > now else now + FARTHEST_S
+                farthest = math.inf if self._idle.is_idle(topic) else now + FARTHEST_S
+                outcomes[topic] = held if held > now else farthest
                 if held <= now:
                     scans += self._due_scans(topic, now)
                 else:
@@ -235,12 +247,21 @@ class Reclaimer:
                 # No later, because a message delivered from now on can expire then.
                 at = now + min(int_or(next(replies), ACK_TIMEOUT_MS) / 1e3, FARTHEST_S)
                 is_needed = not isinstance(reply, list) or reply[0] != 0
-                if not is_needed:
-                    group.full_at = at
+                if is_needed:
+                    self._idle.mark_active(scan.topic)
+                else:
+                    self._postpone(scan.topic, group, at)
             if is_needed:
                 found.append(scan)
                 latest.append(at)
         return found, latest
+
+    def _postpone(self, topic: str, group: _Group, at: float) -> None:
+        """Scan a group without messages in flight again later; never, while its topic is idle."""
+        if self._idle.is_idle(topic):
+            group.full_at = math.inf
+        if not self._idle.is_idle(topic):  # another thread may have marked it active meanwhile
+            group.full_at = at
 
     def _settle(
         self,

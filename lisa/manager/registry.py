@@ -11,24 +11,29 @@ server restarted or was emptied.
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import is_shard_name
 from lisa.core.model.options import warning
-from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of
+from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import SyncStore, pairs
+from lisa.core.store.store import SyncStore, chunks, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
+from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan
 from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.topic_log import TopicLog
 
 SEARCH_PAGE = 1_000
+LISTED_PER_S = 1_000
+"""Entries of the list of topics that are read per second, on average."""
 _DECLARED = "declared:"  # a declared option's second field in the options hash, see configure
 
 log = logging.getLogger(__name__)
@@ -55,14 +60,25 @@ class Registry:
         self._nodes = nodes
         self._lock = threading.Lock()
         self._topics: set[Shard] = set()
+        self._sorted: list[Shard] | None = None  # `_topics`, until they change
+        self._count = 0  # topics in `_sorted`
+        self._list_at = -math.inf
         self._undeclared: set[str] = set(plan.topics)
         _warn(plan)
 
     @property
     def topics(self) -> list[Shard]:
-        """All known topics and shards, sorted by name."""
+        """All known topics and shards, sorted by name; not to be changed."""
         with self._lock:
-            return sorted(self._topics)
+            if self._sorted is None:
+                self._sorted = sorted(self._topics)
+                self._count = len(topics_of(self._sorted))
+            return self._sorted
+
+    @property
+    def topic_count(self) -> int:
+        """The number of known topics; the shards of one topic count once."""
+        return self._count if self.topics else 0
 
     def is_kept(self, shard: str) -> bool:
         """Whether a shard stays listed even when idle: its topic is configured or sharded."""
@@ -81,7 +97,9 @@ class Registry:
         for shard in map(Shard, filter(is_shard_name, names)):
             with self._lock:
                 new = shard not in self._topics
-                self._topics.add(shard)
+                if new:
+                    self._topics.add(shard)
+                    self._sorted = None
             if new:
                 self._on_new_topic(shard)
 
@@ -89,21 +107,30 @@ class Registry:
         """Remove a shard until `learn` adds it again."""
         with self._lock:
             self._topics.discard(Shard(shard))
+            self._sorted = None
 
     def declare_again(self, concerned: Callable[[str], bool] = lambda _: True) -> None:
         """Have the next `step` declare the configured topics for which `concerned` is true."""
         with self._lock:
             self._undeclared |= set(filter(concerned, self.plan.topics))
 
-    def step(self) -> None:
-        """Learn the registered topics and declare those still undeclared. Raises LisaError."""
+    def step(self, *, is_hurried: bool = True) -> None:
+        """Learn the registered topics and declare those still undeclared. Raises LisaError.
+
+        is_hurried: whether to read the list of topics even if it is long and was read shortly
+            before. Clients announce the topics that they list.
+        """
         # Learn first: declarations fail while the server is at maxmemory, yet it must be drained.
         self.learn(self.plan.topics)
         failed: LisaError | None = None
-        if self._is_list_there:
+        if self._is_list_there and (is_hurried or time.monotonic() >= self._list_at):
             try:
                 listed = self._store.drive(self._store.shards())
-                self.learn({*listed, *map(topic_of, listed)})
+                names = {*listed, *map(topic_of, listed)}
+                if not self._store.has_nodes:
+                    self._read_groups(sorted(names.difference(self.topics)))
+                self.learn(names)
+                self._list_at = time.monotonic() + len(listed) / LISTED_PER_S
             except ServerUnavailable as error:
                 if not self._store.has_nodes:
                     raise
@@ -125,6 +152,15 @@ class Registry:
                 self._undeclared.discard(topic)
         if failed is not None:
             raise failed
+
+    def _read_groups(self, topics: Sequence[str]) -> None:
+        """Read the groups of new topics, many in one round trip."""
+        for some in chunks(topics, PAGE):
+            keys = [self._store.keys.topic(topic).groups for topic in some]
+            replies = ask_all(self._store, [("HKEYS", key) for key in keys])
+            for topic, reply in zip(some, replies, strict=True):
+                if isinstance(reply, list):
+                    self._store.learn_groups(topic, reply)
 
     @property
     def _is_list_there(self) -> bool:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lisa.core.daemon.threads import ServiceThread, longest_round_s
 from lisa.core.metrics.numbers import Tally
+from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import CHANGED, Shard, Topic, topic_of
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions.promote import Promoted
 from lisa.manager.expirer import Expirer
 from lisa.manager.group_declarer import GroupDeclarer
+from lisa.manager.idle_topics import IdleTopics
 from lisa.manager.loop import Loop, Service
 from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan
@@ -57,6 +60,7 @@ class TopicServices:
         self._steps = 0
         self._is_list_lost = threading.Event()
         self.signals = SignalQueue(store)
+        self.idle = IdleTopics(self._activated)
         self.registry = Registry(store, plan, self._add, nodes)
         self.trimmer = Trimmer(store)
         self.pruner = Pruner(store)
@@ -64,10 +68,10 @@ class TopicServices:
         self.sharder = Sharder(store)
         self.reshards = ReshardQueue(self.sharder, nodes)
         self._expirer = Expirer(store, self.signals)
-        self._reclaimer = Reclaimer(store, clock, self.signals, plan.window, nodes.node_of)
-        self._promoter = Promoter(
-            store, clock, self._expirer, self.registry.batch, self._reclaimer.observe
+        self._reclaimer = Reclaimer(
+            store, clock, self.signals, plan.window, nodes.node_of, idle=self.idle
         )
+        self._promoter = Promoter(store, clock, self._expirer, self.registry.batch, self._promoted)
         self._declarer = GroupDeclarer(store, self.registry)
         self.sweeper = Sweeper(
             store,
@@ -144,8 +148,21 @@ class TopicServices:
             loop.due_heap.bring_forward(dict.fromkeys(due, now))
 
     def _add(self, topic: str) -> None:
+        self.idle.add(topic)
         for loop in self.loops:
             loop.due_heap.add(topic)
+
+    def _promoted(self, topic: str, result: Promoted | LisaError) -> None:
+        if isinstance(result, LisaError) or result.moved:
+            self.idle.mark_active(topic)
+        else:
+            self.idle.check(topic)
+        self._reclaimer.observe(topic, result)
+
+    def _activated(self, topic: Shard) -> None:
+        """Look for expired leases again in a topic that was idle."""
+        self._reclaimer.scan_again([topic])
+        self._reclaiming.due_heap.schedule_now(topic)
 
     def woken(self, topic: str) -> None:
         """A client announced an earlier message, a waiting consumer, or a change of the shards."""
@@ -153,6 +170,7 @@ class TopicServices:
             self.reshards.put([Topic(topic.removesuffix(CHANGED))])
             return
         self.registry.learn([topic])
+        self.idle.mark_active(topic)
         lag_s = self._promoter.lag_s(topic)
         if lag_s:
             self._promoting.due_heap.bring_forward({topic: time.monotonic() + lag_s})
@@ -172,7 +190,10 @@ class TopicServices:
     def poll(self) -> None:
         """Read when the available topics have their next due message."""
         due_heap = self._promoting.due_heap
-        due_heap.bring_forward(self._promoter.poll(self._available()))
+        active, idle = self.idle.active(), self.idle.share("move")
+        due_heap.bring_forward(
+            self._promoter.poll(self._nodes.available(active), self._nodes.available(idle))
+        )
 
     def refresh(self, errors: TopicErrors) -> None:
         """Look for expired leases, waiting consumers, undeclared topics and unfinished reshards."""
@@ -181,27 +202,28 @@ class TopicServices:
             for loop in self.loops:
                 loop.due_heap.schedule_all_now()  # the clock step shifted all due instants
         # Reclaim first: declarations fail while the server is at maxmemory.
-        topics = self._available()
+        topics = self._nodes.available(self.idle.due("refresh"))
         self._reclaiming.due_heap.bring_forward(self._reclaimer.poll(topics))
         for topic in self._declarer.poll(topics):
             self._declaring.due_heap.schedule_now(topic)
-        self.registry.step()
+        self.registry.step(is_hurried=False)
         if self._is_list_lost.is_set() and self._nodes.answers(key=self._store.keys.topics):
             self.registry.list_again()
             self._is_list_lost.clear()
         self.reshards.finish(self._available, errors)
 
     def reclaim_all(self) -> None:
-        """Make every group's next scan a full one, and scan now."""
-        self._reclaimer.scan_all()
-        self._reclaiming.due_heap.schedule_all_now()
+        """Make the next scan of active topics, and of some idle ones, a full scan, and scan now."""
+        due = self.idle.due("process-pending")
+        self._reclaimer.scan_again(due)
+        self._reclaiming.due_heap.bring_forward(dict.fromkeys(due, time.monotonic()))
 
     def sweep(self, topic: str) -> None:
         """Sweep one topic, and forget it if it is idle."""
         if self.sweeper.step(topic):
             for loop in self.loops:
                 loop.due_heap.remove(topic)
-            for service in (self._promoter, self._reclaimer, self.trimmer, self.sampler):
+            for service in (self._promoter, self._reclaimer, self.trimmer, self.sampler, self.idle):
                 service.forget(topic)
             # Last: a later announcement must add the topic to the heaps again.
             self.registry.forget(topic)

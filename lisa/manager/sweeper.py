@@ -168,14 +168,15 @@ class Sweeper:
                     found.settled,
                 )
 
-    def managers(self) -> None:
-        """Delete the records of dead managers. Raises LisaError."""
+    def managers(self) -> bool:
+        """Delete the records of dead managers; returns whether there were any. Raises LisaError."""
         now_us = self._store.drive(self._store.server_time_us(self._store.keys.managers))
         records = self._store.drive(presence.managers(self._store))
         alive = presence.alive(records, now_us // 1000)
         for record in records:
             if record not in alive:
                 self._store.drive(presence.leave_manager(self._store, record.name))
+        return len(alive) < len(records)
 
     def _forget(
         self, topic: str, group: str, alive: set[str], gone: list[ConsumerPresence]

@@ -6,14 +6,17 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from lisa import Manager
 from lisa.core.model.envelope import encode_envelope, new_token
 from lisa.core.model.options import LARGEST_WINDOW
+from lisa.core.store.presence import ManagerPresence
 from lisa.core.store.store import chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.pull import Pull
+from lisa.manager import idle_topics
 from lisa.manager.promoter import TICKS
 from tests.roles import Cast
 from tests.rows import Item, enqueue
@@ -121,6 +124,78 @@ def test_leases_of_their_own_cost_little_while_none_ends(
         assert scripts <= full_look * (took / timeout_s + 1)  # one per ack timeout of the topic
         assert client.zcard(cast.own.leases) == held
     cast.store.close()
+
+
+@pytest.fixture
+def idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics become idle after half a second, and each check covers one idle topic a second."""
+    monkeypatch.setattr(idle_topics, "FEW", len(TOPICS) // 2)
+    monkeypatch.setattr(idle_topics, "ACTIVE_S", 0.5)
+    monkeypatch.setattr(idle_topics, "PER_S", 1)
+
+
+def all_idle(manager: Manager) -> bool:
+    return len(manager._engine._services.idle.active()) == 0
+
+
+@pytest.mark.usefixtures("idle_soon")
+def test_many_idle_topics_are_hardly_read(
+    casts: dict[str, Cast], redis_url: str, client: redis.Redis
+) -> None:
+    with Manager(redis_url) as manager:
+        wait_until(lambda: manager.health()["status"] == "ok")
+        wait_until(partial(all_idle, manager))
+
+        def are_hardly_read() -> bool:
+            before, began = counts(client), time.monotonic()
+            time.sleep(WINDOW_S)
+            after, took = counts(client), time.monotonic() - began
+            calls = {name: after[name] - before.get(name, 0) for name in after}
+            return not calls.get("evalsha") and sum(calls.values()) / took <= len(TOPICS) / 5
+
+        wait_until(are_hardly_read)  # a check may still be at the topics that were active
+        late = least(partial(late_ms, casts[TOPICS[-1]]), TICK_MS / 2)
+        assert late < TICK_MS / 2
+
+
+@pytest.mark.usefixtures("idle_soon")
+@pytest.mark.parametrize("timeout_ms", [None, 300])
+def test_leases_expire_in_a_topic_that_was_idle(
+    casts: dict[str, Cast], redis_url: str, timeout_ms: int | None
+) -> None:
+    """By the topic's ack timeout, and by one of the pull's own."""
+    cast = casts[TOPICS[7]]
+    cast.configure(ack_timeout="400")
+    with Manager(redis_url, process_pending="1h", move="1h") as manager:
+        wait_until(lambda: manager.health()["status"] == "ok")
+        wait_until(partial(all_idle, manager))
+        sent = cast.send(delay_ms=100)
+        if timeout_ms is None:
+            (entry,) = cast.await_entries()
+            assert entry.id == sent
+            assert cast.open([entry])
+        else:
+            wait_until(lambda: cast.state(sent) == "ready")
+            time.sleep(3 * idle_topics.ACTIVE_S)  # what is ready keeps the topic active
+            assert cast.store.call(Pull(cast.keys.topic, "g", "c1", 1, timeout_ms)).entries
+        wait_until(lambda: cast.state(sent) == "retry")
+
+
+@pytest.mark.usefixtures("idle_soon")
+def test_topics_are_active_after_another_manager_died(
+    casts: dict[str, Cast], redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dead manager may have been the only one to know what is in flight."""
+    cast = casts[TOPICS[0]]
+    with Manager(redis_url, sweep="1s") as manager:
+        wait_until(lambda: manager.health()["status"] == "ok")
+        wait_until(partial(all_idle, manager))
+        monkeypatch.setattr(idle_topics, "ACTIVE_S", 3_600)
+        cast.store.ask("HSET", cast.own.entries, "m1", "1-1")  # unannounced
+        dead = ManagerPresence(name="dead", seen_ms=1)
+        cast.store.ask("HSET", cast.store.keys.managers, "dead", msgspec.json.encode(dead))
+        idle = manager._engine._services.idle
+        wait_until(lambda: idle.active() == [cast.keys.topic])
 
 
 def told(health: dict[str, object]) -> dict[str, float | None]:

@@ -108,9 +108,9 @@ def test_an_unavailable_node_does_not_delay_other_work_of_a_manager(
         done.append(topic)
         raise ServerUnavailable("its node is away")
 
-    def registers(self: Registry) -> None:
+    def registers(self: Registry, *, is_hurried: bool = True) -> None:
         done.append("others")
-        register(self)
+        register(self, is_hurried=is_hurried)
 
     monkeypatch.setattr(Sharder, "pick", pick)
     monkeypatch.setattr(Sharder, "step", step)

@@ -313,7 +313,7 @@ class TestJobs:
     def test_a_job_continues_after_an_error_in_one_topic(self) -> None:
         nodes, seen = All(), list[str]()
         nodes.away.add("d")
-        jobs = Jobs(nodes, lambda: [Shard("a"), Shard("b"), Shard("c"), Shard("d")])
+        jobs = Jobs(nodes, lambda _: [Shard("a"), Shard("b"), Shard("c"), Shard("d")])
 
         def work(topic: str) -> None:
             seen.append(topic)
@@ -330,7 +330,7 @@ class TestJobs:
 
     def test_a_slow_job_delays_no_other_job_and_ticks_do_not_pile_up(self) -> None:
         quick, slow = list[float](), list[float]()
-        jobs = Jobs(All(), list)
+        jobs = Jobs(All(), lambda _: [])
 
         def dawdle() -> None:
             slow.append(time.monotonic())
@@ -356,14 +356,14 @@ class TestJobs:
                 seen.append(jobs.faults())
 
         monkeypatch.setattr("apscheduler.schedulers.background.Thread", Slow)
-        jobs = Jobs(All(), list)
+        jobs = Jobs(All(), lambda _: [])
         jobs.add("x", timedelta(seconds=10), lambda: None)
         jobs.start()
         jobs.stop()
         assert seen == [[], []]
 
     def test_a_scheduler_that_has_ended_is_a_fault(self) -> None:
-        jobs = Jobs(All(), list)
+        jobs = Jobs(All(), lambda _: [])
         jobs.add("x", timedelta(seconds=10), lambda: None)
         jobs.start()
         assert jobs.faults() == []
@@ -372,7 +372,7 @@ class TestJobs:
 
     def test_an_invalid_schedule_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="61"):
-            Jobs(All(), list).add("x", "61 * * * * ?", lambda: None)
+            Jobs(All(), lambda _: []).add("x", "61 * * * * ?", lambda: None)
 
 
 def fetch(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:

@@ -86,6 +86,10 @@ class Store(Router):
         """Read the groups declared on a topic, sorted by name."""
         keys = self.keys.topic(topic)
         reply = yield from self.command("HKEYS", keys.groups)
+        return self.learn_groups(topic, reply)
+
+    def learn_groups(self, topic: str, reply: Iterable[bytes]) -> tuple[str, ...]:
+        """Take note of a topic's groups from the reply to HKEYS; returns them sorted by name."""
         found = tuple(sorted(text(name) for name in reply))
         self._groups[topic] = found
         return found
