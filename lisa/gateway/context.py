@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -94,6 +95,8 @@ class GatewayContext:
         self._services: dict[str, Service] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self.active = 0
+        self.stalled = 0
+        self.anonymous: Counter[str] = Counter()  # running requests without a token, by address
         self.streams = 0
         self.buffered = 0
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lisa.core.daemon.status import HEALTH
 from lisa.gateway.access import Unauthorized, is_local_name
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse, problem_of
@@ -20,6 +21,9 @@ from lisa.gateway.request_metrics import GONE, RequestOutcome, set_failure_reaso
 
 MOST_ANONYMOUS_BYTES = 64 * 1024
 """Maximum body without a bearer token, which suffices for the web page's forms."""
+
+ANONYMOUS_SHARE = 4
+"""Requests without a bearer token from one address may use `max-requests` divided by this."""
 
 READING = frozenset(("GET", "HEAD", "OPTIONS"))
 SAFE_HEADERS = (
@@ -45,12 +49,15 @@ class LimitsMiddleware:
             return
         hub = self._hub
         answer = hub.meter.begin()
-        send_answer = _with_headers(send, answer)
+        send_answer = _with_headers(self._counting_stalls(send, answer), answer)
+        address = self._anonymous_address(scope)
+        if address is not None:
+            hub.anonymous[address] += 1
         hub.active += 1
         held = 0
         try:
-            self._check(scope)
-            body = await self._read(scope, receive)
+            self._check(scope, address)
+            body = await self._read(scope, receive, self._max_bytes(address))
             held = len(body)
             await self._app(scope, _replaying(body, receive), send_answer)
         except _Disconnected:
@@ -61,27 +68,52 @@ class LimitsMiddleware:
             await problem_of(error).response()(scope, receive, send_answer)
         finally:
             hub.active -= 1
+            if address is not None:
+                hub.anonymous[address] -= 1
+                if not hub.anonymous[address]:
+                    del hub.anonymous[address]
             hub.buffered -= held
             hub.meter.end(scope, answer)
 
-    def _check(self, scope: Scope) -> None:
-        hub, headers = self._hub, dict(scope["headers"])
-        if hub.active - hub.held > self._bounds.max_requests:
-            raise _full("requests", f"{self._bounds.max_requests} requests are already running")
-        if hub.buffered > self._bounds.max_buffered_bytes:
-            raise _full_of_bytes()
+    def _check(self, scope: Scope, address: str | None) -> None:
+        headers = dict(scope["headers"])
+        if scope["path"] != HEALTH:
+            self._check_capacity(address)
         host = headers.get(b"host", b"").decode("latin-1")
-        if hub.access.is_open and not is_local_name(host):
+        if self._hub.access.is_open and not is_local_name(host):
             raise ErrorResponse(
                 403, "host", f"this gateway accepts the host localhost only, not {host!r}"
             )
         if scope["method"] not in READING:
             reject_foreign(scope)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+    def _check_capacity(self, address: str | None) -> None:
+        hub, most = self._hub, self._bounds.max_requests
+        if hub.active - hub.held - hub.stalled > most:
+            raise _full("requests", f"{most} requests are already running")
+        share = max(1, most // ANONYMOUS_SHARE)
+        if address is not None and hub.anonymous[address] > share:
+            raise _full("requests", f"{share} requests without a token are already running")
+        if hub.buffered > self._bounds.max_buffered_bytes:
+            raise _full_of_bytes()
+
+    def _counting_stalls(self, send: Send, answer: RequestOutcome) -> Send:
+        """A send channel that counts responses that wait until their client reads."""
+        hub = self._hub
+
+        async def send_counted(message: Message) -> None:
+            counted = not answer.is_stream  # a stream is counted as held
+            hub.stalled += counted
+            try:
+                await send(message)
+            finally:
+                hub.stalled -= counted
+
+        return send_counted
+
+    async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         """Read the whole body and count its bytes as buffered. Raises ErrorResponse."""
         hub = self._hub
-        limit = self._max_bytes(scope)
         if _length(scope["headers"]) > limit:
             raise _too_large(limit)
         chunks: list[bytes] = []
@@ -114,14 +146,19 @@ class LimitsMiddleware:
                 headers={"Connection": "close"},
             ) from None
 
-    def _max_bytes(self, scope: Scope) -> int:
-        """The body limit. It is lower without a token, so that strangers cannot fill the memory."""
-        connection = HTTPConnection(scope)
+    def _anonymous_address(self, scope: Scope) -> str | None:
+        """The client's address if its request has no valid bearer token, else None."""
         try:
-            self._hub.token(connection, compat=True)
+            self._hub.token(HTTPConnection(scope), compat=True)
         except Unauthorized:
-            return min(self._bounds.max_body_bytes, MOST_ANONYMOUS_BYTES)
-        return self._bounds.max_body_bytes
+            client = scope.get("client")
+            return str(client[0]) if client else ""
+        return None
+
+    def _max_bytes(self, address: str | None) -> int:
+        """The body limit. It is lower without a token, so that strangers cannot fill the memory."""
+        most = self._bounds.max_body_bytes
+        return most if address is None else min(most, MOST_ANONYMOUS_BYTES)
 
 
 class _Disconnected(Exception):

@@ -91,6 +91,7 @@ class _MetricsEndpoint:
 def _own(hub: GatewayContext) -> Numbers:
     numbers = hub.meter.numbers() | of_process()
     put(numbers, "lisa_gateway_requests_active", hub.active)
+    put(numbers, "lisa_gateway_requests_stalled", hub.stalled)
     put(numbers, "lisa_gateway_pulls_waiting", hub.broker.waiting)
     put(numbers, "lisa_gateway_streams_open", hub.streams)
     put(numbers, "lisa_gateway_buffered_bytes", hub.buffered)

@@ -1,27 +1,35 @@
-"""Uvicorn's HTTP protocol with limits on the time and size of request heads.
+"""Uvicorn's HTTP protocol with limits on request heads and on the time to read a response.
 
 The limits middleware handles bodies. It never sees a connection that sends no complete head, so
-idle connections and endless heads are closed here.
+idle connections and endless heads are closed here, and so are clients that do not read.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from lisa.core.daemon.status import HEALTH
 
 MOST_HEAD_BYTES = 64 * 1024
 """Maximum size of request line and headers, plus any body bytes in the same read."""
 
 
-def bounded(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """A protocol class that closes connections without a complete head after `head_timeout_s`."""
-    return type("Bounded", (_Bounded,), {"head_timeout_s": head_timeout_s})
+def bounded(timeout_s: float) -> type[asyncio.Protocol]:
+    """A protocol class that closes connections whose client is too slow.
+
+    timeout_s: how long a client may take to send a complete head, and to read pending data.
+    """
+    return type("Bounded", (_Bounded,), {"timeout_s": timeout_s})
 
 
 class _Bounded(HttpToolsProtocol):
-    head_timeout_s: float
+    timeout_s: float
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -30,7 +38,33 @@ class _Bounded(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
+        if self._running is not None and not self._running.response_complete:
+            # Uvicorn marks only the last of several pipelined requests.
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._start_write_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._start_write_timer()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -39,6 +73,9 @@ class _Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        # Health checks are answered even at the limit on connections.
+        is_health = self.url == HEALTH.encode()
+        self.limit_concurrency = None if is_health else self.config.limit_concurrency
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -52,9 +89,17 @@ class _Bounded(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._head_bytes = 0
-        self._timer = self.loop.call_later(
-            self.head_timeout_s, self._reject, b"408 Request Timeout"
-        )
+        self._timer = self.loop.call_later(self.timeout_s, self._reject, b"408 Request Timeout")
+
+    def _start_write_timer(self) -> None:
+        """Abort the connection if its client reads too slowly. A closing one waits for it, too."""
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.timeout_s, self.transport.abort)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -69,3 +114,4 @@ class _Bounded(HttpToolsProtocol):
             head = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             self.transport.write(head % status)
         self.transport.close()
+        self._start_write_timer()

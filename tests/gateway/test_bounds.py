@@ -7,6 +7,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -184,7 +185,7 @@ def test_excess_requests_get_503_and_retry_after(redis_url: str) -> None:
 
         def is_full() -> bool:
             """Begin one more request unless full; this check occupies a place, too."""
-            if gateway.client.get("/healthz").status_code == 503:
+            if gateway.client.get("/v1/topics").status_code == 503:
                 return True
             connection = stack.enter_context(raw(gateway))
             connection.sendall(head(gateway, "Content-Length: 100") + b"{")
@@ -194,8 +195,81 @@ def test_excess_requests_get_503_and_retry_after(redis_url: str) -> None:
         answer = gateway.client.get("/v1/topics")
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
+        assert gateway.client.get("/healthz").status_code == 200
         stack.close()
-        wait_until(lambda: gateway.client.get("/healthz").status_code == 200)
+        wait_until(lambda: gateway.client.get("/v1/topics").status_code == 200)
+
+
+def slow_reader(gateway: Gateway, stack: ExitStack) -> socket.socket:
+    """A connection that pipelines requests for large responses and reads none."""
+    connection = stack.enter_context(raw(gateway))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host = urlsplit(gateway.url).netloc
+    connection.sendall(f"GET /v1/openapi.json HTTP/1.1\r\nHost: {host}\r\n\r\n".encode() * 400)
+    return connection
+
+
+def is_reset(connection: socket.socket) -> bool:
+    """Whether the peer has closed the connection, found without reading from it."""
+    try:
+        connection.send(b"x", socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def stalled(gateway: Gateway) -> float:
+    page = Exposed(gateway.client.get("/metrics").text)
+    return page.value("lisa_gateway_requests_stalled") or 0.0
+
+
+def is_stalled(gateway: Gateway, count: int) -> bool:
+    return stalled(gateway) == count
+
+
+def test_clients_that_read_nothing_do_not_block_others(redis_url: str) -> None:
+    """Responses that wait for their clients hold no slot, and health checks need none."""
+    env = {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3"}
+    with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
+        for count in range(1, 11):
+            slow_reader(gateway, stack)
+            wait_until(partial(is_stalled, gateway, count))
+        assert gateway.client.get("/healthz").status_code == 200
+        assert gateway.client.get("/v1/topics").status_code == 200
+        stack.close()
+        wait_until(lambda: stalled(gateway) == 0)
+        assert gateway.stop() == 0
+        assert "Traceback" not in "\n".join(gateway.said)
+
+
+def test_clients_that_read_nothing_are_disconnected(narrow: Gateway) -> None:
+    """After `request-timeout`, without a traceback in the log."""
+    with ExitStack() as stack:
+        connections = [slow_reader(narrow, stack) for _ in range(10)]
+        wait_until(lambda: all(map(is_reset, connections)))
+    wait_until(lambda: stalled(narrow) == 0)
+    assert "Traceback" not in "\n".join(narrow.said)
+
+
+def test_one_address_without_a_token_takes_a_quarter_of_the_slots(redis_url: str) -> None:
+    env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32, "LISA_GATEWAY_SERVER__MAX_REQUESTS": "8"}
+    known = {"Authorization": f"Bearer {'t' * 32}"}
+    with Gateway(redis_url, env=env, headers=known) as gateway, ExitStack() as stack:
+
+        def is_full() -> bool:
+            """Begin one more request unless the share is used up."""
+            if httpx.get(f"{gateway.url}/login").status_code == 503:
+                return True
+            stack.enter_context(raw(gateway)).sendall(head(gateway, "Content-Length: 100") + b"{")
+            return False
+
+        wait_until(is_full)
+        assert gateway.client.get("/v1/topics").status_code == 200
+        assert httpx.get(f"{gateway.url}/healthz").status_code == 200
+        stack.close()
+        wait_until(lambda: httpx.get(f"{gateway.url}/login").status_code == 200)
 
 
 def test_excess_polls_get_503_and_retry_after(redis_url: str, manager: Manager) -> None:

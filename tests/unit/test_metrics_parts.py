@@ -278,7 +278,9 @@ def test_a_fault_counts_as_500_and_not_as_a_client_that_left() -> None:
         meter=Meter(),
         active=0,
         held=0,
+        stalled=0,
         buffered=0,
+        token=lambda _connection, *, compat: None,
         access=types.SimpleNamespace(is_open=False),
     )
     sent: list[Any] = []

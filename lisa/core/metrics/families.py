@@ -258,6 +258,7 @@ _GATEWAY = (
         ("reason",),
     ),
     _gauge("lisa_gateway_requests_active", "Requests in progress, including waiting ones."),
+    _gauge("lisa_gateway_requests_stalled", "Responses that wait until their client reads."),
     _gauge("lisa_gateway_pulls_waiting", "Pulls waiting for a message."),
     _gauge("lisa_gateway_streams_open", "Open event streams."),
     _gauge("lisa_gateway_buffered_bytes", "Bytes of requests and answers in memory."),

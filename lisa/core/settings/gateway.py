@@ -62,7 +62,7 @@ class GatewayServerSettings(Section):
     request_timeout: Duration = Field(
         default=timedelta(seconds=30),
         gt=timedelta(0),
-        description="How long a client may take to send its request.",
+        description="How long a client may take to send its request, and to read its response.",
     )
     patience: Duration = Field(
         default=timedelta(seconds=3),
