@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -187,6 +187,17 @@ def is_local_name(host: str) -> bool:
     except ValueError:
         return False
     return name is None or is_loopback(name)
+
+
+def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether headers show that a proxy passed the request on, so that its client may be remote.
+
+    The proxy's own address and the Host header that it sets are local ones.
+    """
+    return any(name in _FORWARDING or name.startswith(b"x-forwarded-") for name, _ in headers)
+
+
+_FORWARDING = (b"forwarded", b"via", b"x-real-ip")
 
 
 def read_tokens(path: Path) -> list[Token]:

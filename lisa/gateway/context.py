@@ -27,6 +27,7 @@ from lisa.gateway.access import (
     Forbidden,
     Scope,
     Token,
+    is_forwarded,
     is_local_name,
     is_loopback,
 )
@@ -120,7 +121,8 @@ class GatewayContext:
         """
         if compat and self.access.is_compat_open:
             client, host = connection.client, connection.headers.get("host", "")
-            if (client is None or is_loopback(client.host)) and is_local_name(host):
+            is_local = (client is None or is_loopback(client.host)) and is_local_name(host)
+            if is_local and not is_forwarded(connection.headers.raw):
                 return EVERYTHING
         return self.access.identify(connection.headers.get("authorization"))
 

@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lisa.core.daemon.status import HEALTH
-from lisa.gateway.access import Unauthorized, is_local_name
+from lisa.gateway.access import Unauthorized, is_forwarded, is_local_name
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE, RequestOutcome, set_failure_reason
@@ -83,6 +83,10 @@ class LimitsMiddleware:
         if self._hub.access.is_open and not is_local_name(host):
             raise ErrorResponse(
                 403, "host", f"this gateway accepts the host localhost only, not {host!r}"
+            )
+        if self._hub.access.is_open and is_forwarded(scope["headers"]):
+            raise ErrorResponse(
+                403, "host", "a gateway without tokens refuses requests that a proxy passes on"
             )
         if scope["method"] not in READING:
             reject_foreign(scope)

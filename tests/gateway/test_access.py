@@ -250,6 +250,28 @@ def test_an_open_gateway_accepts_local_host_names_only(gateway: Gateway) -> None
         assert gateway.client.get("/v1/topics", headers={"Host": host}).status_code == 200
 
 
+FORWARDING = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Via", "X-Real-IP")
+
+
+@pytest.mark.parametrize("header", FORWARDING)
+def test_an_open_gateway_refuses_requests_from_proxies(gateway: Gateway, header: str) -> None:
+    """A proxy may rewrite Host to a local name; its client may be anyone."""
+    for host in ("localhost", "127.0.0.1"):
+        headers = {"Host": host, header: "203.0.113.7"}
+        answer = gateway.client.get("/v1/topics", headers=headers)
+        assert answer.status_code == 403
+        assert "proxy" in answer.json()["detail"]
+
+
+async def test_open_compat_paths_need_a_token_behind_a_proxy(tokens_file: Path) -> None:
+    hub = await hub_of(tokens_file=tokens_file, compat_auth="none")
+    for header in FORWARDING:
+        passed_on = asking(host="localhost")
+        passed_on.scope["headers"].append((header.lower().encode(), b"203.0.113.7"))
+        with pytest.raises(Unauthorized):
+            hub.require(passed_on, Scope.CONSUME, "orders", compat=True)
+
+
 def test_cross_site_writes_are_rejected(gateway: Gateway) -> None:
     """A browser sends forms to any address, with the page's origin."""
     path = f"/v1/topics/{new_topic()}/messages"
