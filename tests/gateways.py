@@ -35,7 +35,7 @@ def new_topic(stem: str = "t") -> str:
 class Gateway:
     """`lisa-gateway` on a free port; `client` is an httpx client for it.
 
-    `config` is YAML text; `arguments` go to the command line.
+    `config` is YAML text; `arguments` go to the command line, `ulimit` to the shell's command.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Gateway:
         directory: Path | None = None,
         env: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
+        ulimit: str = "",
     ) -> None:
         command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", "0"]
         if config:
@@ -53,11 +54,12 @@ class Gateway:
             file = directory / f"gateway-{secrets.token_hex(3)}.yml"
             file.write_text(config, encoding="utf-8")
             command += ["--config", str(file)]
+        limited = ["sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh"] if ulimit else []
         self._headers = dict(headers or {})
         self.client = httpx.Client()
         self.said: list[str] = []
         self.process = subprocess.Popen(
-            [*command, *arguments],
+            [*limited, *command, *arguments],
             cwd=ROOT,
             env={**os.environ, **(env or {})},
             stderr=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
+import resource
 import signal
 import socket
 from contextlib import suppress
@@ -14,7 +15,7 @@ from types import FrameType
 import uvicorn
 
 from lisa.core.model.errors import ConfigError
-from lisa.core.settings import GatewaySettings
+from lisa.core.settings import GatewayServerSettings, GatewaySettings
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
 from lisa.gateway.context import GatewayContext
@@ -28,6 +29,10 @@ SPARE_CONNECTIONS = 2_000
 
 KEEP_ALIVE_S = 75
 """Longer than common clients' keep-alive, so that no connection closes during a request."""
+
+
+OWN_FILES = 100
+"""Open files other than clients' connections: Redis, pushes, logs."""
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
@@ -82,8 +87,9 @@ async def _serve(
     numbers: Path | None,
 ) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the gateway logs start and stop itself
+    most = _most_connections(settings.gateway_server)
     hub = GatewayContext(settings, shared=shared, numbers=numbers)
-    server = _UvicornServer(_config(hub), hub)
+    server = _UvicornServer(_config(hub, most), hub)
     opening = asyncio.ensure_future(hub.open())
     loop = asyncio.get_running_loop()
 
@@ -102,7 +108,32 @@ async def _serve(
     log.info("gateway %s stopped", hub.name)
 
 
-def _config(hub: GatewayContext) -> uvicorn.Config:
+def _most_connections(bounds: GatewayServerSettings) -> int:
+    """The limit on connections. Raises the soft limit on open files to the hard limit.
+
+    Beyond it clients get 503; beyond the limit on open files, connections would be reset.
+    """
+    wanted = bounds.max_requests + bounds.max_polls
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    goal = hard
+    if hard == resource.RLIM_INFINITY:
+        goal = max(soft, wanted + SPARE_CONNECTIONS + OWN_FILES)
+    with suppress(ValueError, OSError):  # some systems have a lower limit for each process
+        resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+        soft = goal
+    possible = max(1, soft - OWN_FILES)
+    if possible < wanted:
+        log.warning(
+            "the limit of %d open files allows %d connections, fewer than max-polls + max-requests "
+            "= %d: raise the hard limit (ulimit -Hn, LimitNOFILE) or lower these settings",
+            soft,
+            possible,
+            wanted,
+        )
+    return min(possible, wanted + SPARE_CONNECTIONS)
+
+
+def _config(hub: GatewayContext, most_connections: int) -> uvicorn.Config:
     bounds = hub.settings.gateway_server
     return uvicorn.Config(
         create_app(hub),
@@ -115,7 +146,7 @@ def _config(hub: GatewayContext) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         backlog=BACKLOG,
-        limit_concurrency=bounds.max_requests + bounds.max_polls + SPARE_CONNECTIONS,
+        limit_concurrency=most_connections,
         timeout_graceful_shutdown=max(1, round(bounds.grace.total_seconds())),
     )
 

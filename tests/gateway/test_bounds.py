@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -366,3 +367,21 @@ def test_no_accepted_message_is_lost_over_a_restart(tmp_path: Path) -> None:
                 break
         assert len(accepted) >= 150
         assert accepted <= listed, json.dumps(sorted(accepted - listed))
+
+
+def test_the_limit_on_open_files_is_raised(redis_url: str) -> None:
+    with Gateway(redis_url, ulimit="-Sn 128") as gateway:
+        soft, hard = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard > 128
+
+
+def test_too_few_open_files_cause_a_warning_and_503(redis_url: str) -> None:
+    """Connections beyond the limit get a response instead of a reset; health checks pass."""
+    with Gateway(redis_url, ulimit="-n 140") as gateway, ExitStack() as stack:
+        assert any("max-polls + max-requests" in line for line in gateway.said)
+        for _ in range(50):
+            stack.enter_context(raw(gateway))
+        with raw(gateway) as connection:
+            connection.sendall(b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert status_of(connection) == 503
+        assert gateway.client.get("/healthz").status_code == 200
