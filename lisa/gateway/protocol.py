@@ -12,21 +12,23 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lisa.core.daemon.status import HEALTH
+from lisa.gateway.request_metrics import Meter
 
 MOST_HEAD_BYTES = 64 * 1024
 """Maximum size of request line and headers, plus any body bytes in the same read."""
 
 
-def bounded(timeout_s: float) -> type[asyncio.Protocol]:
+def bounded(timeout_s: float, meter: Meter) -> type[asyncio.Protocol]:
     """A protocol class that closes connections whose client is too slow.
 
     timeout_s: how long a client may take to send a complete head, and to read pending data.
     """
-    return type("Bounded", (_Bounded,), {"timeout_s": timeout_s})
+    return type("Bounded", (_Bounded,), {"timeout_s": timeout_s, "meter": meter})
 
 
 class _Bounded(HttpToolsProtocol):
     timeout_s: float
+    meter: Meter
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
@@ -44,6 +46,11 @@ class _Bounded(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self.meter.malformed += 1
+        super().send_400_response(msg)
+        self._start_write_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -65,6 +65,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.pushes = Tally()
+        self.malformed = 0
         self._requests = Tally()
         self._refused = Tally()
         self._seconds: dict[str, Spread] = {}
@@ -99,6 +100,7 @@ class Meter:
             "lisa_gateway_refused_total": self._refused.numbers(),
             "lisa_gateway_pushes_total": self.pushes.numbers(),
         }
+        put(numbers, "lisa_gateway_malformed_total", self.malformed)
         for face, spread in list(self._seconds.items()):
             put(numbers, "lisa_gateway_request_seconds", spread.numbers(), face)
         return numbers

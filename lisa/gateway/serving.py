@@ -86,7 +86,8 @@ async def _serve(
     shared: mmap.mmap | None,
     numbers: Path | None,
 ) -> None:
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the gateway logs start and stop itself
+    # The gateway logs start and stop itself; a warning for each bad request would fill the log.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     most = _most_connections(settings.gateway_server)
     hub = GatewayContext(settings, shared=shared, numbers=numbers)
     server = _UvicornServer(_config(hub, most), hub)
@@ -137,7 +138,7 @@ def _config(hub: GatewayContext, most_connections: int) -> uvicorn.Config:
     bounds = hub.settings.gateway_server
     return uvicorn.Config(
         create_app(hub),
-        http=bounded(bounds.request_timeout.total_seconds()),
+        http=bounded(bounds.request_timeout.total_seconds(), hub.meter),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -385,3 +385,14 @@ def test_too_few_open_files_cause_a_warning_and_503(redis_url: str) -> None:
             connection.sendall(b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert status_of(connection) == 503
         assert gateway.client.get("/healthz").status_code == 200
+
+
+def test_malformed_requests_are_counted_and_not_logged(narrow: Gateway) -> None:
+    lines = len(narrow.said)
+    for _ in range(5):
+        with raw(narrow) as connection:
+            connection.sendall(b"NOT HTTP\r\n\r\n")
+            assert status_of(connection) == 400
+    page = Exposed(narrow.client.get("/metrics").text)
+    assert page.value("lisa_gateway_malformed_total") == 5
+    assert narrow.said[lines:] == []

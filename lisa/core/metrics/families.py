@@ -257,6 +257,7 @@ _GATEWAY = (
         "means that Redis did not answer.",
         ("reason",),
     ),
+    _counter("lisa_gateway_malformed_total", "Requests answered with 400: not valid HTTP."),
     _gauge("lisa_gateway_requests_active", "Requests in progress, including waiting ones."),
     _gauge("lisa_gateway_requests_stalled", "Responses that wait until their client reads."),
     _gauge("lisa_gateway_pulls_waiting", "Pulls waiting for a message."),
