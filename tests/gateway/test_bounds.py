@@ -388,11 +388,13 @@ def test_too_few_open_files_cause_a_warning_and_503(redis_url: str) -> None:
 
 
 def test_malformed_requests_are_counted_and_not_logged(narrow: Gateway) -> None:
-    lines = len(narrow.said)
+    def counted() -> float | None:
+        return Exposed(narrow.client.get("/metrics").text).value("lisa_gateway_malformed_total")
+
+    lines, before = len(narrow.said), counted() or 0
     for _ in range(5):
         with raw(narrow) as connection:
             connection.sendall(b"NOT HTTP\r\n\r\n")
             assert status_of(connection) == 400
-    page = Exposed(narrow.client.get("/metrics").text)
-    assert page.value("lisa_gateway_malformed_total") == 5
+    assert counted() == before + 5
     assert narrow.said[lines:] == []
