@@ -5,7 +5,7 @@
 --       call, only the first message's)
 -- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
 --       shard, which that layout has closed to new messages); send token;
---       on_duplicate (keep, replace, reject); what is known of the ids (new: generated for this call,
+--       on_duplicate (keep, keep_live, replace, reject); what is known of the ids (new: generated for this call,
 --       distinct, any; known: act only on ids known here); n; the number of dues (n, or 1 for
 --       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
@@ -15,6 +15,7 @@
 --       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
 --       follows another layout; {'GROUPS', ...}
 local token, mode, kind = ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
+local is_replacing = mode == 'replace' or mode == 'keep_live'
 local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local DUES = ARGS + 6
 local ENVELOPES = DUES + due_count
@@ -63,7 +64,7 @@ if capacity and kind ~= 'known' then
     for i = 1, n do
       if not counted[ids[i]] and call('EXISTS', KEYS[ID_KEYS + i]) == 0 then
         local settled = call('GETRANGE', KEYS[DONES + i], 0, 7)
-        if settled == '' or (mode == 'replace' and settled ~= token) then new = new + 1 end
+        if settled == '' or (is_replacing and settled ~= token) then new = new + 1 end
         counted[ids[i]] = true
       end
     end
@@ -86,6 +87,17 @@ if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) >
   or call('MSETNX', unpack(both)) == 0 then
   if kind == 'new' then return {'OK', outcomes} end
 
+  -- Whether a message that has a body is in garbage, and no group will deliver it.
+  local function is_dead(id)
+    if call('ZSCORE', WAITING, id) then return false end
+    local dead = false
+    for _, group in ipairs(groups) do
+      if call('HEXISTS', group.entries, id) == 1 or call('ZSCORE', group.retry, id) then return false end
+      dead = dead or call('ZSCORE', group.garbage, id)
+    end
+    return dead
+  end
+
   -- Writes one body. Gives the message's outcome, and whether it is to be scheduled. An id
   -- given twice in one call is its own duplicate; the first mark is kept, so that a repeat returns
   -- the same outcomes.
@@ -106,6 +118,7 @@ if kind == 'any' or kind == 'known' or call('EXISTS', unpack(KEYS, DONES + 1)) >
       return (mark == 'r' or mark == 'R') and 'r' or 'a', false
     end
     if mode == 'keep' then return 'd', false end
+    if mode == 'keep_live' and live ~= '' and not is_dead(id) then return 'd', false end
     if mode == 'reject' then return 'x', false end
     if live == '' and kind == 'known' then return 's', false end
     if replayed[id] then return 'r', false end

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--on-duplicate",
-    type=click.Choice(["keep", "replace", "reject"]),
+    type=click.Choice(["keep", "keep_live", "replace", "reject"]),
     default="keep",
     show_default=True,
     help="What to do if the id is already known.",

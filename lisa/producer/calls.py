@@ -36,6 +36,7 @@ MOST = STEPS_PER_CALL // Enqueue.steps
 """Maximum number of new messages per call if all are due together later: no group is involved."""
 
 REPLACE_COST = 4
+_REPLACING = (OnDuplicate.REPLACE, OnDuplicate.KEEP_LIVE)
 """Relative cost of a message that may replace another, which is removed from all its groups."""
 
 
@@ -164,7 +165,7 @@ def calls(topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int) -> I
 def _cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
     """Cost of one of these messages on the server, relative to the cheapest kind."""
     if not whole.are_ids_new:
-        return REPLACE_COST if on_duplicate is OnDuplicate.REPLACE else HIGH_COST
+        return REPLACE_COST if on_duplicate in _REPLACING else HIGH_COST
     due, *others = whole.dues
     is_past = due == NOW or (due[0] != "+" and int(due) <= time.time() * 1000)
     return HIGH_COST if others or is_past else 1

@@ -53,7 +53,8 @@ class Flows(Sending):
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.
         ttl: how long after its due time the message is still worth handling; timedelta or text.
         retry: the pauses between attempts for this message; `[]` for a single attempt.
-        on_duplicate: if the id is known, "keep" the earlier message, "replace" it, or "reject".
+        on_duplicate: if the id is known, "keep" the earlier message, "keep_live" (keep it only if
+            it has not ended), "replace" it, or "reject".
 
         Raises InvalidMessage before anything is sent; DuplicateMessage for "reject"; TopicFull;
         ServerUnavailable after `patience` (NotReplicated: written, but not confirmed by as many

@@ -53,7 +53,7 @@ class _Recording(Sending):
         key = (message.topic, message.id)
         outcome = Sent.ACCEPTED
         if key in self._live:
-            if call.on_duplicate is OnDuplicate.KEEP:
+            if call.on_duplicate in (OnDuplicate.KEEP, OnDuplicate.KEEP_LIVE):
                 return Sent.DUPLICATE
             if call.on_duplicate is OnDuplicate.REJECT:
                 return Sent.REJECTED

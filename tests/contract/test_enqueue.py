@@ -176,6 +176,31 @@ def test_replace_resets_the_message(bench: Bench, stage: str) -> None:
     bench.check(waiting={"a": FAR + 1}, body={"a": "Brnew"}, stats={"sent": 1}, lisa=G(), **groups)
 
 
+@STAGES
+def test_keep_live_replaces_only_ended_messages(bench: Bench, stage: str) -> None:
+    bench.put(**LIFE[stage])
+    new = item("a", str(FAR + 1), "new", sender="B")
+    said = bench.send(new, sender="B", on_duplicate=OnDuplicate.KEEP_LIVE)
+    if stage in ("garbage", "settled"):
+        assert said == [REPLACED]
+        bench.check(waiting={"a": FAR + 1}, body={"a": "Brnew"}, stats={"sent": 1}, lisa=G())
+    else:
+        assert said == [DUPLICATE]
+        bench.check(**LIFE[stage], stats={"duplicate": 1})
+
+
+def test_keep_live_keeps_what_one_of_several_groups_still_owes(bench: Bench) -> None:
+    state: dict[str, Any] = {
+        "body": {"a": "A-"},
+        "lisa": G(garbage={"a": PAST}, attempts={"a": 1}, reasons={"a": "no"}),
+        "audit": G(retry={"a": FAR}),
+    }
+    bench.put(**state)
+    new = item("a", "+0", sender="B")
+    assert bench.send(new, sender="B", on_duplicate=OnDuplicate.KEEP_LIVE) == [DUPLICATE]
+    bench.check(**state, stats={"duplicate": 1})
+
+
 def test_replace_may_go_straight_to_ready(bench: Bench) -> None:
     bench.put(**LIFE["waiting"])
     new = item("a", "5", sender="B")
@@ -187,6 +212,7 @@ def test_replace_may_go_straight_to_ready(bench: Bench) -> None:
     ("mode", "second", "lasts"),
     [
         (OnDuplicate.KEEP, DUPLICATE, ("A-one", FAR)),
+        (OnDuplicate.KEEP_LIVE, DUPLICATE, ("A-one", FAR)),
         (OnDuplicate.REJECT, REJECTED, ("A-one", FAR)),
         (OnDuplicate.REPLACE, REPLACED, ("A-two", FAR + 1)),
     ],
@@ -201,7 +227,7 @@ def test_an_id_twice_in_one_call(
     ]
     assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
     extras: dict[str, Any] = {"expiry": {"a": FAR + 5}, "policy": {"a": "1"}}
-    stats = {"sent": 2, "duplicate": 1} if mode is OnDuplicate.KEEP else {"sent": 2}
+    stats = {"sent": 2, "duplicate": 1} if second is DUPLICATE else {"sent": 2}
     after: dict[str, Any] = {
         "waiting": {"a": lasts[1], "b": FAR},
         "body": {"a": lasts[0], "b": "A-"},
@@ -209,7 +235,7 @@ def test_an_id_twice_in_one_call(
     }
     bench.check(**after, stats=stats)
     assert bench.send(*batch, on_duplicate=mode) == [ACCEPTED, ACCEPTED, second]
-    if mode is OnDuplicate.KEEP:
+    if second is DUPLICATE:
         stats["duplicate"] = 2
     bench.check(**after, stats=stats)
 

@@ -224,9 +224,20 @@ def test_messages_without_an_id_keep_their_order(queue: Queue) -> None:
 def test_a_duplicate_id_returns_the_first_message(queue: Queue) -> None:
     first = queue.send("first", delay_ms=60_000, msgId="order-1")
     assert queue.send("second", delay_ms=5, msgId="order-1", maxRetry=1) == first
-    assert queue.delete("order-1") == 200
-    assert queue.send("third", msgId="order-1")["status"] == 7  # it ended, and has a tombstone
-    assert queue.pull() == []
+
+
+@pytest.mark.parametrize("end", ["acked", "deleted", "garbage"])
+def test_the_id_of_an_ended_message_is_sent_anew(queue: Queue, end: str) -> None:
+    queue.send("first", delay_ms=HOUR_MS if end == "deleted" else 0, msgId="order-1", maxRetry=0)
+    if end == "deleted":
+        assert queue.delete("order-1") == 200
+    else:
+        assert [one["msg"] for one in queue.poll()] == ["first"]
+        assert queue.settle("order-1", ack=end == "acked") == 200
+    assert queue.status("order-1") == {"acked": 4, "deleted": 7, "garbage": 6}[end]
+    assert queue.send("second", msgId="order-1")["status"] == 2
+    (pulled,) = queue.poll()
+    assert (pulled["msg"], pulled["retry"]) == ("second", 1)
 
 
 def test_delete(queue: Queue) -> None:

@@ -259,8 +259,20 @@ def test_m4_the_same_id_is_one_job(client: httpx.Client) -> None:
     assert set(ids) == {f"{topic}:1"}
     assert get(client, topic)["id"] == f"{topic}:1"
     ok(client.get("/mykit/finish", params={"jobId": f"{topic}:1"}))
-    push(client, topic, id=f"{topic}:1")  # repeated, as after a lost response
-    assert get(client, topic, timeout=0) is None
+
+
+@pytest.mark.parametrize("end", ["deleted", "finished"])
+def test_the_id_of_an_ended_job_is_pushed_anew(client: httpx.Client, end: str) -> None:
+    topic = new_topic()
+    job = f"{topic}:1"
+    push(client, topic, id=job)
+    if end == "finished":
+        assert get(client, topic)["id"] == job
+        ok(client.get("/mykit/finish", params={"jobId": job}))
+    else:
+        ok(client.get("/mykit/delete", params={"jobId": job}))
+    push(client, topic, id=job)
+    assert get(client, topic)["id"] == job
 
 
 def test_m6_deleting_an_unknown_job_is_an_error(client: httpx.Client) -> None:

@@ -74,7 +74,9 @@ def count_new(topic: Topic, call: Send) -> int:
     new = 0
     for id_ in {one.id for one in call.messages} - topic.live.keys():
         stone = topic.tombstones.get(id_)
-        new += stone is None or (call.mode == "replace" and stone.token != call.token)
+        new += stone is None or (
+            call.mode in ("replace", "keep_live") and stone.token != call.token
+        )
     return new
 
 
@@ -96,8 +98,10 @@ def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
         elif known.token == call.token and one.id not in last_of:  # same answer as the first time
             outcomes.append("replaced" if known.mark in "rR" else "accepted")
             replayed.add(one.id)
-        elif call.mode != "replace":
-            outcomes.append({"keep": "duplicate", "reject": "rejected"}[call.mode])
+        elif call.mode == "reject":
+            outcomes.append("rejected")
+        elif call.mode == "keep" or (call.mode == "keep_live" and not has_ended(topic, one.id)):
+            outcomes.append("duplicate")
         elif one.id in replayed:
             outcomes.append("replaced")
         else:  # a new life: nothing of the earlier one stays in any place
@@ -112,6 +116,17 @@ def accept(topic: Topic, call: Send) -> tuple[list[str], list[int]]:
             placed = [n for n in placed if n != last_of.get(one.id)] + [number]
         last_of[one.id] = number
     return outcomes, placed
+
+
+def has_ended(topic: Topic, id_: str) -> bool:
+    """Whether a known id is settled, or in garbage and in no other place."""
+    if id_ not in topic.live:
+        return True
+    if id_ in topic.waiting or any(
+        group.entry(id_) or id_ in group.retry for group in topic.groups
+    ):
+        return False
+    return any(id_ in group.garbage for group in topic.groups)
 
 
 def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, clock: Clock) -> None:

@@ -14,9 +14,13 @@ from lisa.core.transitions.base import Argument, ById, Elsewhere, Transition, te
 
 
 class OnDuplicate(StrEnum):
-    """What to do with a message whose id is live, or was settled within the retention."""
+    """What to do with a message whose id is live, or was settled within the retention.
+
+    KEEP_LIVE keeps a live message, and replaces one that was settled, cancelled or is in garbage.
+    """
 
     KEEP = "keep"
+    KEEP_LIVE = "keep_live"
     REPLACE = "replace"
     REJECT = "reject"
 

@@ -59,8 +59,8 @@ class SendRequest(Request):
     on_duplicate: Annotated[
         OnDuplicate | None,
         Meta(
-            description="If the id exists: keep the earlier message (the default), replace it, or "
-            "reject the new one."
+            description="If the id exists: keep the earlier message (the default), keep it only "
+            "until it is settled, cancelled or garbage, replace it, or reject the new one."
         ),
     ] = None
 

@@ -20,7 +20,7 @@ from lisa.core.model.retry_policy import MAX_RETRIES, RetryPolicy
 from lisa.core.settings import CamelliaSettings
 from lisa.core.transitions.ack import Acked, Settlement
 from lisa.core.transitions.cancel import Cancelled
-from lisa.core.transitions.enqueue import Sent
+from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspection
 from lisa.core.transitions.retry import Failed
 from lisa.gateway.compat.camellia.clock import ServerTime
@@ -58,7 +58,7 @@ class Queue:
     async def send(
         self, topic: str, text: str, *, message_id: str, delay_ms: int, ttl_ms: int, max_retry: int
     ) -> DelayMsg:
-        """Send a message, or return the current state of the message that already has its id."""
+        """Send a message, or return the current state of a live message that already has its id."""
         message_id = message_id or uuid_utils.uuid7().hex  # ordered by creation
         retries = self._settings.max_retry if max_retry < 0 else min(max_retry, MAX_RETRIES)
         for _ in range(TRIES):
@@ -79,13 +79,14 @@ class Queue:
                     retry=self._policy(retries),
                     headers=origin.header,
                 ),
+                OnDuplicate.KEEP_LIVE,
             )
             if sent.outcome is not Sent.DUPLICATE:
                 return as_sent(topic, message_id, text, origin, is_due=delay_ms <= 0)
             known = await self.get(topic, message_id)
             if known is not None:
                 return known
-            # Its tombstone expired between the two calls, so the id is free now.
+            # It ended and its tombstone expired between the two calls, so the id is free now.
         raise DuplicateMessage(
             f"id {message_id!r} of topic {topic!r} belongs to a message without a state: its group "
             "is being removed, or the topic is damaged (run `lisa fsck`)"

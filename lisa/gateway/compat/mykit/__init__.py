@@ -1,7 +1,7 @@
 """The HTTP API of mykit-delay, for its unchanged clients.
 
 Differs where the original is wrong: `delete` reports whether the job existed, `finish` works, an id
-can be pushed only once, and operations on all jobs need the scope `operate`.
+is one job until it ends, and operations on all jobs need the scope `operate`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lisa.admin.garbage import requeue
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.transitions.cancel import Cancelled
+from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.gateway.access import Scope
 from lisa.gateway.compat.answering import answering
 from lisa.gateway.compat.job_lookup import FoundJob, find_job
@@ -74,7 +75,7 @@ class _Handlers:
         job = read_job(await request.body())
         self._hub.require(request, Scope.PRODUCE, job.topic, compat=True)
         topic, message = outgoing_of(job, time.time_ns() // 1_000_000)
-        sent = await self._hub.sender.offer(topic, message)
+        sent = await self._hub.sender.offer(topic, message, OnDuplicate.KEEP_LIVE)
         return _response(success(sent.id))
 
     async def delete(self, request: Request) -> Response:
