@@ -113,10 +113,12 @@ class IdleTopics:
 
         Raises ServerUnavailable.
         """
-        if len(self._active) + len(self._idle) <= FEW:
-            return
-        now = time.monotonic()
-        ended = [(shard, until) for shard, until in list(self._active.items()) if until <= now]
+        now, is_many = time.monotonic(), len(self._active) + len(self._idle) > FEW
+        ended = [
+            (shard, until)
+            for shard, until in list(self._active.items())
+            if is_many and until <= now
+        ]
         checked: dict[Shard, float | None] = dict.fromkeys(list(self._unchecked))
         checked.update(ended)
         known = [shard for shard in checked if store.known_groups(shard) is not None][:AT_ONCE]

@@ -198,6 +198,26 @@ def test_topics_are_active_after_another_manager_died(
         wait_until(lambda: idle.active() == [cast.keys.topic])
 
 
+def test_an_idle_topic_in_use_is_found_even_once_topics_are_few(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_topics, "FEW", 1)
+    found = list[str]()
+    idle = idle_topics.IdleTopics(found.append)
+    cast = Cast(redis_url, "a").declare()
+    for topic in ("a", "b"):
+        cast.store.drive(cast.store.groups(topic))
+        idle.add(topic)
+    idle.retire(cast.store)
+    assert idle.active() == []
+    idle.forget("b")
+    cast.store.ask("HSET", cast.own.entries, "m1", "1-1")
+    idle.check("a")
+    idle.retire(cast.store)
+    assert found == idle.active() == ["a"]
+    cast.store.close()
+
+
 def told(health: dict[str, object]) -> dict[str, float | None]:
     """Topics, with the time of the last successful check of each."""
     topics = health["topics"]
