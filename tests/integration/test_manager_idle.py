@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -135,7 +136,10 @@ def idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_idle(manager: Manager) -> bool:
-    return len(manager._engine._services.idle.active()) == 0
+    """Whether no topic is active, nor a scan for expired leases scheduled."""
+    services = manager._engine._services
+    groups = list(services._reclaimer._groups.values())
+    return not services.idle.active() and all(one.full_at == math.inf for one in groups)
 
 
 @pytest.mark.usefixtures("idle_soon")
