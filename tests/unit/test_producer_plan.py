@@ -89,7 +89,7 @@ def test_the_producers_zone_applies_to_naive_datetimes_unless_tz_is_given() -> N
         ({"headers": [("a", "b")]}, "mapping"),
         ({"headers": {"a": "x" * 70_000}}, "65535"),
         ({"headers": {"a": "\ud800"}}, "headers"),
-        ({"on_duplicate": "overwrite"}, "keep, replace, reject"),
+        ({"on_duplicate": "overwrite"}, "keep, keep_live, replace, reject"),
     ],
 )
 def test_refusals(options: dict[str, Any], said: str) -> None:
