@@ -1,7 +1,8 @@
 """Access control: bearer tokens with scopes and topic patterns.
 
-The scopes are `produce` (send, cancel, reschedule, fire), `consume` (pull and settle) and `operate`
-(options, garbage, pausing, pushes, metrics). Every token may read its topics.
+The scopes are `read` (topics and messages), `produce` (send, cancel, reschedule, fire), `consume`
+(pull and settle) and `operate` (options, garbage, pausing, pushes, metrics). `consume` and
+`operate` include `read`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -34,9 +35,14 @@ _KEYS = {"name", "token", "token-env", "scopes", "topics"}
 class Scope(StrEnum):
     """A kind of access that a token may grant."""
 
+    READ = "read"
     PRODUCE = "produce"
     CONSUME = "consume"
     OPERATE = "operate"
+
+
+READERS = frozenset((Scope.READ, Scope.CONSUME, Scope.OPERATE))
+"""The scopes that include `read`."""
 
 
 class Unauthorized(Exception):
@@ -63,12 +69,19 @@ class Token:
         """A token with the digest of `secret`."""
         return cls(name, _digest(secret), frozenset(scopes), tuple(topics))
 
+    def grants(self, scope: Scope) -> bool:
+        """Whether the token has a scope, or one that includes it."""
+        return scope in self.scopes or (scope is Scope.READ and not READERS.isdisjoint(self.scopes))
+
     def allows(self, scope: Scope | None, topic: str | None) -> bool:
-        """Whether the token allows a scope (None: any) on a topic (None: all topics)."""
-        if scope is not None and scope not in self.scopes:
+        """Whether the token allows a scope (None: any) on a topic (None: all topics).
+
+        With `read` on all topics, the token sees those that match its patterns (see `sees`).
+        """
+        if scope is not None and not self.grants(scope):
             return False
         if topic is None:
-            return scope is None or "*" in self.topics
+            return scope in (None, Scope.READ) or "*" in self.topics
         return self.sees(topic)
 
     def sees(self, topic: str) -> bool:
@@ -93,8 +106,21 @@ def _digest(secret: str) -> bytes:
 class Access:
     """The configured tokens of a gateway."""
 
-    def __init__(self, tokens: Sequence[Token] = (), *, compat_open: bool = False) -> None:
-        self._tokens = tuple(tokens)
+    def __init__(
+        self,
+        tokens: Sequence[Token] = (),
+        *,
+        compat_open: bool = False,
+        producers_read: bool = False,
+    ) -> None:
+        self.reading_producers = [
+            one.name for one in tokens if producers_read and not one.grants(Scope.READ)
+        ]
+        """The names of tokens that may read only because of `producers-read`."""
+        self._tokens = tuple(
+            replace(one, scopes=one.scopes | {Scope.READ}) if producers_read else one
+            for one in tokens
+        )
         self._compat_open = compat_open
 
     @classmethod
@@ -123,7 +149,11 @@ class Access:
                     "gateway-server.compat-auth: none requires a loopback address, not "
                     f"{settings.host}: use token, or listen on 127.0.0.1"
                 )
-        return cls(tokens, compat_open=settings.compat_auth == "none")
+        return cls(
+            tokens,
+            compat_open=settings.compat_auth == "none",
+            producers_read=settings.producers_read,
+        )
 
     @cached_property
     def is_open(self) -> bool:

@@ -41,6 +41,10 @@ class TooManyPulls(Exception):
         set_failure_reason("waiting")
 
 
+class UnknownGroup(GroupRemoved):
+    """The group does not exist, and the client may not declare it."""
+
+
 class PullBroker:
     """All pulls of one gateway process.
 
@@ -78,9 +82,14 @@ class PullBroker:
         group: str | None = None,
         most: int = 1,
         wait_s: float = 0.0,
+        join_s: float = 0.0,
         ack_timeout_ms: int | None = None,
+        may_declare: bool = True,
     ) -> list[HandedOut]:
         """Up to `most` deliveries; waits up to `wait_s` for the first.
+
+        `join_s`: how long to wait for the topic's first group, if that is longer than `wait_s`.
+        `may_declare`: whether an unknown group is declared; otherwise it raises GroupRemoved.
 
         Cancel this call if the client disconnects; its deliveries are then released. While the
         server is unavailable, the pull waits, and fails only when its time is up.
@@ -91,7 +100,15 @@ class PullBroker:
             raise TooManyPulls(f"{self.waiting} pulls wait already")
         self.waiting += 1
         try:
-            return await self.take(topic, group, min(most, MOST), wait_s, ack_timeout_ms)
+            return await self.take(
+                topic,
+                group,
+                min(most, MOST),
+                wait_s,
+                ack_timeout_ms,
+                join_s=join_s,
+                may_declare=may_declare,
+            )
         finally:
             self.waiting -= 1
 
@@ -102,25 +119,34 @@ class PullBroker:
         most: int,
         wait_s: float,
         timeout_ms: int | None = None,
+        *,
+        join_s: float = 0.0,
+        may_declare: bool = True,
     ) -> list[HandedOut]:
         """Pull for the gateway's own pushes, which do not count towards the limit of pulls.
 
         Raises LisaError.
         """
-        whole, ends = Topic(topic), time.monotonic() + wait_s
+        whole, began = Topic(topic), time.monotonic()
+        ends = began + wait_s
         while True:
             since = time.monotonic()
             try:
-                joined = await self._join(whole, group, ends)
+                joined = await self._join(
+                    whole, group, max(ends, began + join_s), may_declare=may_declare
+                )
                 if joined is None:
                     return []
                 return await self._enqueue(whole, joined, most, ends, timeout_ms)
+            except UnknownGroup:
+                raise
             except GroupRemoved:
                 self._forget(topic)
                 was_lost = await self._was_emptied(whole, group or "", since, ends)
                 if group is not None and not was_lost:
                     raise
                 self._presence.announce_again(topic)
+                may_declare = True  # the group was declared before
 
     @property
     def handed_out(self) -> int:
@@ -187,12 +213,16 @@ class PullBroker:
         for (topic, group), held in by_group.items():
             self._releaser.release(topic, group, held)
 
-    async def _join(self, topic: Topic, group: str | None, ends: float) -> str | None:
+    async def _join(
+        self, topic: Topic, group: str | None, ends: float, *, may_declare: bool
+    ) -> str | None:
         """The group to pull for; None if the topic has none and the time is up."""
-        wanted = group or self._named.get(topic, "")
+        named = self._named.get(topic, "")
+        wanted = group or named
+        must_exist = not may_declare and wanted != named
 
         def resolve() -> Flow[str | None]:
-            found: str | None = yield Await(self._joined(topic, wanted))
+            found: str | None = yield Await(self._joined(topic, wanted, must_exist=must_exist))
             return found
 
         return await self.store.drive(
@@ -207,11 +237,16 @@ class PullBroker:
             )
         )
 
-    async def _joined(self, topic: Topic, wanted: str) -> str | None:
+    async def _joined(self, topic: Topic, wanted: str, *, must_exist: bool) -> str | None:
         """The group that `join` finds: one call for concurrent pulls, cached for `JOIN_AGAIN_S`."""
         known, at = self._known.get((topic, wanted), ("", -math.inf))
         if time.monotonic() - at < JOIN_AGAIN_S:
             return known
+        if must_exist and wanted not in await self.store.drive(self.store.groups(topic)):
+            raise UnknownGroup(
+                f"group {wanted!r} is not declared on topic {topic!r}; only a token with the scope "
+                f"operate declares it by pulling: lisa topic group add {topic} {wanted}"
+            )
         task = self._joining.get((topic, wanted))
         if task is None:
             task = asyncio.create_task(self._ask_to_join(topic, wanted))

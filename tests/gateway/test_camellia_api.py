@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa import Consumer, Manager, Producer
 from lisa.embedded import EmbeddedServer
+from lisa.gateway.compat.camellia.endpoints import FIRST_PULL_MS
 from tests.gateway.camellia_client import QUEUE, Queue, queue_with_group
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
@@ -402,6 +404,34 @@ def test_several_groups(redis_url: str, manager: Manager, tmp_path: Path) -> Non
         assert queue.status(partly["msgId"]) == 3
         assert queue.settle(partly["msgId"], ack=True) == 200
         assert queue.status(partly["msgId"]) == 4
+
+
+def test_a_topic_without_a_group_delays_only_the_first_pull() -> None:
+    """No manager runs, so none declares a group. The first pull waits a second for one."""
+    topic = new_topic()
+    with EmbeddedServer() as server, Gateway(server.url) as gateway:
+
+        def pull() -> float:
+            began = time.monotonic()
+            answer = gateway.client.post(f"{QUEUE}/pullMsg", data={"topic": topic})
+            assert answer.json() == {"code": 200, "msg": None, "delayMsgList": []}
+            return time.monotonic() - began
+
+        first = pull()
+        assert first > FIRST_PULL_MS / 1000
+        assert min(pull() for _ in range(5)) < first / 2
+
+
+def test_pulls_name_the_reason_if_a_topic_has_several_groups(gateway: Gateway) -> None:
+    topic = new_topic()
+    for group in ("one", "two"):
+        gateway.client.post(f"/v1/topics/{topic}/groups", json={"group": group})
+    for pull in ("pullMsg", "longPollingMsg"):
+        answer = gateway.client.post(f"{QUEUE}/{pull}", data={"topic": topic}).json()
+        assert answer["code"] == 500
+        assert answer["msg"] == (
+            f"topic '{topic}' has several groups: name one under groups in the gateway's YAML"
+        )
 
 
 def test_configured_defaults_and_groups(redis_url: str, manager: Manager, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TOKENS = """
 tokens:
   - {name: all, token: all-0123456789abcdef}
+  - {name: read, token: read-0123456789abcdef, scopes: [read]}
   - {name: produce, token: produce-0123456789abcdef, scopes: [produce]}
   - {name: consume, token: consume-0123456789abcdef, scopes: [consume]}
   - {name: operate, token: operate-0123456789abcdef, scopes: [operate]}
@@ -34,7 +35,9 @@ def guarded(
     file: Path = tmp_path_factory.mktemp("tokens") / "tokens.yml"
     file.write_text(TOKENS)
     bearer = {"Authorization": "Bearer all-0123456789abcdef"}
-    with Gateway(redis_url, "--tokens-file", str(file), headers=bearer) as running:
+    env = {"LISA_GATEWAY_SERVER__PRODUCERS_READ": "false"}
+    options = ("--tokens-file", str(file))
+    with Gateway(redis_url, *options, headers=bearer, env=env) as running:
         yield running
 
 
@@ -62,7 +65,7 @@ def test_each_operation_requires_its_scope(guarded: Gateway, operation: object) 
 
     assert status(None) == status("guessed") == 401
     for scope in Scope:
-        allowed = one.scope in (None, scope)
+        allowed = scope is one.scope or (one.scope is Scope.READ and scope is not Scope.PRODUCE)
         assert (status(scope) == 403) is not allowed, scope
     if "{topic}" in one.path:
         assert status("mine") != 403
@@ -73,6 +76,18 @@ def test_each_operation_requires_its_scope(guarded: Gateway, operation: object) 
 def test_scopes_are_as_documented() -> None:
     needed = {scope: {one.name for one in OPERATIONS if one.scope is scope} for scope in Scope}
     assert needed == {
+        Scope.READ: {
+            "listTopics",
+            "getTopic",
+            "getOptions",
+            "listGroups",
+            "watchTopic",
+            "listMessages",
+            "getMessage",
+            "listGarbage",
+            "listConsumers",
+            "listManagers",
+        },
         Scope.PRODUCE: {
             "sendMessage",
             "sendMessages",
@@ -94,7 +109,7 @@ def test_scopes_are_as_documented() -> None:
             "removePushTarget",
         },
     }
-    assert not [one for one in OPERATIONS if one.is_public]
+    assert not [one for one in OPERATIONS if one.scope is None]
 
 
 def test_the_description_needs_no_token(guarded: Gateway) -> None:
@@ -117,6 +132,74 @@ def test_a_token_sees_its_own_topics_only(guarded: Gateway) -> None:
     assert all(one["topic"].startswith("mine.") for one in alive)
     assert ask(guarded, "GET", f"/v1/consumers?topic={other}", "mine").status_code == 403
     assert ask(guarded, "GET", f"/v1/consumers?topic={mine}", "mine").status_code == 200
+
+
+def test_only_an_operator_declares_a_group_by_pulling(guarded: Gateway) -> None:
+    topic = f"mine.{new_topic()}"
+    client = guarded.client
+
+    def pull(name: str, group: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {name}-0123456789abcdef"}
+        return client.post(f"/v1/topics/{topic}/pull", json={"group": group}, headers=headers)
+
+    for group in ("first", "second"):
+        refused = pull("consume", group)
+        assert refused.status_code == 404
+        assert refused.json()["type"] == "urn:lisa:problem:unknown-group"
+        assert "scope operate" in refused.json()["detail"]
+    assert client.get(f"/v1/topics/{topic}").status_code == 404
+    assert pull("mine", "first").status_code == 200
+    assert pull("consume", "first").status_code == 200
+    assert pull("consume", "second").status_code == 404
+    groups = client.get(f"/v1/topics/{topic}/groups").json()["groups"]
+    assert [one["name"] for one in groups] == ["first"]
+
+
+def test_a_topic_without_groups_still_gets_its_first_one_from_a_manager(guarded: Gateway) -> None:
+    topic = new_topic()
+    headers = {"Authorization": "Bearer consume-0123456789abcdef"}
+    guarded.client.post(f"/v1/topics/{topic}/messages", json={"body": 1})
+    pulled = guarded.client.post(
+        f"/v1/topics/{topic}/pull", json={"wait_ms": 20_000}, headers=headers
+    )
+    assert [one["body"] for one in pulled.json()["deliveries"]] == [1]
+
+
+def test_a_token_that_only_produces_reads_nothing(guarded: Gateway) -> None:
+    topic = new_topic()
+    headers = {"Authorization": "Bearer produce-0123456789abcdef"}
+    sent = guarded.client.post(
+        f"/v1/topics/{topic}/messages", json={"body": 1, "delay_ms": 60_000}, headers=headers
+    ).json()
+    message = f"/v1/topics/{topic}/messages/{sent['id']}"
+    for path in (
+        message,
+        "/",
+        f"/topics/{topic}",
+        f"/camellia/delayQueue/getTopicInfo?topic={topic}",
+        "/camellia/delayQueue/getTopicInfoList",
+    ):
+        assert ask(guarded, "GET", path, "produce").status_code == 403, path
+        assert ask(guarded, "GET", path, "read").status_code == 200, path
+    form = {"token": "produce-0123456789abcdef"}
+    refused = guarded.client.post("/login", data=form)
+    assert refused.status_code == 403
+    assert "lacks the scope read" in refused.text
+    assert "lisa_session" not in refused.cookies
+    assert guarded.client.delete(message, headers=headers).status_code == 200
+
+
+def test_until_it_is_switched_off_producers_read_and_a_warning_says_so(
+    redis_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens.yml"
+    file.write_text(TOKENS)
+    with Gateway(redis_url, "--tokens-file", str(file), "--workers", "2") as gateway:
+        assert ask(gateway, "GET", "/v1/topics", "produce").status_code == 200
+        warnings = [one for one in gateway.said if "scope produce alone" in one]
+    assert len(warnings) == 1
+    assert "(produce)" in warnings[0]
+    assert "producers-read: false" in warnings[0]
 
 
 def test_an_unauthorized_response_has_a_challenge(guarded: Gateway) -> None:

@@ -267,8 +267,8 @@ def test_mismatched_receipts_are_rejected(client: httpx.Client, verb: str) -> No
 
 def test_receipts_are_valid_at_any_gateway(gateway: Gateway, redis_url: str) -> None:
     topic = new_topic()
-    send(gateway.client, topic, id="x")
-    (one,) = pull(gateway.client, topic)
     with Gateway(redis_url) as other:
+        send(gateway.client, topic, id="x")
+        (one,) = pull(gateway.client, topic)
         assert settle(other.client, topic, one, "extend").json()["held"] is True
         assert settle(other.client, topic, one, "ack").json()["outcome"] == "acked"

@@ -20,13 +20,20 @@ from lisa.core.transitions.declare import Declare
 log = logging.getLogger("lisa")
 
 
+class SeveralGroups(ConfigError):
+    """A topic has several groups, and the caller named none."""
+
+    def __init__(self, topic: Topic, groups: tuple[str, ...]) -> None:
+        names = ", ".join(groups)
+        super().__init__(f"topic {topic!r} has several groups ({names}): name one with group=")
+        self.topic = topic
+
+
 def find_group(store: Store, topic: Topic) -> Flow[str | None]:
-    """The topic's only group; None if there is none. Raises ConfigError if there are several."""
+    """The topic's only group; None if there is none. Raises SeveralGroups."""
     groups = yield from store.groups(topic)
     if len(groups) > 1:
-        raise ConfigError(
-            f"topic {topic!r} has several groups ({', '.join(groups)}): name one with group="
-        )
+        raise SeveralGroups(topic, groups)
     return groups[0] if groups else None
 
 

@@ -37,6 +37,12 @@ class GatewayServerSettings(Section):
         description="YAML with scoped tokens: `tokens: [{name, token, scopes, topics}]`. "
         "Without any token the gateway is open, and listens on the loopback interface only.",
     )
+    producers_read: bool = Field(
+        default=True,
+        description="Deprecated: whether tokens with the scope `produce` alone may read topics and "
+        "messages. From version 0.3 they may not; add the scope `read` where it is needed, and set "
+        "this to false.",
+    )
     compat_auth: Literal["token", "none"] = Field(
         default="token",
         description="`none`: the paths of the earlier systems require no token, "

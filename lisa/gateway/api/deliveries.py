@@ -68,6 +68,9 @@ async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
     Waits up to `wait_ms` for the first message. If the client disconnects, its messages are
     released without counting an attempt. Settle each delivery with its receipt, through any
     gateway.
+
+    An unknown group is declared if the token has the scope `operate`; otherwise the response is
+    404.
     """
     wanted = call.body
     work = call.hub.broker.pull(
@@ -76,6 +79,7 @@ async def pull(call: Call[NoFields, PullRequest]) -> Reply[PullAnswer]:
         most=wanted.max,
         wait_s=wanted.wait_ms / 1000,
         ack_timeout_ms=wanted.ack_timeout_ms,
+        may_declare=call.token.allows(Scope.OPERATE, call.topic),
     )
     response = await hold(call.hub, call.request, work, _written)
     return cast("Reply[PullAnswer]", response)  # its content is that of _written

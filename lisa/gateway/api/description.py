@@ -40,18 +40,18 @@ def description_operations(operations: Sequence[Operation]) -> list[Operation]:
 
     found = Operations("Description")
 
-    @found.add("openapi", "GET", "/v1/openapi.json", answers={}, is_public=True)
+    @found.add("openapi", "GET", "/v1/openapi.json", answers={}, scope=None)
     async def openapi(_call: Call[NoFields, None]) -> Response:
         """The OpenAPI document."""
         return Response(whole(), media_type="application/json")
 
-    @found.add("docs", "GET", "/v1/docs", answers={}, is_public=True)
+    @found.add("docs", "GET", "/v1/docs", answers={}, scope=None)
     async def docs(_call: Call[NoFields, None]) -> Response:
         """The HTML page."""
         headers = {"Content-Security-Policy": POLICY}
         return Response(page(), media_type="text/html", headers=headers)
 
-    @found.add("style", "GET", "/v1/docs.css", answers={}, is_public=True)
+    @found.add("style", "GET", "/v1/docs.css", answers={}, scope=None)
     async def style(_call: Call[NoFields, None]) -> Response:
         """The page's style sheet."""
         return Response(_file("docs.css"), media_type="text/css")

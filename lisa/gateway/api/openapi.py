@@ -108,7 +108,7 @@ def _components(types: Sequence[Any]) -> dict[str, Any]:
 
 
 def _operation(one: Operation) -> dict[str, Any]:
-    scope = f"Requires the scope `{one.scope}`." if one.scope else "Requires any valid token."
+    scope = f"Requires the scope `{one.scope}`."
     found: dict[str, Any] = {
         "operationId": one.name,
         "tags": [one.group],

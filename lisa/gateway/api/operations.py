@@ -68,8 +68,7 @@ class Operation:
     The handler takes a `Call` of the query type and the body type, and returns a `Reply` of the
     response type. The first paragraph of its docstring is the summary, the rest the description.
 
-    scope: the scope that the token needs; None accepts any token.
-    is_public: whether no token is needed.
+    scope: the scope that the token needs; None needs no token.
     answers: status to description.
     problems: status to description, in addition to the problems common to all operations.
     leads_to: names of the operations that take the id from this operation's response.
@@ -82,7 +81,6 @@ class Operation:
     handler: Handler
     answers: Mapping[int, str]
     scope: Scope | None
-    is_public: bool
     is_body_optional: bool
     problems: Problems
     media_type: str
@@ -144,8 +142,7 @@ class Operations(list[Operation]):
         path: str,
         *,
         answers: Mapping[int, str],
-        scope: Scope | None = None,
-        is_public: bool = False,
+        scope: Scope | None = Scope.READ,
         is_body_optional: bool = False,
         problems: Problems | None = None,
         media_type: str = "application/json",
@@ -162,7 +159,6 @@ class Operations(list[Operation]):
                 handler=handler,
                 answers=answers,
                 scope=scope,
-                is_public=is_public,
                 is_body_optional=is_body_optional,
                 problems=problems or {},
                 media_type=media_type,

@@ -42,7 +42,7 @@ class _Endpoint:
     async def answer(self, request: Request, path: Mapping[str, str]) -> Response:
         operation = self._operation
         token = EVERYTHING
-        if not operation.is_public:
+        if operation.scope is not None:
             token = self._hub.require(request, operation.scope, path.get("topic"))
         query = self._no_query
         if text := request.scope["query_string"]:

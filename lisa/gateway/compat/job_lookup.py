@@ -179,7 +179,7 @@ def _topics_to_search(
     Raises Unauthorized or Forbidden.
     """
     token = hub.token(request, compat=True)
-    if scope not in token.scopes:
+    if not token.grants(scope):
         raise Forbidden(f"token {token.name!r} does not allow scope {scope}")
     yield [topic for topic in first if token.allows(scope, topic)]
     yield [topic for topic in known if token.allows(scope, topic)]

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from lisa.gateway.access import Scope
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
@@ -28,8 +29,9 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
             return problem_of(error).response()
         path = safe_path(form.get("next", "/"))
         token = hub.access.by_secret(form.get("token", "").strip())
-        if token is None:
-            return _form(request, path, is_wrong=True)
+        if token is None or not token.grants(Scope.READ):
+            fault = "may not read: it lacks the scope read" if token else "is not valid"
+            return _form(request, path, f"The token {fault}.")
         response = RedirectResponse(path, 303)
         sessions.give(request, response, sessions.issue(token))
         return response
@@ -46,6 +48,6 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
     ]
 
 
-def _form(request: Request, path: str, *, is_wrong: bool = False) -> Response:
-    body = render("login.html", path=path, is_wrong=is_wrong)
-    return answer(request, body, 403 if is_wrong else 200)
+def _form(request: Request, path: str, fault: str = "") -> Response:
+    body = render("login.html", path=path, fault=fault)
+    return answer(request, body, 403 if fault else 200)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from lisa.core.model.errors import ServerUnavailable
-from lisa.gateway.access import Scope, Token, Unauthorized
+from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
@@ -39,13 +39,15 @@ class PageRequest:
     def _identify(self) -> Token:
         access = self.hub.access
         if "authorization" in self.request.headers:
-            return self.hub.token(self.request)
+            return self.hub.require(self.request, Scope.READ)
         found = sessions.read(access, self.cookie)
         if found is None:
             self.cookie = None
             if not access.is_open:
                 raise Unauthorized("log in first")
-            return access.identify(None)
+            found = access.identify(None)
+        if not found.grants(Scope.READ):
+            raise Forbidden(f"token {found.name!r} does not allow scope {Scope.READ}")
         return found
 
     @property

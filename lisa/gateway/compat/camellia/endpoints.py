@@ -39,12 +39,16 @@ ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
 
 
 class _Wanted(NamedTuple):
-    """The parameters of a pull. `timeout_ms` is its ack timeout; None for the topic's."""
+    """The parameters of a pull.
+
+    timeout_ms: the ack timeout; None for the topic's. join_ms: how long to wait for a group.
+    """
 
     topic: str
     most: int
     timeout_ms: int | None
     wait_ms: int
+    join_ms: int = 0
 
 
 class Endpoints:
@@ -134,8 +138,8 @@ class Endpoints:
     async def _pull(self, request: Request, given: wire.Parameters) -> Response:
         wanted = self._wanted(request, given)
         await self._topics.ensure(wanted.topic)
-        if not await self._topics.has_group(wanted.topic):
-            wanted = wanted._replace(wait_ms=FIRST_PULL_MS)
+        if await self._topics.expects_group(wanted.topic):
+            wanted = wanted._replace(join_ms=FIRST_PULL_MS)
 
         def render(found: list[DelayMsg]) -> bytes:
             return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})
@@ -185,6 +189,7 @@ class Endpoints:
             wanted.topic,
             most=wanted.most,
             wait_s=wanted.wait_ms / 1000,
+            join_s=wanted.join_ms / 1000,
             ack_timeout_ms=wanted.timeout_ms,
         )
         return await hold(self._hub, request, pull, rendered, kind)
@@ -199,7 +204,7 @@ class Endpoints:
 
     async def _get(self, request: Request, given: wire.Parameters) -> Response:
         message_id = given.text("msgId")
-        topic = allowed_topic(self._hub, request, given, None)
+        topic = allowed_topic(self._hub, request, given, Scope.READ)
         message = await self._queue.get(topic, message_id)
         if message is None:
             return wire.answer(wire.NOT_EXISTS, msg=None, delayMsg=None)
@@ -207,10 +212,10 @@ class Endpoints:
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)
 
     async def _monitor_data(self, request: Request, _given: wire.Parameters) -> Response:
-        return wire.answer(wire.SUCCESS, data=self.monitor.last(self._token(request).sees))
+        return wire.answer(wire.SUCCESS, data=self.monitor.last(self._reader(request).sees))
 
     async def _topic_info(self, request: Request, given: wire.Parameters) -> Response:
-        topic = allowed_topic(self._hub, request, given, None)
+        topic = allowed_topic(self._hub, request, given, Scope.READ)
         (info,) = await self._infos([topic])
         return wire.answer(wire.SUCCESS, data=info)
 
@@ -218,7 +223,7 @@ class Endpoints:
         return wire.answer(wire.SUCCESS, data=await self._all_infos(request))
 
     async def _monitor_string(self, request: Request, _given: wire.Parameters) -> Response:
-        data = self.monitor.last(self._token(request).sees)
+        data = self.monitor.last(self._reader(request).sees)
         infos = await self._all_infos(request)
         content = {
             "requestStats": data.request_stats_list,
@@ -238,20 +243,20 @@ class Endpoints:
         return Response(msgspec.json.encode(content, order="sorted"), media_type=TEXT)
 
     async def _metrics(self, request: Request, _given: wire.Parameters) -> Response:
-        data = self.monitor.last(self._token(request).sees)
+        data = self.monitor.last(self._reader(request).sees)
         infos = await self._all_infos(request)
         prefix = self._settings.metrics_prefix
         text = exposition(prefix, data, infos, self.monitor.cpu_usage)
         return Response(text, media_type=TEXT)
 
-    def _token(self, request: Request) -> Token:
-        return self._hub.token(request, compat=True)
+    def _reader(self, request: Request) -> Token:
+        return self._hub.require(request, Scope.READ, compat=True)
 
     async def _infos(self, topics: Sequence[str]) -> list[TopicInfo]:
         return await self._hub.store.drive(topic_infos(self._hub.store, topics))
 
     async def _all_infos(self, request: Request) -> list[TopicInfo]:
-        token = self._token(request)
+        token = self._reader(request)
         topics = await self._hub.store.drive(self._hub.store.topics())
         return await self._infos([one for one in topics if token.sees(one)])
 

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lisa.core.delivery.group_resolution import SeveralGroups
 from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
 from lisa.gateway.access import Forbidden, Scope, Unauthorized
 from lisa.gateway.compat.camellia import wire
@@ -53,7 +54,7 @@ def guarded(
 
 
 def allowed_topic(
-    hub: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope | None
+    hub: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope
 ) -> str:
     """The request's topic, if the token allows it. Raises Unauthorized or Forbidden."""
     topic = parameters.text("topic")
@@ -79,6 +80,12 @@ def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Respo
         # On 503 the SDK stops using this server for a while.
         later = {"Retry-After": RETRY_AFTER_S}
         return wire.answer(wire.UNKNOWN, status=503, headers=later, msg=None)
+    if isinstance(error, SeveralGroups):
+        reason = (
+            f"topic {error.topic!r} has several groups: name one under groups in the gateway's YAML"
+        )
+        log.warning("%s: %s", path, reason)
+        return wire.answer(wire.UNKNOWN, **{**empty, "msg": reason})
     if isinstance(error, LisaError):
         log.warning("%s: %s", path, error)
     else:

@@ -68,6 +68,7 @@ class Topics:
             {"ack_timeout": settings.ack_timeout, "retention": settings.retention}
         )
         self._known: OrderedDict[str, float] = OrderedDict()
+        self._without_group: OrderedDict[str, float] = OrderedDict()
 
     async def ensure(self, topic: str) -> None:
         """Declare the default options if the topic is new. Raises LisaError."""
@@ -75,15 +76,28 @@ class Topics:
         if now - self._known.get(topic, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
             return
         await self._store.drive(_ensure(self._store, topic, self._options))
-        self._known[topic] = now
-        self._known.move_to_end(topic)
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+        _remember(self._known, topic, now)
 
-    async def has_group(self, topic: str) -> bool:
-        """Whether the topic has a group; without one nothing is promoted. Raises LisaError."""
-        known = self._store.known_groups(topic)
-        return bool(known or await self._store.drive(self._store.groups(topic)))
+    async def expects_group(self, topic: str) -> bool:
+        """Whether a pull should wait until a manager declares the topic's first group.
+
+        False if this was asked during the last `LOOK_AGAIN_S`, since then no manager is running.
+        Raises LisaError.
+        """
+        if self._store.known_groups(topic) or await self._store.drive(self._store.groups(topic)):
+            return False
+        now = time.monotonic()
+        if now - self._without_group.get(topic, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+            return False
+        _remember(self._without_group, topic, now)
+        return True
+
+
+def _remember(times: OrderedDict[str, float], topic: str, now: float) -> None:
+    times[topic] = now
+    times.move_to_end(topic)
+    if len(times) > MOST_KNOWN:
+        times.popitem(last=False)
 
 
 def _ensure(store: Store, topic: str, options: Mapping[str, str]) -> Flow[None]:
