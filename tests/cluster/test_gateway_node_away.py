@@ -82,8 +82,18 @@ def prepare(gateway: Gateway, topics: list[str]) -> None:
         gateway.client.post(f"{url}/messages", json=message).raise_for_status()
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("how", [kill, hang])
+ALWAYS = ((0, kill), (1, hang))
+"""The cases that are not slow tests: each takes a node away and waits until it is back."""
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        pytest.param(number, how, marks=[] if (number, how) in ALWAYS else [pytest.mark.slow])
+        for number in range(3)
+        for how in (kill, hang)
+    ],
+)
 def test_only_requests_about_the_away_nodes_topics_are_refused(
     cluster: Cluster, how: Callable[[Node], None], number: int
 ) -> None:

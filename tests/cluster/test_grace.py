@@ -108,8 +108,18 @@ def cluster(kind: str) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.parametrize("how", ["kill", "hang"])
-@pytest.mark.parametrize("number", range(3))
+ALWAYS = ((0, "kill"), (1, "hang"))
+"""The cases that are not slow tests: each starts a cluster and waits for a failover."""
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        pytest.param(number, how, marks=[] if (number, how) in ALWAYS else [pytest.mark.slow])
+        for number in range(3)
+        for how in ("kill", "hang")
+    ],
+)
 def test_no_handler_runs_twice_after_a_clusters_failover(
     cluster: Cluster, number: int, how: str
 ) -> None:

@@ -153,7 +153,7 @@ SLACK_S = 0.5
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [kill, hang])
+@pytest.mark.parametrize("how", [kill, pytest.param(hang, marks=pytest.mark.slow)])
 def test_each_node_fails_and_returns_under_load(
     cluster: Cluster,
     processes: Processes,

@@ -90,6 +90,7 @@ def test_once_archives_everything_and_a_second_run_nothing(
     assert sorted((tmp_path / "archive" / "_lisa").glob("0*.json")) == before
 
 
+@pytest.mark.slow
 def test_a_slow_start_of_python_does_not_end_the_job(
     spark: SparkSession,
     redis_url: str,

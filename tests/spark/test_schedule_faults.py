@@ -61,7 +61,7 @@ df.write.format("lisa").options(**options).mode("append").save()
 """
 
 
-@pytest.mark.parametrize("ids", ["ids", "none"])
+@pytest.mark.parametrize("ids", ["ids", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_task_that_fails_midway_is_repeated_and_adds_nothing(
     processes: Processes, redis_url: str, client: redis.Redis, tmp_path: Path, ids: str
 ) -> None:

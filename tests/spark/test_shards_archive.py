@@ -71,7 +71,9 @@ class Target:
         return sorted((row.topic, row.shard or "", row.number) for row in rows.collect())
 
 
-@pytest.fixture(params=["folder", *databases.KINDS])
+@pytest.fixture(
+    params=["folder", *(pytest.param(one, marks=pytest.mark.slow) for one in databases.KINDS)]
+)
 def target(
     request: pytest.FixtureRequest, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> Iterator[Target]:
