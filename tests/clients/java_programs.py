@@ -53,7 +53,7 @@ class Program:
     """A running Java program that prints lines of JSON; leaving the context ends the program."""
 
     def __init__(self, class_path: str, main: str, *arguments: str) -> None:
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed on exit
         self._popen = subprocess.Popen(
             ["java", *JVM, "-cp", class_path, main, *arguments],
             stdin=subprocess.PIPE,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lisa.embedded import EmbeddedServer
 
 CAMELLIA = "lisa.CamelliaScenarios"
+SPRING = "lisa.SpringScenarios"
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +102,32 @@ def test_camellia_clients_outlive_a_restart_of_the_gateway(
     assert found["failures"] > 0
     assert found["sent"] == [f"message-{i}" for i in range(150)]
     assert set(found["seen"]) == set(found["sent"])
+
+
+def test_rest_template_calls_mykit(class_path: str, gateway: Gateway) -> None:
+    topic = new_topic()
+    found = run(class_path, SPRING, "mykit", gateway.url, topic)
+    job = found["job"]
+    message_id = found["pushed"]["data"]
+    assert message_id.startswith(f"{topic}:order-42:")
+    got = found["got"]["data"]
+    assert (got["id"], got["body"], got["bizKey"]) == (message_id, '{"单": 1}', "order-42")
+    assert (got["createTime"], got["ttl"], got["status"]) == (job["createTime"], 7, 2)
+    assert json.loads(found["pushedAsText"])["success"] is True
+    for name in ("pushed", "got", "finished", "deleted"):
+        assert (found[name]["success"], found[name]["code"]) == (True, 200), name
+    assert found["unknown"]["success"] is False
+
+
+def test_rest_template_calls_delay_queue(class_path: str, gateway: Gateway) -> None:
+    topic = new_topic()
+    found = run(class_path, SPRING, "delay-queue", gateway.url, topic)
+    assert {name: one["code"] for name, one in found.items()} == dict.fromkeys(found, 0), found
+    for pushed, popped, text in (
+        ("pushed", "popped", "文本 &=+%"),
+        ("pushedParts", "poppedParts", "多 parts"),
+    ):
+        job = found[popped]["data"]
+        assert (job["id"], job["topic"], job["message"]) == (found[pushed]["id"], topic, text)
+        assert job["ttrTime"] == 30
+    assert found["poppedNothing"]["data"] is None

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
@@ -29,6 +28,7 @@ from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.compat.answering import answering
+from lisa.gateway.compat.forms import FORM, read_form
 from lisa.gateway.compat.job_lookup import FoundJob, find_job
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
@@ -198,15 +198,10 @@ class _DelayQueueHandlers:
 
 async def _form(request: Request) -> dict[str, str]:
     """The parameters of query and form body, merged as servlets do; the query takes precedence."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    found = {}
-    if kind in ("", "application/x-www-form-urlencoded"):
-        try:
-            text = (await request.body()).decode("utf-8")
-            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=100)
-        except ValueError as error:
-            raise InvalidMessage(f"the form cannot be parsed: {error}") from None
-        found = dict(pairs)
+    try:
+        found = dict(await read_form(request, default=FORM))
+    except ValueError as error:
+        raise InvalidMessage(f"the form cannot be parsed: {error}") from None
     return {**found, **request.query_params}
 
 

@@ -17,14 +17,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lisa.gateway.compat.forms import MOST_FIELDS, read_form
+
 SUCCESS = 200
 PARAM_WRONG = 400
 NOT_EXISTS = 404
 UNKNOWN = 500
 
 JSON = "application/json"
-FORM = "application/x-www-form-urlencoded"
-MOST_FIELDS = 100
 
 _DECIMAL = re.compile(r"[+-]?[0-9]+\Z")
 _HEX = re.compile(r"(-?)(?:0[xX]|#)([0-9a-fA-F]+)\Z")
@@ -45,14 +45,14 @@ class Parameters:
     @classmethod
     async def of(cls, request: Request) -> Parameters:
         """Read query and form parameters. Raises BadParameter."""
-        text = request.url.query
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind == FORM:
-            text += "&" + (await request.body()).decode("utf-8", "replace")
         try:
-            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
-        except ValueError:
-            raise BadParameter(f"a request may have at most {MOST_FIELDS} parameters") from None
+            pairs = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+            if request.method == "POST":
+                pairs += await read_form(request)
+        except ValueError as error:
+            raise BadParameter(
+                f"the parameters, at most {MOST_FIELDS}, cannot be parsed: {error}"
+            ) from None
         values: dict[str, str] = {}
         for name, value in pairs:
             values.setdefault(name, value)
