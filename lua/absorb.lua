@@ -20,7 +20,11 @@ local fields = {'removed:' .. count, '1'}
 for part in string.gmatch(journals, '%S+') do fields[#fields + 1] = part end
 call('HSET', OPTIONS, unpack(fields))
 write_layout(known, current, older, left)
-for i = 1, n do call('HINCRBY', STATS, ARGV[ARGS + 3 + 2 * i], ARGV[ARGS + 4 + 2 * i]) end
+for i = 1, n do
+  local name, value = ARGV[ARGS + 3 + 2 * i], ARGV[ARGS + 4 + 2 * i]
+  local group = string.match(name, '^late_max@(.*)')
+  if group then keep_highest(group, value) else call('HINCRBY', STATS, name, value) end
+end
 if call('EXISTS', MERGED) == 1 then
   call('PERSIST', MERGED)
   call('RENAME', MERGED, HISTORY)

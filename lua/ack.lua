@@ -5,7 +5,7 @@
 -- marks outlast the time in which callers repeat a call.
 -- KEYS  the prelude's, then by columns for each delivery: body, done
 -- ARGV  own group's number; the final state (acked, or expired for one opened past its ttl);
---       1 if all entries differ, else 0; lateness letters; n;
+--       1 if all entries differ, else 0; lateness letters and the highest lateness to keep; n;
 --       n each of id, entry, tombstone without its last field (guard, state, due, attempt)
 -- Returns {'OK', letters}: a settled, l settled late, s stale, r settled by an earlier call;
 --       {'GROUPS', ...}
@@ -51,7 +51,7 @@ end
 local all_match = distinct
 for i = 1, n do all_match = all_match and indexed[i] == ARGV[ENTRY + i] end
 
-local outcomes, lateness, gone, late, stale = nil, buckets, {}, 0, 0
+local outcomes, lateness, gone, late, stale = nil, string.sub(buckets, 1, n), {}, 0, 0
 if all_match then
   for i = 1, n do gone[i] = i end
   outcomes = string.rep('a', n)
@@ -117,6 +117,7 @@ finish(ids, bodies, dones, stones)
 if state == 'acked' then
   count('acked', #gone, group)
   count_lateness(group, lateness)
+  if lateness ~= '' then keep_highest(group.name, string.sub(buckets, n + 1)) end
 else
   count(state, #ids)
 end

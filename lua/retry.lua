@@ -4,7 +4,8 @@
 -- its record has expired, a failure that is still where the first call put it, with its attempt and
 -- reason, is answered as before.
 -- KEYS  the prelude's, the call's record among them
--- ARGV  own group's number; a random seed for jitter; lateness letters; n;
+-- ARGV  own group's number; a random seed for jitter; lateness letters and the highest lateness
+--       to keep; n;
 --       n times id, entry, attempt (0 to skip the search for an earlier call), delay ('' by policy, ms,
 --       or 'discard'), reason (and after a zero byte a traceback, kept if the message ends in garbage)
 -- Returns {'OK', now in ms, outcome and failed attempts of each: 'r<due>', n | 'g', n | 's', 0};
@@ -59,6 +60,7 @@ for i = 1, n do
   reply[2 * i + 1], reply[2 * i + 2] = outcome or 's', attempts or 0
 end
 count_lateness(group, table.concat(lateness))
+if #held > 0 then keep_highest(group.name, string.sub(buckets, n + 1)) end
 count('stale', stale, group)
 if earliest and (not retry_head or earliest < retry_head) then wake() end
 return #held > 0 and remember(reply) or reply

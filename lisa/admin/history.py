@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lisa.admin.live import lateness_buckets
+from lisa.admin.live import lateness_percentile, risen
 from lisa.admin.reading import ask_all
 from lisa.admin.shards import counted
 from lisa.admin.steps import Steps
-from lisa.core.model.lateness import percentile
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, counters, summed
 
@@ -60,7 +59,7 @@ class Interval:
 
     def lateness_ms(self, fraction: float) -> float | None:
         """A percentile of the lateness of first deliveries; None if there were none."""
-        return percentile(lateness_buckets(self.counters), fraction)
+        return lateness_percentile(self.counters, fraction)
 
 
 def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow[list[Interval]]:
@@ -90,7 +89,7 @@ def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow
         ]
     ends = [*zip(bounds, known, strict=True), (now_ms, live)]
     return [
-        Interval(start, end, _risen(before, after))
+        Interval(start, end, risen(before, after))
         for (start, before), (end, after) in pairwise(ends)
         if before is not None and after is not None and end > start
     ]
@@ -127,9 +126,3 @@ def best_pace(intervals: Sequence[Interval], group: str | None) -> float | None:
 
 def _counters(reply: Sequence[tuple[bytes, Sequence[bytes]]] | None) -> dict[str, int] | None:
     return counters(reply[0][1]) if reply else None
-
-
-def _risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """The increase of each counter; decreases (after a data loss) are omitted."""
-    rises = {name: n - before.get(name, 0) for name, n in after.items()}
-    return {name: n for name, n in rises.items() if n > 0}

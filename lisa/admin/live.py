@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lisa.admin import topics as topic_counts
 from lisa.admin.topics import TopicState
-from lisa.core.model.lateness import EARLY, percentile
+from lisa.core.model.lateness import EARLY, HIGHEST, percentile
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 
@@ -58,6 +58,24 @@ def lateness_buckets(stats: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+def lateness_percentile(stats: Mapping[str, int], fraction: float) -> float | None:
+    """A percentile in ms over all groups, at most the highest lateness; None without deliveries."""
+    highest = [n for name, n in stats.items() if name.startswith(f"{HIGHEST}@")]
+    return percentile(lateness_buckets(stats), fraction, max(highest, default=None))
+
+
+def risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """The increase of each counter; decreases (after a data loss) are omitted.
+
+    A group's highest lateness remains that of `after`.
+    """
+    return {
+        name: rise
+        for name, n in after.items()
+        if (rise := n if name.startswith(HIGHEST) else n - before.get(name, 0)) > 0
+    }
+
+
 def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivity]:
     """The activity between two snapshots, for each topic of `after`, sorted by name."""
     seconds = max(1e-6, (after.at_us - before.at_us) / 1e6)
@@ -69,11 +87,7 @@ def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivit
             past = then.total(counter) if then else 0
             return max(0, now.total(counter) - past) / seconds
 
-        past = lateness_buckets(then.stats) if then else {}
-        late = {
-            letter: max(0, n - past.get(letter, 0))
-            for letter, n in lateness_buckets(now.stats).items()
-        }
+        rises = risen(then.stats if then else {}, now.stats)
         found.append(
             TopicActivity(
                 counts=now,
@@ -81,9 +95,9 @@ def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivit
                 out_per_s=rate("acked"),
                 retried_per_s=rate("retried"),
                 garbage_per_s=rate("garbage"),
-                p50_ms=percentile(late, 0.5),
-                p99_ms=percentile(late, 0.99),
-                early=late.get(EARLY, 0),
+                p50_ms=lateness_percentile(rises, 0.5),
+                p99_ms=lateness_percentile(rises, 0.99),
+                early=lateness_buckets(rises).get(EARLY, 0),
             )
         )
     return found

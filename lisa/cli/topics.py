@@ -82,16 +82,14 @@ for _part in (push, group, journal):
 @common
 def show(chosen: Chosen, topic: str) -> None:
     """Show a topic's options, groups and counters. Exit code 1 if the topic is unknown."""
-    from lisa.admin.live import lateness_buckets
+    from lisa.admin.live import lateness_percentile
     from lisa.admin.topics import counts
-    from lisa.core.model.lateness import percentile
     from lisa.core.model.options import OPTIONS
 
     store = store_with_topic(chosen, topic)
     found = store.drive(counts(store, [topic]))[0]
     options = store.drive(store.options(topic))
-    buckets = lateness_buckets(found.stats)
-    p50, p99 = percentile(buckets, 0.5), percentile(buckets, 0.99)
+    p50, p99 = (lateness_percentile(found.stats, fraction) for fraction in (0.5, 0.99))
     if chosen.json:
         print_json(
             {
@@ -115,7 +113,9 @@ def show(chosen: Chosen, topic: str) -> None:
     ]
     counters = ("sent", "acked", "retried", "garbage", "cancelled", "expired", "reclaimed")
     rows += [(name, found.total(name)) for name in counters]
-    rows.append(("lateness p50 / p99", f"{number(p50)} / {number(p99)} ms" if buckets else "-"))
+    rows.append(
+        ("lateness p50 / p99", f"{number(p50)} / {number(p99)} ms" if p50 is not None else "-")
+    )
     print_table(["", ""], rows)
 
 

@@ -83,7 +83,7 @@ class PulledMessage:
 
     def _fail(self, reason: str, delay: int | Literal["discard"] | None) -> Flow[Failed]:
         one = self._settlement
-        failure = Failure(one.id, one.entry, reason, delay, one.lateness)
+        failure = Failure(one.id, one.entry, reason, delay, one.lateness, late_ms=one.late_ms)
         retried = yield from self._ask(Fail(self.topic, self.group, [failure]))
         self._signal_sender.fire_failure(self.message, reason, retried)
         return retried.outcome

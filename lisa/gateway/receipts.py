@@ -7,6 +7,7 @@ not trusted: the scripts compare its entry or fence with the message before they
 from __future__ import annotations
 
 import binascii
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
@@ -14,10 +15,10 @@ import msgspec
 
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_group, check_id
-from lisa.core.model.lateness import EARLY, LETTERS
+from lisa.core.model.lateness import EARLY, FORMER, LETTERS, former, narrowed
 from lisa.core.transitions.ack import NO_LATENESS, Settlement
 
-_LATENESS = frozenset((*LETTERS, EARLY, NO_LATENESS))
+_LATENESS = frozenset((*LETTERS, *FORMER, EARLY, NO_LATENESS))
 
 
 class _Written(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -49,13 +50,17 @@ class Receipt(NamedTuple):
 
 
 def encode_receipt(receipt: Receipt) -> str:
-    """A receipt as URL-safe text."""
-    written = _Written(receipt.group, receipt.consumer, *receipt.settlement, receipt.ack_timeout_ms)
+    """A receipt as URL-safe text; its form is that of 0.1.0, so gateways of both can read it."""
+    one = receipt.settlement._replace(lateness=former(receipt.settlement.lateness))
+    written = _Written(receipt.group, receipt.consumer, *one[:-1], receipt.ack_timeout_ms)
     return urlsafe_b64encode(_encoder.encode(written)).rstrip(b"=").decode("ascii")
 
 
 def decode_receipt(text: str) -> Receipt:
-    """Parse a receipt. Raises InvalidMessage if the text is not a valid receipt."""
+    """Parse a receipt. Raises InvalidMessage if the text is not a valid receipt.
+
+    Its lateness is at most the time since due, by this machine's clock.
+    """
     try:
         data = text.encode("ascii")
         one = _decoder.decode(urlsafe_b64decode(data + b"=" * (-len(data) % 4)))
@@ -72,5 +77,6 @@ def decode_receipt(text: str) -> Receipt:
         check_group(one.consumer)
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
         raise InvalidMessage(f"the receipt is not valid: {error}") from None
-    settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, one.lateness)
+    late = narrowed(one.lateness, time.time_ns() // 1_000 - one.due_ms * 1_000)
+    settlement = Settlement(one.id, one.entry, one.fence, one.due_ms, one.attempt, *late)
     return Receipt(one.group, one.consumer, settlement, one.ack_timeout_ms)

@@ -20,6 +20,14 @@ local function count(name, n, group)
   if n > 0 then call('HINCRBY', STATS, group and name .. '@' .. group.name or name, n) end
 end
 
+-- Keeps a group's highest lateness in ms; '' is none.
+local function keep_highest(name, ms)
+  local field = 'late_max@' .. name
+  if ms ~= '' and tonumber(ms) > tonumber(call('HGET', STATS, field) or 0) then
+    call('HSET', STATS, field, ms)
+  end
+end
+
 -- A server at maxmemory refuses a script whose first write can use memory, but allows all writes
 -- after a harmless first one. Scripts that free memory therefore start with this.
 local function begin_freeing() call('ZREM', WAITING, '') end

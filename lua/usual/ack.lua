@@ -24,9 +24,10 @@ if GROUP_COUNT == 1 and ARGV[7] == 'acked' and ARGV[8] == '1' and tonumber(ARGV[
       set_all({unpack(KEYS, ID_KEYS + n + 1, ID_KEYS + 2 * n)}, stones, int(now + retention))
     end
     call('HINCRBY', STATS, 'acked@' .. ARGV[5], n)
-    for letter in string.gmatch(ARGV[9], '%S') do
+    for letter in string.gmatch(string.sub(ARGV[9], 1, n), '%S') do
       call('HINCRBY', STATS, 'late:' .. letter .. '@' .. ARGV[5], 1)
     end
+    keep_highest(ARGV[5], string.sub(ARGV[9], n + 1))
     return {'OK', string.rep('a', n)}
   end
 end

@@ -6,7 +6,7 @@ from typing import Any
 
 from lisa.core.model.envelope import decode_content, fence_of
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.lateness import letter
+from lisa.core.model.lateness import kept_ms, letter
 from lisa.core.model.message import Message
 from lisa.core.model.stream import Entry
 from lisa.core.transitions.ack import NO_LATENESS, Settlement
@@ -42,6 +42,9 @@ def unpack(
 def settlement_of(message: Message, entry: str, data: bytes, handed_us: int) -> Settlement:
     """The settlement of a delivery at `handed_us`, in microseconds of Redis's clock."""
     due_ms, attempt = message.due_ms, message.attempt
-    late = NO_LATENESS if attempt != 1 else letter(handed_us - due_ms * 1000)
+    late, late_ms = NO_LATENESS, 0
+    if attempt == 1:
+        late_us = handed_us - due_ms * 1000
+        late, late_ms = letter(late_us), kept_ms(late_us)
     # tuple.__new__ takes half as long as the named tuple's constructor.
-    return _new(Settlement, (message.id, entry, fence_of(data), due_ms, attempt, late))
+    return _new(Settlement, (message.id, entry, fence_of(data), due_ms, attempt, late, late_ms))

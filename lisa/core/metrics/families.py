@@ -146,6 +146,11 @@ _TOPICS = (
         _BY_GROUP,
         LATENESS_SECONDS,
     ),
+    _gauge(
+        "lisa_topic_lateness_max_seconds",
+        "The highest lateness that was counted since the topic exists; absent if at most 1 s.",
+        _BY_GROUP,
+    ),
     _counter(
         "lisa_topic_early_total",
         "Deliveries before their due time; possible only if Redis's clock was set back.",

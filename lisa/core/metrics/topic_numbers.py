@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, add, put
-from lisa.core.model.lateness import BOUNDS_MS, EARLY, LETTERS
+from lisa.core.model.lateness import EARLY, FORMER, HIGHEST, LETTERS, bucket_counts, total_ms
 from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
 from lisa.core.store.store import counters, pairs
@@ -16,10 +16,6 @@ from lisa.core.transitions.base import text
 
 _MAX_READY = TopicOptions().max_ready
 _LATE = "late:"
-_LOWER_MS = (0.0, *BOUNDS_MS)
-_MIDDLES_S = tuple(
-    (low + high) / 2000 for low, high in zip(_LOWER_MS, (*BOUNDS_MS, BOUNDS_MS[-1]), strict=True)
-)
 
 
 class TopicReplies(NamedTuple):
@@ -125,9 +121,13 @@ class TopicNumbers:
 
     def _put_oldest(self, group: str, due_ms: int | None) -> None:
         age_s = 0.0 if due_ms is None else max(0.0, (self._now_ms - due_ms) / 1000)
-        rows = self._numbers.setdefault("lisa_topic_oldest_ready_seconds", {})
+        self._put_maximum("lisa_topic_oldest_ready_seconds", group, age_s)
+
+    def _put_maximum(self, name: str, group: str, value: float) -> None:
+        """Write the highest value of a topic's shards, or of the groups in `(others)`."""
+        rows = self._numbers.setdefault(name, {})
         before = rows.get((self._label, group), 0.0)
-        rows[self._label, group] = max(age_s, before) if isinstance(before, float) else age_s
+        rows[self._label, group] = max(value, before) if isinstance(before, float) else value
 
     def _put_consumers(self) -> None:
         records = presence.records_in(self._head.consumers or [], presence.ConsumerPresence)
@@ -167,8 +167,14 @@ class TopicNumbers:
         for group in self._named:
             for name, family in GROUP_COUNTERS.items():
                 add(numbers, family.name, stats.get(f"{name}@{group}", 0), label, group)
-            late = [stats.get(f"{_LATE}{letter}@{group}", 0) for letter in LETTERS]
-            total = sum(n * middle for n, middle in zip(late, _MIDDLES_S, strict=True))
-            add(numbers, "lisa_topic_lateness_seconds", [*late, total], label, group)
-            early = stats.get(f"{_LATE}{EARLY}@{group}", 0)
-            add(numbers, "lisa_topic_early_total", early, label, group)
+            self._put_lateness(stats, group)
+
+    def _put_lateness(self, stats: Mapping[str, int], group: str) -> None:
+        numbers, labels = self._numbers, (self._label, group)
+        late = {letter: stats.get(f"{_LATE}{letter}@{group}", 0) for letter in (*LETTERS, *FORMER)}
+        histogram = [*bucket_counts(late), total_ms(late) / 1000]
+        add(numbers, "lisa_topic_lateness_seconds", histogram, *labels)
+        add(numbers, "lisa_topic_early_total", stats.get(f"{_LATE}{EARLY}@{group}", 0), *labels)
+        highest = stats.get(f"{HIGHEST}@{group}")
+        if highest is not None:
+            self._put_maximum("lisa_topic_lateness_max_seconds", group, highest / 1000)

@@ -7,13 +7,13 @@ and `AsyncStore` run the flows on their connection.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys, is_shard_name
+from lisa.core.model.lateness import HIGHEST
 from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, topics_of
 from lisa.core.redis import errors
@@ -55,11 +55,16 @@ def counters(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[str, int]:
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of several counters by name, such as those of a topic's shards."""
-    total: Counter[str] = Counter()
+    """The sum of several counters by name, such as those of a topic's shards.
+
+    Of a group's highest lateness, the maximum.
+    """
+    total: dict[str, int] = {}
     for part in parts:
-        total.update(part)
-    return dict(total)
+        for name, n in part.items():
+            known = total.get(name, 0)
+            total[name] = max(known, n) if name.startswith(HIGHEST) else known + n
+    return total
 
 
 class Store(Router):

@@ -27,7 +27,7 @@ class Settlement(NamedTuple):
     """One delivery to settle.
 
     `fence` is token and mark of the delivered envelope; `lateness` is a letter of
-    core.model.lateness, or NO_LATENESS.
+    core.model.lateness, or NO_LATENESS; `late_ms` is its `kept_ms`.
     """
 
     id: str
@@ -36,6 +36,12 @@ class Settlement(NamedTuple):
     due_ms: int
     attempt: int
     lateness: str = NO_LATENESS
+    late_ms: int = 0
+
+
+def lateness_argument(letters: Iterable[str], late_ms: Iterable[int]) -> str:
+    """One letter per delivery, then the highest lateness in ms if it is to be kept."""
+    return "".join(letters) + str(max(late_ms) or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,14 @@ class Ack(OfGroup, ById[Acked]):
         return [*[body + name for name in ids], *[done + name for name in ids]]
 
     def args(self) -> Sequence[Argument]:
-        ids, entries, fences, dues, attempts, lateness = zip(*self.settlements, strict=True)
+        ids, entries, fences, dues, attempts, lateness, late_ms = zip(
+            *self.settlements, strict=True
+        )
         state = self.state
         return [
             state,
             int(len(set(entries)) == len(entries)),
-            "".join(lateness),
+            lateness_argument(lateness, late_ms),
             len(ids),
             *ids,
             *entries,

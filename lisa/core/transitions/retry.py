@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lisa.core.model.outcomes import LONGEST_REASON_BYTES
-from lisa.core.transitions.ack import NO_LATENESS, Settlement
+from lisa.core.transitions.ack import NO_LATENESS, Settlement, lateness_argument
 from lisa.core.transitions.base import Argument, ById, OfGroup, Recorded, text
 
 
@@ -36,6 +36,7 @@ class Failure(NamedTuple):
     lateness: str = NO_LATENESS
     attempt: int = 0
     traceback: str = ""
+    late_ms: int = 0
 
     @classmethod
     def of(
@@ -46,7 +47,9 @@ class Failure(NamedTuple):
         traceback: str = "",
     ) -> Failure:
         """The failure of a delivery that a client holds."""
-        return cls(one.id, one.entry, reason, delay, one.lateness, one.attempt, traceback)
+        return cls(
+            one.id, one.entry, reason, delay, one.lateness, one.attempt, traceback, one.late_ms
+        )
 
     @property
     def encoded_reason(self) -> bytes:
@@ -93,7 +96,9 @@ class Fail(Recorded, OfGroup, ById[Retried]):
     seed: int = field(default_factory=new_seed, compare=False)
 
     def args(self) -> Sequence[Argument]:
-        lateness = "".join([one.lateness for one in self.failures])
+        lateness = lateness_argument(
+            [one.lateness for one in self.failures], [one.late_ms for one in self.failures]
+        )
         arguments: list[Argument] = [self.seed, lateness, len(self.failures)]
         for one in self.failures:
             arguments += (
