@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from lisa.admin import topics as topic_counts
 from lisa.admin.topics import TopicState
-from lisa.core.model.lateness import EARLY, HIGHEST, percentile
+from lisa.core.model.keys import HIGHEST_LATENESS
+from lisa.core.model.lateness import EARLY, percentile
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 
@@ -60,7 +61,7 @@ def lateness_buckets(stats: Mapping[str, int]) -> dict[str, int]:
 
 def lateness_percentile(stats: Mapping[str, int], fraction: float) -> float | None:
     """A percentile in ms over all groups, at most the highest lateness; None without deliveries."""
-    highest = [n for name, n in stats.items() if name.startswith(f"{HIGHEST}@")]
+    highest = [n for name, n in stats.items() if name.startswith(f"{HIGHEST_LATENESS}@")]
     return percentile(lateness_buckets(stats), fraction, max(highest, default=None))
 
 
@@ -72,7 +73,7 @@ def risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {
         name: rise
         for name, n in after.items()
-        if (rise := n if name.startswith(HIGHEST) else n - before.get(name, 0)) > 0
+        if (rise := n if name.startswith(HIGHEST_LATENESS) else n - before.get(name, 0)) > 0
     }
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from lisa.embedded import EmbeddedServer
 
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
 CAMELLIA = "lisa.CamelliaScenarios"
 SPRING = "lisa.SpringScenarios"
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, add, put
-from lisa.core.model.lateness import EARLY, FORMER, HIGHEST, LETTERS, bucket_counts, total_ms
+from lisa.core.model.keys import HIGHEST_LATENESS
+from lisa.core.model.lateness import EARLY, FORMER, LETTERS, bucket_counts, total_ms
 from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
 from lisa.core.store.store import counters, pairs
@@ -175,6 +176,6 @@ class TopicNumbers:
         histogram = [*bucket_counts(late), total_ms(late) / 1000]
         add(numbers, "lisa_topic_lateness_seconds", histogram, *labels)
         add(numbers, "lisa_topic_early_total", stats.get(f"{_LATE}{EARLY}@{group}", 0), *labels)
-        highest = stats.get(f"{HIGHEST}@{group}")
+        highest = stats.get(f"{HIGHEST_LATENESS}@{group}")
         if highest is not None:
             self._put_maximum("lisa_topic_lateness_max_seconds", group, highest / 1000)

@@ -35,6 +35,9 @@ TOPIC_KEYS = (
 )
 """A topic's keys in the order in which every script receives them."""
 
+HIGHEST_LATENESS = "late_max"
+"""The field of `stats`, before @<group>, with a group's highest lateness above a second, in ms."""
+
 
 def check_topic(topic: str) -> str:
     """Return the topic, or raise InvalidMessage if it is not a valid name."""

@@ -30,9 +30,6 @@ earlier deliveries, processes of 0.1.0, and receipts use them."""
 EARLY = "-"
 """The letter for a negative lateness, possible only if Redis's clock was set back."""
 
-HIGHEST = "late_max"
-"""Prefix of the field with a group's highest lateness in ms, kept above `KEPT_ABOVE_MS`."""
-
 KEPT_ABOVE_MS = 1_000
 """Buckets below are so narrow that the highest lateness would not change a percentile much."""
 

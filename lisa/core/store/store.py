@@ -12,8 +12,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import Keys, is_shard_name
-from lisa.core.model.lateness import HIGHEST
+from lisa.core.model.keys import HIGHEST_LATENESS, Keys, is_shard_name
 from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, topics_of
 from lisa.core.redis import errors
@@ -63,7 +62,7 @@ def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for part in parts:
         for name, n in part.items():
             known = total.get(name, 0)
-            total[name] = max(known, n) if name.startswith(HIGHEST) else known + n
+            total[name] = max(known, n) if name.startswith(HIGHEST_LATENESS) else known + n
     return total
 
 
