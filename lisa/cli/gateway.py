@@ -57,10 +57,13 @@ def main(
     Exit codes: 0, or 2 for a configuration error.
     """
     # Imported here to keep --help fast.
+    from lisa.cli import warn_of_password
     from lisa.core.daemon import logs
     from lisa.core.model.errors import LisaError
     from lisa.core.settings import GatewaySettings
 
+    if parent_pipe is None:
+        warn_of_password(flags["redis"])
     top = ("redis", "prefix", "log_format", "log_level")
     section = {name: value for name, value in flags.items() if name not in top}
     given = {name: value for name, value in section.items() if value is not None}

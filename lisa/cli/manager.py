@@ -30,6 +30,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     SIGHUP reloads the topic options from the file. Exit codes: 0, or 2 for a configuration error.
     """
     # Imported here to keep --help fast.
+    from lisa.cli import warn_of_password
     from lisa.cli.modules import import_handlers
     from lisa.cli.rights import check_rights
     from lisa.core.daemon import logs
@@ -38,6 +39,7 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     from lisa.core.settings import ManagerSettings
     from lisa.manager import Manager
 
+    warn_of_password(flags["redis"])
     overrides: dict[str, object] = {**flags, "handlers": handlers or None}
     try:
         settings = ManagerSettings.load(path, **overrides)

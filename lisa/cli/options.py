@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from lisa.cli import warn_of_password
+
 if TYPE_CHECKING:
     from lisa.core.redis.address import Address
     from lisa.core.store.store import SyncStore
@@ -92,6 +94,8 @@ class Chosen:
 
 def _set_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     chosen = ctx.find_root().ensure_object(Chosen)
+    if param.name == "redis":
+        warn_of_password(value)
     if value not in (None, False) and param.name is not None:
         setattr(chosen, param.name, value)
 

@@ -262,3 +262,27 @@ def test_a_file_of_messages(path: str, redis_url: str, tmp_path: Path) -> None:
         assert (sent.returncode, sent.stderr.count("\n")) == (2, 1)
     else:
         assert json.loads(sent.stdout)["accepted"] == 2
+
+
+@pytest.mark.parametrize("program", ["main", "manager", "consumer", "gateway"])
+def test_a_password_on_the_command_line_causes_a_warning(program: str) -> None:
+    def said(url: str) -> list[str]:
+        arguments = ["topics"] if program == "main" else []
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", f"lisa.cli.{program}", *arguments),
+                *("--redis", url, "--prefix", "not a prefix"),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=PATIENCE.total_seconds(),
+        )
+        assert done.returncode == 2
+        assert "s3cret" not in done.stderr
+        return [one for one in done.stderr.splitlines() if one.startswith("warning: ")]
+
+    assert said("redis://127.0.0.1:1/0") == []
+    (warning,) = said("redis://:s3cret@127.0.0.1:1/0")
+    assert "LISA_REDIS_URL" in warning
