@@ -9,7 +9,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lisa.core.daemon.status import HEALTH
@@ -20,6 +20,8 @@ from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits_middleware import LimitsMiddleware
 from lisa.gateway.problems import HANDLERS, problem_of
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
 
 def create_app(hub: GatewayContext) -> Starlette:
     """An ASGI application with all interfaces. It closes the hub when it stops."""
@@ -27,6 +29,7 @@ def create_app(hub: GatewayContext) -> Starlette:
     routes: list[BaseRoute] = [Route(HEALTH, _health(hub))]
     for interface in interfaces:
         routes += interface.routes(hub)
+    routes.append(Route("/{path:path}/", _without_slash, methods=METHODS))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -36,12 +39,20 @@ def create_app(hub: GatewayContext) -> Starlette:
         finally:
             await hub.close()
 
-    return Starlette(
+    app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(LimitsMiddleware, hub)],
         exception_handlers=HANDLERS,
     )
+    app.router.redirect_slashes = False  # its redirects contain the request's Host and scheme
+    return app
+
+
+async def _without_slash(request: Request) -> Response:
+    """Redirect to the same path without slashes at its end; behind a proxy, too."""
+    path = "/" + request.scope["raw_path"].decode("ascii", "replace").strip("/")
+    return RedirectResponse(f"{path}?{request.url.query}" if request.url.query else path)
 
 
 def _health(hub: GatewayContext) -> Callable[[Request], Awaitable[Response]]:

@@ -279,6 +279,23 @@ def test_a_token_is_asked_for_and_kept_out_of_sight(guarded: Gateway) -> None:
         assert client.get("/").status_code == 303
 
 
+def test_a_logout_ends_the_session_at_every_gateway(guarded: Gateway, site: Site) -> None:
+    with browser_of(guarded.url) as client:
+        log_in(client, "everything-everything")
+        stolen = {"Cookie": f"{sessions.COOKIE}={client.cookies[sessions.COOKIE]}"}
+        log_in(client, "everything-everything")
+        other = {"Cookie": f"{sessions.COOKIE}={client.cookies[sessions.COOKIE]}"}
+        client.cookies.clear()
+        assert client.get("/", headers=stolen).status_code == 200
+        assert client.post("/logout", headers=stolen).status_code == 303
+        again = client.get("/consumers", headers=stolen)
+        assert (again.status_code, again.headers["location"]) == (303, "/login?next=%2Fconsumers")
+        assert client.get("/", headers=other).status_code == 200
+        ended = list(site.raw.scan_iter("lisa:logout:*"))
+        assert ended
+        assert all(0 < site.raw.pttl(key) <= sessions.LASTS_S * 1000 for key in ended)
+
+
 @pytest.mark.parametrize("path", ["//evil.example", "/\\evil.example", "https://evil.example", "x"])
 def test_a_login_leads_nowhere_else(guarded: Gateway, path: str) -> None:
     with browser_of(guarded.url) as client:
@@ -317,7 +334,9 @@ def test_a_cookie_cannot_be_forged(guarded: Gateway) -> None:
 def test_a_session_ends_with_its_time_and_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     token = Token.of("a", "secret-secret-secret", [Scope.OPERATE])
     cookie = sessions.issue(token)
-    assert sessions.read(Access([token]), cookie) == token
+    session = sessions.read(Access([token]), cookie)
+    assert session is not None
+    assert session.token == token
     changed = Token.of("a", "another-another-another", [Scope.OPERATE])
     assert sessions.read(Access([changed]), cookie) is None
     assert sessions.read(Access([]), cookie) is None

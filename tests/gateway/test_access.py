@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from pydantic import SecretStr
 from starlette.requests import HTTPConnection
@@ -270,6 +271,19 @@ async def test_open_compat_paths_need_a_token_behind_a_proxy(tokens_file: Path) 
         passed_on.scope["headers"].append((header.lower().encode(), b"203.0.113.7"))
         with pytest.raises(Unauthorized):
             hub.require(passed_on, Scope.CONSUME, "orders", compat=True)
+
+
+def test_redirects_name_neither_scheme_nor_host(guarded: Gateway) -> None:
+    headers = {"Host": "evil.example", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "evil"}
+    for asked, expected in (
+        ("/topics/orders/", "/topics/orders"),
+        ("/topics/a%20b/?state=ready", "/topics/a%20b?state=ready"),
+        ("//evil.example/", "/evil.example"),
+        ("/v1/topics/", "/v1/topics"),
+    ):
+        url = f"{guarded.url}{asked}"
+        answer = httpx.get(url, headers=headers | {"Authorization": f"Bearer {ROOT}"})
+        assert (answer.status_code, answer.headers["location"]) == (307, expected)
 
 
 def test_cross_site_writes_are_rejected(gateway: Gateway) -> None:

@@ -194,6 +194,10 @@ class Keys:
         """The key in which the tasks of one scheduling job count their sends per time window."""
         return f"{self.prefix}:pace:{run}:{window}"
 
+    def logout(self, session: str) -> str:
+        """The key that says that a session of the web page has ended; expires with the session."""
+        return f"{self.prefix}:logout:{session}"
+
     def structure_pattern(self) -> str:
         """A SCAN pattern for all topic keys except those of single messages and calls."""
         return _escaped(self.prefix) + ":{*}:[^bdr]*"

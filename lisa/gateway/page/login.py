@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from lisa.core.model.errors import LisaError
 from lisa.gateway.access import Scope
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import sessions
@@ -36,8 +37,14 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
         sessions.give(request, response, sessions.issue(token))
         return response
 
-    async def leave(_request: Request) -> Response:
-        response = RedirectResponse("/login", 303)
+    async def leave(request: Request) -> Response:
+        response: Response = RedirectResponse("/login", 303)
+        session = sessions.read(hub.access, request.cookies.get(sessions.COOKIE))
+        try:
+            if session is not None and not hub.access.is_open:
+                await sessions.end(hub.store, session)
+        except LisaError as error:
+            response = problem_of(error).response()
         sessions.forget(response)
         return response
 

@@ -2,7 +2,8 @@
 
 The cookie holds the token's name and an expiry time, signed with a key derived from the token.
 Any gateway with that token can verify the session without storing it, and removing the token ends
-its sessions. A form carries a second signature, over the cookie.
+its sessions. A logout stores the session's id in Redis until the cookie expires. A form carries a
+second signature, over the cookie.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import hashlib
 import hmac
 import secrets
 import time
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lisa.core.store.store import AsyncStore
 from lisa.gateway.access import EVERYTHING, Access, Token
 
 COOKIE = "lisa_session"
@@ -34,20 +37,40 @@ def issue(token: Token) -> str:
     return f"{payload}.{_sign(token, 'session', payload)}"
 
 
-def read(access: Access, cookie: str | None) -> Token | None:
-    """The token of a session cookie; None if the cookie has expired or is not valid."""
+class Session(NamedTuple):
+    """A session from a valid cookie. `ends`: in seconds since the epoch."""
+
+    token: Token
+    ends: int
+    id: str
+
+
+def read(access: Access, cookie: str | None) -> Session | None:
+    """The session of a cookie; None if the cookie has expired or is not valid."""
     if not cookie or len(cookie) > MOST_BYTES or not cookie.isascii():
         return None
     payload, _, signature = cookie.partition(".")
     try:
         padded = payload + "=" * (-len(payload) % 4)
-        name, ends, _ = _decoder.decode(base64.urlsafe_b64decode(padded))
+        name, ends, session_id = _decoder.decode(base64.urlsafe_b64decode(padded))
     except (binascii.Error, msgspec.DecodeError, ValueError):
         return None
     token = EVERYTHING if access.is_open else access.by_name(name)
     if token is None or ends < time.time():
         return None
-    return token if hmac.compare_digest(_sign(token, "session", payload), signature) else None
+    is_valid = hmac.compare_digest(_sign(token, "session", payload), signature)
+    return Session(token, ends, session_id) if is_valid else None
+
+
+async def end(store: AsyncStore, session: Session) -> None:
+    """Make a session invalid at every gateway. Raises LisaError."""
+    left_ms = max(1, round((session.ends - time.time()) * 1000))
+    await store.drive(store.command("SET", store.keys.logout(session.id), "", "PX", left_ms))
+
+
+async def has_ended(store: AsyncStore, session: Session) -> bool:
+    """Whether a session was ended by a logout. Raises LisaError."""
+    return bool(await store.drive(store.command("EXISTS", store.keys.logout(session.id))))
 
 
 def form_key(token: Token, cookie: str) -> str:

@@ -32,6 +32,7 @@ class PageRequest:
         self.request = request
         self.cookie = request.cookies.get(sessions.COOKIE)
         self.is_new = False
+        self._session: sessions.Session | None = None
         self.token = self._identify()
         if self.may_act and self.cookie is None:
             self.cookie, self.is_new = sessions.issue(self.token), True
@@ -40,8 +41,10 @@ class PageRequest:
         access = self.hub.access
         if "authorization" in self.request.headers:
             return self.hub.require(self.request, Scope.READ)
-        found = sessions.read(access, self.cookie)
-        if found is None:
+        self._session = sessions.read(access, self.cookie)
+        if self._session is not None:
+            found = self._session.token
+        else:
             self.cookie = None
             if not access.is_open:
                 raise Unauthorized("log in first")
@@ -49,6 +52,12 @@ class PageRequest:
         if not found.grants(Scope.READ):
             raise Forbidden(f"token {found.name!r} does not allow scope {Scope.READ}")
         return found
+
+    async def check_session(self) -> None:
+        """Raises Unauthorized if the visitor has logged out."""
+        session = None if self.hub.access.is_open else self._session
+        if session is not None and await sessions.has_ended(self.hub.store, session):
+            raise Unauthorized("log in again")
 
     @property
     def may_act(self) -> bool:
@@ -106,7 +115,10 @@ def as_endpoint(
         except Exception as error:  # noqa: BLE001  answered as a problem, logged by problem_of
             return problem_of(error).response()
         try:
+            await visit.check_session()
             response = await view(visit)
+        except Unauthorized:
+            return _to_login(request)
         except Exception as error:  # noqa: BLE001  as above
             response = _error_page(visit, problem_of(error), isinstance(error, ServerUnavailable))
         if visit.is_new and visit.cookie:
