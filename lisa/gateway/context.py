@@ -8,6 +8,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,12 @@ SHORTEST_REPLY_S = 0.5
 SLACK_S = 10.0
 """Socket timeout of a blocking read, in addition to its block time."""
 
+OWN_ERROR_S = 0.25
+"""How much longer than `patience` a request waits, so that a failed call reports its own error."""
+
+arrival: ContextVar[float | None] = ContextVar("arrival", default=None)
+"""When the current request was complete, in the event loop's time."""
+
 Service = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -79,9 +86,10 @@ class GatewayContext:
             prefix=settings.prefix,
             patience=settings.gateway_server.patience,
             durability=settings.gateway_server.durability,
+            deadline=self.deadline,
         )
         self.store = self.sender.store
-        self.settler = ReceiptSettler(self.store)
+        self.settler = ReceiptSettler(self.store, self.deadline)
         watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
         named = {topic: groups[0] for topic, groups in settings.topics().items() if groups}
         self.broker = PullBroker(
@@ -100,6 +108,17 @@ class GatewayContext:
         self.anonymous: Counter[str] = Counter()  # running requests without a token, by address
         self.streams = 0
         self.buffered = 0
+
+    def deadline(self) -> float | None:
+        """When the current request fails if Redis hangs, in the event loop's time.
+
+        None outside requests, such as for pushes.
+        """
+        arrived = arrival.get()
+        if arrived is None:
+            return None
+        patience_s = self.settings.gateway_server.patience.total_seconds()
+        return arrived + max(patience_s, SHORTEST_REPLY_S) + OWN_ERROR_S
 
     @property
     def held(self) -> int:

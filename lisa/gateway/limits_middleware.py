@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lisa.core.daemon.status import HEALTH
 from lisa.gateway.access import Unauthorized, is_forwarded, is_local_name
-from lisa.gateway.context import GatewayContext
+from lisa.gateway.context import GatewayContext, arrival
 from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE, RequestOutcome, set_failure_reason
 
@@ -59,6 +59,7 @@ class LimitsMiddleware:
             self._check(scope, address)
             body = await self._read(scope, receive, self._max_bytes(address))
             held = len(body)
+            arrival.set(asyncio.get_running_loop().time())
             await self._app(scope, _replaying(body, receive), send_answer)
         except _Disconnected:
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,7 +115,7 @@ def problem_of(error: Exception) -> ErrorResponse:
     denied = isinstance(error, ConfigError) and isinstance(error.__cause__, ClientError)
     if denied or isinstance(error, ServerUnavailable):
         # The log has the details; the response must not expose the server's address.
-        log.warning("a request failed because Redis is unavailable: %s", error)
+        _outages.warn("a request failed because Redis is unavailable: %s", error)
         return ErrorResponse(
             503, "server-unavailable", "Redis does not respond", headers=_RETRY_LATER
         )
@@ -122,6 +124,39 @@ def problem_of(error: Exception) -> ErrorResponse:
             return ErrorResponse(status, kind, str(error), headers=headers)
     log.error("a request failed", exc_info=error)
     return ErrorResponse(500, "fault", "internal error; see the gateway's log")
+
+
+class BoundedWarnings:
+    """Warnings of one kind: at most one per `EACH_S`, and a summary of the others after that."""
+
+    EACH_S = 10.0
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._quiet_until = 0.0
+        self._skipped = 0
+        self._last = ""
+
+    def warn(self, text: str, *values: object) -> None:
+        """Log a warning, or count it for the next summary. Call it on an event loop."""
+        left_s = self._quiet_until - time.monotonic()
+        if left_s <= 0:
+            self._summarise()
+            self._quiet_until = time.monotonic() + self.EACH_S
+            self._logger.warning(text, *values)
+            return
+        if not self._skipped:
+            asyncio.get_running_loop().call_later(left_s, self._summarise)
+        self._skipped += 1
+        self._last = text % values
+
+    def _summarise(self) -> None:
+        if self._skipped:
+            self._logger.warning("%d more such warnings, the last: %s", self._skipped, self._last)
+            self._skipped = 0
+
+
+_outages = BoundedWarnings(log)
 
 
 async def _handle(_request: Request, error: Exception) -> Response:

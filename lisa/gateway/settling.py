@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_id, check_topic
-from lisa.core.store.batcher import Batcher
+from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.ack import Ack, Acked, Settlement
 from lisa.core.transitions.base import ById
@@ -37,10 +37,14 @@ class _Batch(NamedTuple):
 
 
 class ReceiptSettler:
-    """Acks, retries, extends and releases deliveries, by receipt or, for older APIs, by id."""
+    """Acks, retries, extends and releases deliveries, by receipt or, for older APIs, by id.
 
-    def __init__(self, store: AsyncStore) -> None:
+    `deadline`: when the current request stops waiting, in the event loop's time; None: never.
+    """
+
+    def __init__(self, store: AsyncStore, deadline: Deadline | None = None) -> None:
         self._store = store
+        self._deadline = deadline
         self._acks: Batcher[_Batch, Settlement, Acked] = self._batcher(
             Ack, lambda batch, items: Ack(batch.topic, batch.group, items)
         )
@@ -73,7 +77,7 @@ class ReceiptSettler:
             topic: str = key[0]  # type: ignore[index]
             return sum(1 for _ in islice(items, self._store.batch_size(topic, kind)))
 
-        return Batcher[K, T, R](work, count)
+        return Batcher[K, T, R](work, count, self._deadline)
 
     async def ack(self, topic: str, receipt: Receipt) -> Acked:
         """Settle as handled; the outcome is acked, late, stale or repeated. Raises LisaError."""

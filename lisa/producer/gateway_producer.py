@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import Keys, check_topic
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection
+from lisa.core.store.batcher import Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.producer.calls import Single, combine, single
@@ -20,7 +22,14 @@ _PLAN = SendPlan()
 
 
 class GatewayProducer(AsyncProducer):
-    """A producer for the gateway: it reports outcomes instead of raising, and shares its store."""
+    """A producer for the gateway: it reports outcomes instead of raising, and shares its store.
+
+    `deadline`: when the current request stops waiting, in the event loop's time; None: never.
+    """
+
+    def __init__(self, address: Address, *, deadline: Deadline, **options: Any) -> None:
+        super().__init__(address, **options)
+        self._deadline = deadline
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncStore:

@@ -20,7 +20,7 @@ from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Await, Flow, awaiting, blocking
-from lisa.core.store.batcher import Batcher
+from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -186,6 +186,7 @@ class AsyncProducer(_Configured):
     _store: AsyncStore
     _form = "send_async"
     _loop: asyncio.AbstractEventLoop | None = None
+    _deadline: Deadline | None = None
 
     send = awaiting(Flows.send)
     send_one = awaiting(Flows.send_one)
@@ -217,11 +218,11 @@ class AsyncProducer(_Configured):
 
     @cached_property
     def _sends(self) -> Batcher[tuple[str, OnDuplicate], Single, SendOutcome]:
-        return Batcher(self._send_together, self._count_sends)
+        return Batcher(self._send_together, self._count_sends, self._deadline)
 
     @cached_property
     def _cancels(self) -> Batcher[str, str, Cancelled]:
-        return Batcher(self._cancel_together, self._count_cancels)
+        return Batcher(self._cancel_together, self._count_cancels, self._deadline)
 
     def _send_one(
         self, topic: str, on_duplicate: OnDuplicate, message: Single

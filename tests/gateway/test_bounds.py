@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -339,6 +341,35 @@ def test_in_an_outage_requests_get_503_and_polls_keep_waiting(
             )
             (found,) = held.result().json()["deliveries"]
             assert found["body"] in ("during", "after")
+
+
+def test_while_redis_hangs_no_request_waits_for_the_batches_before_it(tmp_path: Path) -> None:
+    """Each call of the script carries two of these bodies, and fails after `patience`."""
+    sends, body = 20, "x" * 400_000
+    config = f"lisa-delay-queue: {{gateway-server: {{patience: {PATIENCE_S}s}}}}"
+    with (
+        EmbeddedServer() as server,
+        Gateway(server.url, config=config, directory=tmp_path) as gateway,
+        ThreadPoolExecutor(sends) as threads,
+    ):
+        path = f"/v1/topics/{new_topic()}/messages"
+        assert gateway.client.post(path, json={"body": 1}).status_code == 201
+
+        def send(number: int) -> tuple[int, float]:
+            began = time.monotonic()
+            answer = gateway.client.post(path, json={"body": body, "id": str(number)})
+            return answer.status_code, time.monotonic() - began
+
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            found = list(threads.map(send, range(sends)))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert {status for status, _ in found} == {503}
+        assert max(seconds for _, seconds in found) < PATIENCE_S + SLACK_S
+        warnings = [one for one in gateway.said if "Redis is unavailable" in one]
+        assert 1 <= len(warnings) <= 3
+        wait_until(lambda: gateway.client.post(path, json={"body": 2}).status_code == 201)
 
 
 def test_no_accepted_message_is_lost_over_a_restart(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import copy
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
-from lisa.core.model.errors import InvalidMessage, LisaError, TopicFull
+from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable, TopicFull
 
 K = TypeVar("K")
 T = TypeVar("T")
 R = TypeVar("R")
+Deadline: TypeAlias = Callable[[], float | None]
 _Calls: TypeAlias = list[tuple[T, asyncio.Future[R]]]
 
 
@@ -26,22 +27,26 @@ class Batcher(Generic[K, T, R]):
     work: processes the items of one key and appends each result, in order, when it is known; None
         for an item without a result that precedes items with one.
     count: how many of the items queued for a key, from the first, fit into one batch.
+    deadline: until when the current caller waits, in the event loop's time; None for no limit.
     """
 
     def __init__(
         self,
         work: Callable[[K, Sequence[T], list[R | None]], Awaitable[None]],
         count: Callable[[K, Iterable[T]], int],
+        deadline: Deadline | None = None,
     ) -> None:
         self._work = work
         self._count = count
+        self._deadline = deadline
         self._queues: dict[K, _Calls[T, R]] = {}
         self._workers: dict[K, asyncio.Task[None]] = {}
 
     async def call(self, key: K, item: T) -> R:
         """Return the item's own result, or raise its own error, as if it had been sent alone.
 
-        Cancelling one caller does not affect the others. An item that is not yet sent is dropped.
+        Cancelling one caller does not affect the others. An item that is not yet sent is dropped,
+        also at the deadline, which raises ServerUnavailable.
         """
         loop = asyncio.get_running_loop()
         worker = self._workers.get(key)
@@ -52,7 +57,17 @@ class Batcher(Generic[K, T, R]):
             raise RuntimeError("an AsyncProducer belongs to the event loop that first uses it")
         future: asyncio.Future[R] = loop.create_future()
         self._queues[key].append((item, future))
-        return await future
+        deadline = self._deadline() if self._deadline else None
+        if deadline is None:
+            return await future
+        limit = asyncio.timeout_at(deadline)
+        try:
+            async with limit:
+                return await future
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ServerUnavailable("the server did not answer the calls before this one") from None
 
     async def finish(self) -> None:
         """Wait until all queued items are sent."""

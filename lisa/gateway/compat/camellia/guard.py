@@ -16,7 +16,7 @@ from lisa.gateway.compat.camellia import wire
 from lisa.gateway.compat.camellia.health import ServiceState
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import ClientDisconnected
-from lisa.gateway.problems import RETRY_AFTER_S
+from lisa.gateway.problems import RETRY_AFTER_S, BoundedWarnings
 from lisa.gateway.pull_broker import TooManyPulls
 
 log = logging.getLogger("lisa.gateway.camellia")
@@ -53,6 +53,9 @@ def guarded(
     return endpoint
 
 
+_refusals = BoundedWarnings(log)
+
+
 def allowed_topic(
     hub: GatewayContext, request: Request, parameters: wire.Parameters, scope: Scope
 ) -> str:
@@ -76,7 +79,7 @@ def _failure(request: Request, error: Exception, empty: dict[str, Any]) -> Respo
         log.info("%s: %s", path, error)
         return wire.answer(wire.PARAM_WRONG, **empty)
     if isinstance(error, (ServerUnavailable, TooManyPulls)):
-        log.warning("%s: %s", path, error)
+        _refusals.warn("%s: %s", path, error)
         # On 503 the SDK stops using this server for a while.
         later = {"Retry-After": RETRY_AFTER_S}
         return wire.answer(wire.UNKNOWN, status=503, headers=later, msg=None)
