@@ -26,18 +26,3 @@ def run_consumer() -> None:
         sys.stderr.write(f"lisa-consumer: click is not installed: {install}\n")
         sys.exit(2)
     main()
-
-
-def warn_of_password(url: str | None) -> None:
-    """Warn if the value of --redis has a password, because the process list shows it."""
-    from urllib.parse import urlsplit
-
-    try:
-        has_password = bool(url) and (urlsplit(url).password or "password=" in urlsplit(url).query)
-    except ValueError:  # the address is checked later
-        return
-    if has_password:
-        sys.stderr.write(
-            "warning: every user of this machine can read the password in --redis from the process "
-            "list: set LISA_REDIS_URL or LISA_REDIS__PASSWORD instead\n"
-        )

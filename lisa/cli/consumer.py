@@ -54,7 +54,7 @@ def main(  # noqa: PLR0917  click passes them by name
     unavailable.
     """
     # Imported here to keep --help fast.
-    from lisa.cli import warn_of_password
+    from lisa.cli.rights import warn_of_password
     from lisa.core.daemon import logs
     from lisa.core.model.errors import LisaError, ServerUnavailable
     from lisa.core.settings import ConsumerSettings

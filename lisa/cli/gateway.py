@@ -57,7 +57,7 @@ def main(
     Exit codes: 0, or 2 for a configuration error.
     """
     # Imported here to keep --help fast.
-    from lisa.cli import warn_of_password
+    from lisa.cli.rights import warn_of_password
     from lisa.core.daemon import logs
     from lisa.core.model.errors import LisaError
     from lisa.core.settings import GatewaySettings

@@ -30,9 +30,8 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
     SIGHUP reloads the topic options from the file. Exit codes: 0, or 2 for a configuration error.
     """
     # Imported here to keep --help fast.
-    from lisa.cli import warn_of_password
     from lisa.cli.modules import import_handlers
-    from lisa.cli.rights import check_rights
+    from lisa.cli.rights import check_rights, warn_of_password
     from lisa.core.daemon import logs
     from lisa.core.model.errors import LisaError
     from lisa.core.redis.address import Address

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lisa.cli import warn_of_password
+from lisa.cli.rights import warn_of_password
 
 if TYPE_CHECKING:
     from lisa.core.redis.address import Address

@@ -1,7 +1,8 @@
-"""The check of a daemon at its start that its user has all rights of its role."""
+"""Checks at the start of a program: its rights on the server, and that no password is visible."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +15,21 @@ SUBSCRIBE_TIMEOUT_S = 0.1
 """How long to wait for a refused SUBSCRIBE; the subscriber reports later refusals."""
 
 NODE_TIMEOUT_S = 1.0
+
+
+def warn_of_password(url: str | None) -> None:
+    """Warn if the value of --redis has a password, because the process list shows it."""
+    from urllib.parse import urlsplit
+
+    try:
+        has_password = bool(url) and (urlsplit(url).password or "password=" in urlsplit(url).query)
+    except ValueError:  # the address is checked later
+        return
+    if has_password:
+        sys.stderr.write(
+            "warning: every user of this machine can read the password in --redis from the process "
+            "list: set LISA_REDIS_URL or LISA_REDIS__PASSWORD instead\n"
+        )
 
 
 def check_rights(role: str, address: Address, prefix: str) -> None:
