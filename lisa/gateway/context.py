@@ -55,6 +55,12 @@ SLACK_S = 10.0
 OWN_ERROR_S = 0.25
 """How much longer than `patience` a request waits, so that a failed call reports its own error."""
 
+COPIES = 4
+"""Bytes of memory for each byte of a body: it is held as read, decoded and encoded.
+
+Measured with bodies of 1 MB while Redis hangs: 2.8 to 3.4.
+"""
+
 arrival: ContextVar[float | None] = ContextVar("arrival", default=None)
 """When the current request was complete, in the event loop's time."""
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lisa.core.daemon.status import HEALTH
 from lisa.gateway.access import Unauthorized, is_forwarded, is_local_name
-from lisa.gateway.context import GatewayContext, arrival
+from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE, RequestOutcome, set_failure_reason
 
@@ -58,7 +58,7 @@ class LimitsMiddleware:
         try:
             self._check(scope, address)
             body = await self._read(scope, receive, self._max_bytes(address))
-            held = len(body)
+            held = self._hold(len(body))
             arrival.set(asyncio.get_running_loop().time())
             await self._app(scope, _replaying(body, receive), send_answer)
         except _Disconnected:
@@ -101,6 +101,19 @@ class LimitsMiddleware:
             raise _full("requests", f"{share} requests without a token are already running")
         if hub.buffered > self._bounds.max_buffered_bytes:
             raise _full_of_bytes()
+
+    def _hold(self, size: int) -> int:
+        """Count the copies of a body that was read. Returns what it counts in all.
+
+        A body that needs more memory than the limit is accepted while there is no other.
+        """
+        hub, held = self._hub, size * COPIES
+        others = hub.buffered - size
+        if others and others + held > self._bounds.max_buffered_bytes:
+            hub.buffered -= size
+            raise _full_of_bytes()
+        hub.buffered += held - size
+        return held
 
     def _counting_stalls(self, send: Send, answer: RequestOutcome) -> Send:
         """A send channel that counts responses that wait until their client reads."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from lisa.gateway.context import GatewayContext
+from lisa.gateway.context import COPIES, GatewayContext
 from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.request_metrics import waits
 
@@ -38,7 +38,8 @@ class DeliveryResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the response if the client is still connected."""
-        self._hub.buffered += len(self.body)
+        held = COPIES * len(self.body)
+        self._hub.buffered += held
         written = False
         try:
             if not self._disconnection.done():
@@ -46,7 +47,7 @@ class DeliveryResponse(Response):
                 # A complete response also ends this task, but only in the next loop iteration.
                 written = not self._disconnection.done()
         finally:
-            self._hub.buffered -= len(self.body)
+            self._hub.buffered -= held
             self._disconnection.cancel()
             if not written:
                 self._hub.broker.give_back(self._deliveries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -11,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -25,7 +27,6 @@ from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE_S = 0.5
 SLACK_S = 3.0  # allowance for a busy machine
@@ -117,8 +118,36 @@ def test_partial_bodies_count_as_buffered(redis_url: str, tmp_path: Path) -> Non
         assert gateway.client.post(path, json=body).status_code == 503
         assert gateway.client.post(path, json={"body": "x"}).status_code == 201
         stack.close()
-        wait_until(lambda: buffered(gateway) < 900_000)
+        wait_until(lambda: buffered(gateway) == 0)
         assert gateway.client.post(path, json=body).status_code == 201
+
+
+def test_the_limit_on_bytes_is_one_on_memory(tmp_path: Path) -> None:
+    sends, limit, body = 80, 32 * 2**20, {"body": "x" * 1_000_000}
+    config = f"lisa-delay-queue: {{gateway-server: {{max-buffered-bytes: {limit}}}}}"
+    with (
+        EmbeddedServer() as server,
+        Gateway(server.url, config=config, directory=tmp_path) as gateway,
+        ThreadPoolExecutor(sends) as threads,
+    ):
+        path = f"/v1/topics/{new_topic()}/messages"
+        assert gateway.client.post(path, json=body).status_code == 201
+        before = memory(gateway)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            found = list(threads.map(lambda _: gateway.client.post(path, json=body), range(sends)))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        reasons = {one.json()["type"].rpartition(":")[2] for one in found}
+        assert reasons == {"crowded", "server-unavailable"}
+        assert memory(gateway) - before < 2 * limit
+
+
+def memory(gateway: Gateway) -> int:
+    """The most memory that the gateway's process has used, in bytes."""
+    status = Path(f"/proc/{gateway.process.pid}/status").read_text(encoding="ascii")
+    (kib,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kib) * 1024
 
 
 def buffered(gateway: Gateway) -> float:

@@ -63,7 +63,8 @@ class GatewayServerSettings(Section):
     max_buffered_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Maximum bytes of requests and answers in memory; beyond it, 503.",
+        description="Maximum memory of each worker for requests and answers, in bytes; beyond it, "
+        "503. A body takes about four times its size.",
     )
     request_timeout: Duration = Field(
         default=timedelta(seconds=30),
