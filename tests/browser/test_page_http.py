@@ -310,6 +310,29 @@ def test_a_login_leads_back_to_any_id(guarded: Gateway) -> None:
         assert log_in(client, "everything-everything", back).headers["location"] == path
 
 
+def test_actions_and_refused_logins_are_audited(guarded: Gateway, site: Site) -> None:
+    topic, since = new_topic("orders"), len(guarded.said)
+    site.producer.send(topic, 1, delay="1h")
+    with browser_of(guarded.url) as client:
+        for _ in range(3):
+            log_in(client, "wrong-wrong-wrong-wrong")
+        log_in(client, "everything-everything")
+        page = client.get(f"/topics/{topic}").text
+        form = {"key": key_in(page), "do": "pause", "back": "/"}
+        assert client.post(f"/topics/{topic}/act", data=form).status_code == 303
+
+    def audited(text: str) -> list[str]:
+        said = [one for one in guarded.said[since:] if "lisa.gateway.audit" in one]
+        return [one for one in said if text in one]
+
+    wait_until(lambda: bool(audited(topic)))
+    (done,) = audited(topic)
+    assert f"token 'all' from 127.0.0.1: paused topic='{topic}' session=" in done
+    (refused,) = audited("refused")  # the others are summarised ten seconds later
+    assert refused.endswith("login from 127.0.0.1 refused: the token is not valid")
+    assert not [one for one in guarded.said if "wrong-wrong" in one]
+
+
 def test_a_cookie_cannot_be_forged(guarded: Gateway) -> None:
     with browser_of(guarded.url) as client:
         log_in(client, "orders-orders-orders")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -25,6 +25,7 @@ tokens:
   - {name: operate, token: operate-0123456789abcdef, scopes: [operate]}
   - {name: mine, token: mine-0123456789abcdef, topics: ["mine.*"]}
 """
+SECRET = "whsec_" + "c2VjcmV0" * 4
 NAMES = [one.name for one in OPERATIONS]
 
 
@@ -200,6 +201,42 @@ def test_until_it_is_switched_off_producers_read_and_a_warning_says_so(
     assert len(warnings) == 1
     assert "(produce)" in warnings[0]
     assert "producers-read: false" in warnings[0]
+
+
+def test_changes_are_audited_without_secrets(guarded: Gateway) -> None:
+    topic = f"mine.{new_topic()}"
+    path = f"/v1/topics/{topic}"
+    client, since = guarded.client, len(guarded.said)
+
+    def as_operator(method: str, path: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": "Bearer operate-0123456789abcdef"}
+        answer = client.request(method, path, json=body or None, headers=headers)
+        assert answer.is_success, answer.text
+        return answer
+
+    as_operator("POST", f"{path}/groups", group="g")
+    as_operator("PATCH", f"{path}/options", capacity=5, ack_timeout=None)
+    as_operator("PUT", f"{path}/push", url="https://hooks.example/a", secret=SECRET)
+    as_operator("POST", f"{path}/garbage:purge", group="g", all=True)
+    as_operator("GET", f"{path}/options")
+    client.post(f"{path}/messages", json={"id": "m", "body": "b0dy", "delay_ms": 60_000})
+    client.delete(f"{path}/messages/m")
+    as_operator("DELETE", f"{path}/push?group=g")
+    audited = [
+        one.partition("lisa.gateway.audit: ")[2]
+        for one in guarded.said[since:]
+        if "lisa.gateway.audit" in one and topic in one
+    ]
+    who = "token 'operate' from 127.0.0.1:"
+    assert audited == [
+        f"{who} addGroup topic={topic!r} group='g' given='group' new=True",
+        f"{who} setOptions topic={topic!r} given='ack_timeout,capacity'",
+        f"{who} setPushTarget topic={topic!r} given='secret,url'",
+        f"{who} purgeGarbage topic={topic!r} group='g' given='all,group' done=0",
+        f"token 'all' from 127.0.0.1: cancelMessage topic={topic!r} id='m' outcome='cancelled'",
+        f"{who} removePushTarget topic={topic!r} group='g'",
+    ]
+    assert SECRET not in "".join(guarded.said)
 
 
 def test_an_unauthorized_response_has_a_challenge(guarded: Gateway) -> None:

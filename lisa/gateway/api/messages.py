@@ -140,7 +140,13 @@ def _group_state(found: FoundInGroup) -> GroupStateAnswer:
 def _change(name: str, method: str, path: str, done: str) -> Callable[[HandlerType], HandlerType]:
     """Declare an operation that changes a message unless it is in flight or done."""
     return operations.add(
-        name, method, path, scope=Scope.PRODUCE, answers={200: done}, problems=REFUSED
+        name,
+        method,
+        path,
+        scope=Scope.PRODUCE,
+        is_audited=True,
+        answers={200: done},
+        problems=REFUSED,
     )
 
 

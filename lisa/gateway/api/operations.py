@@ -69,6 +69,7 @@ class Operation:
     response type. The first paragraph of its docstring is the summary, the rest the description.
 
     scope: the scope that the token needs; None needs no token.
+    is_audited: whether the audit log records it.
     answers: status to description.
     problems: status to description, in addition to the problems common to all operations.
     leads_to: names of the operations that take the id from this operation's response.
@@ -82,6 +83,7 @@ class Operation:
     answers: Mapping[int, str]
     scope: Scope | None
     is_body_optional: bool
+    is_audited: bool
     problems: Problems
     media_type: str
     leads_to: Sequence[str]
@@ -144,11 +146,17 @@ class Operations(list[Operation]):
         answers: Mapping[int, str],
         scope: Scope | None = Scope.READ,
         is_body_optional: bool = False,
+        is_audited: bool | None = None,
         problems: Problems | None = None,
         media_type: str = "application/json",
         leads_to: Sequence[str] = (),
     ) -> Callable[[HandlerType], HandlerType]:
-        """Declare the decorated function as an operation; the options are those of `Operation`."""
+        """Declare the decorated function as an operation; the options are those of `Operation`.
+
+        By default, the operations that change something and need the scope `operate` are audited.
+        """
+        if is_audited is None:
+            is_audited = scope is Scope.OPERATE and method != "GET"
 
         def declare(handler: HandlerType) -> HandlerType:
             operation = Operation(
@@ -160,6 +168,7 @@ class Operations(list[Operation]):
                 answers=answers,
                 scope=scope,
                 is_body_optional=is_body_optional,
+                is_audited=is_audited,
                 problems=problems or {},
                 media_type=media_type,
                 leads_to=leads_to,

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
+from lisa.gateway import audit
 from lisa.gateway.access import EVERYTHING
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.operations import Call, Operation, invalid, read_json
@@ -48,7 +49,11 @@ class _Endpoint:
         if text := request.scope["query_string"]:
             query = _read_query(operation.query, text)
         body = await self._read_body(request)
-        return await operation.handler(Call(self._hub, request, token, path, query, body))
+        response = await operation.handler(Call(self._hub, request, token, path, query, body))
+        if operation.is_audited:
+            details = {**path, **_details(query, body, response)}
+            audit.changed(request, token, operation.name, **details)
+        return response
 
     async def _read_body(self, request: Request) -> Any:
         message = await request.receive()  # the limits middleware has buffered the body
@@ -62,6 +67,34 @@ class _Endpoint:
         if not _is_json(kind):
             raise ErrorResponse(415, "media-type", f"send application/json, not {kind!r}")
         return read_json(self._decoder, data)
+
+
+def _details(
+    query: msgspec.Struct, body: msgspec.Struct | None, response: Response
+) -> dict[str, Any]:
+    """What the audit log records: group, results, and the given fields without their values.
+
+    Values may be secrets, such as the key that signs pushes.
+    """
+    results = msgspec.json.decode(response.body or b"{}", type=dict[str, Any])
+    group = getattr(body, "group", None) or getattr(query, "group", None)
+    return {
+        **({} if group is None else {"group": group}),
+        "given": "" if body is None else ",".join(sorted(_given(body))),
+        **{name: results[name] for name in _RESULTS if name in results},
+    }
+
+
+def _given(body: msgspec.Struct) -> list[str]:
+    """The names of the fields that do not have their default."""
+    names, defaults = body.__struct_fields__, body.__struct_defaults__
+    known = dict(zip(reversed(names), reversed(defaults), strict=False))
+    return [name for name in names if getattr(body, name) is not known.get(name, _NO_DEFAULT)]
+
+
+_NO_DEFAULT = object()
+_RESULTS = ("outcome", "done", "settled", "changed", "new")
+"""Fields of responses that say how much was changed."""
 
 
 def _is_json(kind: str) -> bool:

@@ -19,6 +19,7 @@ from lisa.admin import topics as topic_flows
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
+from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
 from lisa.gateway.page import sessions
 from lisa.gateway.page.garbage import selection_of
@@ -92,6 +93,16 @@ async def act(visit: PageRequest) -> Response:
             back=safe_path(fields.get("back", "/")),
         )
     done = await known.work(action)
+    audit.changed(
+        visit.request,
+        visit.token,
+        done.did,
+        topic=topic,
+        id=fields.get("id"),
+        session=visit.session_name,
+        **{name: fields.get(name) for name in ("group", "reason", "older")},
+        done=done.n,
+    )
     visit.snapshots.clear()
     return RedirectResponse(_back(fields, done), 303)
 

@@ -7,6 +7,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lisa.core.model.errors import LisaError
+from lisa.gateway import audit
 from lisa.gateway.access import Scope
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page import sessions
@@ -32,6 +33,7 @@ def routes(hub: GatewayContext) -> list[BaseRoute]:
         token = hub.access.by_secret(form.get("token", "").strip())
         if token is None or not token.grants(Scope.READ):
             fault = "may not read: it lacks the scope read" if token else "is not valid"
+            audit.login_refused(request, f"the token {fault}")
             return _form(request, path, f"The token {fault}.")
         response = RedirectResponse(path, 303)
         sessions.give(request, response, sessions.issue(token))

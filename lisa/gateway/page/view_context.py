@@ -60,6 +60,11 @@ class PageRequest:
             raise Unauthorized("log in again")
 
     @property
+    def session_name(self) -> str:
+        """The start of the session's id, which tells the sessions of a token apart."""
+        return self._session.id[:6] if self._session else ""
+
+    @property
     def may_act(self) -> bool:
         """Whether the gateway allows actions from the page."""
         return self.hub.settings.gateway_server.allow_actions

@@ -1,0 +1,44 @@
+"""The audit log: who changed what through the gateway, and how much.
+
+One record at INFO for each change by the API or the web page, except sends, pulls and settlements,
+which the journal has. In JSON logs, every part is a field of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from lisa.gateway.access import Token
+from lisa.gateway.problems import BoundedWarnings
+
+log = logging.getLogger("lisa.gateway.audit")
+
+_refusals = BoundedWarnings(log)
+
+
+def changed(connection: HTTPConnection, token: Token, action: str, **details: Any) -> None:
+    """Record a change: what was done to what (topic, id, session, ...), and how many times."""
+    known = {name: value for name, value in details.items() if value not in (None, "")}
+    parts = " ".join(f"{name}={value!r}" for name, value in known.items())
+    fields = {"token": token.name, "client": client_of(connection), "action": action, **known}
+    log.info(
+        "token %r from %s: %s %s",
+        token.name,
+        fields["client"],
+        action,
+        parts,
+        extra={f"audit_{name}": value for name, value in fields.items()},
+    )
+
+
+def login_refused(connection: HTTPConnection, reason: str) -> None:
+    """Record a refused login; many are summarised."""
+    _refusals.warn("login from %s refused: %s", client_of(connection), reason)
+
+
+def client_of(connection: HTTPConnection) -> str:
+    """The address that the connection comes from, which may be a proxy's."""
+    return connection.client.host if connection.client else "unknown"
