@@ -71,8 +71,6 @@ class Meter:
         self._seconds: dict[str, Spread] = {}
         for reason in ("requests", "bytes", "waiting", "server"):
             self._refused.add(0, reason)
-        for result in ("done", "later", "failed"):
-            self.pushes.add(0, result)
 
     def begin(self) -> RequestOutcome:
         """Start measuring a request."""

@@ -113,7 +113,7 @@ def test_values_reported_by_several_roles_count_once(expression: str) -> None:
         before = expression[: found.start()]
         assert re.search(
             r"\b(max|absent)( by \([\w, ]+\))? ?\((sum by \([\w, ]*instance\) \()?\s*"
-            r"((rate|increase|deriv)\()?$",
+            r"((rate|increase|deriv|max_over_time)\()?$",
             before,
         ), expression
 
@@ -159,11 +159,19 @@ def test_no_panel_overlaps_another() -> None:
         taken |= cells
 
 
+def test_each_alert_has_its_section_of_the_runbook() -> None:
+    text = (ROOT / "docs" / "how-to" / "alerts.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        expected = f"docs/how-to/alerts.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == expected
+
+
 def test_alerts_say_what_to_do() -> None:
     page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text(encoding="utf-8")
     tested = (ROOT / "tests" / "gateway" / "alerts.test.yml").read_text(encoding="utf-8")
     for rule in rules():
-        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}, rule["alert"]
         assert len(rule["annotations"]["description"]) > 40, rule["alert"]
         assert rule["labels"]["severity"] in ("warning", "critical"), rule["alert"]
         assert f"`{rule['alert']}`" in page, rule["alert"]

@@ -275,8 +275,8 @@ _GATEWAY = (
     ),
     _counter(
         "lisa_gateway_pushes_total",
-        "Pushes by outcome: done, later (the target asked to wait), failed.",
-        ("outcome",),
+        "Pushes by topic and outcome: done, later (the target asked to wait), failed.",
+        ("topic", "outcome"),
     ),
 )
 

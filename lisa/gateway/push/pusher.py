@@ -48,6 +48,8 @@ class Pusher:
         self._active: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._is_full = False
+        for verdict in PushVerdict:
+            hub.meter.pushes.add(0, target.topic, verdict.value)
         self._task = asyncio.create_task(self._run(), name=f"push {target.topic}")
 
     @property
@@ -173,7 +175,7 @@ class Pusher:
         target, pace = self.target, self._pace  # a change of target must not affect this push
         try:
             answer = await self._post(delivery, target)
-            self._hub.meter.pushes.add(1, answer.verdict.value)
+            self._hub.meter.pushes.add(1, self.target.topic, answer.verdict.value)
             self._record(delivery, answer, pace, _host_of(target))
             await self._settle(delivery, answer)
         except asyncio.CancelledError:
