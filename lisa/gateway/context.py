@@ -61,8 +61,11 @@ COPIES = 4
 Measured with bodies of 1 MB while Redis hangs: 2.8 to 3.4.
 """
 
-arrival: ContextVar[float | None] = ContextVar("arrival", default=None)
-"""When the current request was complete, in the event loop's time."""
+arrival: ContextVar[tuple[asyncio.Task[Any] | None, float]] = ContextVar("arrival")
+"""The task of a request, and when the request was complete, in the event loop's time.
+
+Tasks that a request starts inherit the variable, and may outlive the request.
+"""
 
 Service = Callable[[], Coroutine[Any, Any, None]]
 
@@ -120,8 +123,8 @@ class GatewayContext:
 
         None outside requests, such as for pushes.
         """
-        arrived = arrival.get()
-        if arrived is None:
+        task, arrived = arrival.get((None, 0.0))
+        if task is None or task is not asyncio.current_task():
             return None
         patience_s = self.settings.gateway_server.patience.total_seconds()
         return arrived + max(patience_s, SHORTEST_REPLY_S) + OWN_ERROR_S

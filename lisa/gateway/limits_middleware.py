@@ -59,7 +59,7 @@ class LimitsMiddleware:
             self._check(scope, address)
             body = await self._read(scope, receive, self._max_bytes(address))
             held = self._hold(len(body))
-            arrival.set(asyncio.get_running_loop().time())
+            arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
             await self._app(scope, _replaying(body, receive), send_answer)
         except _Disconnected:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
+from lisa.gateway.push.pusher import SETTLE_WITHIN_S
 from tests.gateway.push_targets import Received, Reply, Target
 from tests.gateways import Gateway, new_topic
 from tests.servers import connect, wait_until
@@ -152,6 +154,21 @@ def test_a_push_that_succeeds_in_an_outage_is_settled_afterwards(
         assert len(target.received) == 1
         other = producer.send(topic, 2)
         wait_until(lambda: state(producer, topic, other) == "acked")
+
+
+def test_pushes_outlive_the_patience_of_the_request_that_set_their_target(
+    redis_url: str, manager: Manager, producer: Producer, target: Target, tmp_path: Path
+) -> None:
+    """Otherwise each settlement would occupy one of two places for `SETTLE_WITHIN_S`."""
+    topic = new_push_topic(redis_url)
+    config = CONFIG.replace("push-timeout", "patience: 500ms, push-timeout")
+    with Gateway(redis_url, config=config, directory=tmp_path) as one:
+        one.client.put(f"/v1/topics/{topic}/push", json={"url": target.url})
+        sent = [producer.send(topic, number, delay="1500ms") for number in range(4)]
+        wait_until(
+            lambda: all(state(producer, topic, each) == "acked" for each in sent),
+            timeout=timedelta(seconds=SETTLE_WITHIN_S / 2),
+        )
 
 
 def test_a_failing_target_is_tried_with_exponential_back_off(
