@@ -64,8 +64,11 @@ def live(
             httpx.Client(base_url=f"http://127.0.0.1:{manager.status_port}") as managers,
             httpx.Client(base_url=f"http://127.0.0.1:{port}") as consumers,
         ):
-            send(gateway.client, topic)
+            now_ms = time.time_ns() // 1_000_000
+            send(gateway.client, topic, due_ms=now_ms - 5_000)  # so that its lateness is kept
             send(gateway.client, topic, delay_ms=60_000)
+            push = {"url": "https://hooks.example/", "group": "pushed"}
+            gateway.client.put(f"/v1/topics/{new_topic('pushed')}/push", json=push)
             clients = {"manager": managers, "gateway": gateway.client, "consumer": consumers}
 
             pages: dict[str, Exposed] = {}

@@ -10,6 +10,7 @@ from lisa.admin.push import StoredPushTarget
 from lisa.core.delivery.degradation import DEGRADED_AFTER, FIRST_S, LONGEST_S
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.pusher import Pusher
+from lisa.gateway.request_metrics import Meter
 
 
 def test_pushes_that_fail_together_cost_one_pause() -> None:
@@ -59,6 +60,7 @@ class _Ending(TargetRecord):
 async def test_a_wait_may_end_between_two_reads_of_it() -> None:
     hub: Any = SimpleNamespace(
         broker=SimpleNamespace(is_closing=False),
+        meter=Meter(),
         settings=SimpleNamespace(gateway_server=SimpleNamespace(push_concurrency=1)),
     )
     target = StoredPushTarget(topic="t", group="g", url="http://hooks.example.com/", secret="")
