@@ -103,9 +103,9 @@ class LimitsMiddleware:
             raise _full_of_bytes()
 
     def _hold(self, size: int) -> int:
-        """Count the copies of a body that was read. Returns what it counts in all.
+        """Count a body's copies as buffered. Returns the number of bytes counted for the body.
 
-        A body that needs more memory than the limit is accepted while there is no other.
+        Accepts a body of any size if no other is buffered. Raises ErrorResponse.
         """
         hub, held = self._hub, size * COPIES
         others = hub.buffered - size

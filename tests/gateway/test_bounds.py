@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +122,16 @@ def test_partial_bodies_count_as_buffered(redis_url: str, tmp_path: Path) -> Non
         assert gateway.client.post(path, json=body).status_code == 201
 
 
+@contextmanager
+def hung(server: EmbeddedServer) -> Iterator[None]:
+    """The server accepts connections and answers nothing."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
 def test_the_limit_on_bytes_is_one_on_memory(tmp_path: Path) -> None:
     sends, limit, body = 80, 32 * 2**20, {"body": "x" * 1_000_000}
     config = f"lisa-delay-queue: {{gateway-server: {{max-buffered-bytes: {limit}}}}}"
@@ -133,11 +143,8 @@ def test_the_limit_on_bytes_is_one_on_memory(tmp_path: Path) -> None:
         path = f"/v1/topics/{new_topic()}/messages"
         assert gateway.client.post(path, json=body).status_code == 201
         before = memory(gateway)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with hung(server):
             found = list(threads.map(lambda _: gateway.client.post(path, json=body), range(sends)))
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         reasons = {one.json()["type"].rpartition(":")[2] for one in found}
         assert reasons == {"crowded", "server-unavailable"}
         assert memory(gateway) - before < 2 * limit
@@ -389,11 +396,8 @@ def test_while_redis_hangs_no_request_waits_for_the_batches_before_it(tmp_path: 
             answer = gateway.client.post(path, json={"body": body, "id": str(number)})
             return answer.status_code, time.monotonic() - began
 
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with hung(server):
             found = list(threads.map(send, range(sends)))
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         assert {status for status, _ in found} == {503}
         assert max(seconds for _, seconds in found) < PATIENCE_S + SLACK_S
         warnings = [one for one in gateway.said if "Redis is unavailable" in one]

@@ -81,8 +81,8 @@ class Topics:
     async def expects_group(self, topic: str) -> bool:
         """Whether a pull should wait until a manager declares the topic's first group.
 
-        False if this was asked during the last `LOOK_AGAIN_S`, since then no manager is running.
-        Raises LisaError.
+        False if another pull has waited within the last `LOOK_AGAIN_S`, because no manager declared
+        a group for that pull. Raises LisaError.
         """
         if self._store.known_groups(topic) or await self._store.drive(self._store.groups(topic)):
             return False
