@@ -108,10 +108,12 @@ class _Network(httpcore.AsyncNetworkBackend):
 
 
 def _names(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Makes name lookups return these results in order."""
-    left, asked = list(answers), list[str]()
+    """Makes lookups of names under `.example` return these results in order."""
+    left, asked, really = list(answers), list[str](), socket.getaddrinfo
 
-    def look_up(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+    def look_up(host: Any, port: int, *more: Any, **options: Any) -> list[Any]:
+        if not isinstance(host, str) or not host.endswith(".example"):
+            return really(host, port, *more, **options)  # of another thread of this process
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in left.pop(0)]
 
