@@ -110,7 +110,7 @@ def test_a_group_that_is_declared_again_is_read_again(
             goes_on.wait(30)
 
     last = shards[-1]
-    with consumer, caplog.at_level("ERROR", "lisa.consumer"):
+    with caplog.at_level("ERROR", "lisa.consumer"), consumer:
         wait_until(lambda: consumer.health()["status"] == "ok")
         [held] = bench.send(last, ["held"])
         wait_until(lambda: seen == ["held"])
@@ -514,7 +514,7 @@ def test_a_group_declared_beside_others_may_be_a_typing_error(
     bench.declare(TOPIC)
     consumer = Consumer(bench.url, group=group)
     consumer.on(TOPIC, ignore)
-    with consumer, caplog.at_level("INFO", "lisa"):
+    with caplog.at_level("INFO", "lisa"), consumer:
         wait_until(lambda: state_of(consumer, group=group) == "running")
     said = [one for one in caplog.records if "declared group" in one.message]
     assert [one.levelname for one in said] == levels
@@ -526,7 +526,7 @@ def test_the_first_group_of_a_topic_is_no_surprise(
 ) -> None:
     consumer = Consumer(bench.url, group="lisa")
     consumer.on(TOPIC, ignore)
-    with consumer, caplog.at_level("INFO", "lisa"):
+    with caplog.at_level("INFO", "lisa"), consumer:
         wait_until(lambda: state_of(consumer) == "running")
     said = [one.levelname for one in caplog.records if "declared group" in one.message]
     assert said == ["INFO"]
