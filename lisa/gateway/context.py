@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -32,6 +33,7 @@ from lisa.gateway.access import (
     is_local_name,
     is_loopback,
 )
+from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pull_broker import PullBroker
 from lisa.gateway.pull_presence import BEAT_S
 from lisa.gateway.request_metrics import Meter
@@ -68,6 +70,24 @@ Tasks that a request starts inherit the variable, and may outlive the request.
 """
 
 Service = Callable[[], Coroutine[Any, Any, None]]
+T = TypeVar("T")
+
+
+async def gather_parts(parts: Iterable[Awaitable[T]]) -> list[T | LisaError | ErrorResponse]:
+    """Run the parts of the current request concurrently, until the request's deadline.
+
+    Returns each result, or the error that its part raised.
+    """
+    _, arrived = arrival.get((None, math.inf))
+
+    async def run(part: Awaitable[T]) -> T | LisaError | ErrorResponse:
+        arrival.set((asyncio.current_task(), arrived))
+        try:
+            return await part
+        except (LisaError, ErrorResponse) as error:
+            return error
+
+    return await asyncio.gather(*map(run, parts))
 
 
 class GatewayContext:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -52,28 +52,37 @@ class Waiter:
 
     most: the most deliveries to return.
     ends: when to stop waiting, in `time.monotonic` seconds.
+    found: the deliveries so far, while further ones are taken.
     """
 
-    __slots__ = ("ends", "future", "most", "timeout_ms")
+    __slots__ = ("ends", "found", "future", "most", "timeout_ms")
 
     def __init__(self, most: int, timeout_ms: int | None, ends: float) -> None:
         self.most = most
         self.timeout_ms = timeout_ms
         self.ends = ends
+        self.found: list[HandedOut] = []
         self.future: asyncio.Future[list[HandedOut]] = asyncio.get_running_loop().create_future()
 
     def is_open(self) -> bool:
         """Whether the pull still waits."""
         return not self.future.done()
 
-    def answer(self, found: list[HandedOut]) -> None:
-        """End the pull with deliveries, or none; does nothing if the pull has ended."""
+    @property
+    def missing(self) -> int:
+        """How many more deliveries the pull accepts; 0 if it has ended."""
+        return self.most - len(self.found) if self.is_open() else 0
+
+    def answer(self) -> None:
+        """End the pull with what it has found; does nothing if the pull has ended."""
         if self.is_open():
-            self.future.set_result(found)
+            self.future.set_result(self.found)
 
     def fail(self, error: Exception) -> None:
-        """End the pull with an error; does nothing if the pull has ended."""
-        if self.is_open():
+        """End the pull with an error unless it has deliveries; does nothing if it has ended."""
+        if self.found:
+            self.answer()
+        elif self.is_open():
             self.future.set_exception(error)
 
 
@@ -117,19 +126,26 @@ class PullQueue:
         self._waiters[waiter] = None
         loop = asyncio.get_running_loop()
         left_s = waiter.ends - time.monotonic()
-        waiter.future.add_done_callback(lambda _: self._waiters.pop(waiter, None))
+        waiter.future.add_done_callback(lambda _: self._left(waiter))
         if left_s > 0 and not self._is_closing:
             timer = loop.call_later(left_s, self._expire, waiter)
             waiter.future.add_done_callback(lambda _: timer.cancel())
         if left_s <= 0 or self._watcher is None:
             self._changed.set()
 
+    def _left(self, waiter: Waiter) -> None:
+        self._waiters.pop(waiter, None)
+        if waiter.future.cancelled():
+            self._release(one.receipt.settlement[:2] for one in waiter.found)
+        else:
+            self.handed_out += len(waiter.found)
+
     def dismiss(self) -> None:
         """Answer all waiting pulls with no messages; later pulls do not wait."""
         self._is_closing = True
         for waiter in list(self._waiters):
             if waiter.ends > time.monotonic():
-                waiter.answer([])
+                waiter.answer()
         self._changed.set()
 
     async def end(self) -> None:
@@ -143,7 +159,7 @@ class PullQueue:
         if self._fault is not None:
             waiter.fail(self._fault)
         else:
-            waiter.answer([])
+            waiter.answer()
 
     async def _run(self) -> None:
         error: Exception = ServerUnavailable("the gateway stops")
@@ -181,7 +197,7 @@ class PullQueue:
         """Take messages for the waiting pulls; if there are none, wait for some."""
         self._changed.clear()
         await self._announce()
-        wanted = min(MOST, sum(one.most for one in self._waiters if one.is_open()))
+        wanted = min(MOST, sum(one.missing for one in self._waiters))
         if not wanted:
             return
         if self._watcher is not None and self._watcher.done():
@@ -192,8 +208,8 @@ class PullQueue:
             return
         now = time.monotonic()
         for waiter in list(self._waiters):
-            if waiter.ends <= now or self._is_closing:
-                waiter.answer([])
+            if waiter.found or waiter.ends <= now or self._is_closing:
+                waiter.answer()
         if any(one.is_open() for one in self._waiters):
             self._watch(taken.empty)
             await self._rest()
@@ -223,22 +239,26 @@ class PullQueue:
             changed.cancel()
 
     async def _wait_out(self, fault: ServerUnavailable) -> None:
-        """Fail the pulls whose time is up, and pause until the server may answer again."""
+        """Fail the pulls that cannot wait, and pause until the server may answer again."""
         self._fault = fault
         now = time.monotonic()
         for waiter in list(self._waiters):
-            if waiter.ends <= now or self._is_closing:
+            if waiter.found or waiter.ends <= now or self._is_closing:
                 waiter.fail(fault)
         await asyncio.sleep(self._backoff.take())
 
     async def _hand_out(self, taken: Taken) -> None:
-        """Deal entries to the waiting pulls in order; release those that no pull wants."""
+        """Deal entries to the waiting pulls in order; release those that no pull wants.
+
+        Ends the pulls that got some, unless they want more and the server may have more.
+        """
         held = {one.entry: one for one in taken.entries}
         try:
             left, room = iter(taken.entries), AHEAD_BYTES
+            may_have_more = taken.call is not None and len(taken.entries) >= taken.call.most
             by_timeout: dict[int | None, list[tuple[Waiter, list[Entry]]]] = {}
             for waiter in [one for one in self._waiters if one.is_open()]:
-                mine = list(islice(left, waiter.most))
+                mine = list(islice(left, waiter.missing))
                 if not mine:
                     break
                 by_timeout.setdefault(waiter.timeout_ms, []).append((waiter, mine))
@@ -248,21 +268,22 @@ class PullQueue:
                 room -= sum(one.size for one in opened if one is not None)
                 both = zip(dealt, opened, strict=False)  # unopened entries are released
                 for waiter, mine in some:
-                    got = list(islice(both, len(mine)))
-                    found = [one for _, one in got if one is not None]
-                    is_answered = waiter.is_open() and bool(found)
-                    if is_answered:
-                        waiter.answer(found)
-                        self.handed_out += len(found)
-                    for entry, one in got:
-                        if is_answered or one is None:
+                    for entry, one in list(islice(both, len(mine))):
+                        if one is not None and waiter.is_open():
+                            waiter.found.append(one)
+                        if one is None or waiter.is_open():
                             del held[entry.entry]
+                    is_full = not waiter.missing or sum(one.size for one in waiter.found) > room
+                    if waiter.found and (is_full or not may_have_more):
+                        waiter.answer()
                 if room <= 0:
                     break
         finally:
-            if held:
-                pairs = [(one.id, one.entry) for one in held.values()]
-                self._releaser.release(self._topic, self._group, pairs)
+            self._release((one.id, one.entry) for one in held.values())
+
+    def _release(self, deliveries: Iterable[tuple[str, str]]) -> None:
+        if pairs := list(deliveries):
+            self._releaser.release(self._topic, self._group, pairs)
 
     async def _open(
         self, taken: Taken, entries: Sequence[Entry], timeout_ms: int | None, room: int

@@ -39,6 +39,72 @@ def settle(
     return client.post(path, json={"receipt": delivery["receipt"]} | more)
 
 
+def settle_many(
+    client: httpx.Client, topic: str, verb: str, deliveries: list[dict[str, Any]]
+) -> dict[str, Any]:
+    path = f"/v1/topics/{topic}/messages:batch-{verb}"
+    answer = client.post(path, json={"deliveries": deliveries})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def held(client: httpx.Client, topic: str, count: int) -> list[dict[str, Any]]:
+    """Receipts of `count` deliveries on a new topic, in the order of their bodies."""
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "g"})
+    messages = [{"body": n, "id": str(n)} for n in range(count)]
+    client.post(f"/v1/topics/{topic}/messages:batch", json={"messages": messages})
+    return [{"receipt": one["receipt"]} for one in pull(client, topic, max=count)]
+
+
+def test_a_batch_is_acked_with_a_result_for_each_delivery(client: httpx.Client) -> None:
+    topic = new_topic()
+    receipts = held(client, topic, 300)
+    replacing = {"body": "new", "id": "2", "on_duplicate": "replace"}
+    assert client.post(f"/v1/topics/{topic}/messages", json=replacing).status_code == 200
+    found = settle_many(client, topic, "ack", [*receipts, receipts[1], {"receipt": "no receipt"}])
+    results = found["results"]
+    acked = {str(n): "acked" for n in range(300) if n != 2}
+    assert {one["id"]: one["outcome"] for one in results[:300] if "outcome" in one} == acked
+    assert results[2]["problem"]["type"] == "urn:lisa:problem:stale"
+    assert results[2]["problem"]["state"] == "ready"
+    assert results[300] == {"id": "1", "outcome": "repeated"}
+    assert results[301]["problem"]["type"] == "urn:lisa:problem:invalid"
+    assert (found["succeeded"], found["failed"]) == (300, 2)
+    assert [one["id"] for one in pull(client, topic, max=500)] == ["2"]
+
+
+def test_a_batch_is_retried_extended_and_released(client: httpx.Client) -> None:
+    topic = new_topic()
+    receipts = held(client, topic, 4)
+    wanted = [
+        {**receipts[0], "delay_ms": 60_000},
+        {**receipts[1], "discard": True, "reason": "bad"},
+        {**receipts[2], "discard": True, "delay_ms": 1},
+    ]
+    later, dead, invalid = settle_many(client, topic, "retry", wanted)["results"]
+    assert (later["id"], later["outcome"], later["attempts"]) == ("0", "retrying", 1)
+    assert dead == {"id": "1", "outcome": "dead", "due_ms": None, "attempts": 1}
+    assert "not both" in invalid["problem"]["detail"]
+    wanted = [{**one, "ack_timeout_ms": 60_000} for one in receipts[1:]]
+    gone, *kept = settle_many(client, topic, "extend", wanted)["results"]
+    assert (gone["problem"]["state"], gone["problem"]["held"]) == ("garbage", False)
+    assert kept == [{"id": "2", "held": True}, {"id": "3", "held": True}]
+    found = settle_many(client, topic, "release", receipts[2:])
+    assert (found["succeeded"], found["failed"]) == (2, 0)
+    assert [(one["id"], one["attempt"]) for one in pull(client, topic, max=9)] == [
+        ("2", 1),
+        ("3", 1),
+    ]
+
+
+@pytest.mark.parametrize("deliveries", [[], [{"receipt": "x"}] * 1_001, [{}], ["x"], {}])
+def test_an_invalid_batch_is_rejected(client: httpx.Client, deliveries: Any) -> None:
+    path = f"/v1/topics/{new_topic()}/messages:batch-ack"
+    answer = client.post(path, json={"deliveries": deliveries})
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:lisa:problem:invalid")
+
+
 def test_a_delivery_has_all_fields(client: httpx.Client) -> None:
     topic, due_ms = new_topic(), OLDEST_DUE_MS + DAY_MS
     send(client, topic, id="x", body={"a": 1}, headers={"h": "v"}, due_ms=due_ms)

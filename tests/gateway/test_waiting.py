@@ -233,8 +233,8 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
     await standing(hub, 1)
     original = pull_queue.Waiter.answer
 
-    def answer_and_end(self: Any, found: list[HandedOut]) -> None:
-        original(self, found)
+    def answer_and_end(self: Any) -> None:
+        original(self)
         pull.cancel()
 
     monkeypatch.setattr(pull_queue.Waiter, "answer", answer_and_end)
@@ -244,6 +244,38 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
     monkeypatch.undo()
     (found,) = await hub.broker.pull(topic, wait_s=SOON_S)
     assert (found.message.id, found.message.attempt) == (sent.id, 1)
+
+
+async def test_a_pull_gets_as_many_as_it_wants_in_several_calls(
+    hub: GatewayContext, topic: str
+) -> None:
+    await hub.sender.send_many(topic, range(600))
+    found = await hub.broker.pull(topic, most=500, wait_s=SOON_S)
+    assert [one.message.body for one in found] == list(range(500))
+    found = await hub.broker.pull(topic, most=500, wait_s=SOON_S)
+    assert [one.message.body for one in found] == list(range(500, 600))
+
+
+async def test_a_pull_cancelled_between_its_calls_releases_its_messages(
+    hub: GatewayContext, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = pull_queue.PullQueue._hand_out
+
+    async def cancel_after(self: Any, taken: Any) -> None:
+        await original(self, taken)
+        pull.cancel()
+        await asyncio.wait([pull])
+
+    monkeypatch.setattr(pull_queue.PullQueue, "_hand_out", cancel_after)
+    await hub.sender.send_many(topic, range(400))
+    pull = begin(hub.broker.pull(topic, most=500, wait_s=LONG_S))
+    await asyncio.wait([pull])
+    assert pull.cancelled()
+    monkeypatch.undo()
+    found: list[HandedOut] = []
+    while len(found) < 400:
+        found += await hub.broker.pull(topic, most=500, wait_s=SOON_S)
+    assert {one.message.attempt for one in found} == {1}
 
 
 async def test_a_request_cancelled_as_its_pull_ends_releases_its_messages(

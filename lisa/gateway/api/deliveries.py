@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from lisa.core.store.inspection import found
-from lisa.core.transitions.ack import Acked
-from lisa.core.transitions.retry import Failed
+from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import Scope
+from lisa.gateway.api import settlements
 from lisa.gateway.api.bodies import response_body
-from lisa.gateway.api.messages import unknown
-from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.base import Answer, NoFields
 from lisa.gateway.api.models.deliveries import (
     AckAnswer,
     DeliveryAnswer,
+    ExtendBatch,
     ExtendRequest,
     HeldAnswer,
     PullAnswer,
     PullRequest,
+    ReceiptBatch,
     ReceiptRequest,
     RetryAnswer,
+    RetryBatch,
     RetryRequest,
+    SettledBatch,
+    SettledDelivery,
 )
 from lisa.gateway.api.operations import (
     MESSAGE,
@@ -36,11 +39,14 @@ from lisa.gateway.api.operations import (
     Reply,
     answer,
     invalid,
+    problem_answer,
 )
+from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.long_poll import hold
-from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.receipts import Receipt, decode_receipt
+
+S = TypeVar("S", ReceiptRequest, RetryRequest, ExtendRequest)
 
 STALE: Problems = {
     404: "The message is unknown, or its group was removed.",
@@ -103,8 +109,8 @@ def _delivery(one: HandedOut) -> DeliveryAnswer:
     )
 
 
-def _by_receipt(name: str, verb: str, done: str) -> Callable[[HandlerType], HandlerType]:
-    """Declare an operation on a delivery, which the request identifies by its receipt."""
+def _on_one(name: str, verb: str, done: str) -> Callable[[HandlerType], HandlerType]:
+    """Declare an operation on one delivery."""
     return operations.add(
         name,
         "POST",
@@ -115,78 +121,97 @@ def _by_receipt(name: str, verb: str, done: str) -> Callable[[HandlerType], Hand
     )
 
 
-@_by_receipt("ackMessage", "ack", "Settled.")
+@_on_one("ackMessage", "ack", "Settled.")
 async def ack(call: Call[NoFields, ReceiptRequest]) -> Reply[AckAnswer]:
     """Ack a delivery."""
-    outcome = await call.hub.settler.ack(call.topic, _receipt(call))
-    if outcome is Acked.STALE:
-        raise await _stale(call)
-    return answer(AckAnswer(id=call.id, outcome=outcome))
+    return answer(await settlements.ack(call.hub, call.topic, call.body, _receipt(call)))
 
 
-@_by_receipt("retryMessage", "retry", "The message will be retried, or is in garbage.")
+@_on_one("retryMessage", "retry", "The message will be retried, or is in garbage.")
 async def retry(call: Call[NoFields, RetryRequest]) -> Reply[RetryAnswer]:
     """Retry or discard a failed delivery."""
-    request, receipt = call.body, _receipt(call)
-    if request.discard and request.delay_ms is not None:
-        raise invalid("give either delay_ms or discard, not both")
-    delay: int | Literal["discard"] | None = "discard" if request.discard else request.delay_ms
-    retried = await call.hub.settler.retry(
-        call.topic, receipt, reason=request.recorded_reason, delay=delay
-    )
-    if retried.outcome is Failed.STALE:
-        raise await _stale(call)
-    return answer(
-        RetryAnswer(
-            id=call.id,
-            outcome=retried.outcome,
-            due_ms=retried.due_ms,
-            attempts=retried.failed_attempts,
-        )
-    )
+    return answer(await settlements.retry(call.hub, call.topic, call.body, _receipt(call)))
 
 
-@_by_receipt("extendMessage", "extend", "The ack timeout restarts.")
+@_on_one("extendMessage", "extend", "The ack timeout restarts.")
 async def extend(call: Call[NoFields, ExtendRequest]) -> Reply[HeldAnswer]:
     """Extend a delivery's ack timeout."""
-    receipt = _receipt(call)
-    if not await call.hub.settler.extend(call.topic, receipt, call.body.ack_timeout_ms):
-        raise await _stale(call, held=False)
-    return answer(HeldAnswer(id=call.id, held=True))
+    return answer(await settlements.extend(call.hub, call.topic, call.body, _receipt(call)))
 
 
-@_by_receipt("releaseMessage", "release", "Released.")
+@_on_one("releaseMessage", "release", "Released.")
 async def release(call: Call[NoFields, ReceiptRequest]) -> Reply[HeldAnswer]:
     """Release a delivery.
 
     The message is redelivered immediately, without counting an attempt.
     """
-    if not await call.hub.settler.release(call.topic, _receipt(call)):
-        raise await _stale(call, held=False)
-    return answer(HeldAnswer(id=call.id, held=True))
+    return answer(await settlements.release(call.hub, call.topic, call.body, _receipt(call)))
 
 
-def _receipt(call: Call[NoFields, ReceiptRequest | RetryRequest | ExtendRequest]) -> Receipt:
+def _receipt(call: Call[NoFields, Any]) -> Receipt:
     receipt = decode_receipt(call.body.receipt)
     if receipt.settlement.id != call.id:
         raise invalid(f"the receipt is for message {receipt.settlement.id!r}, not {call.id!r}")
     return receipt
 
 
-async def _stale(
-    call: Call[NoFields, ReceiptRequest | RetryRequest | ExtendRequest], **more: Any
-) -> ErrorResponse:
-    """The problem for a stale receipt, with the message's current state."""
-    seen = await call.hub.settler.look(call.topic, call.id, bodies=False)
-    now = found(call.topic, call.id, seen)
-    if now is None:
-        return unknown(call.topic, call.id)
-    return ErrorResponse(
-        409,
-        "stale",
-        f"the receipt of message {call.id!r} is stale: the message is now {now.state}",
-        id=call.id,
-        outcome="stale",
-        state=now.state,
-        **more,
+def _on_many(name: str, verb: str) -> Callable[[HandlerType], HandlerType]:
+    """Declare an operation on a batch of deliveries."""
+    return operations.add(
+        name,
+        "POST",
+        f"{TOPIC}/messages:batch-{verb}",
+        scope=Scope.CONSUME,
+        answers={200: "The result of each delivery, even if some failed."},
+    )
+
+
+@_on_many("ackMessages", "ack")
+async def ack_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
+    """Ack many deliveries.
+
+    Each delivery has its own result, in request order: the fields of a single response, or a
+    problem, such as for a stale receipt. The other batch operations work in the same way.
+    """
+    return await _settle_each(call, call.body.deliveries, settlements.ack)
+
+
+@_on_many("retryMessages", "retry")
+async def retry_batch(call: Call[NoFields, RetryBatch]) -> Reply[SettledBatch]:
+    """Retry or discard many failed deliveries."""
+    return await _settle_each(call, call.body.deliveries, settlements.retry)
+
+
+@_on_many("extendMessages", "extend")
+async def extend_batch(call: Call[NoFields, ExtendBatch]) -> Reply[SettledBatch]:
+    """Extend the ack timeouts of many deliveries."""
+    return await _settle_each(call, call.body.deliveries, settlements.extend)
+
+
+@_on_many("releaseMessages", "release")
+async def release_batch(call: Call[NoFields, ReceiptBatch]) -> Reply[SettledBatch]:
+    """Release many deliveries."""
+    return await _settle_each(call, call.body.deliveries, settlements.release)
+
+
+async def _settle_each(
+    call: Call[NoFields, Any],
+    requests: Sequence[S],
+    settle: Callable[[GatewayContext, str, S, Receipt], Awaitable[Answer]],
+) -> Reply[SettledBatch]:
+    async def one(request: S) -> Answer:
+        return await settle(call.hub, call.topic, request, decode_receipt(request.receipt))
+
+    found = await gather_parts(map(one, requests))
+    failed = [one for one in found if isinstance(one, Exception)]
+    if len(failed) == len(found) and isinstance(failed[0], ServerUnavailable):
+        raise failed[0]
+    results = [
+        SettledDelivery(problem=problem_answer(one))
+        if isinstance(one, Exception)
+        else SettledDelivery(**msgspec.structs.asdict(one))
+        for one in found
+    ]
+    return answer(
+        SettledBatch(results=results, succeeded=len(found) - len(failed), failed=len(failed))
     )

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa.gateway.access import Scope, Token
+from lisa.gateway.api.models.base import Problem
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.problems import ErrorResponse, problem_of
 
 Q_co = TypeVar("Q_co", bound=msgspec.Struct, covariant=True)
 B_co = TypeVar("B_co", covariant=True)
@@ -187,6 +188,11 @@ def answer(content: T, status: int = 200) -> Reply[T]:
 def invalid(detail: str) -> ErrorResponse:
     """The problem for an invalid request."""
     return ErrorResponse(400, "invalid", detail)
+
+
+def problem_answer(error: Exception) -> Problem:
+    """An error as one result of a batch."""
+    return msgspec.convert(problem_of(error).content, Problem)
 
 
 def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:

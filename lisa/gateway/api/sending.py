@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -17,7 +16,6 @@ from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.api.bodies import read_body
 from lisa.gateway.api.models.base import NoFields
-from lisa.gateway.api.models.base import Problem as ProblemAnswer
 from lisa.gateway.api.models.sending import (
     BatchAnswer,
     BatchRequest,
@@ -25,9 +23,18 @@ from lisa.gateway.api.models.sending import (
     SendAnswer,
     SendRequest,
 )
-from lisa.gateway.api.operations import MESSAGES, TOPIC, Call, Operations, Reply, answer, read_json
-from lisa.gateway.context import GatewayContext
-from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.gateway.api.operations import (
+    MESSAGES,
+    TOPIC,
+    Call,
+    Operations,
+    Reply,
+    answer,
+    problem_answer,
+    read_json,
+)
+from lisa.gateway.context import GatewayContext, gather_parts
+from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.trace_context import trace_context, with_trace
 from lisa.producer import Outgoing, SendOutcome, Single
 
@@ -140,11 +147,7 @@ async def _send_part(
     found: list[_Found] = list(sent)
     rest = part[len(sent) :]
     if isinstance(error, InvalidMessage):
-        offers = (hub.sender.offer(topic, one.outgoing, mode) for one in rest)
-        for result in await asyncio.gather(*offers, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, LisaError):
-                raise result
-            found.append(result)
+        found += await gather_parts(hub.sender.offer(topic, one.outgoing, mode) for one in rest)
     elif error is not None:
         found += [error] * len(rest)
     return found
@@ -154,7 +157,7 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     results = [
         BatchResult(id=one.id, outcome=one.outcome)
         if isinstance(one, SendOutcome)
-        else BatchResult(problem=msgspec.convert(problem_of(one).content, ProblemAnswer))
+        else BatchResult(problem=problem_answer(one))
         for one in found
     ]
     counts = Counter(one.outcome for one in found if isinstance(one, SendOutcome))

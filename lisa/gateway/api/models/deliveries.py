@@ -11,9 +11,11 @@ from lisa.core.model.outcomes import Discard
 from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.retry import Failed
 from lisa.gateway.api.models.base import (
+    MOST_ITEMS,
     AckTimeout,
     Answer,
     Name,
+    Problem,
     ReceiptText,
     Request,
     RetryPause,
@@ -79,6 +81,46 @@ class HeldAnswer(Answer):
 
     id: str
     held: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+_BatchSize = Meta(min_length=1, max_length=MOST_ITEMS)
+
+
+class ReceiptBatch(Request):
+    """Deliveries to ack or release."""
+
+    deliveries: Annotated[list[ReceiptRequest], _BatchSize]
+
+
+class RetryBatch(Request):
+    """Failed deliveries, each with the fields of a single retry."""
+
+    deliveries: Annotated[list[RetryRequest], _BatchSize]
+
+
+class ExtendBatch(Request):
+    """Deliveries to extend, each with the fields of a single extend."""
+
+    deliveries: Annotated[list[ExtendRequest], _BatchSize]
+
+
+class SettledDelivery(Answer):
+    """The result of one delivery of a batch: the fields of the single response, or a problem."""
+
+    id: str | UnsetType = UNSET
+    outcome: str | UnsetType = UNSET
+    due_ms: int | UnsetType | None = UNSET
+    attempts: int | UnsetType = UNSET
+    held: bool | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class SettledBatch(Answer):
+    """The results in request order; `failed` have a problem."""
+
+    results: list[SettledDelivery]
+    succeeded: int
+    failed: int
 
 
 class PullRequest(Request):
