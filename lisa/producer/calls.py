@@ -139,15 +139,17 @@ def combine(messages: Sequence[Single]) -> Encoded:
     return Encoded(ids, dues[:1] if alike else dues, tails, ttls_ms, policies, are_new)
 
 
-def calls(topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int) -> Iterator[Enqueue]:
-    """The script calls that send the messages, each with its own send token.
+def calls(
+    topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int, send_token: str | None = None
+) -> Iterator[Enqueue]:
+    """The script calls that send the messages, each with its own send token unless one is given.
 
     size: maximum cost per call, given the topic's groups. Each call also stays within the byte
     budget, so that no call blocks the server.
     """
     cost = _cost(whole, on_duplicate)
     for part in _parts(whole, MOST if cost == 1 else max(1, size // cost)):
-        token = new_token()
+        token = send_token or new_token()
         head = encode_head(token)
         yield Enqueue(
             topic,

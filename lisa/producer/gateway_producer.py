@@ -41,27 +41,43 @@ class GatewayProducer(AsyncProducer):
         return self._store
 
     async def offer(
-        self, topic: str, message: Outgoing, on_duplicate: OnDuplicate | str = OnDuplicate.KEEP
+        self,
+        topic: str,
+        message: Outgoing,
+        on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
+        token: str | None = None,
     ) -> SendOutcome:
         """Send one message, batched with concurrent sends. Returns its id and outcome.
+
+        `token`: the send token. If it is that of an earlier send of the same id, this call repeats
+        that send: it adds nothing and returns the same outcome. By default each send is another.
 
         Raises LisaError. A duplicate id is an outcome, not an error, even with "reject".
         """
         plan = SendPlan.of({"on_duplicate": on_duplicate}, None)
-        flow = self._send_one(check_topic(topic), plan.on_duplicate, single(plan, message))
-        return await self._drive(flow)
+        one = single(plan, message)
+        if token is None:
+            return await self._drive(self._send_one(check_topic(topic), plan.on_duplicate, one))
+        sent, error = await self.offer_many(topic, [one], plan.on_duplicate, token)
+        if error is not None:
+            raise error
+        return sent[0]
 
     async def offer_many(
-        self, topic: str, messages: Sequence[Single], on_duplicate: OnDuplicate
+        self,
+        topic: str,
+        messages: Sequence[Single],
+        on_duplicate: OnDuplicate,
+        token: str | None = None,
     ) -> tuple[list[SendOutcome], LisaError | None]:
-        """Send prepared messages, hundreds per script call.
+        """Send prepared messages, hundreds per script call; `token` as in `offer`.
 
         Returns the outcomes in order, and the error of a failed call, after which nothing was sent.
         """
         report = SendReport()
         try:
             await self._drive(
-                self._enqueue(check_topic(topic), on_duplicate, combine(messages), report)
+                self._enqueue(check_topic(topic), on_duplicate, combine(messages), report, token)
             )
         except LisaError as error:
             return list(report), error

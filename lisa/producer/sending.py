@@ -96,13 +96,18 @@ class Sending:
             )
 
     def _enqueue(
-        self, topic: str, on_duplicate: OnDuplicate, messages: Encoded, report: SendReport
+        self,
+        topic: str,
+        on_duplicate: OnDuplicate,
+        messages: Encoded,
+        report: SendReport,
+        token: str | None = None,
     ) -> Flow[None]:
         """Send encoded messages and add each outcome to the report as it arrives."""
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic, Enqueue)
-        for call in calls(topic, on_duplicate, messages, size):
+        for call in calls(topic, on_duplicate, messages, size, token):
             report.add(call.ids, (yield from self._write(call, call.ids)))
 
     def _send_many(

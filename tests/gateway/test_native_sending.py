@@ -13,6 +13,7 @@ import pytest
 from lisa import Producer
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import InvalidMessage
+from lisa.gateway.api.idempotency import Idempotency
 from tests.gateways import Gateway, new_topic
 
 if TYPE_CHECKING:
@@ -232,6 +233,92 @@ def test_cross_site_sends_are_rejected(client: httpx.Client) -> None:
         form = {"Content-Type": "application/x-www-form-urlencoded"} | headers
         problem(send_raw(client, topic, b'{"body":1}', **form), 403, "origin")
     assert client.get(f"/v1/topics/{topic}").status_code == 404
+
+
+def send_with_key(
+    client: httpx.Client, topic: str, key: str, path: str = "messages", **content: Any
+) -> httpx.Response:
+    headers = {"Idempotency-Key": key}
+    return client.post(f"/v1/topics/{topic}/{path}", json=content, headers=headers)
+
+
+def count(client: httpx.Client, topic: str) -> int:
+    """How many messages of the topic wait."""
+    found: int = client.get(f"/v1/topics/{topic}").json()["waiting"]
+    return found
+
+
+def test_a_repeated_idempotency_key_gets_the_first_response(client: httpx.Client) -> None:
+    topic, message = new_topic(), {"body": 1, "delay_ms": DAY_MS}
+    first = send_with_key(client, topic, "k-1", **message)
+    assert (first.status_code, first.json()["outcome"]) == (201, "accepted")
+    for key in ("k-1", '"k-1"'):
+        again = send_with_key(client, topic, key, **message)
+        assert (again.status_code, again.json()) == (201, first.json())
+    reused = send_with_key(client, topic, "k-1", **message | {"body": 2})
+    problem(reused, 422, "idempotency-key-reused")
+    assert reused.json()["id"] == first.json()["id"]
+    assert count(client, topic) == 1
+    assert send_with_key(client, topic, "k-2", **message).json()["id"] != first.json()["id"]
+    assert send_with_key(client, new_topic(), "k-1", **message).status_code == 201
+
+
+def test_an_idempotency_key_outlives_its_message(client: httpx.Client) -> None:
+    topic, message = new_topic(), {"body": 1, "delay_ms": DAY_MS}
+    first = send_with_key(client, topic, "k", **message)
+    assert client.delete(f"/v1/topics/{topic}/messages/{first.json()['id']}").status_code == 200
+    assert send_with_key(client, topic, "k", **message).json() == first.json()
+    assert count(client, topic) == 0
+
+
+def test_concurrent_sends_with_one_idempotency_key_add_one_message(client: httpx.Client) -> None:
+    topic = new_topic()
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        sends = [
+            pool.submit(send_with_key, client, topic, "k", body=1, delay_ms=DAY_MS)
+            for _ in range(40)
+        ]
+        found = [one.result() for one in sends]
+    assert {one.status_code for one in found} == {201}
+    assert len({one.json()["id"] for one in found}) == 1
+    assert count(client, topic) == 1
+
+
+def test_an_idempotency_key_works_with_ids_of_the_client(client: httpx.Client) -> None:
+    topic = new_topic()
+    message = {"body": 1, "delay_ms": DAY_MS, "id": "x", "on_duplicate": "reject"}
+    for _ in range(2):
+        sent = send_with_key(client, topic, "k", **message)
+        assert (sent.status_code, sent.json()) == (201, {"id": "x", "outcome": "accepted"})
+    problem(send_with_key(client, topic, "other", **message), 409, "duplicate")
+
+
+def test_an_idempotency_key_works_for_a_batch(client: httpx.Client) -> None:
+    topic = new_topic()
+    messages = [{"body": n, "delay_ms": DAY_MS} for n in range(400)]
+    wanted = {"path": "messages:batch", "messages": [*messages, {"id": "own", **messages[0]}]}
+    first = send_with_key(client, topic, "k", **wanted)
+    assert first.json()["accepted"] == 401
+    assert send_with_key(client, topic, "k", **wanted).json() == first.json()
+    assert count(client, topic) == 401
+    other = send_with_key(client, topic, "k", path="messages:batch", messages=messages[:1]).json()
+    assert other["results"][0]["problem"]["type"] == "urn:lisa:problem:idempotency-key-reused"
+    assert count(client, topic) == 401
+
+
+@pytest.mark.parametrize("key", ["", '""', "x" * 256, "a\tb", "\xe9"])
+def test_an_invalid_idempotency_key_is_rejected(client: httpx.Client, key: str) -> None:
+    headers = {b"Idempotency-Key": key.encode("latin-1")}
+    path = f"/v1/topics/{new_topic()}/messages"
+    problem(client.post(path, json={"body": 1}, headers=headers), 400, "invalid")
+
+
+def test_an_idempotency_key_belongs_to_one_token() -> None:
+    def of(client: str) -> Idempotency:
+        return Idempotency("t", client, "k", b"content")
+
+    assert (of("a").id_of(), of("a").token) == (of("a").id_of(), of("a").token)
+    assert of("a").id_of() != of("b").id_of()
 
 
 def test_an_invalid_topic_name_is_rejected(client: httpx.Client) -> None:

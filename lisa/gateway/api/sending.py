@@ -15,6 +15,7 @@ from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.api.bodies import read_body
+from lisa.gateway.api.idempotency import Idempotency, idempotency_of, key_reused
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.models.sending import (
     BatchAnswer,
@@ -45,15 +46,18 @@ KNOWN = (
     "replaced it."
 )
 
+KEY_REUSED = "The `Idempotency-Key` was used for a request with other content."
+
 operations = Operations("Sending")
 
 _Found: TypeAlias = SendOutcome | LisaError | ErrorResponse
 
 
 class _Ready(NamedTuple):
-    """One valid message of a batch: its index, and its original and encoded forms."""
+    """One valid message of a batch: its index, and its forms as given, checked and encoded."""
 
     position: int
+    request: SendRequest
     mode: OnDuplicate
     outgoing: Outgoing
     single: Single
@@ -67,6 +71,7 @@ class _Ready(NamedTuple):
     answers={201: "Accepted.", 200: KNOWN},
     problems={
         409: "The id exists and `on_duplicate` is `reject`.",
+        422: KEY_REUSED,
         429: "The topic has reached its `capacity`.",
     },
     leads_to=("getMessage", "cancelMessage", "rescheduleMessage", "fireMessage"),
@@ -76,13 +81,17 @@ async def send(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
 
     If the request has the header `traceparent`, and the message has no header of that name, the
     message gets `traceparent` and `tracestate`.
+
+    With the header `Idempotency-Key`, a repeated request gets the first response and sends nothing,
+    for as long as the topic remembers the message's id (`retention`).
     """
-    request = call.body
+    request, key = call.body, idempotency_of(call)
+    outgoing = _outgoing(request, trace_context(call.request.headers), key)
     sent = await call.hub.sender.offer(
-        call.topic,
-        _outgoing(request, trace_context(call.request.headers)),
-        request.on_duplicate or OnDuplicate.KEEP,
+        call.topic, outgoing, _mode(request, OnDuplicate.KEEP), key.token if key else None
     )
+    if _is_reused(request, key, sent):
+        raise key_reused(sent.id)
     if sent.outcome is Sent.REJECTED:
         raise ErrorResponse(
             409,
@@ -108,30 +117,32 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     Sends at most 1,000 messages. Each has its own result, in request order: an invalid message gets
     a problem, the others are sent. If Redis does not respond and no message was sent, the response
     is 503.
+
+    `Idempotency-Key` works as for a single send.
     """
-    default = call.body.on_duplicate or OnDuplicate.KEEP
+    default, key = call.body.on_duplicate or OnDuplicate.KEEP, idempotency_of(call)
     trace = trace_context(call.request.headers)
     found: dict[int, _Found] = {}
     ready: list[_Ready] = []
     for index, raw in enumerate(call.body.messages):
         try:
             item = read_json(_item_decoder, raw)
-            outgoing = _outgoing(item, trace)
-            ready.append(
-                _Ready(
-                    index, item.on_duplicate or default, outgoing, call.hub.sender.prepare(outgoing)
-                )
-            )
+            outgoing = _outgoing(item, trace, key, index)
+            prepared = call.hub.sender.prepare(outgoing)
+            ready.append(_Ready(index, item, _mode(item, default), outgoing, prepared))
         except (ErrorResponse, InvalidMessage) as error:
             found[index] = error
     outage: ServerUnavailable | None = None
+    token = key.token if key else None
     for mode, some in groupby(ready, key=lambda one: one.mode):
         part = list(some)
         if outage is None:
-            results = await _send_part(call.hub, call.topic, part, mode)
+            results = await _send_part(call.hub, call.topic, part, mode, token)
         else:  # the batch waits out an outage once, not per part
             results = [outage] * len(part)
-        found.update(zip((one.position for one in part), results, strict=True))
+        for one, result in zip(part, results, strict=True):
+            is_reused = isinstance(result, SendOutcome) and _is_reused(one.request, key, result)
+            found[one.position] = key_reused(one.single.id or "") if is_reused else result
         if isinstance(results[-1], ServerUnavailable):
             outage = results[-1]
     if outage and all(isinstance(one, ServerUnavailable) for one in found.values()):
@@ -139,15 +150,27 @@ async def send_batch(call: Call[NoFields, BatchRequest]) -> Reply[BatchAnswer]:
     return answer(_batch_answer([found[index] for index in sorted(found)]))
 
 
+def _mode(request: SendRequest, default: OnDuplicate) -> OnDuplicate:
+    """What to do if the id exists; without an id of its own, a message is new or a repetition."""
+    return OnDuplicate.KEEP if request.id is None else request.on_duplicate or default
+
+
+def _is_reused(request: SendRequest, key: Idempotency | None, sent: SendOutcome) -> bool:
+    """Whether another request has used the key: repetitions get the first outcome."""
+    return key is not None and request.id is None and sent.outcome is Sent.DUPLICATE
+
+
 async def _send_part(
-    hub: GatewayContext, topic: str, part: Sequence[_Ready], mode: OnDuplicate
+    hub: GatewayContext, topic: str, part: Sequence[_Ready], mode: OnDuplicate, token: str | None
 ) -> list[_Found]:
     """The result of each message. If one is invalid, the others of its call are sent singly."""
-    sent, error = await hub.sender.offer_many(topic, [one.single for one in part], mode)
+    sent, error = await hub.sender.offer_many(topic, [one.single for one in part], mode, token)
     found: list[_Found] = list(sent)
     rest = part[len(sent) :]
     if isinstance(error, InvalidMessage):
-        found += await gather_parts(hub.sender.offer(topic, one.outgoing, mode) for one in rest)
+        found += await gather_parts(
+            hub.sender.offer(topic, one.outgoing, mode, token) for one in rest
+        )
     elif error is not None:
         found += [error] * len(rest)
     return found
@@ -171,11 +194,13 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
     )
 
 
-def _outgoing(request: SendRequest, trace: Mapping[str, str]) -> Outgoing:
+def _outgoing(
+    request: SendRequest, trace: Mapping[str, str], key: Idempotency | None, index: int = 0
+) -> Outgoing:
     delay, ttl, retry = request.delay_ms, request.ttl_ms, request.retry
     return Outgoing(
         read_body(request),
-        id=request.id,
+        id=key.id_of(index) if key and request.id is None else request.id,
         delay=None if delay is None else timedelta(milliseconds=delay),
         at_ms=request.due_ms,
         ttl=None if ttl is None else timedelta(milliseconds=ttl),
