@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lisa.gateway.access import Scope, Token
+from lisa.gateway.api.hints import mismatch
 from lisa.gateway.api.models.base import Problem
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse, problem_of
@@ -200,7 +201,7 @@ def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise invalid(f"the JSON does not match the schema: {error}") from None
+        raise invalid(mismatch("the JSON", decoder.type, error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid UTF-8 JSON: {error}") from None
     except RecursionError:

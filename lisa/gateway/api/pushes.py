@@ -6,14 +6,13 @@ from datetime import timedelta
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType, convert
 
 from lisa.admin import push as admin
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group
 from lisa.gateway.access import Scope
-from lisa.gateway.api.models.base import Name, NoFields
+from lisa.gateway.api.models.base import Answer, Name, NoFields, PushTimeout, Request
 from lisa.gateway.api.operations import TOPIC, Call, Operations, Reply, answer
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.push import allowed_of, reload_targets
@@ -24,7 +23,7 @@ PATH = f"{TOPIC}/push"
 operations = Operations("Pushes")
 
 
-class PushRequest(msgspec.Struct, forbid_unknown_fields=True):
+class PushRequest(Request):
     """A push target to set.
 
     Without `secret` an existing target keeps its secret, and a new target gets a generated one.
@@ -33,12 +32,12 @@ class PushRequest(msgspec.Struct, forbid_unknown_fields=True):
     url: Annotated[str, Meta(min_length=1, max_length=admin.MOST_URL)]
     group: Name | None = None
     concurrency: Annotated[int, Meta(ge=1, le=admin.MOST_CONCURRENCY)] | None = None
-    timeout_ms: Annotated[int, Meta(ge=100, le=3_600_000)] | None = None
+    timeout_ms: PushTimeout | None = None
     secret: str | None = None
     renew_secret: bool = False
 
 
-class PushTarget(msgspec.Struct):
+class PushTarget(Answer):
     """A push target. Null means the default from the gateway's configuration."""
 
     group: str
@@ -53,19 +52,19 @@ class PushAnswer(PushTarget):
     secret: str | UnsetType = UNSET
 
 
-class PushTargets(msgspec.Struct):
+class PushTargets(Answer):
     """All push targets of a topic."""
 
     targets: list[PushTarget]
 
 
-class PushRemoved(msgspec.Struct):
+class PushRemoved(Answer):
     """The groups whose push target was removed."""
 
     removed: list[str]
 
 
-class PushQuery(msgspec.Struct, forbid_unknown_fields=True):
+class PushQuery(Request):
     """The group whose target to remove; by default all groups."""
 
     group: Name | None = None
@@ -82,7 +81,9 @@ async def _show(call: Call[NoFields, None]) -> Reply[PushTargets]:
     """List a topic's push targets."""
     store = call.hub.store
     found = await store.drive(admin.targets(store, call.topic))
-    return answer(PushTargets([convert(one, PushTarget, from_attributes=True) for one in found]))
+    return answer(
+        PushTargets(targets=[convert(one, PushTarget, from_attributes=True) for one in found])
+    )
 
 
 @operations.add(
@@ -148,4 +149,4 @@ async def _delete(call: Call[PushQuery, None]) -> Reply[PushRemoved]:
     if not removed:
         of = f"group {group!r} of topic" if group else "topic"
         raise ErrorResponse(404, "unknown-push", f"{of} {call.topic!r} has no push target")
-    return answer(PushRemoved(removed))
+    return answer(PushRemoved(removed=removed))

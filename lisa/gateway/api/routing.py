@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from lisa.gateway import audit
 from lisa.gateway.access import EVERYTHING
+from lisa.gateway.api.hints import mismatch
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.operations import Call, Operation, invalid, read_json
 from lisa.gateway.context import GatewayContext
@@ -125,7 +126,7 @@ def _read_query(kind: type[msgspec.Struct], text: bytes) -> msgspec.Struct:
     try:
         return msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(f"the query parameters do not match the schema: {error}") from None
+        raise invalid(mismatch("the query", kind, error)) from None
 
 
 class _Node:

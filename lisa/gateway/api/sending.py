@@ -31,6 +31,7 @@ from lisa.gateway.api.operations import (
     Operations,
     Reply,
     answer,
+    invalid,
     problem_answer,
     read_json,
 )
@@ -197,13 +198,24 @@ def _batch_answer(found: Sequence[_Found]) -> BatchAnswer:
 def _outgoing(
     request: SendRequest, trace: Mapping[str, str], key: Idempotency | None, index: int = 0
 ) -> Outgoing:
-    delay, ttl, retry = request.delay_ms, request.ttl_ms, request.retry
+    if request.delay_ms is not None and request.due_ms is not None:
+        raise invalid("give either delay_ms or due_ms, not both")
+    delay, ttl = request.delay_ms, request.ttl_ms
     return Outgoing(
         read_body(request),
         id=key.id_of(index) if key and request.id is None else request.id,
         delay=None if delay is None else timedelta(milliseconds=delay),
         at_ms=request.due_ms,
         ttl=None if ttl is None else timedelta(milliseconds=ttl),
-        retry=RetryPolicy(tuple(retry)) if isinstance(retry, list) else retry,
+        retry=_policy(request.retry),
         headers=with_trace(request.headers, trace),
     )
+
+
+def _policy(retry: list[int] | str | None) -> RetryPolicy | None:
+    if retry is None:
+        return None
+    try:
+        return RetryPolicy(tuple(retry)) if isinstance(retry, list) else RetryPolicy.parse(retry)
+    except InvalidMessage as error:
+        raise invalid(f"retry: {error}") from None

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from lisa.admin import groups as admin_groups
 from lisa.admin import topics as admin_topics
@@ -128,11 +127,7 @@ async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
 async def set_options(call: Call[NoFields, OptionsRequest]) -> Reply[OptionsAnswer]:
     """Set a topic's options."""
     store = call.hub.store
-    given = {
-        name: value
-        for name in call.body.__struct_fields__
-        if (value := getattr(call.body, name)) is not UNSET
-    }
+    given = call.body.values()
     values = {name: value for name, value in given.items() if value is not None}
     # Set first, since this rejects invalid values before any change.
     if values:

@@ -11,18 +11,18 @@ from lisa.core.model.outcomes import Discard
 from lisa.core.transitions.ack import Acked
 from lisa.core.transitions.retry import Failed
 from lisa.gateway.api.models.base import (
+    ACK_TIMEOUT,
     MOST_ITEMS,
     AckTimeout,
     Answer,
     Name,
     Problem,
+    PullWait,
     ReceiptText,
     Request,
     RetryPause,
     one_of,
 )
-
-LONGEST_WAIT_MS = 60_000
 
 
 class ReceiptRequest(Request):
@@ -127,8 +127,8 @@ class PullRequest(Request):
     """A pull. The response is sent with the first messages, or empty after `wait_ms`."""
 
     max: Annotated[int, Meta(ge=1, le=MOST)] = 1
-    wait_ms: Annotated[int, Meta(ge=0, le=LONGEST_WAIT_MS)] = 0
-    ack_timeout_ms: AckTimeout | None = None
+    wait_ms: PullWait = 0
+    ack_timeout_ms: Annotated[AckTimeout | None, ACK_TIMEOUT] = None
     group: Annotated[Name | None, Meta(description="Defaults to the topic's only group.")] = None
 
 

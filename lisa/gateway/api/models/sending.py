@@ -6,7 +6,6 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from lisa.core.model.clock import MAX_DUE_MS
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.api.models.base import (
     MOST_ITEMS,
@@ -17,6 +16,7 @@ from lisa.gateway.api.models.base import (
     Problem,
     Request,
     Retries,
+    Ttl,
 )
 
 
@@ -43,8 +43,7 @@ class SendRequest(Request):
         Meta(description="Your own id, for idempotent sends; by default an id is generated."),
     ] = None
     ttl_ms: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_DUE_MS)] | None,
-        Meta(description="The message expires this long after its due time."),
+        Ttl | None, Meta(description="The message expires this long after its due time.")
     ] = None
     headers: Annotated[
         dict[str, str] | None, Meta(description="At most 65,535 bytes, as JSON.")
@@ -52,7 +51,7 @@ class SendRequest(Request):
     retry: Annotated[
         Retries | None,
         Meta(
-            description="The message's own retry delays: a list of milliseconds, or text such as "
+            description="The message's own retry delays: a list of durations, or text such as "
             "'0,0,2m'. An empty list means a single attempt."
         ),
     ] = None

@@ -8,10 +8,14 @@ from msgspec import UNSET, Meta, UnsetType, defstruct
 
 from lisa.core.model.option_types import CountType, DurationType, FlagType, PolicyType
 from lisa.core.model.options import OPTIONS, Option
-from lisa.gateway.api.models.base import Answer, Limit, Name, Request
+from lisa.gateway.api.models.base import Answer, DurationText, Limit, Name, Request
 
-_TEXT_OR_LIST = list[str] | str
-_GIVEN = {DurationType: str, PolicyType: _TEXT_OR_LIST, CountType: int | str, FlagType: bool}
+_GIVEN = {
+    DurationType: int | DurationText,
+    PolicyType: list[int | str] | str,
+    CountType: int | str,
+    FlagType: bool,
+}
 _SHOWN = {DurationType: str, PolicyType: str, CountType: int, FlagType: bool}
 
 
@@ -42,9 +46,26 @@ else:
 class OptionsRequest(_OptionsRequest):
     """Options to set. Null resets an option to its configured value, or else to its default.
 
-    Durations are text with a unit; retry delays are text such as `0,0,2m`; `capacity` may be
-    `unlimited`.
+    A duration without a unit is in milliseconds.
+
+    Retry delays are a list of durations, or text such as `0,0,2m`; `capacity` may be `unlimited`.
     """
+
+    def values(self) -> dict[str, object]:
+        """The given options in the form that `admin.topics` takes; None for null."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {
+            name: None if value is None else _with_unit(name, value)
+            for name, value in given.items()
+            if value is not UNSET
+        }
+
+
+def _with_unit(name: str, value: Any) -> object:
+    if isinstance(value, list):
+        return [_with_unit(name, one) for one in value]
+    is_duration = isinstance(OPTIONS[name].kind, (DurationType, PolicyType))
+    return f"{value}ms" if is_duration and isinstance(value, int) else value
 
 
 class OptionsAnswer(_OptionsAnswer):

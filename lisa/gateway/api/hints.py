@@ -1,0 +1,61 @@
+"""Errors about JSON and query parameters, which name the field that was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+
+_UNKNOWN = re.compile(
+    r"Object contains unknown field `(?P<name>.*)`(?P<place> - at `.*`)?\Z", re.DOTALL
+)
+
+_SYNONYMS = {
+    "body": ("payload", "data", "message", "content", "value"),
+    "due_ms": ("at", "at_ms", "due", "due_at", "eta", "run_at", "scheduled_at", "timestamp"),
+    "delay_ms": ("delay_seconds", "delay_s", "countdown", "in"),
+    "ttl_ms": ("expires", "expires_in", "expiry", "expiration"),
+    "id": ("message_id", "key", "job_id", "msg_id"),
+    "max": ("limit", "count", "batch", "batch_size", "max_messages", "max_number_of_messages"),
+    "limit": ("max", "count", "page_size", "per_page"),
+    "wait_ms": ("timeout", "timeout_ms", "block", "block_ms", "wait_time_seconds"),
+    "ack_timeout_ms": ("visibility_timeout", "visibility_timeout_ms", "lease_ms", "ack_deadline"),
+    "on_duplicate": ("if_exists", "unique", "conflict"),
+    "receipt": ("receipt_handle", "token", "ack_id"),
+}
+"""What other queues call these fields."""
+
+_MEANT = [(given, meant) for meant, others in _SYNONYMS.items() for given in others]
+
+
+def mismatch(what: str, kind: Any, error: msgspec.ValidationError) -> str:
+    """The text for `what`, such as "the JSON", which does not match the type `kind`."""
+    unknown = _UNKNOWN.search(str(error))
+    if unknown is None:
+        return f"{what} does not match the schema: {error}"
+    names = sorted(set(_fields(kind)))
+    return f"{what} has the unknown field `{unknown['name']}`{unknown['place'] or ''}; " + (
+        _hint(unknown["name"], names)
+    )
+
+
+def _hint(given: str, names: list[str]) -> str:
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", given).replace("-", "_").lower()
+    near = [meant for other, meant in _MEANT if other == plain and meant in names]
+    near = near or difflib.get_close_matches(plain, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"the fields are {', '.join(names)}" if names else "no fields are expected"
+
+
+def _fields(kind: Any) -> Iterator[str]:
+    """The names of all fields of the structs in a type, also of nested ones."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            yield field.name
+            yield from _fields(field.type)
+    for part in get_args(kind):
+        yield from _fields(part)
