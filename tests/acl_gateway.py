@@ -134,6 +134,8 @@ def operate(caller: Caller) -> None:
     caller.get("/", "/consumers", "/managers", page, f"{page}?ahead=minutes", f"{page}/garbage")
     caller.get(f"{page}/messages", f"{page}/messages/m4", "/search?q=m4")
     caller.ask("DELETE", f"{ORDERS}/groups/h")
+    caller.post("/v1/topics/passing/messages", {"body": 1, "delay_ms": 60_000})
+    caller.ask("DELETE", "/v1/topics/passing?confirm=passing")
 
 
 def speak_as_earlier_systems(caller: Caller) -> None:

@@ -315,6 +315,8 @@ def operate(stage: Stage) -> None:
         lisa("fsck", "--repair", ok=(0, 1))
         lisa("doctor", ok=(0, 1))
         lisa("topic", "group", "remove", "orders", "h", "--yes")
+        lisa("send", "passing", "x", "--delay", "1m")
+        lisa("topic", "delete", "passing", "--yes")
 
 
 SCENES: dict[str, Callable[[Stage], None]] = {

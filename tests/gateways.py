@@ -32,6 +32,13 @@ def new_topic(stem: str = "t") -> str:
     return f"{stem}-{secrets.token_hex(4)}"
 
 
+def declared_topic(client: httpx.Client) -> str:
+    """A new topic with the group `g`."""
+    topic = new_topic()
+    assert client.post(f"/v1/topics/{topic}/groups", json={"group": "g"}).status_code == 201
+    return topic
+
+
 class Gateway:
     """`lisa-gateway` on a free port; `client` is an httpx client for it.
 

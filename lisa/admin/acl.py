@@ -95,13 +95,14 @@ ROLES = {
     ),
     "gateway": Role(
         "the HTTP API, the page, pushes, metrics",
-        (*_SENDING, *_SETTLING, "configure", "purge", "read", "requeue", "set_layout", "undeclare"),
+        (*_SENDING, *_SETTLING, "clear", "configure", "purge", "read", "requeue", "set_layout",
+         "undeclare"),
         (*_READING, *_OPENING, "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
     ),
     "operator": Role(
         "the `lisa` command line",
-        (*_SENDING, "configure", "mend", "purge", "requeue", "set_layout", "undeclare"),
+        (*_SENDING, "clear", "configure", "mend", "purge", "requeue", "set_layout", "undeclare"),
         (*_READING, "COMMAND|INFO", "CONFIG|GET", "HDEL", "HEXISTS", "HLEN", "HSCAN", "PING",
          "SCAN", "SCRIPT|EXISTS", "SET", "TIME", "TYPE", "XACK", "XDEL", "ZADD", "ZREM", "ZSCAN"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.options import OPTIONS, encode
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import Store, chunks, counters, summed
 from lisa.core.transitions.base import text
@@ -79,14 +81,16 @@ class TopicState:
 
 
 def exists(store: Store, topic: str) -> Flow[bool]:
-    """Whether a topic is registered or has options, groups or messages.
+    """Whether a topic was registered recently or has options, groups or messages.
 
     The list of topics is read last, because its node may be unavailable in a cluster.
     """
     keys = store.keys.topic(topic)
     if (yield from store.command("EXISTS", keys.options, keys.groups, keys.waiting, keys.stats)):
         return True
-    return (yield from store.command("ZSCORE", store.keys.topics, topic)) is not None
+    score = yield from store.command("ZSCORE", store.keys.topics, topic)
+    deleted_ms = int(time.time() * 1000) - IDLE_AFTER_MS + DELETED_LISTED_MS
+    return score is not None and float(score) > deleted_ms
 
 
 def overdue_ms(states: Iterable[TopicState], now_ms: int) -> int:

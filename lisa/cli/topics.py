@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lisa.cli.options import Chosen, common
-from lisa.cli.output import distance, local, number, print_json, print_table, when
+from lisa.cli.output import (
+    confirm,
+    counting,
+    distance,
+    local,
+    number,
+    print_json,
+    print_table,
+    when,
+)
 from lisa.cli.push import push
 from lisa.cli.topic_groups import group
 from lisa.cli.topic_journal import journal
@@ -153,6 +162,33 @@ def resume(chosen: Chosen, topic: str) -> None:
 
     store = store_with_topic(chosen, topic)
     print_result(chosen, topic, "running", changed=store.drive(flow(store, topic)))
+
+
+@topic.command()
+@click.argument("topic")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@common
+def delete(chosen: Chosen, topic: str, *, yes: bool) -> None:
+    """Delete a topic with its messages, groups, options and counters.
+
+    Stop its consumers and producers first. A topic in a manager's YAML comes back without messages.
+    """
+    from lisa.admin.deletion import delete as flow
+    from lisa.admin.topics import counts
+
+    store = store_with_topic(chosen, topic)
+    (found,) = store.drive(counts(store, [topic]))
+    held = found.waiting + sum(getattr(found, state) for state in STATES)
+    names = ", ".join(group.name for group in found.groups) or "none"
+    confirm(f"Topic {topic} has {held} messages (groups: {names}). Delete it?", yes=yes)
+    with counting("purged") as progress:
+        done = store.drive(flow(store, topic, progress=progress))
+    print_result(
+        chosen,
+        topic,
+        f"deleted; {done.cancelled} waiting messages cancelled, {done.purged} others purged",
+        changed=True,
+    )
 
 
 class _WithOptions(click.Command):

@@ -25,6 +25,7 @@ from lisa.core.model.errors import (
     ServerUnavailable,
     TooManyGroups,
     TopicFull,
+    TopicInUse,
 )
 from lisa.core.redis.errors import ClientError, is_full
 from lisa.gateway.access import Forbidden, Unauthorized
@@ -82,6 +83,7 @@ _KINDS: tuple[tuple[type[Exception], int, str, Mapping[str, str]], ...] = (
     (DuplicateMessage, 409, "duplicate", {}),
     (TopicFull, 429, "topic-full", _RETRY_LATER),
     (GroupRemoved, 404, "unknown-group", {}),
+    (TopicInUse, 409, "in-use", {}),
     (RemovalUnfinished, 409, "removal-unfinished", _RETRY_LATER),
     (TooManyGroups, 409, "too-many-groups", {}),
     (InvalidMessage, 400, "invalid", {}),

@@ -17,6 +17,7 @@ from lisa.core.model.errors import GroupRemoved
 from lisa.core.model.sharding import Shard
 from lisa.core.store import group_removal, presence, removal_mark
 from lisa.core.store.presence import ConsumerPresence
+from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.store import SyncStore, chunks, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.expire import Expired
@@ -31,8 +32,6 @@ MOST_PAGES = 100
 """The most pages per list in one run; the next run continues."""
 MOST_CALLS = 500
 """The most calls in one run to settle the messages of removed groups."""
-
-IDLE_AFTER_MS = 3_600_000
 
 log = logging.getLogger(__name__)
 

@@ -59,12 +59,37 @@ def test_all_keys_of_an_empty_shard_are_deleted(bench: Bench) -> None:
         {"options": LEFT, "body": {"m": "A-"}, "lisa": G(ready=[Row("m", 1)])},
         {"options": LEFT, "body": {"m": "A-"}, "lisa": G(retry={"m": FAR})},
         {"options": LEFT, "body": {"m": "A-"}, "lisa": G(garbage={"m": 1})},
+        {"options": LEFT, "lisa": G(), "audit": G()},
     ],
-    ids=["open", "closed by a later layout", "waiting", "ready", "retry", "garbage"],
+    ids=["open", "closed by a later layout", "waiting", "ready", "retry", "garbage", "new group"],
 )
 def test_a_shard_in_use_or_with_messages_is_not_cleared(
     bench: Bench, state: dict[str, Any]
 ) -> None:
     bench.put(**state)
     assert not bench.call(Clear(TOPIC, 3, ("lisa",)))
+    bench.check(**state)
+
+
+@pytest.mark.parametrize("accepts", [0, 4])
+def test_all_keys_of_an_empty_topic_are_deleted(bench: Bench, accepts: int) -> None:
+    options = {"capacity": "9", **({"accepts": str(accepts)} if accepts else {})}
+    bench.put(options=options, stats={"sent": 3}, consumers={"c1": "{}"})
+    assert bench.call(Clear(TOPIC, accepts, is_whole_topic=True))
+    bench.check()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"waiting": {"m": FAR}, "body": {"m": "A-"}},
+        {"options": {"accepts": "1"}},
+        {"lisa": G()},
+        {"body": {"m": "A-"}, "lisa": G(ready=[Row("m", 1)])},
+    ],
+    ids=["waiting", "another layout", "new group", "ready in a new group"],
+)
+def test_a_topic_in_use_is_not_cleared(bench: Bench, state: dict[str, Any]) -> None:
+    bench.put(**state)
+    assert not bench.call(Clear(TOPIC, 0, is_whole_topic=True))
     bench.check(**state)

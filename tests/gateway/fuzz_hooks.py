@@ -21,6 +21,7 @@ HELD = os.environ["FUZZ_HELD"]
 
 IDS = ("fuzzed", "a/b", "ä", "a b", "fire", "100%", "..a")
 SETTLING = ("/ack", "/retry", "/extend", "/release")
+BATCHES = (":batch-ack", ":batch-retry", ":batch-extend", ":batch-release")
 
 
 @schemathesis.hook
@@ -28,8 +29,9 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     """Replace the topic, id or receipt of every other case by an existing one."""
     path, body = case.path_parameters, case.body
     chosen = zlib.crc32(repr((path, body)).encode("utf-8", "replace"))
-    if isinstance(body, dict) and isinstance(body.get("wait_ms"), int):
-        body["wait_ms"] = min(body["wait_ms"], LONGEST_WAIT_MS)
+    if isinstance(body, dict) and isinstance(body.get("wait_ms"), (int, str)):
+        wait_ms = body["wait_ms"]
+        body["wait_ms"] = min(wait_ms, LONGEST_WAIT_MS) if isinstance(wait_ms, int) else "20ms"
     if not isinstance(path, dict):
         return
     if path.get("topic") == HELD:  # a case derived from one with a receipt
@@ -44,6 +46,11 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
         held = _delivery(case.operation.base_url or case.operation.schema.get_base_url())
         path |= {"topic": HELD, "id": held["id"]}
         body["receipt"] = held["receipt"]
+    if case.operation.path.endswith(BATCHES) and isinstance(body, dict):
+        deliveries = body.get("deliveries")
+        if isinstance(deliveries, list) and deliveries and isinstance(deliveries[0], dict):
+            held = _delivery(case.operation.base_url or case.operation.schema.get_base_url())
+            path["topic"], deliveries[0]["receipt"] = HELD, held["receipt"]
 
 
 def _delivery(base_url: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.settings import GatewaySettings
+from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspection
@@ -33,7 +34,7 @@ from lisa.gateway.compat.camellia.monitor import MonitorData, RequestStats
 from lisa.gateway.compat.camellia.topics import bands_of
 from lisa.manager.expirer import Expirer
 from lisa.manager.signal_queue import SignalQueue
-from lisa.manager.sweeper import IDLE_AFTER_MS, Sweeper
+from lisa.manager.sweeper import Sweeper
 from lisa.producer.report import SendOutcome
 from tests.gateway.camellia_client import (
     HEALTH,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from lisa import Consumer
-from tests.gateways import new_topic
+from tests.gateways import declared_topic, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_a_message_is_shown_in_each_state(client: httpx.Client) -> None:
 
 
 def test_an_unknown_id_is_not_found(client: httpx.Client) -> None:
-    path = f"/v1/topics/{new_topic()}/messages/nobody"
+    path = f"/v1/topics/{declared_topic(client)}/messages/nobody"
     for answer in (
         client.get(path),
         client.delete(path),
@@ -280,11 +280,11 @@ def test_unknown_paths_and_methods_are_rejected(client: httpx.Client) -> None:
     assert client.get("/v1/topics//messages").status_code == 404
     answer = client.put(f"/v1/topics/{new_topic()}/messages", json={})
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
-    assert client.head(f"/v1/topics/{new_topic()}/messages").status_code == 200
+    assert client.head(f"/v1/topics/{declared_topic(client)}/messages").status_code == 200
 
 
 def test_operations_without_a_body_accept_an_empty_object(client: httpx.Client) -> None:
-    path = f"/v1/topics/{new_topic()}/pause"
+    path = f"/v1/topics/{declared_topic(client)}/pause"
     assert client.post(path).status_code == client.post(path, json={}).status_code == 200
     extra = client.post(path, json={"why": "?"})
     assert extra.status_code == 400

@@ -249,7 +249,8 @@ def count(client: httpx.Client, topic: str) -> int:
 
 
 def test_a_repeated_idempotency_key_gets_the_first_response(client: httpx.Client) -> None:
-    topic, message = new_topic(), {"body": 1, "delay_ms": DAY_MS}
+    topic = new_topic()
+    message: dict[str, Any] = {"body": 1, "delay_ms": DAY_MS}
     first = send_with_key(client, topic, "k-1", **message)
     assert (first.status_code, first.json()["outcome"]) == (201, "accepted")
     for key in ("k-1", '"k-1"'):
@@ -264,7 +265,8 @@ def test_a_repeated_idempotency_key_gets_the_first_response(client: httpx.Client
 
 
 def test_an_idempotency_key_outlives_its_message(client: httpx.Client) -> None:
-    topic, message = new_topic(), {"body": 1, "delay_ms": DAY_MS}
+    topic = new_topic()
+    message: dict[str, Any] = {"body": 1, "delay_ms": DAY_MS}
     first = send_with_key(client, topic, "k", **message)
     assert client.delete(f"/v1/topics/{topic}/messages/{first.json()['id']}").status_code == 200
     assert send_with_key(client, topic, "k", **message).json() == first.json()
@@ -286,7 +288,7 @@ def test_concurrent_sends_with_one_idempotency_key_add_one_message(client: httpx
 
 def test_an_idempotency_key_works_with_ids_of_the_client(client: httpx.Client) -> None:
     topic = new_topic()
-    message = {"body": 1, "delay_ms": DAY_MS, "id": "x", "on_duplicate": "reject"}
+    message: dict[str, Any] = {"body": 1, "delay_ms": DAY_MS, "id": "x", "on_duplicate": "reject"}
     for _ in range(2):
         sent = send_with_key(client, topic, "k", **message)
         assert (sent.status_code, sent.json()) == (201, {"id": "x", "outcome": "accepted"})
@@ -296,7 +298,10 @@ def test_an_idempotency_key_works_with_ids_of_the_client(client: httpx.Client) -
 def test_an_idempotency_key_works_for_a_batch(client: httpx.Client) -> None:
     topic = new_topic()
     messages = [{"body": n, "delay_ms": DAY_MS} for n in range(400)]
-    wanted = {"path": "messages:batch", "messages": [*messages, {"id": "own", **messages[0]}]}
+    wanted: dict[str, Any] = {
+        "path": "messages:batch",
+        "messages": [*messages, {"id": "own", **messages[0]}],
+    }
     first = send_with_key(client, topic, "k", **wanted)
     assert first.json()["accepted"] == 401
     assert send_with_key(client, topic, "k", **wanted).json() == first.json()

@@ -14,7 +14,7 @@ import pytest
 from lisa.core.model.options import TopicOptions
 from lisa.gateway.api.events import MOST_STREAMS
 from lisa.gateway.api.models.topics import OptionsAnswer, OptionsRequest
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -30,6 +30,69 @@ DAY_MS = 86_400_000
 def send(client: httpx.Client, topic: str, **message: Any) -> None:
     answer = client.post(f"/v1/topics/{topic}/messages", json={"body": 1} | message)
     assert answer.status_code == 201, answer.text
+
+
+def test_a_topic_is_deleted_after_confirmation(client: httpx.Client) -> None:
+    topic = declared_topic(client)
+    send(client, topic, id="later", delay_ms=DAY_MS)
+    send(client, topic, id="due")
+    for confirmation in ({}, {"confirm": "yes"}):
+        refused = client.delete(f"/v1/topics/{topic}", params=confirmation)
+        assert (refused.status_code, refused.json()["type"]) == (400, "urn:lisa:problem:invalid")
+        assert f"with 2 messages, repeat the request with confirm={topic}" in refused.text
+    deleted = client.delete(f"/v1/topics/{topic}", params={"confirm": topic})
+    assert (deleted.status_code, deleted.json()) == (
+        200,
+        {"topic": topic, "cancelled": 1, "purged": 1},
+    )
+    assert client.get(f"/v1/topics/{topic}").status_code == 404
+    assert client.delete(f"/v1/topics/{topic}", params={"confirm": topic}).status_code == 404
+
+
+def test_a_topic_with_shards_is_not_deleted(client: httpx.Client) -> None:
+    topic = declared_topic(client)
+    client.patch(f"/v1/topics/{topic}/options", json={"shards": 2})
+    refused = client.delete(f"/v1/topics/{topic}", params={"confirm": topic})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:lisa:problem:in-use")
+    assert client.get(f"/v1/topics/{topic}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content"),
+    [
+        ("GET", "", None),
+        ("DELETE", "?confirm=nothing", None),
+        ("GET", "/options", None),
+        ("POST", "/pause", None),
+        ("POST", "/resume", None),
+        ("GET", "/groups", None),
+        ("DELETE", "/groups/g", None),
+        ("GET", "/events", None),
+        ("GET", "/push", None),
+        ("DELETE", "/push", None),
+        ("GET", "/messages", None),
+        ("GET", "/messages?state=garbage", None),
+        ("GET", "/messages/x", None),
+        ("DELETE", "/messages/x", None),
+        ("PATCH", "/messages/x", {"delay_ms": 1}),
+        ("POST", "/messages/x/fire", None),
+        ("GET", "/garbage", None),
+        ("POST", "/garbage:requeue", {"all": True}),
+        ("POST", "/garbage:purge", {"ids": ["x"]}),
+    ],
+)
+def test_an_unknown_topic_is_not_found(
+    client: httpx.Client, method: str, path: str, content: object
+) -> None:
+    topic = new_topic()
+    answer = client.request(method, f"/v1/topics/{topic}{path}", json=content)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:lisa:problem:unknown-topic")
+    assert topic not in {one["topic"] for one in client.get("/v1/topics").json()["topics"]}
+
+
+def test_the_consumers_of_an_unknown_topic_are_not_found(client: httpx.Client) -> None:
+    answer = client.get("/v1/consumers", params={"topic": new_topic()})
+    assert answer.json()["type"] == "urn:lisa:problem:unknown-topic"
 
 
 def bury(client: httpx.Client, topic: str, *ids: str, reason: str = "no use") -> None:
@@ -101,7 +164,7 @@ def test_topics_are_listed_in_pages(client: httpx.Client) -> None:
 
 
 def test_options_are_set_and_reset(client: httpx.Client) -> None:
-    path = f"/v1/topics/{new_topic()}/options"
+    path = f"/v1/topics/{declared_topic(client)}/options"
     before = client.get(path).json()
     changed = {
         "ack_timeout": "1500ms",
@@ -284,7 +347,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def test_events_follow_the_counters(gateway: Gateway) -> None:
-    topic, client = new_topic(), gateway.client
+    topic, client = declared_topic(gateway.client), gateway.client
     path = f"/v1/topics/{topic}/events"
     with client.stream("GET", path) as one, client.stream("GET", path) as two:
         assert one.headers["content-type"].startswith("text/event-stream")
@@ -300,7 +363,7 @@ def test_events_follow_the_counters(gateway: Gateway) -> None:
 
 
 def test_a_disconnect_ends_the_stream(gateway: Gateway) -> None:
-    topic, client = new_topic(), gateway.client
+    topic, client = declared_topic(gateway.client), gateway.client
     for _ in range(3):
         with client.stream("GET", f"/v1/topics/{topic}/events") as stream:
             next(events(stream))
@@ -310,7 +373,7 @@ def test_a_disconnect_ends_the_stream(gateway: Gateway) -> None:
 
 
 def test_the_number_of_streams_is_limited(gateway: Gateway) -> None:
-    path = f"/v1/topics/{new_topic()}/events"
+    path = f"/v1/topics/{declared_topic(gateway.client)}/events"
     port = int(gateway.url.rpartition(":")[2])
     with ExitStack() as stack:
 
@@ -336,7 +399,9 @@ def test_the_number_of_streams_is_limited(gateway: Gateway) -> None:
 def test_streams_end_when_the_gateway_stops(redis_url: str) -> None:
     with (
         Gateway(redis_url) as gateway,
-        gateway.client.stream("GET", f"/v1/topics/{new_topic()}/events") as stream,
+        gateway.client.stream(
+            "GET", f"/v1/topics/{declared_topic(gateway.client)}/events"
+        ) as stream,
     ):
         found = events(stream)
         next(found)

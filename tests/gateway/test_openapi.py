@@ -65,7 +65,9 @@ def test_requests_are_strict_and_bounded(document: dict[str, Any]) -> None:
         assert schemas[name]["additionalProperties"] is False, name
     assert schemas["BatchRequest"]["properties"]["messages"]["maxItems"] == 1_000
     wait = schemas["PullRequest"]["properties"]["wait_ms"]
-    assert (wait["minimum"], wait["maximum"]) == (0, 60_000)
+    whole, text = wait["anyOf"]
+    assert (whole["minimum"], whole["maximum"]) == (0, 60_000)
+    assert text == {**text, "type": "string", "maxLength": 64}
     # A body that is null is a body.
     assert "type" not in schemas["SendRequest"]["properties"]["body"]
 

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import redis
 
-from lisa.admin import garbage, groups, live
+from lisa import Consumer
+from lisa.admin import deletion, garbage, groups, live
+from lisa.admin.deletion import delete
 from lisa.admin.doctor import examine
 from lisa.admin.messages import LiveState, MessagePage, list_messages
-from lisa.admin.topics import counts
+from lisa.admin.topics import counts, exists, set_options
 from lisa.core.model.envelope import encode_envelope, new_token
-from lisa.core.model.errors import ConfigError, GroupRemoved
+from lisa.core.model.errors import ConfigError, GroupRemoved, TopicInUse
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
+from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.store.server_checks import Check, CheckResult
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.declare import Declare
@@ -29,6 +32,7 @@ from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
 from tests.rows import Item, enqueue
+from tests.servers import wait_until
 
 TOPIC = "orders"
 
@@ -72,6 +76,98 @@ def walk(store: SyncStore, state: LiveState, limit: int, **options: Any) -> Iter
         cursor = page.cursor
         if cursor is None:
             return
+
+
+# Deletion
+
+
+def fill(store: SyncStore) -> None:
+    """Messages in all states, for two groups."""
+    store.call(Declare(TOPIC, "g"))
+    store.call(Declare(TOPIC, "h"))
+    send(store, ["dead"])
+    die(store, "g", 1)
+    send(store, ["held", "ready"])
+    take(store, "g", 1)
+    send(store, [f"w{n}" for n in range(250)], due="+60000000")
+
+
+def names(server: str) -> set[str]:
+    with redis.Redis.from_url(server) as client:
+        return {key.decode() for key in client.scan_iter(f"{Keys().topic(TOPIC).waiting[:-7]}*")}
+
+
+def test_a_deleted_topic_leaves_only_the_records_of_its_ids(store: SyncStore, server: str) -> None:
+    fill(store)
+    store.drive(set_options(store, TOPIC, {"capacity": 500, "journal": True}))
+    done = store.drive(delete(store, TOPIC))
+    assert (done.cancelled, done.purged) == (250, 3)
+    assert not store.drive(exists(store, TOPIC))
+    left = names(server)
+    assert left
+    assert {key.split(":")[-2] for key in left} <= {"done", "reply"}
+    assert store.drive(store.topics()) == [TOPIC]  # until managers unlist it
+    send(store, ["w1", "new"])
+    assert store.drive(exists(store, TOPIC))
+    (found,) = store.drive(counts(store, [TOPIC]))
+    assert (found.waiting, found.groups, found.total("sent")) == (1, (), 1)
+
+
+def test_a_deleted_topic_is_unlisted_by_managers(store: SyncStore, server: str) -> None:
+    store.drive(delete(store, TOPIC))
+    listed_ms = float(store.ask("ZSCORE", store.keys.topics, TOPIC))
+    unlisted_in_s = (listed_ms + IDLE_AFTER_MS) / 1000 - time.time()
+    assert 50 < unlisted_in_s <= 60
+
+
+def test_a_topic_with_running_consumers_is_not_deleted(store: SyncStore, server: str) -> None:
+    fill(store)
+    consumer = Consumer(server)
+    consumer.subscribe(TOPIC, lambda _: None, group="other")
+    with consumer:
+        wait_until(lambda: store.ask("HLEN", store.keys.topic(TOPIC).consumers))
+        with pytest.raises(TopicInUse, match="has the running consumer"):
+            store.drive(delete(store, TOPIC))
+    (found,) = store.drive(counts(store, [TOPIC]))
+    assert found.waiting == 250
+
+
+def test_a_message_that_arrives_during_the_deletion_is_kept(
+    store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store)
+    original = deletion._check_archives
+
+    def send_meanwhile(*given: Any) -> Any:
+        send(store, ["late"])
+        return original(*given)
+
+    monkeypatch.setattr(deletion, "_check_archives", send_meanwhile)
+    with pytest.raises(TopicInUse, match="got messages or a group"):
+        store.drive(delete(store, TOPIC))
+    monkeypatch.undo()
+    (found,) = store.drive(counts(store, [TOPIC]))
+    assert (found.waiting, found.groups) == (1, ())
+    assert store.drive(delete(store, TOPIC)).cancelled == 1
+
+
+def test_a_topic_is_not_deleted_before_its_archives_have_read_it(store: SyncStore) -> None:
+    store.drive(set_options(store, TOPIC, {"journal": True}))
+    send(store, ["m"], due="+60000000")
+    archived = store.keys.topic(TOPIC).archived
+    store.ask("HSET", archived, "cold", f"1-0 1 {int(time.time() * 1000)}")
+    with pytest.raises(TopicInUse, match="archive cold has not read 1 events"):
+        store.drive(delete(store, TOPIC))
+    store.ask("HDEL", archived, "cold")
+    store.drive(delete(store, TOPIC))
+
+
+def test_a_split_topic_is_not_deleted(store: SyncStore) -> None:
+    store.drive(set_options(store, TOPIC, {"shards": 4}))
+    send_one = Item("m", "+60000000", encode_envelope(new_token(), "x"))
+    store.call(enqueue(TOPIC, new_token(), [send_one]))
+    with pytest.raises(TopicInUse, match="split into shards"):
+        store.drive(delete(store, TOPIC))
 
 
 # Groups

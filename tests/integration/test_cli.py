@@ -262,6 +262,20 @@ def test_groups(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
     assert ask("get", "orders", "a")["state"] == "purged"
 
 
+def test_a_topic_is_deleted(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    assert "is unknown" in lisa("topic", "delete", "orders", code=1).stderr
+    lisa("topic", "group", "add", "orders", "g")
+    lisa("send", "orders", "x", "--id", "due")
+    lisa("send", "orders", "x", "--id", "later", "--delay", "1d")
+    refused = lisa("topic", "delete", "orders", code=1, stdin="n\n").stderr
+    assert "Topic orders has 2 messages (groups: g). Delete it?" in refused
+    assert "nothing was changed" in refused
+    said = lisa("topic", "delete", "orders", "--yes").stdout
+    assert "1 waiting messages cancelled, 1 others purged" in said
+    assert "is unknown" in lisa("topic", "show", "orders", code=1).stderr
+    assert ask("get", "orders", "later")["state"] == "cancelled"
+
+
 def test_a_topic_s_journal(lisa: Lisa, ask: Callable[..., Any], redis_url: str) -> None:
     assert "is unknown" in lisa("topic", "journal", "show", "nope", code=1).stderr
     lisa("topic", "set", "orders", "journal=true")

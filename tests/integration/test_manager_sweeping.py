@@ -10,13 +10,13 @@ import pytest
 
 from lisa.core.redis.address import Address
 from lisa.core.store import presence
+from lisa.core.store.registration import IDLE_AFTER_MS
 from lisa.core.transitions import loader
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.manager.engine import Engine
 from lisa.manager.plan import Plan, Schedules
 from lisa.manager.sampler import DAY_MS, HOUR_MS, MINUTE_MS, Sampler
-from lisa.manager.sweeper import IDLE_AFTER_MS
 
 if TYPE_CHECKING:
     import redis

@@ -6,6 +6,7 @@
     +-- TopicFull                           the topic has reached its capacity
     +-- GroupRemoved                        an operator removed the group
     +-- RemovalUnfinished                   the group's removal must finish before it is declared
+    +-- TopicInUse                          the topic cannot be deleted now
     +-- ServerUnavailable                   the server did not answer in time, or refused
     |   +-- NotReplicated                   written, but not to enough replicas in time
     |   +-- Misplaced                       the topic's shards are being changed
@@ -61,6 +62,10 @@ class RemovalUnfinished(LisaError):
     finishes it. For a topic with shards, the removal itself raises this error if the group is
     declared again before every shard has removed it.
     """
+
+
+class TopicInUse(LisaError):
+    """The topic cannot be deleted now; the message says what uses it."""
 
 
 class ServerUnavailable(LisaError):

@@ -22,6 +22,12 @@ WITHIN_S = 0.25
 
 AGAIN_S = 2.0
 
+IDLE_AFTER_MS = 3_600_000
+"""How long after its last registration managers unlist a topic without messages."""
+
+DELETED_LISTED_MS = 60_000
+"""How long a deleted topic stays listed, for producers that have registered it and still send."""
+
 log = logging.getLogger(__name__)
 
 

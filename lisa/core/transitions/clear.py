@@ -12,16 +12,20 @@ from lisa.core.transitions.base import Argument, Transition
 
 @dataclass(frozen=True, slots=True)
 class Clear(Transition[bool]):
-    """Delete one shard's keys. Returns whether none is left. `groups` are all groups of the shard.
+    """Delete the keys of one shard, or of a topic. Returns whether none is left.
 
-    number: the layout that does not include the shard. A shard that has become part of the topic
-    again, or that holds messages, is left unchanged.
+    number: the layout that does not include the shard; for a topic, the one that it accepts.
+    groups: all its groups.
+
+    A shard or topic that holds messages or has another group, and a shard that has become part of
+    its topic again, is left unchanged.
     """
 
     script: ClassVar[str] = "clear"
     topic: str
     number: int
     groups: tuple[str, ...] = ()
+    is_whole_topic: bool = False
 
     @property
     def fixed_groups(self) -> tuple[str, ...]:
@@ -31,7 +35,7 @@ class Clear(Transition[bool]):
         return (keys.history, keys.archived, keys.confirm)
 
     def args(self) -> Sequence[Argument]:
-        return (self.number,)
+        return (self.number, int(self.is_whole_topic))
 
     def parse(self, reply: Sequence[Any]) -> bool:
         return bool(reply[0])

@@ -49,7 +49,7 @@ from lisa.gateway.receipts import Receipt, decode_receipt
 S = TypeVar("S", ReceiptRequest, RetryRequest, ExtendRequest)
 
 STALE: Problems = {
-    404: "The message is unknown, or its group was removed.",
+    404: "The message or the topic is unknown, or the group was removed.",
     409: "Nothing was changed, because the receipt is stale: the delivery was settled, or its ack "
     "timeout passed and the message was reclaimed. `state` is the message's current state.",
 }

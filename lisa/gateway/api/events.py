@@ -14,8 +14,8 @@ from lisa.admin import live
 from lisa.core.model.errors import LisaError
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.models.topics import Activity
-from lisa.gateway.api.operations import TOPIC, Call, Operations, Reply
-from lisa.gateway.api.topics import counts_fields
+from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply
+from lisa.gateway.api.topics import counts_fields, require_topic
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import disconnected
 from lisa.gateway.pull_broker import TooManyPulls
@@ -37,6 +37,7 @@ operations = Operations("Topics")
     f"{TOPIC}/events",
     media_type="text/event-stream",
     answers={200: "A stream that ends when the gateway stops."},
+    problems=NO_TOPIC,
 )
 async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
     """Watch a topic.
@@ -46,6 +47,7 @@ async def watch(call: Call[NoFields, None]) -> Reply[Activity]:
     """
     if call.hub.streams >= MOST_STREAMS:
         raise TooManyPulls(f"{call.hub.streams} event streams are already open")
+    await require_topic(call.hub, call.topic)
     return _Stream(call.hub, call.request, call.topic)
 
 

@@ -12,6 +12,7 @@ from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.models.garbage import GarbageAnswer, GarbageQuery, GarbageRequest
 from lisa.gateway.api.models.messages import MessagesAnswer
 from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Reply, answer, invalid
+from lisa.gateway.api.topics import require_topic
 
 MOST_EXAMINED = 5_000
 """Messages that one request examines at most; its cursor continues from there."""
@@ -39,6 +40,8 @@ async def list_(call: Call[GarbageQuery, None]) -> Reply[MessagesAnswer]:
         )
     )
     rows = [listed(row) for row in found.rows]
+    if not rows and query.cursor is None:
+        await require_topic(call.hub, call.topic)
     return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(found.cursor)))
 
 
@@ -88,8 +91,12 @@ async def _act(
     selection = _selection(call.topic, wanted)
     if wanted.ids is None:
         done = await store.drive(garbage.act(store, selection, action))
+        if not done:
+            await require_topic(call.hub, call.topic)
         return answer(GarbageAnswer(done=done, missing=[]))
     for one in wanted.ids:
         check_id(one)
     done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
+    if not done:
+        await require_topic(call.hub, call.topic)
     return answer(GarbageAnswer(done=done, missing=missing))

@@ -40,9 +40,11 @@ from lisa.gateway.api.operations import (
     answer,
     invalid,
 )
+from lisa.gateway.api.topics import require_topic
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
 
-NO_MESSAGE: Problems = {404: "The message is unknown."}
+NO_MESSAGE: Problems = {404: "The message or the topic is unknown."}
 REFUSED: Problems = {
     **NO_MESSAGE,
     409: "Nothing was changed, because the message is in flight or done; see `outcome`.",
@@ -51,8 +53,9 @@ REFUSED: Problems = {
 operations = Operations("Messages")
 
 
-def unknown(topic: str, message_id: str) -> ErrorResponse:
-    """The problem for an unknown message id."""
+async def unknown(hub: GatewayContext, topic: str, message_id: str) -> ErrorResponse:
+    """The problem for an unknown message id. Raises ErrorResponse if the topic is unknown."""
+    await require_topic(hub, topic)
     return ErrorResponse(
         404,
         "unknown-message",
@@ -80,6 +83,8 @@ async def list_(call: Call[ListQuery, None]) -> Reply[MessagesAnswer]:
         )
     )
     rows = [listed(row) for row in page.rows]
+    if not rows and query.cursor is None:
+        await require_topic(call.hub, call.topic)
     return answer(MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor)))
 
 
@@ -105,7 +110,7 @@ async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
     """
     found = await call.hub.sender.get(call.topic, call.id)
     if found is None:
-        raise unknown(call.topic, call.id)
+        raise await unknown(call.hub, call.topic, call.id)
     return answer(_message(found))
 
 
@@ -155,7 +160,7 @@ async def cancel(call: Call[NoFields, None]) -> Reply[CancelAnswer]:
     """Cancel a message."""
     outcome = await call.hub.sender.cancel(call.topic, call.id)
     if outcome is not Cancelled.CANCELLED:
-        raise _refused(call, "cancelled", outcome)
+        raise await _refused(call, "cancelled", outcome)
     return answer(CancelAnswer(id=call.id, outcome=outcome))
 
 
@@ -167,20 +172,20 @@ async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[Reschedul
         raise invalid("give either due_ms or delay_ms")
     delay = None if delay_ms is None else timedelta(milliseconds=delay_ms)
     outcome = await call.hub.sender.reschedule(call.topic, call.id, delay=delay, at_ms=due_ms)
-    return _rescheduled(call, outcome)
+    return await _rescheduled(call, outcome)
 
 
 @_change("fireMessage", "POST", f"{MESSAGE}/fire", "The message is due.")
 async def fire(call: Call[NoFields, None]) -> Reply[RescheduleAnswer]:
     """Make a message due now."""
-    return _rescheduled(call, await call.hub.sender.fire_now(call.topic, call.id))
+    return await _rescheduled(call, await call.hub.sender.fire_now(call.topic, call.id))
 
 
-def _rescheduled(
+async def _rescheduled(
     call: Call[NoFields, RescheduleRequest | None], outcome: Rescheduled
 ) -> Reply[RescheduleAnswer]:
     if outcome is not Rescheduled.RESCHEDULED:
-        raise _refused(call, "rescheduled", outcome)
+        raise await _refused(call, "rescheduled", outcome)
     return answer(RescheduleAnswer(id=call.id, outcome=outcome))
 
 
@@ -190,11 +195,11 @@ _WHY = {
 }
 
 
-def _refused(
+async def _refused(
     call: Call[NoFields, Any], action: str, outcome: Cancelled | Rescheduled
 ) -> ErrorResponse:
     if outcome in (Cancelled.UNKNOWN, Rescheduled.UNKNOWN):
-        return unknown(call.topic, call.id)
+        return await unknown(call.hub, call.topic, call.id)
     return ErrorResponse(
         409,
         outcome.value.replace("_", "-"),

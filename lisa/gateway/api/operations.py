@@ -60,7 +60,8 @@ TOPIC = "/v1/topics/{topic}"
 MESSAGES = f"{TOPIC}/messages"
 MESSAGE = f"{MESSAGES}/{{id}}"
 
-NO_GROUP: Problems = {404: "The topic has no such group."}
+NO_TOPIC: Problems = {404: "The topic is unknown."}
+NO_GROUP: Problems = {404: "The topic is unknown, or has no such group."}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group
 from lisa.gateway.access import Scope
 from lisa.gateway.api.models.base import Answer, Name, NoFields, PushTimeout, Request
-from lisa.gateway.api.operations import TOPIC, Call, Operations, Reply, answer
+from lisa.gateway.api.operations import NO_TOPIC, TOPIC, Call, Operations, Reply, answer
+from lisa.gateway.api.topics import require_topic
 from lisa.gateway.problems import ErrorResponse
 from lisa.gateway.push import allowed_of, reload_targets
 from lisa.gateway.push.allowed import NotAllowed
@@ -76,11 +77,14 @@ class PushQuery(Request):
     PATH,
     scope=Scope.OPERATE,
     answers={200: "The push target of each group that has one."},
+    problems=NO_TOPIC,
 )
 async def _show(call: Call[NoFields, None]) -> Reply[PushTargets]:
     """List a topic's push targets."""
     store = call.hub.store
     found = await store.drive(admin.targets(store, call.topic))
+    if not found:
+        await require_topic(call.hub, call.topic)
     return answer(
         PushTargets(targets=[convert(one, PushTarget, from_attributes=True) for one in found])
     )
@@ -137,7 +141,7 @@ def _check_host(call: Call[NoFields, PushRequest], url: str) -> None:
     PATH,
     scope=Scope.OPERATE,
     answers={200: "Pushes in progress finish; other messages wait for consumers."},
-    problems={404: "No push target is set."},
+    problems={404: "The topic is unknown, or no push target is set."},
 )
 async def _delete(call: Call[PushQuery, None]) -> Reply[PushRemoved]:
     """Remove a push target."""
@@ -147,6 +151,7 @@ async def _delete(call: Call[PushQuery, None]) -> Reply[PushRemoved]:
     removed = await store.drive(admin.remove(store, call.topic, group))
     await reload_targets(call.hub, call.topic)
     if not removed:
+        await require_topic(call.hub, call.topic)
         of = f"group {group!r} of topic" if group else "topic"
         raise ErrorResponse(404, "unknown-push", f"{of} {call.topic!r} has no push target")
     return answer(PushRemoved(removed=removed))

@@ -15,19 +15,25 @@ from lisa.gateway.api.models.roles import (
     ManagersAnswer,
     RolesQuery,
 )
-from lisa.gateway.api.operations import Call, Operations, Reply, answer
+from lisa.gateway.api.operations import NO_TOPIC, Call, Operations, Reply, answer
+from lisa.gateway.api.topics import require_topic
 
 operations = Operations("Roles")
 
 
 @operations.add(
-    "listConsumers", "GET", "/v1/consumers", answers={200: "The consumers of the allowed topics."}
+    "listConsumers",
+    "GET",
+    "/v1/consumers",
+    answers={200: "The consumers of the allowed topics."},
+    problems=NO_TOPIC,
 )
 async def consumers(call: Call[RolesQuery, None]) -> Reply[ConsumersAnswer]:
     """List consumers."""
     store, topic = call.hub.store, call.query.topic
     if topic is not None:
         seen = [call.token.allowed_topic(topic)]
+        await require_topic(call.hub, topic)
     else:
         seen = [name for name in await store.drive(store.topics()) if call.token.sees(name)]
     found = await store.drive(roles.consumers(store, seen)) if seen else []

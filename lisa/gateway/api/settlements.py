@@ -72,7 +72,7 @@ async def _stale(hub: GatewayContext, topic: str, receipt: Receipt, **more: Any)
     seen = await hub.settler.look(topic, message_id, bodies=False)
     now = found(topic, message_id, seen)
     if now is None:
-        return unknown(topic, message_id)
+        return await unknown(hub, topic, message_id)
     return ErrorResponse(
         409,
         "stale",

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from lisa.admin import deletion
 from lisa.admin import groups as admin_groups
 from lisa.admin import topics as admin_topics
 from lisa.admin.topics import GroupCounts
@@ -18,6 +19,8 @@ from lisa.gateway.access import Scope
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.models.topics import (
     DeclaredAnswer,
+    DeletedAnswer,
+    DeleteQuery,
     GroupAnswer,
     GroupRequest,
     GroupsAnswer,
@@ -30,10 +33,19 @@ from lisa.gateway.api.models.topics import (
     TopicsAnswer,
     TopicsQuery,
 )
-from lisa.gateway.api.operations import NO_GROUP, TOPIC, Call, Operations, Problems, Reply, answer
+from lisa.gateway.api.operations import (
+    NO_GROUP,
+    NO_TOPIC,
+    TOPIC,
+    Call,
+    Operations,
+    Reply,
+    answer,
+    invalid,
+)
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import ErrorResponse
-
-NO_TOPIC: Problems = {404: "The topic is unknown."}
+from lisa.gateway.push import reload_targets
 
 operations = Operations("Topics")
 
@@ -85,10 +97,15 @@ def _group(one: GroupCounts) -> GroupAnswer:
     return msgspec.convert(one, GroupAnswer, from_attributes=True)
 
 
-async def _known(call: Call[NoFields, Any]) -> Counts:
+async def require_topic(hub: GatewayContext, topic: str) -> None:
+    """Raise ErrorResponse (404) for an unknown topic. Operations that find nothing call this."""
+    if not await hub.store.drive(admin_topics.exists(hub.store, topic)):
+        raise ErrorResponse(404, "unknown-topic", f"topic {topic!r} is unknown")
+
+
+async def _known(call: Call[Any, Any]) -> Counts:
     store = call.hub.store
-    if not await store.drive(admin_topics.exists(store, call.topic)):
-        raise ErrorResponse(404, "unknown-topic", f"topic {call.topic!r} is unknown")
+    await require_topic(call.hub, call.topic)
     return (await store.drive(admin_topics.counts(store, [call.topic])))[0]
 
 
@@ -110,10 +127,46 @@ async def get(call: Call[NoFields, None]) -> Reply[TopicAnswer]:
 
 
 @operations.add(
-    "getOptions", "GET", f"{TOPIC}/options", answers={200: "All options, including defaults."}
+    "deleteTopic",
+    "DELETE",
+    TOPIC,
+    scope=Scope.OPERATE,
+    answers={200: "The topic is deleted."},
+    problems={
+        **NO_TOPIC,
+        409: "The topic has running consumers, unread journal events or several shards, or got "
+        "messages meanwhile. Messages and groups may be gone already; repeat the request.",
+    },
+)
+async def delete(call: Call[DeleteQuery, None]) -> Reply[DeletedAnswer]:
+    """Delete a topic.
+
+    Deletes its messages, groups, options, counters and journal. Stop its producers and consumers
+    first. A topic in a manager's configuration comes back without messages. Topic lists show the
+    topic for about a minute.
+    """
+    counts, store = await _known(call), call.hub.store
+    if call.query.confirm != call.topic:
+        held = counts.waiting + counts.ready + counts.in_flight + counts.retry + counts.garbage
+        raise invalid(
+            f"to delete topic {call.topic!r} with {held} messages, repeat the request with "
+            f"confirm={call.topic}"
+        )
+    done = await store.drive(deletion.delete(store, call.topic))
+    await reload_targets(call.hub, call.topic)
+    return answer(DeletedAnswer(topic=call.topic, cancelled=done.cancelled, purged=done.purged))
+
+
+@operations.add(
+    "getOptions",
+    "GET",
+    f"{TOPIC}/options",
+    answers={200: "All options, including defaults."},
+    problems=NO_TOPIC,
 )
 async def get_options(call: Call[NoFields, None]) -> Reply[OptionsAnswer]:
     """Get a topic's options."""
+    await require_topic(call.hub, call.topic)
     return await _answer_options(call)
 
 
@@ -158,12 +211,14 @@ def _options(options: TopicOptions) -> OptionsAnswer:
     f"{TOPIC}/pause",
     scope=Scope.OPERATE,
     answers={200: "The topic is paused."},
+    problems=NO_TOPIC,
 )
 async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
     """Pause a topic.
 
     Stops promotion and delivery. Messages in flight can still be settled.
     """
+    await require_topic(call.hub, call.topic)
     changed = await call.hub.store.drive(admin_topics.pause(call.hub.store, call.topic))
     return answer(PausedAnswer(paused=True, changed=changed))
 
@@ -174,9 +229,11 @@ async def pause(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
     f"{TOPIC}/resume",
     scope=Scope.OPERATE,
     answers={200: "The topic is not paused."},
+    problems=NO_TOPIC,
 )
 async def resume(call: Call[NoFields, None]) -> Reply[PausedAnswer]:
     """Resume a topic."""
+    await require_topic(call.hub, call.topic)
     changed = await call.hub.store.drive(admin_topics.resume(call.hub.store, call.topic))
     return answer(PausedAnswer(paused=False, changed=changed))
 
@@ -229,5 +286,6 @@ async def remove_group(call: Call[NoFields, None]) -> Reply[RemovedAnswer]:
     group = check_group(call.path["group"])
     settled = await call.hub.store.drive(admin_groups.remove(call.hub.store, call.topic, group))
     if settled is None:
+        await require_topic(call.hub, call.topic)
         raise GroupRemoved(f"group {group!r} is not declared on topic {call.topic!r}")
     return answer(RemovedAnswer(group=group, settled=settled))

@@ -137,6 +137,22 @@ class TopicAnswer(TopicCounts):
     options: OptionsAnswer
 
 
+class DeleteQuery(Request):
+    """Confirms that a topic is to be deleted."""
+
+    confirm: Annotated[
+        Name | None, Meta(description="The name of the topic, once more. Required.")
+    ] = None
+
+
+class DeletedAnswer(Answer):
+    """The topic is deleted, and with it its waiting messages and those that groups still owed."""
+
+    topic: str
+    cancelled: int
+    purged: int
+
+
 class TopicsQuery(Request):
     """Paging of the topic list."""
 

@@ -1,0 +1,95 @@
+"""Deletes a topic with its messages, groups, options, counters and journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lisa.admin import groups, roles
+from lisa.admin.journal import journal
+from lisa.admin.messages import LiveState, list_messages
+from lisa.core.model.errors import TopicInUse
+from lisa.core.model.sharding import Layout, Topic
+from lisa.core.redis.flow import Flow
+from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
+from lisa.core.store.reshard import states_of
+from lisa.core.store.store import Store
+from lisa.core.transitions.cancel import Cancel, Cancelled
+from lisa.core.transitions.clear import Clear
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deletion:
+    """The messages that ended with a topic: waiting ones, and those that groups still owed."""
+
+    cancelled: int
+    purged: int
+
+
+def delete(
+    store: Store, topic: str, *, progress: Callable[[int], None] | None = None
+) -> Flow[Deletion]:
+    """Delete a topic. Ids of its messages stay known for the retention.
+
+    Repeat the call if it was interrupted, or if it raised TopicInUse: consumers are running,
+    messages arrived meanwhile, the topic has several shards, or an archive has not read its journal
+    to the end. A topic in a manager's configuration comes back with that configuration.
+    """
+    yield from _check_consumers(store, topic)
+    layout = yield from store.layout(Topic(topic))
+    if layout.shards > 1 or layout.older or layout.gone:
+        raise TopicInUse(
+            f"topic {topic!r} is split into shards: set its option shards to 1, wait until "
+            "managers have merged them, and delete it then"
+        )
+    purged = 0
+    for group in (yield from store.groups(topic)):
+        purged += (yield from groups.remove(store, topic, group, progress=progress)) or 0
+    cancelled = yield from _cancel_waiting(store, topic)
+    yield from _check_archives(store, topic)
+    (own,) = yield from states_of(store, Layout().current(Topic(topic)))
+    accepts = int(own.options.get("accepts", "0"))
+    if not (yield from store.run(Clear(topic, accepts, is_whole_topic=True))):
+        raise TopicInUse(
+            f"topic {topic!r} got messages or a group while it was being deleted: stop its "
+            "producers and consumers, and repeat the command"
+        )
+    # Managers unlist the topic later, so that a message sent meanwhile is still found.
+    score = int(time.time() * 1000) - IDLE_AFTER_MS + DELETED_LISTED_MS
+    yield from store.command("ZADD", store.keys.topics, "XX", score, topic)
+    return Deletion(cancelled=cancelled, purged=purged)
+
+
+def _check_consumers(store: Store, topic: str) -> Flow[None]:
+    found = yield from roles.consumers(store, [topic])
+    alive = sorted(one.record.name for one in found if one.alive)
+    if alive:
+        others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
+        raise TopicInUse(
+            f"topic {topic!r} has the running consumer {alive[0]}{others}: stop it first"
+        )
+
+
+def _cancel_waiting(store: Store, topic: str) -> Flow[int]:
+    total, cursor = 0, None
+    while True:
+        page = yield from list_messages(store, topic, LiveState.WAITING, cursor=cursor)
+        ids = [row.id for row in page.rows]
+        if ids:
+            outcomes = yield from store.run_by_id(Cancel(topic, ids))
+            total += sum(one is Cancelled.CANCELLED for one in outcomes)
+        cursor = page.cursor
+        if cursor is None:
+            return total
+
+
+def _check_archives(store: Store, topic: str) -> Flow[None]:
+    """Refuse while an archive has not read all events, such as those of the cancelled messages."""
+    found = yield from journal(store, topic)
+    behind = [one for one in found.archives if one.behind]
+    if found.events and behind:
+        raise TopicInUse(
+            f"the archive {behind[0].name} has not read {behind[0].behind} events of topic "
+            f"{topic!r}: run it, or drop it with `lisa topic journal forget`; then delete the topic"
+        )
