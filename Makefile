@@ -96,6 +96,7 @@ reference: $(VENV)/.dev
 	$(BIN)/python docs/generate_options.py
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python docs/generate_metrics.py
+	$(BIN)/python docs/generate_examples.py
 	$(BIN)/python docs/generate_scale.py
 
 # Material for MkDocs announces in each build that MkDocs 2 will not be compatible.

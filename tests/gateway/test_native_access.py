@@ -125,7 +125,7 @@ def test_scopes_are_as_documented() -> None:
 
 
 def test_the_description_needs_no_token(guarded: Gateway) -> None:
-    for path in ("/v1/openapi.json", "/v1/docs", "/v1/docs.css"):
+    for path in ("/v1", "/v1/openapi.json", "/v1/docs", "/v1/docs.css"):
         assert ask(guarded, "GET", path, None).status_code == 200
 
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from lisa import Consumer
+from lisa.gateway.api import OPERATIONS
 from tests.gateways import declared_topic, new_topic
 from tests.servers import wait_until
 
@@ -273,6 +274,40 @@ def test_an_invalid_list_query_is_rejected(
     answer = client.get(f"/v1/topics/{new_topic()}/messages?{query}")
     assert answer.status_code == status, answer.text
     assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("message_id", ["..", ".", "a/b", "a/fire", "50%", "a&b=c", "é"])
+def test_any_id_can_be_in_the_query(client: httpx.Client, message_id: str) -> None:
+    topic = declared_topic(client)
+    path, named = f"/v1/topics/{topic}/message", {"id": message_id}
+    message = {"body": 1, "id": message_id, "delay_ms": 60_000}
+    client.post(f"/v1/topics/{topic}/messages", json=message)
+    assert client.get(path, params=named).json()["id"] == message_id
+    assert client.patch(path, params=named, json={"delay_ms": "1h"}).status_code == 200
+    assert client.post(f"{path}/fire", params=named).status_code == 200
+    (held,) = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": "10s"}).json()["deliveries"]
+    receipt = {"receipt": held["receipt"]}
+    for verb in ("extend", "ack"):
+        answer = client.post(f"{path}/{verb}", params=named, json=receipt)
+        assert (answer.status_code, answer.json()["id"]) == (200, message_id)
+    assert client.delete(path, params=named).status_code == 409
+
+
+def test_an_id_is_required_in_the_query(client: httpx.Client) -> None:
+    path = f"/v1/topics/{declared_topic(client)}/message"
+    for query in ("", "?id="):
+        answer = client.get(path + query)
+        assert (answer.status_code, "parameter id is missing" in answer.text) == (400, True)
+    assert "twice" in client.get(f"{path}?id=a&id=b").text
+    assert "unknown field `ids`" in client.get(f"{path}?id=a&ids=b").text
+
+
+def test_the_index_links_to_everything(client: httpx.Client) -> None:
+    for path in ("/v1", "/v1/"):
+        index = client.get(path).json()
+        assert {one["name"] for one in index["operations"]} == {one.name for one in OPERATIONS}
+        for link in index["links"].values():
+            assert client.get(link).status_code == 200
 
 
 def test_unknown_paths_and_methods_are_rejected(client: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 from lisa.gateway.api import OPERATIONS
 from lisa.gateway.api.openapi import COMMON
+from tests.generators import generator
 from tests.servers import ROOT
 
 if TYPE_CHECKING:
@@ -43,6 +45,23 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert named == set(re.findall(r"\{(\w+)\}", one.path))
         if one.scope:
             assert f"`{one.scope}`" in said["description"]
+
+
+def test_every_operation_has_a_current_example(document: dict[str, Any]) -> None:
+    examples = generator("generate_examples")
+    written = examples.RECORD.read_text(encoding="utf-8")
+    assert written == examples.recorded(), "run: python docs/generate_examples.py"
+    record = json.loads(written)
+    assert examples.PAGE.read_text(encoding="utf-8") == examples.render(record)
+    assert record.keys() == {one.name for one in OPERATIONS}
+    for one in OPERATIONS:
+        said = document["paths"][one.path][one.method.lower()]
+        assert (
+            "example" in said.get("requestBody", {}).get("content", {}).get("application/json", {})
+        ) is (one.body is not None)
+        answers = [each["content"] for each in said["responses"].values()]
+        shown = [kind for each in answers for kind in each.values() if "example" in kind]
+        assert len(shown) == (one.media_type == "application/json")
 
 
 def references(value: object) -> set[str]:

@@ -17,9 +17,21 @@ import msgspec
 from jinja2.filters import do_mark_safe
 from starlette.responses import Response
 
+from lisa import __version__
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.openapi import COMMON, document
-from lisa.gateway.api.operations import Call, Operation, Operations
+from lisa.gateway.api.operations import Call, Operation, Operations, answer
+
+LINKS = {
+    "openapi": "/v1/openapi.json",
+    "docs": "/v1/docs",
+    "topics": "/v1/topics",
+    "consumers": "/v1/consumers",
+    "managers": "/v1/managers",
+    "health": "/healthz",
+    "metrics": "/metrics",
+    "page": "/",
+}
 
 POLICY = (
     "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -39,6 +51,15 @@ def description_operations(operations: Sequence[Operation]) -> list[Operation]:
         return _page(document(operations))
 
     found = Operations("Description")
+
+    @found.add("index", "GET", "/v1", answers={}, scope=None)
+    async def index(_call: Call[NoFields, None]) -> Response:
+        """Links to all operations and to the gateway's other pages."""
+        shown = [
+            {"name": one.name, "method": one.method, "path": one.path, "summary": one.summary}
+            for one in operations
+        ]
+        return answer({"version": __version__, "links": LINKS, "operations": shown})
 
     @found.add("openapi", "GET", "/v1/openapi.json", answers={}, scope=None)
     async def openapi(_call: Call[NoFields, None]) -> Response:
@@ -68,7 +89,7 @@ def _page(whole: dict[str, Any]) -> bytes:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"kind": _kind, "prose": _prose}
+    environment.filters |= {"kind": _kind, "prose": _prose, "json": _json}
     found = environment.from_string(_file("docs.html")).render(
         whole=whole,
         schemas=whole["components"]["schemas"],
@@ -80,6 +101,10 @@ def _page(whole: dict[str, Any]) -> bytes:
         ],
     )
     return found.encode()
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def _prose(text: str) -> str:

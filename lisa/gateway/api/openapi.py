@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
 from inspect import cleandoc
 from typing import Any
 
@@ -14,6 +16,9 @@ from lisa.core.store.inspection import State as FoundState
 from lisa.gateway.api.models.base import Problem
 from lisa.gateway.api.models.sending import SendRequest
 from lisa.gateway.api.operations import Operation
+
+EXAMPLES = "examples.json"
+"""By operation: path, query, body, status and response of a request. docs/ records it."""
 
 REF = "#/components/schemas/{name}"
 
@@ -47,11 +52,14 @@ _PATH: Mapping[str, Mapping[str, Any]] = {
 }
 
 _ABOUT = """\
-Delayed messages over HTTP. Times are epoch milliseconds; durations are milliseconds.
+Delayed messages over HTTP. Times are epoch milliseconds. Durations are milliseconds; requests
+may also write them with units, such as `30m`.
 
-Percent-encode message ids in paths, including slashes (`a%2Fb`). Errors are problem documents
-(RFC 9457); programs should check `type`. Lists are paged: repeat the request with `cursor` until it
-is null.
+Percent-encode message ids in paths, including slashes (`a%2Fb`). Where a proxy or client changes
+such a path, write `message?id=a%2Fb` instead of `messages/a%2Fb`, also before `/ack` and others.
+
+Errors are problem documents (RFC 9457); programs should check `type`. Lists are paged: repeat the
+request with `cursor` until it is null.
 """
 
 
@@ -107,16 +115,27 @@ def _components(types: Sequence[Any]) -> dict[str, Any]:
     return components
 
 
+@cache
+def _examples() -> dict[str, dict[str, Any]]:
+    text = resources.files(__package__).joinpath(EXAMPLES).read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = msgspec.json.decode(text)
+    return found
+
+
 def _operation(one: Operation) -> dict[str, Any]:
+    example = _examples()[one.name]
     scope = f"Requires the scope `{one.scope}`."
     found: dict[str, Any] = {
         "operationId": one.name,
         "tags": [one.group],
         "summary": one.summary,
         "description": "\n\n".join(filter(None, (one.description, scope))),
-        "parameters": [*_path_parameters(one), *_query_parameters(one.query)],
+        "parameters": [
+            *_path_parameters(one, example["path"]),
+            *_query_parameters(one.query, example["query"]),
+        ],
         "responses": {
-            **{str(status): _answered(one, when) for status, when in one.answers.items()},
+            **{str(status): _answered(one, status, example) for status in one.answers},
             **{
                 str(status): _problem(when, status)
                 for status, when in sorted({**COMMON, **one.problems}.items())
@@ -126,7 +145,12 @@ def _operation(one: Operation) -> dict[str, Any]:
     if one.body:
         found["requestBody"] = {
             "required": not one.is_body_optional,
-            "content": {"application/json": {"schema": _ref(one.body)}},
+            "content": {
+                "application/json": {
+                    "schema": _ref(one.body),
+                    **({"example": example["body"]} if "body" in example else {}),
+                }
+            },
         }
     return found
 
@@ -138,12 +162,18 @@ def _ref(kind: Any) -> dict[str, str]:
     return {"$ref": REF.format(name=kind.__name__)}
 
 
-def _answered(one: Operation, when: str) -> dict[str, Any]:
+def _answered(one: Operation, status: int, example: Mapping[str, Any]) -> dict[str, Any]:
     # OpenAPI 3.1 cannot describe a stream's items: the body is text, x-event-data the item type.
     is_json = one.media_type == "application/json"
     item = _ref(one.reply)
     schema = item if is_json else {"type": "string", "x-event-data": item}
-    found = {"description": when, "content": {one.media_type: {"schema": schema}}}
+    content: dict[str, Any] = {"schema": schema}
+    if status == example["status"] and "response" in example:
+        content["example"] = example["response"]
+    found: dict[str, Any] = {
+        "description": one.answers[status],
+        "content": {one.media_type: content},
+    }
     if one.leads_to:
         found["links"] = {name: {"operationId": name, "parameters": _LINK} for name in one.leads_to}
     return found
@@ -161,14 +191,22 @@ def _problem(when: str, status: int) -> dict[str, Any]:
     return found
 
 
-def _path_parameters(one: Operation) -> list[dict[str, Any]]:
+def _path_parameters(one: Operation, example: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": dict(_PATH[name])}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": dict(_PATH[name]),
+            "example": example[name],
+        }
         for name in one.parameters
     ]
 
 
-def _query_parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
+def _query_parameters(
+    query: type[msgspec.Struct], example: Mapping[str, str]
+) -> list[dict[str, Any]]:
     (_,), components = msgspec.json.schema_components([query], ref_template=REF)
     found = []
     for name, schema in components[query.__name__]["properties"].items():
@@ -181,7 +219,10 @@ def _query_parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
         if reference:
             one = {**components[reference], **{k: v for k, v in one.items() if k != "$ref"}}
         about = one.pop("description", "")
-        found.append(
-            {"name": name, "in": "query", "required": False, "schema": one, "description": about}
-        )
+        parameter = {"name": name, "in": "query", "required": False, "schema": one}
+        parameter["description"] = about
+        if name in example:
+            value = example[name]
+            parameter["example"] = int(value) if one.get("type") == "integer" else value
+        found.append(parameter)
     return found

@@ -6,7 +6,7 @@ calls the operation's handler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -26,7 +26,10 @@ from lisa.gateway.long_poll import ClientDisconnected
 from lisa.gateway.problems import ErrorResponse, problem_of
 
 PREFIX = b"/v1/"
+INDEX = PREFIX.rstrip(b"/")
 MOST_PARAMETERS = 32
+
+BY_PATH, BY_QUERY = "/messages/{id}", "/message"
 
 _FOUND = "lisa.native"
 
@@ -34,27 +37,40 @@ _FOUND = "lisa.native"
 class _Endpoint:
     """One operation with the decoders of its requests."""
 
-    def __init__(self, hub: GatewayContext, operation: Operation) -> None:
+    def __init__(self, hub: GatewayContext, operation: Operation, named: str = "") -> None:
         self._hub = hub
         self._operation = operation
+        self._named = named  # the path parameter that the query holds
         self._decoder = msgspec.json.Decoder(operation.body or NoFields)
         self._no_query = operation.query()
         self.streams = operation.media_type != "application/json"
 
-    async def answer(self, request: Request, path: Mapping[str, str]) -> Response:
+    async def answer(self, request: Request, path: dict[str, str]) -> Response:
         operation = self._operation
         token = EVERYTHING
         if operation.scope is not None:
             token = self._hub.require(request, operation.scope, path.get("topic"))
         query = self._no_query
-        if text := request.scope["query_string"]:
-            query = _read_query(operation.query, text)
+        text = request.scope["query_string"]
+        if text or self._named:
+            query = self._read_query(text, path)
         body = await self._read_body(request)
         response = await operation.handler(Call(self._hub, request, token, path, query, body))
         if operation.is_audited:
             details = {**path, **_details(query, body, response)}
             audit.changed(request, token, operation.name, **details)
         return response
+
+    def _read_query(self, text: bytes, path: dict[str, str]) -> msgspec.Struct:
+        found = _parse_query(text)
+        if self._named:
+            if not found.get(self._named):
+                raise invalid(f"the query parameter {self._named} is missing")
+            path[self._named] = found.pop(self._named)
+        try:
+            return msgspec.convert(found, self._operation.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise invalid(mismatch("the query", self._operation.query, error)) from None
 
     async def _read_body(self, request: Request) -> Any:
         message = await request.receive()  # the limits middleware has buffered the body
@@ -110,7 +126,7 @@ def _is_json(kind: str) -> bool:
     return media.startswith("application/") and media.endswith("+json")
 
 
-def _read_query(kind: type[msgspec.Struct], text: bytes) -> msgspec.Struct:
+def _parse_query(text: bytes) -> dict[str, str]:
     try:
         pairs = parse_qsl(
             text.decode("ascii"),
@@ -123,10 +139,7 @@ def _read_query(kind: type[msgspec.Struct], text: bytes) -> msgspec.Struct:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise invalid("a query parameter is given twice")
-    try:
-        return msgspec.convert(found, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid(mismatch("the query", kind, error)) from None
+    return found
 
 
 class _Node:
@@ -153,21 +166,25 @@ class _Node:
 class NativeRoute(BaseRoute):
     """Routes all operations. Splits the path before percent-decoding its segments.
 
-    An id may therefore contain any character: `a%2Ffire` is an id, `a/fire` fires message `a`.
+    An id may therefore contain any character: `a%2Ffire` is an id, `a/fire` fires message `a`. For
+    ids that do not survive a path, such as `..`, `messages/{id}` is also `message?id=`.
     """
 
     def __init__(self, hub: GatewayContext, operations: Sequence[Operation]) -> None:
         self._root = _Node()
         for operation in operations:
-            node = self._root.grow(operation.path.removeprefix(PREFIX.decode()))
-            node.endpoints[operation.method] = _Endpoint(hub, operation)
+            path = operation.path.removeprefix(INDEX.decode()).removeprefix("/")
+            self._root.grow(path).endpoints[operation.method] = _Endpoint(hub, operation)
+            if BY_PATH in path:
+                node = self._root.grow(path.replace(BY_PATH, BY_QUERY))
+                node.endpoints[operation.method] = _Endpoint(hub, operation, "id")
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Find the path's node; the method is checked in `handle`."""
         if scope["type"] != "http":
             return Match.NONE, {}
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        if not raw.startswith(PREFIX):
+        if raw != INDEX and not raw.startswith(PREFIX):
             return Match.NONE, {}
         try:
             parts = raw[len(PREFIX) :].decode("ascii").split("/")
