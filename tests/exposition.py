@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class Exposed:
-    """One page."""
+    """One page, as text and by family."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         self.families: dict[str, Metric] = {}
         for family in text_string_to_metric_families(text):
             # The parser strips `_total`; Prometheus and Lisa's list do not.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REQUESTS = "lisa_gateway_requests_total"
+PROMTOOL = shutil.which("promtool")
 SENT = {"face": "native", "method": "POST", "code": "201"}
 
 
@@ -106,6 +109,20 @@ def test_the_documented_metrics_are_the_exported_ones(live: dict[str, Exposed], 
         assert page.labels(name) == {tuple(sorted(FAMILIES[name].labels))}, name
         assert family.documentation == FAMILIES[name].help
     assert page.value("lisa_up") == 1
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH (Debian: prometheus)")
+@pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
+def test_promtool_finds_no_fault_in_a_page(live: dict[str, Exposed], role: str) -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), "check", "metrics"],
+        input=live[role].text,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_manager_and_gateway_export_the_same_topic_metrics(live: dict[str, Exposed]) -> None:
