@@ -198,7 +198,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def alert(name: str, severity: str, **labels: str) -> Alert:
-    return tuple(sorted({"alertname": name, "severity": severity, **labels}.items()))
+    common = {"alertname": name, "severity": severity, "environment": "production"}
+    return tuple(sorted((common | labels).items()))
 
 
 def test_the_shipped_alerts_fire_and_end(shop: Shop) -> None:

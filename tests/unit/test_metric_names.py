@@ -21,8 +21,8 @@ CONFIGS = ROOT / "configs"
 RULES = CONFIGS / "alerts.yml"
 DASHBOARD = json.loads((CONFIGS / "grafana-dashboard.json").read_text(encoding="utf-8"))
 HISTOGRAMS = {name for name, family in FAMILIES.items() if family.kind == "histogram"}
-ADDED = {"instance", "job", "le", "alertname"}
-"""Labels that Prometheus and its kind of histogram add."""
+ADDED = {"environment", "instance", "job", "le", "alertname"}
+"""Labels that Prometheus, its configuration and its kind of histogram add."""
 
 LEFT_OUT: dict[str, str] = {}
 """Counters of scripts that are not exported, with the reason."""
@@ -116,6 +116,24 @@ def test_values_reported_by_several_roles_count_once(expression: str) -> None:
             r"((rate|increase|deriv|max_over_time)\()?$",
             before,
         ), expression
+
+
+@pytest.mark.parametrize("expression", [rule["expr"] for rule in rules()])
+def test_rules_keep_environments_apart(expression: str) -> None:
+    lists = re.findall(r"\b(?:by|on) \(([^()]*)\)", expression)
+    assert all(listed.startswith("environment") for listed in lists if listed), expression
+    bare = re.findall(r"\b(?:max|sum|group|count|min)\s*\(", expression)
+    assert not bare, f"{bare} aggregates over environments"
+
+
+def test_the_dashboard_shows_one_environment() -> None:
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    variables = [one for one in DASHBOARD["templating"]["list"] if "definition" in one]
+    assert variables[0]["name"] == "environment"
+    assert not variables[0].get("multi")
+    for expression in [*shown, *(one["definition"] for one in variables[1:])]:
+        for found in re.finditer(r"\blisa_\w+", expression):
+            assert expression[found.end() :].startswith('{environment="$environment"'), expression
 
 
 def test_metric_names_are_extracted_from_expressions() -> None:
