@@ -153,6 +153,29 @@ def test_presence_is_judged_by_the_server_s_clock(cast: Cast, raw: redis.Redis) 
     assert page.value("lisa_managers_alive") == 1
 
 
+def test_consumers_alive_are_counted_by_process(cast: Cast) -> None:
+    """Two consumers of one process, another process on the host, the same pid on another host."""
+    second = cast.on("second").declare()
+    for name, topic, host, pid in (
+        ("a", "orders", "one", 10),
+        ("b", "orders", "one", 10),
+        ("c", "orders", "one", 11),
+        ("a", "second", "one", 10),
+        ("d", "second", "two", 10),
+    ):
+        record = presence.ConsumerPresence(
+            name=name, topic=topic, group="g", host=host, pid=pid, state="degraded"
+        )
+        cast.store.drive(presence.announce_consumer(cast.store, record))
+    second.store.drive(second.store.register(["second"]))
+    page = read(cast)
+    assert page.value("lisa_topic_consumers_alive", **OWN) == 2
+    assert page.value("lisa_topic_consumers_degraded", **OWN) == 3
+    assert page.value("lisa_topic_consumers_alive", topic="second", group="g") == 2
+    assert page.value("lisa_consumers_alive") == 3
+    second.store.close()
+
+
 def test_topics_and_groups_beyond_the_bounds_are_summed(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,7 +128,8 @@ _TOPICS = (
     ),
     _gauge(
         "lisa_topic_consumers_alive",
-        "Consumers seen within 30 s; a gateway whose clients pull counts as one.",
+        "Processes with a consumer of the group that was seen within 30 s; a gateway whose clients "
+        "pull, or that pushes, counts as one.",
         _BY_GROUP,
     ),
     _gauge(
@@ -160,6 +161,12 @@ _TOPICS = (
 
 _SERVER = (
     _gauge("lisa_managers_alive", "Managers seen within 30 s."),
+    _gauge(
+        "lisa_consumers_alive",
+        "Processes with a consumer of any topic that was seen within 30 s, including gateways. One "
+        "that reads several topics counts once here, and once for each in "
+        "lisa_topic_consumers_alive.",
+    ),
     _gauge("lisa_server_memory_used_bytes", "Memory that Redis uses."),
     _gauge("lisa_server_memory_max_bytes", "Redis's maxmemory; 0 if unlimited."),
     _gauge(

@@ -65,14 +65,16 @@ class GroupReplies(NamedTuple):
 class TopicReading:
     """Collects the numbers of some topics.
 
-    counted: the consumers already counted, by label and group. A consumer of a split topic has a
-        record on each of its shards.
+    processes: those of the alive consumers of all topics.
+    counted: what was counted already, by metric, topic and group. A consumer of a split topic has
+        a record on each of its shards.
     """
 
     numbers: Numbers
     now_ms: int
     is_named: bool
-    counted: set[tuple[str, str, str]] = field(default_factory=set)
+    processes: set[str]
+    counted: set[tuple[str, str, str, str]] = field(default_factory=set)
 
 
 class TopicNumbers:
@@ -90,6 +92,7 @@ class TopicNumbers:
     ) -> None:
         self._numbers = reading.numbers
         self._counted = reading.counted
+        self._processes = reading.processes
         self._is_whole = is_whole
         self._label = label
         self._is_named = label != OTHERS
@@ -133,15 +136,20 @@ class TopicNumbers:
     def _put_consumers(self) -> None:
         records = presence.records_in(self._head.consumers or [], presence.ConsumerPresence)
         alive = presence.alive(records, self._now_ms)
+        self._processes.update(map(presence.process_of, alive))
         for name in self._groups:
             mine = [one for one in alive if one.group == name]
-            mine = [one for one in mine if (self._label, name, one.name) not in self._counted]
-            if self._is_named:
-                self._counted.update((self._label, name, one.name) for one in mine)
-            labels = (self._label, self._group(name))
-            degraded = sum(one.state == "degraded" for one in mine)
-            add(self._numbers, "lisa_topic_consumers_alive", len(mine), *labels)
-            add(self._numbers, "lisa_topic_consumers_degraded", degraded, *labels)
+            degraded = {one.name for one in mine if one.state == "degraded"}
+            self._add_new("lisa_topic_consumers_alive", name, set(map(presence.process_of, mine)))
+            self._add_new("lisa_topic_consumers_degraded", name, degraded)
+
+    def _add_new(self, metric: str, group: str, members: set[str]) -> None:
+        """Add the number of members that no other shard of the topic has."""
+        new = {(metric, self._label, group, one) for one in members}
+        if self._is_named:
+            new -= self._counted
+            self._counted.update(new)
+        add(self._numbers, metric, len(new), self._label, self._group(group))
 
     def _put_options(self) -> None:
         numbers, label, head = self._numbers, self._label, self._head

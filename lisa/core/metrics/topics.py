@@ -46,10 +46,11 @@ def read(store: Store) -> Flow[Numbers]:
     put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))
     topics = yield from store.topics()
     put(numbers, "lisa_topics", len(topics))
-    for some in chunks(topics[:NAMED_TOPICS], TOPICS_PER_STEP):
-        yield from _read_topics(store, some, TopicReading(numbers, now_ms, is_named=True))
-    for some in chunks(topics[NAMED_TOPICS:], TOPICS_PER_STEP):
-        yield from _read_topics(store, some, TopicReading(numbers, now_ms, is_named=False))
+    processes: set[str] = set()
+    for is_named, part in ((True, topics[:NAMED_TOPICS]), (False, topics[NAMED_TOPICS:])):
+        for some in chunks(part, TOPICS_PER_STEP):
+            yield from _read_topics(store, some, TopicReading(numbers, now_ms, is_named, processes))
+    put(numbers, "lisa_consumers_alive", len(processes))
     put(numbers, "lisa_reading_seconds", time.monotonic() - began)
     return numbers
 

@@ -103,6 +103,11 @@ def alive(records: Iterable[_P], now_ms: int) -> list[_P]:
     return [one for one in records if one.seen_ms > now_ms - GONE_AFTER_MS]
 
 
+def process_of(record: ConsumerPresence) -> str:
+    """The process that a consumer runs in, `host:pid`; its name if the record does not tell."""
+    return f"{record.host}:{record.pid}" if record.pid else record.name
+
+
 def whole(parts: Sequence[ConsumerPresence]) -> ConsumerPresence:
     """Merge one consumer's records on several shards of a topic."""
     if len(parts) == 1:
