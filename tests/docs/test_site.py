@@ -83,3 +83,11 @@ def test_llms_txt_names_every_page_and_its_source(site: Path) -> None:
     assert {f"{page.relative_to(ROOT / 'docs')}" for page in ROOT.glob("docs/**/*.md")} < set(names)
     for name in names:
         assert (site / name).read_text().startswith("# "), name
+
+
+def test_runbook_addresses_of_alerts_lead_to_sections(site: Path) -> None:
+    rules = (ROOT / "configs" / "alerts.yml").read_text()
+    found = re.findall(r"runbook_url: https://docs\.example/lisa/(\S+)#(\w+)", rules)
+    assert len(found) == rules.count("- alert:")
+    for page, section in found:
+        assert f'id="{section}"' in (site / page).read_text(), section
