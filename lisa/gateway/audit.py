@@ -1,6 +1,6 @@
 """The audit log: who changed what through the gateway, and how much.
 
-One record at INFO for each change by the API or the web page, except sends, pulls and settlements,
+One record at INFO for each change by an API or the web page, except sends, pulls and settlements,
 which the journal has. In JSON logs, every part is a field of its own.
 """
 
@@ -22,14 +22,13 @@ _refusals = BoundedWarnings(log)
 def changed(connection: HTTPConnection, token: Token, action: str, **details: Any) -> None:
     """Record a change: what was done to what (topic, id, session, ...), and how many times."""
     known = {name: value for name, value in details.items() if value not in (None, "")}
-    parts = " ".join(f"{name}={value!r}" for name, value in known.items())
+    parts = [action, *(f"{name}={value!r}" for name, value in known.items())]
     fields = {"token": token.name, "client": client_of(connection), "action": action, **known}
     log.info(
-        "token %r from %s: %s %s",
+        "token %r from %s: %s",
         token.name,
         fields["client"],
-        action,
-        parts,
+        " ".join(parts),
         extra={f"audit_{name}": value for name, value in fields.items()},
     )
 

@@ -425,6 +425,10 @@ def test_restores_run_as_a_process_one_at_a_time(
             ok(first.result())
         fail.touch()
         refused(client.get("/mykit/reStore"), "the restore failed: lisa: there is no Java here")
+    said = "\n".join(gateway.said)
+    assert said.count("lisa.gateway.audit: token 'everyone' from 127.0.0.1: mykit.reStore ") == 3
+    assert "mykit.reStore done=3" in said
+    assert "mykit.reStoreJob id='a:b'" in said
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for words, url in lines:
         assert url == redis_url

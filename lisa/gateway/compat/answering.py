@@ -10,6 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lisa.gateway import audit
+from lisa.gateway.context import GatewayContext
 from lisa.gateway.limits_middleware import reject_foreign
 from lisa.gateway.long_poll import ClientDisconnected
 from lisa.gateway.problems import ErrorResponse, problem_of
@@ -38,6 +40,14 @@ def answering(handler: Handler, failure: Callable[[ErrorResponse], bytes]) -> Ha
             return Response(failure(problem), status, problem.headers, "application/json")
 
     return answer
+
+
+def record_change(hub: GatewayContext, request: Request, action: str, **details: Any) -> None:
+    """Record a change in the audit log, as the native API does for its operations.
+
+    Sends, pulls and settlements are left to the journal.
+    """
+    audit.changed(request, hub.token(request, compat=True), action, **details)
 
 
 def text_of(body: Any) -> str:

@@ -27,7 +27,7 @@ from lisa.core.model.options import MAX_ACK_TIMEOUT
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
-from lisa.gateway.compat.answering import answering
+from lisa.gateway.compat.answering import answering, record_change
 from lisa.gateway.compat.forms import FORM, read_form
 from lisa.gateway.compat.job_lookup import FoundJob, find_job
 from lisa.gateway.context import GatewayContext
@@ -172,7 +172,9 @@ class _DelayQueueHandlers:
     async def delete(self, request: Request) -> Response:
         form = await _form(request)
         job = await self._find(request, form, Scope.PRODUCE)
-        await self._cancel(job.topic, _required(form, "id"))
+        message_id = _required(form, "id")
+        await self._cancel(job.topic, message_id)
+        record_change(self._hub, request, "delay-queue.delete", topic=job.topic, id=message_id)
         return _response()
 
     async def _cancel(self, topic: str, message_id: str) -> None:

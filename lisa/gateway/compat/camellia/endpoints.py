@@ -15,6 +15,7 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import InvalidMessage, ServerUnavailable
 from lisa.core.model.options import MAX_ACK_TIMEOUT
 from lisa.gateway.access import Forbidden, Scope, Token
+from lisa.gateway.compat.answering import record_change
 from lisa.gateway.compat.camellia import wire
 from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.guard import Handler, allowed_topic, guarded
@@ -132,6 +133,7 @@ class Endpoints:
         topic = allowed_topic(self._hub, request, given, Scope.PRODUCE)
         if not await self._queue.delete(topic, message_id):
             return wire.answer(wire.NOT_EXISTS, msg=None)
+        record_change(self._hub, request, "camellia.deleteMsg", topic=topic, id=message_id)
         self.monitor.of(topic).delete_msg += 1
         return wire.answer(wire.SUCCESS, msg="success")
 
@@ -269,11 +271,15 @@ class Endpoints:
     async def _online(self, request: Request, _given: wire.Parameters) -> Response:
         self._allow_change(request)
         self._service.go_online()
+        record_change(self._hub, request, "camellia.online")
         return _up(True)  # noqa: FBT003  now online
 
     async def _offline(self, request: Request, _given: wire.Parameters) -> Response:
         self._allow_change(request)
-        return _up(self._service.go_offline())
+        is_offline = self._service.go_offline()
+        if is_offline:
+            record_change(self._hub, request, "camellia.offline")
+        return _up(is_offline)
 
     def _allow_change(self, request: Request) -> None:
         self._hub.require(request, Scope.OPERATE, compat=True)

@@ -19,7 +19,7 @@ from lisa.core.model.keys import check_topic
 from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.gateway.access import Scope
-from lisa.gateway.compat.answering import answering
+from lisa.gateway.compat.answering import answering, record_change
 from lisa.gateway.compat.job_lookup import FoundJob, find_job
 from lisa.gateway.compat.mykit.clearing import clear
 from lisa.gateway.compat.mykit.restoring import Restorer
@@ -83,6 +83,7 @@ class _Handlers:
         outcome = await self._hub.sender.cancel(job.topic, _id(request))
         if outcome is not Cancelled.CANCELLED:
             raise _conflict(f"job {_id(request)!r} cannot be deleted: it is {outcome}")
+        record_change(self._hub, request, "mykit.delete", topic=job.topic, id=_id(request))
         return _response(success())
 
     async def finish(self, request: Request) -> Response:
@@ -121,10 +122,11 @@ class _Handlers:
         except ErrorResponse:
             job = None
         if job is not None and job.is_live:
-            for copy in job.seen.group_states:
-                if copy.state == "garbage":
-                    flow = requeue(self._hub.store, job.topic, copy.group, [message_id])
-                    await self._hub.store.drive(flow)
+            for group in [one.group for one in job.seen.group_states if one.state == "garbage"]:
+                flow = requeue(self._hub.store, job.topic, group, [message_id])
+                await self._hub.store.drive(flow)
+                details = {"topic": job.topic, "group": group, "id": message_id}
+                record_change(self._hub, request, "mykit.reStoreJob", **details)
             return _response(success())
         self._hub.require(request, Scope.OPERATE, compat=True)
         counts = await self._restorer.restore(["--id", message_id, "--expire"])
@@ -132,6 +134,7 @@ class _Handlers:
             raise _conflict(
                 f"Job不存在! job {message_id!r} was not restored from the archive: {counts}"
             )
+        record_change(self._hub, request, "mykit.reStoreJob", id=message_id)
         return _response(success())
 
     async def restore(self, request: Request) -> Response:
@@ -141,7 +144,9 @@ class _Handlers:
             raise InvalidMessage(f"expire must be true or false, not {expire!r}")
         began = time.monotonic()
         counts = await self._restorer.restore(["--expire"] if expire == "true" else [])
-        return _response(success(_report(began, "恢复", counts.get("restored", 0))))
+        restored = counts.get("restored", 0)
+        record_change(self._hub, request, "mykit.reStore", done=restored)
+        return _response(success(_report(began, "恢复", restored)))
 
     async def clear_all(self, request: Request) -> Response:
         token = self._hub.require(request, Scope.OPERATE, compat=True)
@@ -152,6 +157,7 @@ class _Handlers:
         began, store = time.monotonic(), self._hub.store
         topics = [one for one in await store.drive(store.topics()) if token.sees(one)]
         total = await store.drive(clear(store, topics))
+        record_change(self._hub, request, "mykit.clearAll", done=total)
         return _response(success(_report(began, "删除", total)))
 
     async def _find(self, request: Request, scope: Scope) -> FoundJob:
