@@ -23,6 +23,7 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection
 from lisa.core.settings import GatewaySettings
 from lisa.core.store import presence
+from lisa.core.store.runner import caller
 from lisa.gateway.access import (
     EVERYTHING,
     Access,
@@ -163,16 +164,23 @@ class GatewayContext:
             await self.store.drive(self.store.check_schema())
 
     def token(self, connection: HTTPConnection, *, compat: bool = False) -> Token:
-        """The token of a request. Raises Unauthorized.
+        """The token of a request, which acts on its behalf from now on. Raises Unauthorized.
 
         `compat`: the path belongs to a compatible API, which may be open to local clients.
         """
-        if compat and self.access.is_compat_open:
-            client, host = connection.client, connection.headers.get("host", "")
-            is_local = (client is None or is_loopback(client.host)) and is_local_name(host)
-            if is_local and not is_forwarded(connection.headers.raw):
-                return EVERYTHING
-        return self.access.identify(connection.headers.get("authorization"))
+        token = EVERYTHING
+        if not (compat and self._is_open_to(connection)):
+            token = self.access.identify(connection.headers.get("authorization"))
+        act_for(token)
+        return token
+
+    def _is_open_to(self, connection: HTTPConnection) -> bool:
+        """Whether the compatible APIs are open to this client."""
+        if not self.access.is_compat_open:
+            return False
+        client, host = connection.client, connection.headers.get("host", "")
+        is_local = (client is None or is_loopback(client.host)) and is_local_name(host)
+        return is_local and not is_forwarded(connection.headers.raw)
 
     def require(
         self,
@@ -242,6 +250,11 @@ class GatewayContext:
         await self.settler.finish()
         await self._watching.close()
         await self.sender.close()
+
+
+def act_for(token: Token) -> None:
+    """Let the journal name the token in the events of this request; none if tokens are not used."""
+    caller.set("" if token is EVERYTHING else token.name)
 
 
 def _answering_within(patience_s: float, address: Address) -> Address:

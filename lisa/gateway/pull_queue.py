@@ -23,6 +23,7 @@ from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
 from lisa.core.redis.connection import AsyncConnection
 from lisa.core.redis.errors import ClientError
+from lisa.core.store.runner import caller
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.pull import Pulled
 from lisa.gateway.pull_presence import BEAT_S
@@ -53,15 +54,17 @@ class Waiter:
     most: the most deliveries to return.
     ends: when to stop waiting, in `time.monotonic` seconds.
     found: the deliveries so far, while further ones are taken.
+    caller: on whose behalf the deliveries are opened, for the journal.
     """
 
-    __slots__ = ("ends", "found", "future", "most", "timeout_ms")
+    __slots__ = ("caller", "ends", "found", "future", "most", "timeout_ms")
 
     def __init__(self, most: int, timeout_ms: int | None, ends: float) -> None:
         self.most = most
         self.timeout_ms = timeout_ms
         self.ends = ends
         self.found: list[HandedOut] = []
+        self.caller = caller.get()
         self.future: asyncio.Future[list[HandedOut]] = asyncio.get_running_loop().create_future()
 
     def is_open(self) -> bool:
@@ -162,6 +165,7 @@ class PullQueue:
             waiter.answer()
 
     async def _run(self) -> None:
+        caller.set("")  # the task serves all callers, not only the one whose pull started it
         error: Exception = ServerUnavailable("the gateway stops")
         try:
             while not await self._is_idle():
@@ -256,14 +260,15 @@ class PullQueue:
         try:
             left, room = iter(taken.entries), AHEAD_BYTES
             may_have_more = taken.call is not None and len(taken.entries) >= taken.call.most
-            by_timeout: dict[int | None, list[tuple[Waiter, list[Entry]]]] = {}
+            alike: dict[tuple[int | None, str], list[tuple[Waiter, list[Entry]]]] = {}
             for waiter in [one for one in self._waiters if one.is_open()]:
                 mine = list(islice(left, waiter.missing))
                 if not mine:
                     break
-                by_timeout.setdefault(waiter.timeout_ms, []).append((waiter, mine))
-            for timeout_ms, some in by_timeout.items():
+                alike.setdefault((waiter.timeout_ms, waiter.caller), []).append((waiter, mine))
+            for (timeout_ms, name), some in alike.items():
                 dealt = [entry for _, mine in some for entry in mine]
+                caller.set(name)
                 opened = await self._open(taken, dealt, timeout_ms, room)
                 room -= sum(one.size for one in opened if one is not None)
                 both = zip(dealt, opened, strict=False)  # unopened entries are released
@@ -279,6 +284,7 @@ class PullQueue:
                 if room <= 0:
                     break
         finally:
+            caller.set("")
             self._release((one.id, one.entry) for one in held.values())
 
     def _release(self, deliveries: Iterable[tuple[str, str]]) -> None:

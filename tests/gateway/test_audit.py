@@ -1,21 +1,29 @@
-"""The audit log of changes through the compatible APIs."""
+"""Who did what: the audit log of the compatible APIs, and the actors in the journal."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import socket
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from tests.gateways import Gateway, new_topic
-from tests.servers import wait_until
+from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import redis
+
+PREFIX = new_topic("audit")
 TOKENS = """
 tokens:
   - {name: shop, token: shop-0123456789abcdef, scopes: [produce, consume]}
   - {name: ops, token: ops-0123456789abcdef, scopes: [operate, produce, consume]}
+  - {name: "buyer@eu", token: buyer@eu-0123456789abcdef, scopes: [produce, consume]}
 """
 
 
@@ -24,14 +32,18 @@ def gateway(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A gateway with tokens and a prefix of its own, since clearAll clears all topics."""
     tokens = tmp_path_factory.mktemp("tokens") / "tokens.yml"
     tokens.write_text(TOKENS)
-    env = {"LISA_PREFIX": new_topic("audit"), "LISA_GATEWAY_SERVER__MYKIT_CLEAR_ALL": "true"}
-    with Gateway(redis_url, "--tokens-file", str(tokens), env=env) as running:
+    env = {"LISA_PREFIX": PREFIX, "LISA_GATEWAY_SERVER__MYKIT_CLEAR_ALL": "true"}
+    options = ("--tokens-file", str(tokens), "--allow-actions")
+    with Gateway(redis_url, *options, env=env) as running:
         yield running
 
 
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-0123456789abcdef"}
+
+
 def call(gateway: Gateway, name: str, method: str, path: str, **more: Any) -> Any:
-    headers = {"Authorization": f"Bearer {name}-0123456789abcdef"}
-    answer = gateway.client.request(method, path, headers=headers, **more)
+    answer = gateway.client.request(method, path, headers=bearer(name), **more)
     assert answer.is_success, answer.text
     return answer.json()
 
@@ -107,3 +119,106 @@ def test_deletions_restores_and_clears_of_mykit(gateway: Gateway) -> None:
         f"{OPS} mykit.reStoreJob topic={topic!r} group='g' id={broken!r}",
         f"{OPS} mykit.clearAll done=2",
     )
+
+
+class Journal:
+    """The events of a topic with a group `g`, and the actors that they name."""
+
+    def __init__(self, gateway: Gateway, client: redis.Redis, prefix: str = PREFIX) -> None:
+        self.topic = new_topic("journal")
+        self._process = f"@{socket.gethostname()}:{gateway.process.pid}"
+        self._client, self._key = client, f"{prefix}:{{{self.topic}}}"
+        client.hset(f"{self._key}:options", "journal", "1")
+        self.path = f"/v1/topics/{self.topic}"
+
+    def actors(self, state: str) -> dict[str, str]:
+        """The actor of each message's last event of a state, without the gateway's process."""
+        events: Any = self._client.xrange(f"{self._key}:events")
+        found = {}
+        for _, fields in events:
+            if fields[b"state"].decode() == state:
+                actor = fields[b"actor"].decode()
+                assert actor.endswith(self._process)
+                found[fields[b"id"].decode()] = actor.removesuffix(self._process)
+        return found
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def journal(gateway: Gateway, raw: redis.Redis) -> Journal:
+    found = Journal(gateway, raw)
+    call(gateway, "ops", "POST", f"{found.path}/groups", json={"group": "g"})
+    return found
+
+
+NAMES = ("shop", "ops", "buyer@eu")
+
+
+async def test_the_journal_names_the_token_of_each_concurrent_call(
+    gateway: Gateway, journal: Journal
+) -> None:
+    limits = httpx.Limits(max_connections=30)
+    async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=30) as client:
+
+        async def post(name: str, path: str, **body: object) -> Any:
+            url = f"{journal.path}/{path}"
+            answer = await client.post(url, headers=bearer(name), json=body)
+            assert answer.is_success, answer.text
+            return answer.json()
+
+        async def send(number: int) -> None:
+            await post(NAMES[number % 3], "messages", id=f"{NAMES[number % 3]}.{number}", body=1)
+
+        async def take(name: str) -> None:
+            while len(taken) < 90:
+                for one in (await post(name, "pull", group="g", max=7, wait_ms=50))["deliveries"]:
+                    taken[one["id"]] = f"gateway/{name}"
+                    verb = "ack" if len(taken) % 2 else "retry"
+                    path = f"messages/{one['id']}/{verb}"
+                    await post(name, path, receipt=one["receipt"], **LATER.get(verb, {}))
+
+        taken: dict[str, str] = {}
+        await asyncio.gather(*map(send, range(90)), *map(take, 3 * NAMES))
+    sent = journal.actors("sent")
+    assert sent == {one: f"gateway/{one.partition('.')[0]}" for one in sent}
+    assert len(sent) == 90
+    assert journal.actors("in_flight") == taken
+    assert journal.actors("acked") | journal.actors("retry") == taken
+
+
+LATER = {"retry": {"delay_ms": 3_600_000}}
+
+
+def test_the_journal_names_the_token_of_other_calls(gateway: Gateway, journal: Journal) -> None:
+    later = {"body": 1, "delay_ms": 60_000}
+    for name, message_id in (("shop", "cancelled"), ("ops", "page"), ("shop", "batch")):
+        call(gateway, name, "POST", f"{journal.path}/messages", json={"id": message_id, **later})
+    call(gateway, "buyer@eu", "DELETE", f"{journal.path}/messages/cancelled")
+    form = {"topic": journal.topic, "msgId": "batch"}
+    call(gateway, "shop", "POST", "/camellia/delayQueue/deleteMsg", data=form)
+    with httpx.Client(base_url=gateway.url, headers={"Origin": gateway.url}) as browser:
+        browser.post("/login", data={"token": "ops-0123456789abcdef", "next": "/"})
+        page = browser.get(f"/topics/{journal.topic}/messages/page").text
+        key = re.search(r'name="key" value="([0-9a-f]{64})"', page)
+        assert key is not None
+        data = {"do": "cancel", "id": "page", "sure": "yes", "key": key[1], "back": "/"}
+        done = browser.post(f"/topics/{journal.topic}/act", data=data)
+        assert done.status_code == 303, done.text
+    assert journal.actors("cancelled") == {
+        "cancelled": "gateway/buyer@eu",
+        "batch": "gateway/shop",
+        "page": "gateway/ops",
+    }
+
+
+def test_without_tokens_the_journal_names_the_gateway(redis_url: str, raw: redis.Redis) -> None:
+    with Gateway(redis_url) as gateway:
+        journal = Journal(gateway, raw, "lisa")
+        body = {"id": "m", "body": 1, "delay_ms": 60_000}
+        assert gateway.client.post(f"{journal.path}/messages", json=body).is_success
+        assert journal.actors("sent") == {"m": "gateway"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -12,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, ServerUnavailable, TopicFull
+from lisa.core.store.runner import caller
 from lisa.core.transitions.configure import Configure
 from lisa.embedded.server import free_port
 from lisa.producer import AsyncProducer, Cancelled
@@ -53,6 +56,28 @@ async def until(holds: Callable[[], bool]) -> None:
 async def outcomes(*sends: Any) -> list[Any]:
     """Gather results, with errors as values."""
     return await asyncio.gather(*sends, return_exceptions=True)
+
+
+async def test_sends_on_behalf_of_different_callers_do_not_share_a_call(
+    producer: AsyncProducer, topic: Topic, client: redis.Redis
+) -> None:
+    """A script call has one actor, which the journal records for each of its messages."""
+    client.hset("lisa:{orders}:options", "journal", "1")
+
+    async def task(number: int) -> tuple[str, str]:
+        caller.set(name := ("ada", "bob", "")[number % 3])
+        return await producer.send("orders", number, delay=HOUR), name
+
+    before = script_calls(client)
+    sent = dict(await asyncio.gather(*map(task, range(60))))
+    assert script_calls(client) - before == 3
+    events: Any = client.xrange("lisa:{orders}:events")
+    actors = {fields[b"id"].decode(): fields[b"actor"].decode() for _, fields in events}
+    process = f"@{socket.gethostname()}:{os.getpid()}"
+    assert actors == {
+        one: f"producer/{name}{process}" if name else f"producer{process}"
+        for one, name in sent.items()
+    }
 
 
 async def test_sends_that_meet_share_a_script_call(

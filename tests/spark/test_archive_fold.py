@@ -158,6 +158,6 @@ def test_a_restored_message_has_its_restored_state(spark: SparkSession) -> None:
 
 
 def test_hosts_of_actors(spark: SparkSession) -> None:
-    actors = ["manager@a.b:1", "cli@we@ird:22", "lost", "x@:3", None]
+    actors = ["manager@a.b:1", "consumer@a:b:9", "gateway/buyer@eu@box:22", "lost", "x@:3", None]
     rows = spark.createDataFrame([(a,) for a in actors], "actor string").select(host_of())
-    assert [r[0] for r in rows.collect()] == ["a.b", "we@ird", None, None, None]
+    assert [r[0] for r in rows.collect()] == ["a.b", "a:b", "box", None, None, None]

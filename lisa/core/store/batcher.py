@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable, TopicFull
+from lisa.core.store.runner import caller
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -23,6 +24,9 @@ _Calls: TypeAlias = list[tuple[T, asyncio.Future[R]]]
 
 class Batcher(Generic[K, T, R]):
     """Batches calls by tasks of one event loop. Calls with the same key may be combined, in order.
+
+    Calls on behalf of different callers are not combined, because a script call has one actor in
+    the journal. The task that sends a batch inherits the caller from the task that starts it.
 
     work: processes the items of one key and appends each result, in order, when it is known; None
         for an item without a result that precedes items with one.
@@ -39,8 +43,8 @@ class Batcher(Generic[K, T, R]):
         self._work = work
         self._count = count
         self._deadline = deadline
-        self._queues: dict[K, _Calls[T, R]] = {}
-        self._workers: dict[K, asyncio.Task[None]] = {}
+        self._queues: dict[tuple[K, str], _Calls[T, R]] = {}
+        self._workers: dict[tuple[K, str], asyncio.Task[None]] = {}
 
     async def call(self, key: K, item: T) -> R:
         """Return the item's own result, or raise its own error, as if it had been sent alone.
@@ -48,15 +52,15 @@ class Batcher(Generic[K, T, R]):
         Cancelling one caller does not affect the others. An item that is not yet sent is dropped,
         also at the deadline, which raises ServerUnavailable.
         """
-        loop = asyncio.get_running_loop()
-        worker = self._workers.get(key)
+        loop, own = asyncio.get_running_loop(), (key, caller.get())
+        worker = self._workers.get(own)
         if worker is None:
-            self._queues[key] = []
-            self._workers[key] = loop.create_task(self._run(key))
+            self._queues[own] = []
+            self._workers[own] = loop.create_task(self._run(own))
         elif worker.get_loop() is not loop:
             raise RuntimeError("an AsyncProducer belongs to the event loop that first uses it")
         future: asyncio.Future[R] = loop.create_future()
-        self._queues[key].append((item, future))
+        self._queues[own].append((item, future))
         deadline = self._deadline() if self._deadline else None
         if deadline is None:
             return await future
@@ -76,8 +80,8 @@ class Batcher(Generic[K, T, R]):
         if workers:
             await asyncio.wait(workers)
 
-    async def _run(self, key: K) -> None:
-        queue = self._queues[key]
+    async def _run(self, own: tuple[K, str]) -> None:
+        key, queue = own[0], self._queues[own]
         batch: _Calls[T, R] = []
         try:
             while batch := self._take(key, queue):
@@ -85,7 +89,7 @@ class Batcher(Generic[K, T, R]):
                 if queue:
                     await asyncio.sleep(0)  # callers that just got a result may join the next batch
         finally:
-            del self._workers[key], self._queues[key]
+            del self._workers[own], self._queues[own]
             for _, future in batch + queue:  # not empty only if this task was cancelled
                 future.cancel()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -34,6 +35,12 @@ from lisa.core.transitions.declare import Declare
 
 T = TypeVar("T")
 
+caller: ContextVar[str] = ContextVar("caller", default="")
+"""On whose behalf this task calls the server, for the journal: the name of a gateway's token.
+
+Empty for calls of the process itself. Tasks inherit the variable from the task that starts them.
+"""
+
 WAIT_SHARE = 0.8
 SHORTEST_WAIT_S = 0.1
 
@@ -41,13 +48,20 @@ SHORTEST_WAIT_S = 0.1
 class Runner(CommandRunner):
     """Runs transitions as flows.
 
-    The journal records `who` (producer, manager, ...) with this host and process id.
+    The journal records `who` (producer, manager, ...), the caller if any, this host and process id.
     """
 
     def __init__(self, keys: Keys, where: str, patience: timedelta, who: str) -> None:
         super().__init__(keys, where, patience)
-        self.actor = f"{who}@{socket.gethostname()}:{os.getpid()}"
+        self._who = who
+        self._process = f"@{socket.gethostname()}:{os.getpid()}"
         self._groups: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def actor(self) -> str:
+        """Who makes the current task's calls: `who@host:pid`, or `who/caller@host:pid`."""
+        name = caller.get()
+        return f"{self._who}/{name}{self._process}" if name else self._who + self._process
 
     def run(self, transition: Transition[T]) -> Flow[T]:
         """Run one transition on the shard named by its topic.

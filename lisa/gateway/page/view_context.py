@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
-from lisa.gateway.context import GatewayContext
+from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
 from lisa.gateway.page.snapshot_cache import Snapshot, SnapshotCache
@@ -34,6 +34,7 @@ class PageRequest:
         self.is_new = False
         self._session: sessions.Session | None = None
         self.token = self._identify()
+        act_for(self.token)
         if self.may_act and self.cookie is None:
             self.cookie, self.is_new = sessions.issue(self.token), True
 

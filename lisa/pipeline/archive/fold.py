@@ -58,8 +58,8 @@ def fold_lives(events: DataFrame) -> DataFrame:
 
 
 def host_of(actor: str = "actor") -> Column:
-    """The host in an actor, `role@host:pid`; null if there is none."""
-    found = sf.regexp_extract(actor, r"@(.*):[0-9]+$", 1)
+    """The host in an actor, `role@host:pid`; null if there is none. A role may contain `@`."""
+    found = sf.regexp_extract(actor, r"@([^@]*):[0-9]+$", 1)
     return sf.when(found != "", found)
 
 
