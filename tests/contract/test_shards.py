@@ -12,15 +12,21 @@ from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
 LEFT = {"accepts": "-3"}
 
 
-def absorb(bench: Bench, number: int = 3, count: int = 8) -> bool:
+COUNTERS = {"sent": 4, "acked@lisa": 2}
+
+
+def absorb(
+    bench: Bench, number: int = 3, count: int = 8, counters: Mapping[str, int] = COUNTERS
+) -> bool:
     merged = bench.store.keys.topic(TOPIC).history + ":merged"
-    counters = {"sent": 4, "acked@lisa": 2}
     return bench.call(Absorb(TOPIC, number, count, counters, {"0of8": 7}, merged))
 
 
@@ -32,6 +38,24 @@ def test_a_topic_absorbs_the_counters_of_its_former_shards(bench: Bench) -> None
         stats={"sent": 7, "promoted": 1, "acked@lisa": 2},
     )
     assert not absorb(bench)
+
+
+def test_a_topic_keeps_the_highest_lateness_of_each_group(bench: Bench) -> None:
+    """The topic's own or that of its former shards, by value; they are not added up."""
+    own = {"late_max@lower": 10_000, "late_max@higher": 9_999, "late_max@kept": 5_000}
+    bench.put(options={"layout": "3:4:1:8"}, stats={"late:u@lower": 1, **own})
+    absorbed = {"late_max@lower": 9_999, "late_max@higher": 10_000, "late_max@new": 2_000}
+    assert absorb(bench, counters={"late:u@lower": 2, **absorbed})
+    bench.check(
+        options={"layout": "3:4:1:", "removed:8": "1", "journaled:0of8": "7"},
+        stats={
+            "late:u@lower": 3,
+            "late_max@lower": 10_000,
+            "late_max@higher": 10_000,
+            "late_max@kept": 5_000,
+            "late_max@new": 2_000,
+        },
+    )
 
 
 @pytest.mark.parametrize(("number", "count"), [(2, 8), (4, 8), (3, 4), (3, 1), (3, 16)])
