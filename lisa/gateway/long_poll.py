@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lisa.gateway.context import COPIES, GatewayContext
-from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.request_metrics import waits
+from lisa.gateway.waiter import HandedOut
 
 
 class ClientDisconnected(Exception):

@@ -22,9 +22,10 @@ from lisa.core.redis.connection import AsyncConnection
 from lisa.core.redis.flow import Await, Flow
 from lisa.core.store.store import AsyncStore
 from lisa.gateway.pull_presence import PullPresence
-from lisa.gateway.pull_queue import HandedOut, PullQueue, Waiter
+from lisa.gateway.pull_queue import PullQueue
 from lisa.gateway.releaser import Releaser
 from lisa.gateway.request_metrics import set_failure_reason
+from lisa.gateway.waiter import HandedOut, Waiter
 
 JOIN_AGAIN_S = 20.0
 """Interval at which a topic that is pulled from is registered again."""

@@ -11,14 +11,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.body_size import AHEAD_BYTES
 from lisa.core.delivery.source import MOST, GroupSource, Taken
 from lisa.core.model.backoff import FIRST_S, LONGEST_AWAY_S, Backoff
 from lisa.core.model.errors import LisaError, ServerUnavailable
-from lisa.core.model.message import Message
 from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
 from lisa.core.redis.connection import AsyncConnection
@@ -27,66 +25,13 @@ from lisa.core.store.runner import caller
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.pull import Pulled
 from lisa.gateway.pull_presence import BEAT_S
-from lisa.gateway.receipts import Receipt, encode_receipt
+from lisa.gateway.receipts import Receipt
 from lisa.gateway.releaser import Releaser
+from lisa.gateway.waiter import HandedOut, Waiter
 
 log = logging.getLogger("lisa.gateway")
 
 LONGEST_ROUND_S = 5.0
-
-
-class HandedOut(NamedTuple):
-    """One message for a client, which settles it by its receipt."""
-
-    message: Message
-    receipt: Receipt
-    size: int
-
-    @property
-    def receipt_text(self) -> str:
-        """The receipt in the form that clients get."""
-        return encode_receipt(self.receipt)
-
-
-class Waiter:
-    """One waiting pull.
-
-    most: the most deliveries to return.
-    ends: when to stop waiting, in `time.monotonic` seconds.
-    found: the deliveries so far, while further ones are taken.
-    caller: on whose behalf the deliveries are opened, for the journal.
-    """
-
-    __slots__ = ("caller", "ends", "found", "future", "most", "timeout_ms")
-
-    def __init__(self, most: int, timeout_ms: int | None, ends: float) -> None:
-        self.most = most
-        self.timeout_ms = timeout_ms
-        self.ends = ends
-        self.found: list[HandedOut] = []
-        self.caller = caller.get()
-        self.future: asyncio.Future[list[HandedOut]] = asyncio.get_running_loop().create_future()
-
-    def is_open(self) -> bool:
-        """Whether the pull still waits."""
-        return not self.future.done()
-
-    @property
-    def missing(self) -> int:
-        """How many more deliveries the pull accepts; 0 if it has ended."""
-        return self.most - len(self.found) if self.is_open() else 0
-
-    def answer(self) -> None:
-        """End the pull with what it has found; does nothing if the pull has ended."""
-        if self.is_open():
-            self.future.set_result(self.found)
-
-    def fail(self, error: Exception) -> None:
-        """End the pull with an error unless it has deliveries; does nothing if it has ended."""
-        if self.found:
-            self.answer()
-        elif self.is_open():
-            self.future.set_exception(error)
 
 
 class PullQueue:

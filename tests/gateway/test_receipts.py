@@ -24,7 +24,7 @@ from tests.gateways import new_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from lisa.gateway.pull_queue import HandedOut
+    from lisa.gateway.waiter import HandedOut
 
 GOOD = ["lisa", "gateway-h-1-ab", "id", "1-0", "AAAAAAAA-", 5, 1, "a", None]
 

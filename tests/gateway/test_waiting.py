@@ -19,11 +19,11 @@ from lisa.core.store import group_removal
 from lisa.core.transitions.declare import Declare
 from lisa.core.transitions.undeclare import Undeclare
 from lisa.embedded import EmbeddedServer
-from lisa.gateway import pull_presence, pull_queue
+from lisa.gateway import pull_presence, pull_queue, waiter
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.pull_broker import TooManyPulls
-from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 from tests.gateways import new_topic
 from tests.servers import connect
@@ -231,13 +231,13 @@ async def test_a_task_cancelled_after_its_hand_out_releases_its_messages(
 ) -> None:
     pull = begin(hub.broker.pull(topic, wait_s=LONG_S))
     await standing(hub, 1)
-    original = pull_queue.Waiter.answer
+    original = waiter.Waiter.answer
 
     def answer_and_end(self: Any) -> None:
         original(self)
         pull.cancel()
 
-    monkeypatch.setattr(pull_queue.Waiter, "answer", answer_and_end)
+    monkeypatch.setattr(waiter.Waiter, "answer", answer_and_end)
     sent = await hub.sender.offer(topic, Outgoing("x"))
     await asyncio.wait([pull])
     assert pull.cancelled()

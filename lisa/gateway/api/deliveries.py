@@ -43,8 +43,8 @@ from lisa.gateway.api.operations import (
 )
 from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.long_poll import hold
-from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.receipts import Receipt, decode_receipt
+from lisa.gateway.waiter import HandedOut
 
 S = TypeVar("S", ReceiptRequest, RetryRequest, ExtendRequest)
 

@@ -33,7 +33,7 @@ from lisa.gateway.compat.job_lookup import FoundJob, find_job
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.problems import ErrorResponse
-from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 
 PREFIX = "/delay-queue"

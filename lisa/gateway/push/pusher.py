@@ -16,9 +16,9 @@ from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.pull_broker import TooManyPulls
-from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.poster import Poster, PushResult, PushVerdict
+from lisa.gateway.waiter import HandedOut
 
 log = logging.getLogger("lisa.gateway.push")
 

@@ -27,7 +27,7 @@ from lisa.gateway.compat.camellia.queue import Queue
 from lisa.gateway.compat.camellia.topics import TopicInfo, Topics, topic_infos
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
-from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.waiter import HandedOut
 
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"

@@ -20,7 +20,7 @@ from lisa.core.store.store import AsyncStore, Store, chunks, pairs, summed
 from lisa.core.transitions.base import text
 from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg
-from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.waiter import HandedOut
 
 log = logging.getLogger("lisa.gateway.camellia")
 

@@ -26,9 +26,9 @@ from lisa.core.transitions.retry import Failed
 from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg, Origin, as_found, as_sent, is_alive
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.receipts import Receipt
 from lisa.gateway.settling import TRIES
+from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 
 MOST_RECEIPTS = 20_000

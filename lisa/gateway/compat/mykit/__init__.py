@@ -36,7 +36,7 @@ from lisa.gateway.compat.mykit.wire import (
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.problems import ErrorResponse
-from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.waiter import HandedOut
 
 __all__ = ["routes"]
 
