@@ -14,9 +14,9 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -39,7 +39,19 @@ TOPICS = {
 }
 """Topics and their waiting messages."""
 
-PAGES = {"page-overview": ("/", 760), "page-topic": ("/topics/orders", 1_180)}
+DESKTOP, PHONE = 1280, 390
+PAGES = {
+    "page-overview": ("/", DESKTOP, 760),
+    "page-topic": ("/topics/orders", DESKTOP, 1_180),
+}
+TROUBLE = {
+    "page-trouble": ("/", DESKTOP, 800),
+    "page-trouble-phone": ("/", PHONE, 844),
+    "page-garbage": ("/topics/webhooks/garbage", DESKTOP, 800),
+}
+"""Pages of the system in trouble: path, width and height."""
+
+REASONS = ("HTTP 503 from partner.example", "HTTP 422: unknown field 'vat'", "timed out after 30 s")
 COMMANDS = {"terminal-topics": "topics", "terminal-top": "top --once"}
 RUN_FOR_S = 60.0
 
@@ -74,6 +86,53 @@ def handle(message: Message) -> None:
         raise Discard("the card has expired")
 
 
+def fail(_message: Message) -> None:
+    """A handler that never succeeds."""
+    raise Discard(random.choice(REASONS))
+
+
+def refuse(_message: Message) -> None:
+    """A handler whose partner is down."""
+    raise ConnectionError("mail.example refuses connections")
+
+
+@contextmanager
+def trouble(server: EmbeddedServer, raw: redis.Redis, producer: Producer) -> Iterator[None]:
+    """Topics without a consumer, paused, with growing garbage, and with a degraded consumer."""
+    fill(raw, producer, random.Random(42))
+    worker = Consumer(server.url, name="worker-1")
+    worker.subscribe("webhooks", fail)
+    worker.subscribe("mail.welcome", refuse, retry=["1h"])
+    worker.subscribe("reminders", handle)
+    worker.subscribe("trials.ending", handle)
+    with Manager(server.url), worker:
+        for topic in ("orders", "invoices"):
+            consumer = Consumer(server.url, name="worker-0")
+            consumer.subscribe(topic, handle)
+            with consumer:  # declares the group
+                wait_until(lambda topic=topic: raw.exists(f"lisa:{{{topic}}}:groups"))  # type: ignore[misc]
+        raw.hset("lisa:{invoices}:options", "paused", "1")
+        send_due(producer, "orders", 1_240, minutes=12)
+        send_due(producer, "invoices", 86, minutes=4)
+        send_due(producer, "webhooks", 51, minutes=0)
+        send_due(producer, "mail.welcome", 60, minutes=0)
+        wait_until(lambda: raw.zcard("lisa:{webhooks}:g:lisa:garbage") >= 51)
+        wait_until(lambda: "degraded" in str(raw.hvals("lisa:{mail.welcome}:consumers")))
+        yield
+
+
+def send_due(producer: Producer, topic: str, count: int, *, minutes: int) -> None:
+    """Send messages that have been due for so long."""
+    at = datetime.now(UTC) - timedelta(minutes=minutes)
+    producer.send_many(topic, [Outgoing({"order": n}, at=at) for n in range(count)])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    while not condition():
+        time.sleep(0.1)
+
+
 @contextmanager
 def gateway(url: str) -> Iterator[str]:
     """A gateway's address, while it runs."""
@@ -85,16 +144,15 @@ def gateway(url: str) -> Iterator[str]:
         run.terminate()
 
 
-def shoot_pages(address: str) -> None:
+def shoot_pages(address: str, pages: Mapping[str, tuple[str, int, int]]) -> None:
     """Take a picture of each page."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        context = browser.new_context(viewport={"width": 1280, "height": 760}, color_scheme="dark")
-        page = context.new_page()
-        for name, (path, height) in PAGES.items():
-            page.set_viewport_size({"width": 1280, "height": height})
+        page = browser.new_context(color_scheme="dark").new_page()
+        for name, (path, width, height) in pages.items():
+            page.set_viewport_size({"width": width, "height": height})
             page.goto(address + path)
             page.wait_for_timeout(5_000)
             page.screenshot(path=IMAGES / f"{name}.png")
@@ -144,8 +202,16 @@ def main() -> None:
                 producer.send("orders", {"order": random.randrange(10_000)}, delay="2s")
                 time.sleep(0.1)
             with gateway(server.url) as address:
-                shoot_pages(address)
+                shoot_pages(address, PAGES)
             shoot_terminal(server.url)
+    with (
+        EmbeddedServer() as server,
+        redis.Redis.from_url(server.url) as raw,
+        Producer(server.url) as producer,
+        trouble(server, raw, producer),
+        gateway(server.url) as address,
+    ):
+        shoot_pages(address, TROUBLE)
 
 
 if __name__ == "__main__":

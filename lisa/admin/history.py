@@ -15,7 +15,7 @@ from lisa.admin.reading import ask_all
 from lisa.admin.shards import counted
 from lisa.admin.steps import Steps
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, counters, summed
+from lisa.core.store.store import Store, chunks, counters, summed
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -25,6 +25,10 @@ SAMPLE_DELAY_MS = 15_000
 
 MIN_FRACTION = 4
 """Intervals shorter than 1/MIN_FRACTION of the longest are too short to measure a rate."""
+
+
+MOST_PER_STEP = 1_000
+"""Samples that one round trip requests at most."""
 
 
 class HistorySpan(Steps):
@@ -72,22 +76,15 @@ def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow
     bounds = [last - i * step for i in range(span.count - 1, -1, -1)]
     if now_ms - last < SAMPLE_DELAY_MS:
         bounds.pop()
-    known: list[dict[str, int] | None] = [None] * len(bounds)
+    known = (yield from _samples(store, [topic], bounds))[topic]
     live: dict[str, int] = {}
     for shard in (yield from counted(store, [topic]))[topic]:
-        samples = yield from ask_all(
-            store,
-            [
-                ("XREVRANGE", store.keys.topic(shard).history, bound, "-", "COUNT", 1)
-                for bound in bounds
-            ],
-        )
         live = summed([live, (yield from store.stats(shard))])
-        known = [
-            one if sample is None else summed([one or {}, sample])
-            for one, sample in zip(known, map(_counters, samples), strict=True)
-        ]
-    ends = [*zip(bounds, known, strict=True), (now_ms, live)]
+    return intervals([*zip(bounds, known, strict=True), (now_ms, live)])
+
+
+def intervals(ends: Sequence[tuple[int, Mapping[str, int] | None]]) -> list[Interval]:
+    """The intervals between instants, given the counters at each; None where they are unknown."""
     return [
         Interval(start, end, risen(before, after))
         for (start, before), (end, after) in pairwise(ends)
@@ -95,22 +92,45 @@ def history(store: Store, topic: str, span: HistorySpan, *, now_ms: int) -> Flow
     ]
 
 
+def recent(
+    store: Store, topics: Sequence[str], step_ms: int, count: int, *, now_ms: int
+) -> Flow[dict[str, list[Interval]]]:
+    """The last `count` full intervals of `step_ms` of each topic, oldest first."""
+    last = now_ms - SAMPLE_DELAY_MS
+    last -= last % step_ms
+    bounds = [last - i * step_ms for i in range(count, -1, -1)]
+    known = yield from _samples(store, topics, bounds)
+    return {topic: intervals(list(zip(bounds, known[topic], strict=True))) for topic in topics}
+
+
 def counters_at(store: Store, topics: Sequence[str], at_ms: int) -> Flow[dict[str, dict[str, int]]]:
     """The counters of topics at an instant; omits topics without an earlier sample."""
+    samples = yield from _samples(store, topics, [at_ms])
+    return {topic: found for topic, (found,) in samples.items() if found is not None}
+
+
+def _samples(
+    store: Store, topics: Sequence[str], bounds: Sequence[int]
+) -> Flow[dict[str, list[dict[str, int] | None]]]:
+    """The counters of each topic at each instant; None before a topic's first sample."""
+    found: dict[str, list[dict[str, int] | None]] = {one: [None] * len(bounds) for one in topics}
     parts = yield from counted(store, topics)
     pairs = [(topic, shard) for topic in topics for shard in parts[topic]]
-    samples = yield from ask_all(
-        store,
-        [
-            ("XREVRANGE", store.keys.topic(shard).history, at_ms, "-", "COUNT", 1)
-            for _, shard in pairs
-        ],
-    )
-    found: dict[str, dict[str, int]] = {}
-    for (topic, _), sample in zip(pairs, samples, strict=True):
-        counters = _counters(sample)
-        if counters is not None:
-            found[topic] = summed([found.get(topic, {}), counters])
+    for some in chunks(pairs, max(1, MOST_PER_STEP // max(1, len(bounds)))):
+        samples = yield from ask_all(
+            store,
+            [
+                ("XREVRANGE", store.keys.topic(shard).history, bound, "-", "COUNT", 1)
+                for _, shard in some
+                for bound in bounds
+            ],
+        )
+        for i, (topic, _) in enumerate(some):
+            own = map(_counters, samples[i * len(bounds) : (i + 1) * len(bounds)])
+            found[topic] = [
+                one if sample is None else summed([one or {}, sample])
+                for one, sample in zip(found[topic], own, strict=True)
+            ]
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lisa.admin.reading import ask_all
+from lisa.admin.reading import ask_all, stream_group, stream_ids
 from lisa.admin.shards import counted
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.options import OPTIONS, encode
@@ -211,6 +211,49 @@ def _group_counts(name: str, replies: list[Any]) -> GroupCounts:
         next_retry_ms=int(float(first[1])) if first else None,
         intact=None not in replies,
     )
+
+
+def oldest_ready(store: Store, states: Iterable[TopicState]) -> Flow[dict[tuple[str, str], int]]:
+    """Due time of the next message to deliver, by topic and group.
+
+    Reads only groups that have ready messages; omits groups whose messages have gone meanwhile.
+    """
+    lines = [(one.topic, group.name) for one in states for group in one.groups if group.ready]
+    found: dict[tuple[str, str], int] = {}
+    for some in chunks(lines, TOPICS_PER_STEP):
+        parts = yield from counted(store, list(dict.fromkeys(topic for topic, _ in some)))
+        asked = [(line, shard) for line in some for shard in parts[line[0]]]
+        keys = [store.keys.topic(shard).group(line[1]).ready for line, shard in asked]
+        infos = yield from ask_all(store, [("XINFO", "GROUPS", key) for key in keys])
+        after = [
+            fields["last-delivered-id"].decode() if (fields := stream_group(info, group)) else "0-0"
+            for info, ((_, group), _) in zip(infos, asked, strict=True)
+        ]
+        ranges = [
+            ("XRANGE", key, f"({entry}", "+", "COUNT", 1)
+            for key, entry in zip(keys, after, strict=True)
+        ]
+        for (line, _), items in zip(asked, (yield from ask_all(store, ranges)), strict=True):
+            due = stream_ids(items)[0][2] if items else None
+            if due is not None and due.isdigit():
+                found[line] = min(int(due), found.get(line, int(due)))
+    return found
+
+
+def due_waiting(store: Store, states: Iterable[TopicState], now_ms: int) -> Flow[dict[str, int]]:
+    """Waiting messages that are due, by topic; reads only topics that may have some."""
+    names = [one.topic for one in states if (one.next_due_ms or now_ms) < now_ms]
+    found: dict[str, int] = {}
+    for some in chunks(names, TOPICS_PER_STEP):
+        parts = yield from counted(store, some)
+        asked = [(topic, shard) for topic in some for shard in parts[topic]]
+        counts = yield from ask_all(
+            store,
+            [("ZCOUNT", store.keys.topic(one).waiting, "-inf", now_ms) for _, one in asked],
+        )
+        for (topic, _), n in zip(asked, counts, strict=True):
+            found[topic] = found.get(topic, 0) + (n or 0)
+    return found
 
 
 def set_options(store: Store, topic: str, options: Mapping[str, object]) -> Flow[int]:

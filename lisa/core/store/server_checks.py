@@ -106,6 +106,13 @@ def _problems(server: dict[str, str]) -> list[Check]:
     return found
 
 
+def problems(server: dict[str, str]) -> list[Check]:
+    """The checks that found a problem, the worst first. `server` holds the fields of INFO."""
+    memory = [one for one in [_memory(server)] if one.verdict is not CheckResult.OK]
+    found = [*_problems(server), *memory]
+    return sorted(found, key=lambda one: one.verdict is not CheckResult.FAIL)
+
+
 def no_append_only_file() -> Check:
     """The result for a server without an append-only file whose snapshots are unknown."""
     return Check.warn(

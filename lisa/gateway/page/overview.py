@@ -1,18 +1,32 @@
-"""The overview: one row per topic, and totals."""
+"""The overview: what needs attention, totals, and one row per topic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 from typing import Any
 
 from starlette.responses import Response
 
+from lisa.admin import history
+from lisa.admin.history import MINUTE_MS, Interval
 from lisa.admin.messages import LiveState
+from lisa.gateway.page import attention
+from lisa.gateway.page.attention import Problem, Rank
+from lisa.gateway.page.rendering import rate
 from lisa.gateway.page.snapshot_cache import Line
 from lisa.gateway.page.view_context import PageRequest
 
 PER_PAGE = 50
+MOST_PROBLEMS = 6
+"""Problems that are always visible; the others are in a closed section."""
+
+SPARK_STEP_MS = 4 * MINUTE_MS
+SPARK_STEPS = 15
+SPARK_S = 30.0
+SPARK_WIDTH, SPARK_HEIGHT = 60, 16
 
 
 def _most_first(figure: str) -> Callable[[Line], float]:
@@ -21,41 +35,101 @@ def _most_first(figure: str) -> Callable[[Line], float]:
     return lambda line: -(of(line) or 0)
 
 
+WORST = "worst"
 ORDERS: dict[str, Callable[[Line], Any]] = {
     "topic": attrgetter("topic"),
+    "oldest": lambda line: line.oldest_due_ms or inf,
     **{str(state): _most_first(f"counts.{state}") for state in LiveState},
     "in": _most_first("in_per_s"),
     "out": _most_first("out_per_s"),
-    "p50": _most_first("p50_ms"),
     "p99": _most_first("p99_ms"),
     "consumers": attrgetter("consumers"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """The last hour of a topic as two polylines in an SVG, and in words."""
+
+    sent: str
+    acked: str
+    said: str
 
 
 async def show(visit: PageRequest) -> Response:
     """The overview page."""
     snapshot = await visit.snapshot()
     seen = [line for line in snapshot.lines.values() if visit.token.sees(line.topic)]
+    problems = attention.problems(snapshot, seen)
     wanted = visit.query.get("q", "").strip()[:128]
     found = [line for line in seen if wanted.lower() in line.topic.lower()]
-    order = visit.query.get("sort", "topic")
-    order = order if order in ORDERS else "topic"
-    found.sort(key=ORDERS[order])
+    order = visit.query.get("sort", WORST)
+    order = order if order in ORDERS else WORST
+    found.sort(key=ORDERS.get(order) or _worst_first(problems))
     pages = max(1, -(-len(found) // PER_PAGE))
     page = min(max(1, _number(visit.query.get("page"))), pages)
+    lines = found[(page - 1) * PER_PAGE : page * PER_PAGE]
     return visit.page(
         "overview.html",
         snapshot=snapshot,
+        problems=problems[:MOST_PROBLEMS],
+        more_problems=problems[MOST_PROBLEMS:],
+        ranks=attention.worst(problems),
+        old_ms=attention.OLD_MS,
         seen=seen,
         found=found,
         wanted=wanted,
         order=order,
-        lines=found[(page - 1) * PER_PAGE : page * PER_PAGE],
+        lines=lines,
+        sparks=await _sparks(visit, [line.topic for line in lines], snapshot.at_ms),
         page=page,
         pages=pages,
         sums=_sums(seen),
         alive=sum(one.alive for one in snapshot.managers),
-        overdue_ms=snapshot.overdue_ms(seen),
+    )
+
+
+def _worst_first(problems: Sequence[Problem]) -> Callable[[Line], Any]:
+    """Sort key: by the worst problem, then the oldest due message, then garbage, then name."""
+    ranks = attention.worst(problems)
+    return lambda line: (
+        ranks.get(line.topic, Rank.NONE),
+        (line.oldest_due_ms or inf) if line.topic in ranks else inf,
+        not line.counts.garbage,
+        line.topic,
+    )
+
+
+async def _sparks(visit: PageRequest, topics: list[str], now_ms: int) -> dict[str, Spark]:
+    """The last hour of each topic that has one."""
+    store, names = visit.hub.store, sorted(topics)
+    found = await visit.snapshots.flow(
+        ("recent", *names),
+        SPARK_S,
+        lambda: history.recent(store, names, SPARK_STEP_MS, SPARK_STEPS, now_ms=now_ms),
+    )
+    return {topic: _spark(past) for topic, past in found.items() if len(past) > 1}
+
+
+def _spark(past: Sequence[Interval]) -> Spark:
+    sent = [one.per_s("sent") for one in past]
+    acked = [one.per_s("acked") for one in past]
+    highest = max(*sent, *acked) or 1.0
+    return Spark(
+        _points(sent, highest),
+        _points(acked, highest),
+        f"Last hour: at most {rate(max(sent))} sent and {rate(max(acked))} acked per second",
+    )
+
+
+def _points(values: Sequence[float], highest: float) -> str:
+    """The points of a polyline; the newest value is at the right edge."""
+    step = SPARK_WIDTH / (SPARK_STEPS - 1)
+    first = SPARK_WIDTH - step * (len(values) - 1)
+    room = SPARK_HEIGHT - 2
+    return " ".join(
+        f"{first + i * step:.1f},{1 + room * (1 - value / highest):.1f}"
+        for i, value in enumerate(values)
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lisa.admin import history, live, roles, topics
@@ -20,9 +20,10 @@ from lisa.admin.roles import RolePresence
 from lisa.admin.topics import TopicState
 from lisa.core.model.clock import duration_ms
 from lisa.core.redis.flow import Flow
+from lisa.core.store import server_checks
 from lisa.core.store.manager_watch import OVERDUE
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
-from lisa.core.store.server_checks import info
+from lisa.core.store.server_checks import Check, info
 from lisa.gateway.context import GatewayContext
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ CACHE_FACTOR = 20
 
 RATE_US = 9_000_000
 LATENESS_US = 60_000_000
+GARBAGE_MS = 15 * 60_000
+GARBAGE_S = 30.0
 FORGET_US = 15_000_000
 RING_US = 2_000_000
 MOST_SHARED = 512
@@ -45,12 +48,40 @@ class Line:
     """One topic in a snapshot.
 
     `activity` (last ten seconds) and `lateness` (last minute) are None until two reads exist.
+
+    alive: consumers that are alive, by group; "" counts those that wait for a group.
+    ready_since_ms: due time of the next message to deliver, by group.
+    waits_since_ms: due time of the first waiting message or retry, if it is due.
+    waiting_due: waiting messages that are due.
+    new_garbage: messages in garbage that died within `GARBAGE_MS`.
     """
 
     counts: TopicState
     activity: TopicActivity | None
     lateness: TopicActivity | None
-    consumers: int
+    alive: Mapping[str, int] = field(default_factory=dict)
+    ready_since_ms: Mapping[str, int] = field(default_factory=dict)
+    waits_since_ms: int | None = None
+    waiting_due: int = 0
+    new_garbage: int = 0
+
+    @property
+    def consumers(self) -> int:
+        """Consumers that are alive."""
+        return sum(self.alive.values())
+
+    @property
+    def oldest_due_ms(self) -> int | None:
+        """Due time of the oldest message that is due and not delivered; None if there is none."""
+        dues = [*self.ready_since_ms.values()]
+        if self.waits_since_ms is not None:
+            dues.append(self.waits_since_ms)
+        return min(dues, default=None)
+
+    def late_ms(self, now_ms: int) -> int:
+        """How long the oldest due message has been due; 0 if there is none."""
+        due_ms = self.oldest_due_ms
+        return 0 if due_ms is None else max(0, now_ms - due_ms)
 
     @property
     def topic(self) -> str:
@@ -87,6 +118,7 @@ class ServerFacts:
     memory: int | None = None
     most_memory: int | None = None
     clients: int | None = None
+    problems: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +203,7 @@ class SnapshotCache:
         (counts,) = await self.flow(
             ("counts", topic), LOOK_S, lambda: topics.counts(store, [topic])
         )
-        return Line(counts, None, None, 0)
+        return Line(counts, None, None)
 
     async def _take(self) -> Snapshot:
         store = self._hub.store
@@ -185,15 +217,42 @@ class SnapshotCache:
         rates, late = self._since(look, RATE_US), self._since(look, LATENESS_US)
         if not self._looks or self._looks[-1].at_us <= look.at_us - RING_US:
             self._looks.append(look)
-        alive: dict[str, int] = {}
-        for one in consumers:
-            if one.alive:
-                alive[one.record.topic] = alive.get(one.record.topic, 0) + 1
+        alive = _by_topic(
+            Counter((one.record.topic, one.record.group) for one in consumers if one.alive)
+        )
+        ready = _by_topic(await store.drive(topics.oldest_ready(store, look.topics.values())))
+        at_ms = look.at_us // 1000
+        due = await store.drive(topics.due_waiting(store, look.topics.values(), at_ms))
+        dead = await self._garbage_before(look)
         lines = {
-            name: Line(counts, rates.get(name), late.get(name), alive.get(name, 0))
+            name: Line(
+                counts,
+                rates.get(name),
+                late.get(name),
+                alive=alive.get(name, {}),
+                ready_since_ms=ready.get(name, {}),
+                waits_since_ms=_past(counts.next_due_ms, at_ms),
+                waiting_due=due.get(name, 0),
+                new_garbage=min(
+                    counts.garbage, max(0, counts.total("garbage") - dead.get(name, 0))
+                ),
+            )
             for name, counts in sorted(look.topics.items())
         }
-        return Snapshot(look.at_us // 1000, lines, tuple(consumers), tuple(managers), server)
+        return Snapshot(at_ms, lines, tuple(consumers), tuple(managers), server)
+
+    async def _garbage_before(self, look: TopicsSnapshot) -> dict[str, int]:
+        """The counters of garbage of `GARBAGE_MS` ago, for topics that have garbage now."""
+        store, at_ms = self._hub.store, look.at_us // 1000 - GARBAGE_MS
+        names = [name for name, counts in look.topics.items() if counts.garbage]
+        found = await self.flow(
+            "garbage", GARBAGE_S, lambda: history.counters_at(store, names, at_ms)
+        )
+        return {
+            name: replace(look.topics[name], stats=stats).total("garbage")
+            for name, stats in found.items()
+            if name in look.topics
+        }
 
     def _remember(self, look: TopicsSnapshot) -> TopicsSnapshot:
         """The look with unchanged topics sharing the previous look's objects, to save memory."""
@@ -234,7 +293,7 @@ class SnapshotCache:
         return {one.counts.topic: one for one in found if one.counts.topic in before.topics}
 
     def _server(self) -> Flow[ServerFacts]:
-        sections = ("server", "memory", "clients")
+        sections = ("server", "memory", "clients", "persistence", "replication")
         replies = yield from ask_all(self._hub.store, [("INFO", one) for one in sections])
         facts: dict[str, str] = {}
         for reply in replies:
@@ -246,7 +305,20 @@ class SnapshotCache:
             memory=_number(facts.get("used_memory")),
             most_memory=_number(facts.get("maxmemory")) or None,
             clients=_number(facts.get("connected_clients")),
+            problems=tuple(server_checks.problems(facts)) if facts else (),
         )
+
+
+def _by_topic(found: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Numbers by topic and then group."""
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, group), n in found.items():
+        by_topic.setdefault(topic, {})[group] = n
+    return by_topic
+
+
+def _past(ms: int | None, now_ms: int) -> int | None:
+    return ms if ms is not None and ms <= now_ms else None
 
 
 def _number(value: str | None) -> int | None:

@@ -1,0 +1,146 @@
+"""What needs an operator's attention, the worst first. The thresholds are those of the alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from lisa.core.store.server_checks import CheckResult
+from lisa.gateway.page.rendering import count, link, span
+from lisa.gateway.page.snapshot_cache import GARBAGE_MS, Line, Snapshot
+
+DUE_FOR_MS = 1_000
+"""Messages that have been due for less are not reported: a promotion or delivery takes a moment."""
+
+OLD_MS = 60_000
+"""The oldest due message of a topic may be this late."""
+
+MUCH_GARBAGE = 15
+"""Messages that a topic may move to garbage within `GARBAGE_MS`."""
+
+
+class Rank(IntEnum):
+    """Kinds of problems, the worst first."""
+
+    NO_MANAGER = 0
+    SERVER_FAILS = 1
+    NO_CONSUMER = 2
+    OLD = 3
+    GARBAGE = 4
+    PAUSED = 5
+    DEGRADED = 6
+    MANAGER_GONE = 7
+    SERVER_WARNS = 8
+    NONE = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One line of the list; `where` is its topic or role, and `weight` orders equal ranks."""
+
+    rank: Rank
+    where: str
+    title: str
+    detail: str
+    href: str
+    weight: float = 0
+    topic: str | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether messages are delayed or lost; other problems are warnings."""
+        return self.rank <= Rank.OLD
+
+
+def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[Problem]:
+    """The problems of these topics, the managers and the server, the worst first."""
+    found = [*_managers(snapshot, lines), *_server(snapshot)]
+    for line in lines:
+        found += of_topic(snapshot, line)
+    return sorted(found, key=lambda one: (one.rank, -one.weight, one.where))
+
+
+def of_topic(snapshot: Snapshot, line: Line) -> list[Problem]:
+    """The problems of one topic, the worst first."""
+    return list(_of_topic(snapshot, line))
+
+
+def worst(found: Iterable[Problem]) -> dict[str, Rank]:
+    """The worst rank of each topic that has a problem."""
+    ranks: dict[str, Rank] = {}
+    for one in found:
+        if one.topic is not None:
+            ranks[one.topic] = min(one.rank, ranks.get(one.topic, one.rank))
+    return ranks
+
+
+def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[Problem]:
+    topic, late_ms = line.topic, line.late_ms(snapshot.at_ms)
+    page = link("topics", topic)
+    lacking = _groups_without_consumer(line) if late_ms >= DUE_FOR_MS else None
+    if line.counts.paused:
+        if late_ms >= DUE_FOR_MS:
+            detail = f"{_backlog(line, None)}, the oldest for {span(late_ms)}"
+            yield Problem(Rank.PAUSED, topic, "Paused", detail, page, late_ms, topic)
+    elif lacking is not None:
+        detail = f"{_backlog(line, lacking)}, the oldest for {span(late_ms)}"
+        of = f" in {'group' if len(lacking) == 1 else 'groups'} {', '.join(lacking)}"
+        title = f"No consumer{of if len(line.counts.groups) > 1 else ''}"
+        yield Problem(Rank.NO_CONSUMER, topic, title, detail, page, late_ms, topic)
+    elif late_ms >= OLD_MS:
+        detail = f"{_backlog(line, None)}, and the oldest is not delivered yet"
+        yield Problem(Rank.OLD, topic, f"Due for {span(late_ms)}", detail, page, late_ms, topic)
+    if line.new_garbage > MUCH_GARBAGE:
+        detail = f"{count(line.new_garbage)} messages died within {span(GARBAGE_MS)}"
+        href = link("topics", topic, "garbage")
+        yield Problem(Rank.GARBAGE, topic, "Garbage grows", detail, href, line.new_garbage, topic)
+    degraded = [one.record for one in snapshot.consumers if one.alive and one.record.topic == topic]
+    for record in (one for one in degraded if one.state == "degraded"):
+        detail = f"{record.name} takes one message at a time, because 20 in a row failed"
+        href = link("consumers", topic=topic, name=record.name)
+        yield Problem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
+
+
+def _groups_without_consumer(line: Line) -> list[str] | None:
+    """The groups with due messages and without a consumer; None if there are none.
+
+    Due messages of a topic without a group wait for the first consumer.
+    """
+    if not line.counts.groups:
+        return []
+    is_waiting = line.waits_since_ms is not None
+    names = [
+        group.name
+        for group in line.counts.groups
+        if not line.alive.get(group.name) and (group.ready or is_waiting)
+    ]
+    return names or None
+
+
+def _backlog(line: Line, groups: Sequence[str] | None) -> str:
+    due = line.waiting_due + sum(
+        one.ready for one in line.counts.groups if not groups or one.name in groups
+    )
+    if not due:
+        return "retries are due"
+    return f"{count(due)} {'message is' if due == 1 else 'messages are'} due"
+
+
+def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[Problem]:
+    if any(one.alive for one in snapshot.managers) or not lines:
+        return
+    late_ms = snapshot.overdue_ms(lines)
+    if late_ms is not None:
+        detail = f"due messages are not promoted: overdue by {span(late_ms)}. Start lisa-manager"
+        yield Problem(Rank.NO_MANAGER, "Managers", "No manager", detail, "/managers")
+    else:
+        detail = "messages will not become ready when due. Start lisa-manager"
+        yield Problem(Rank.MANAGER_GONE, "Managers", "No manager", detail, "/managers")
+
+
+def _server(snapshot: Snapshot) -> Iterator[Problem]:
+    for one in snapshot.server.problems:
+        is_failing = one.verdict is CheckResult.FAIL
+        rank = Rank.SERVER_FAILS if is_failing else Rank.SERVER_WARNS
+        yield Problem(rank, "Server", one.name.capitalize(), one.found, "/managers")

@@ -1,0 +1,173 @@
+"""The page of a system in trouble: what needs attention comes first."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lisa import Consumer
+from lisa.admin.roles import RolePresence
+from lisa.admin.topics import GroupCounts, TopicState
+from lisa.core.store.presence import ConsumerPresence, ManagerPresence
+from lisa.core.store.server_checks import Check, problems
+from lisa.gateway.page import attention
+from lisa.gateway.page.attention import Rank
+from lisa.gateway.page.snapshot_cache import Line, ServerFacts, Snapshot
+from tests.gateways import new_topic
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from tests.browser.conftest import Site
+
+NOW = 1_800_000_000_000
+MANAGER = RolePresence(ManagerPresence(name="m"), 0, alive=True)
+
+
+def line(
+    topic: str,
+    *,
+    alive: int = 1,
+    ready: int = 0,
+    late_ms: int = 0,
+    paused: bool = False,
+    new: int = 0,
+) -> Line:
+    """A topic with one group whose oldest ready message has been due for `late_ms`."""
+    group = GroupCounts(name="g", ready=ready, in_flight=0, retry=0, garbage=new)
+    counts = TopicState(topic=topic, waiting=0, next_due_ms=None, paused=paused, groups=(group,))
+    return Line(
+        counts,
+        None,
+        None,
+        alive={"g": alive} if alive else {},
+        ready_since_ms={"g": NOW - late_ms} if late_ms else {},
+        new_garbage=new,
+    )
+
+
+def snapshot(*lines: Line, managed: bool = True, **facts: object) -> Snapshot:
+    managers = (MANAGER,) if managed else ()
+    server = replace(ServerFacts(), **facts)  # type: ignore[arg-type]
+    return Snapshot(NOW, {one.topic: one for one in lines}, (), managers, server)
+
+
+def found(seen: Snapshot) -> list[tuple[Rank, str]]:
+    return [(one.rank, one.where) for one in attention.problems(seen, list(seen.lines.values()))]
+
+
+def test_problems_are_ranked_and_ordered_by_weight() -> None:
+    seen = snapshot(
+        line("fine", ready=3, late_ms=900),
+        line("paused", alive=0, ready=5, late_ms=5_000, paused=True),
+        line("dying", new=16),
+        line("slow", ready=2, late_ms=60_000),
+        line("left", alive=0, ready=2, late_ms=5_000),
+        line("left-longer", alive=0, ready=2, late_ms=90_000),
+        problems=(Check.warn("memory", "91 %", "x"), Check.fail("role", "a replica", "y")),
+    )
+    assert found(seen) == [
+        (Rank.SERVER_FAILS, "Server"),
+        (Rank.NO_CONSUMER, "left-longer"),
+        (Rank.NO_CONSUMER, "left"),
+        (Rank.OLD, "slow"),
+        (Rank.GARBAGE, "dying"),
+        (Rank.PAUSED, "paused"),
+        (Rank.SERVER_WARNS, "Server"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        line("a"),
+        line("a", ready=9, late_ms=59_999),
+        line("a", alive=0),
+        line("a", alive=0, paused=True),
+        line("a", new=15),
+    ],
+)
+def test_a_healthy_topic_is_not_reported(healthy: Line) -> None:
+    assert found(snapshot(healthy)) == []
+
+
+def test_a_degraded_consumer_is_linked() -> None:
+    record = ConsumerPresence(name="w", topic="a", group="g", state="degraded")
+    seen = replace(snapshot(line("a")), consumers=(RolePresence(record, 0, alive=True),))
+    (one,) = attention.problems(seen, list(seen.lines.values()))
+    assert (one.rank, one.href) == (Rank.DEGRADED, "/consumers?topic=a&name=w")
+    gone = replace(seen, consumers=(RolePresence(record, 60_000, alive=False),))
+    assert found(gone) == []
+
+
+def test_a_missing_manager_is_worse_while_messages_are_overdue() -> None:
+    calm = line("a")
+    overdue = replace(
+        calm, counts=replace(calm.counts, next_due_ms=NOW - 9_000), waits_since_ms=NOW - 9_000
+    )
+    assert found(snapshot(calm, managed=False)) == [(Rank.MANAGER_GONE, "Managers")]
+    assert found(snapshot(overdue, managed=False)) == [(Rank.NO_MANAGER, "Managers")]
+    assert found(snapshot(managed=False)) == []
+
+
+def test_problems_of_the_server_are_those_of_the_doctor() -> None:
+    facts = {
+        "role": "master",
+        "aof_enabled": "0",
+        "maxmemory_policy": "allkeys-lru",
+        "maxmemory": "100",
+        "used_memory": "91",
+    }
+    assert [(one.name, str(one.verdict)) for one in problems(facts)] == [
+        ("maxmemory-policy", "fail"),
+        ("persistence", "warn"),
+        ("memory", "warn"),
+    ]
+    assert problems({"aof_enabled": "1"}) == []
+
+
+def rows(page: str) -> list[str]:
+    return re.findall(r'<tr id="t-([^"]+)"', page)
+
+
+def test_the_overview_begins_with_what_needs_attention(site: Site) -> None:
+    lost, fine = new_topic("lost"), new_topic("a-fine")
+    site.producer.send(fine, 1, delay=timedelta(hours=1))
+    site.kill(lost, "declares-the-group", 1, "no")
+    site.producer.send_many(lost, range(3), at=datetime.now(UTC) - timedelta(minutes=12))
+    wait_until(lambda: f"{lost}: No consumer" in site.gateway.client.get("/").text)
+    page = site.gateway.client.get("/").text
+    assert page.index("Needs attention") < page.index('class="tiles"')
+    assert re.search(r"3 messages are due, the oldest for 12 m( \d+ s)?<", page)
+    assert f'href="/topics/{lost}"><strong>' in page
+    assert rows(page).index(lost) < rows(page).index(fine)
+    by_name = rows(site.gateway.client.get("/?sort=topic").text)
+    assert by_name == sorted(by_name)
+    with Consumer(site.server.url) as consumer:
+        consumer.on(lost)(lambda _message: None)
+        consumer.start()
+        wait_until(lambda: f"{lost}: No consumer" not in site.gateway.client.get("/").text)
+
+
+def test_the_last_hour_is_drawn(site: Site) -> None:
+    topic = new_topic("drawn")
+    now = datetime.now(UTC).timestamp() // 60
+    for minute in range(90, 1, -1):
+        n = 90 - minute
+        site.raw.xadd(
+            f"lisa:{{{topic}}}:history",
+            {"sent": 120 * n, "acked@lisa": 60 * n},
+            id=f"{int(now - minute) * 60_000}-0",
+        )
+    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    wait_until(lambda: topic in site.gateway.client.get("/").text)
+    page = site.gateway.client.get("/").text
+    row = page[page.index(f'id="t-{topic}"') :].partition("</tr>")[0]
+    assert "Last hour: at most 2.0 sent and 1.0 acked per second" in row
+    (sent, acked) = re.findall(r'points="([^"]+)"', row)
+    assert {point.partition(",")[2] for point in sent.split()} == {"1.0"}
+    assert {point.partition(",")[2] for point in acked.split()} == {"8.0"}
+    assert sent.split()[-1] == "60.0,1.0"
