@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def trouble(server: EmbeddedServer, raw: redis.Redis, producer: Producer) -> Ite
             consumer = Consumer(server.url, name="worker-0")
             consumer.subscribe(topic, handle)
             with consumer:  # declares the group
-                wait_until(lambda topic=topic: raw.exists(f"lisa:{{{topic}}}:groups"))  # type: ignore[misc]
+                wait_until(partial(raw.exists, f"lisa:{{{topic}}}:groups"))
         raw.hset("lisa:{invoices}:options", "paused", "1")
         send_due(producer, "orders", 1_240, minutes=12)
         send_due(producer, "invoices", 86, minutes=4)
@@ -127,7 +128,7 @@ def send_due(producer: Producer, topic: str, count: int, *, minutes: int) -> Non
     producer.send_many(topic, [Outgoing({"order": n}, at=at) for n in range(count)])
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for a condition."""
     while not condition():
         time.sleep(0.1)

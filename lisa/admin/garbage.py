@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lisa.admin.messages import LiveState, MessagePage, Row, list_messages, selected_groups
 from lisa.admin.shards import shards
-from lisa.core.redis.flow import Flow
+from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store.paging import PAGE
 from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.requeue import Requeue
+
+STEPS_PER_S = 4
+"""Steps per second of an action at a pace."""
+
+KIND_LENGTH = 160
+_VARYING = re.compile(
+    r"\b(?:0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]*\d[0-9a-f]{7,}|\d+\.\d+|\d{4,})\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,16 +32,26 @@ class GarbageSelection:
     group: only this group; None selects all groups.
     died_before_ms: only messages that died before this instant, in epoch milliseconds.
     reason: only messages whose reason contains this text, ignoring case.
+    kind: only messages whose reason is of this kind, as `kind_of` returns it.
     """
 
     topic: str
     group: str | None = None
     died_before_ms: int | None = None
     reason: str | None = None
+    kind: str | None = None
 
-    def matches(self, row: Row) -> bool:
-        """Whether the row's reason matches."""
-        return self.reason is None or self.reason.lower() in (row.reason or "").lower()
+    def matches(self, reason: str | None) -> bool:
+        """Whether a message with this reason is selected."""
+        if self.kind is not None and kind_of(reason) != self.kind:
+            return False
+        return self.reason is None or self.reason.lower() in (reason or "").lower()
+
+
+def kind_of(reason: str | None) -> str:
+    """A reason's first line without the parts that vary: ids, long numbers and fractions."""
+    first = (reason or "no reason recorded").partition("\n")[0]
+    return _VARYING.sub("#", first)[:KIND_LENGTH]
 
 
 Action: TypeAlias = Callable[[Store, str, str, Sequence[str]], Flow[list[bool]]]
@@ -63,7 +83,7 @@ def listed(
             due_before_ms=selection.died_before_ms,
             limit=step,
         )
-        rows += [row for row in page.rows if selection.matches(row)]
+        rows += [row for row in page.rows if selection.matches(row.reason)]
         cursor, looked = page.cursor, looked + step
         if cursor is None:
             break
@@ -72,7 +92,7 @@ def listed(
 
 def matching(store: Store, selection: GarbageSelection) -> Flow[int]:
     """Count the selected messages: O(log n), or with a reason O(n)."""
-    if selection.reason is None:
+    if selection.reason is None and selection.kind is None:
         total = 0
         end = "+inf" if selection.died_before_ms is None else f"({selection.died_before_ms}"
         for shard in (yield from shards(store, selection.topic)):
@@ -127,9 +147,12 @@ def act(
     selection: GarbageSelection,
     action: Action,
     *,
+    rate: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Flow[int]:
-    """Apply `action` to all selected messages; returns how many.
+    """Apply `action` to all selected messages, the oldest first; returns how many.
+
+    rate: at most this many messages per second.
 
     Skips messages that die after the start, so that a requeued message that dies again does not
     keep the loop running.
@@ -137,9 +160,10 @@ def act(
     now_ms = (yield from store.server_time_us()) // 1000 + 1
     until = min(now_ms, selection.died_before_ms or now_ms)
     bounded = replace(selection, died_before_ms=until)
+    step = PAGE if rate is None else max(1, min(PAGE, rate // STEPS_PER_S))
     done, cursor = 0, None
     while True:
-        found = yield from listed(store, bounded, cursor=cursor, limit=PAGE)
+        found = yield from listed(store, bounded, cursor=cursor, limit=step)
         by_group: dict[str, list[str]] = {}
         for row in found.rows:
             by_group.setdefault(row.group or "", []).append(row.id)
@@ -150,3 +174,5 @@ def act(
         cursor = found.cursor
         if cursor is None:
             return done
+        if rate is not None:
+            yield Pause(len(found.rows) / rate)

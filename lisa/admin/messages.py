@@ -79,10 +79,10 @@ class _Candidate(NamedTuple):
         return (int(head), self.id) if colon else entry_number(self.behind)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A candidate and its source."""
 
-    at: _Source
+    at: Source
     id: bytes
 
 
@@ -114,7 +114,7 @@ def list_messages(
     for name in groups:
         if name < first:
             continue
-        sources = [_Source(one, name, state, due_before_ms) for one in names]
+        sources = [Source(one, name, state, due_before_ms) for one in names]
         position: str | None = behind if name == first else ""
         while position is not None:
             wanted = min(limit - len(rows), PAGE)
@@ -124,7 +124,7 @@ def list_messages(
                 found, position = yield from _merged(store, sources, position, wanted)
             except ValueError:
                 raise ConfigError(f"{cursor!r} is not a cursor of this list; omit it") from None
-            rows += yield from _rows(store, found)
+            rows += yield from rows_of(store, found)
     return MessagePage(tuple(rows), None)
 
 
@@ -138,7 +138,7 @@ def selected_groups(store: Store, topic: str, group: str | None) -> Flow[Sequenc
     return [group]
 
 
-class _Source(NamedTuple):
+class Source(NamedTuple):
     """One state of one shard and group; in `waiting` the group is empty."""
 
     shard: str
@@ -148,8 +148,8 @@ class _Source(NamedTuple):
 
 
 def _merged(
-    store: Store, sources: Sequence[_Source], position: str, wanted: int
-) -> Flow[tuple[list[_Found], str | None]]:
+    store: Store, sources: Sequence[Source], position: str, wanted: int
+) -> Flow[tuple[list[Found], str | None]]:
     """Ids of all shards after a position in one order, and the next position; None at the end.
 
     A position applies to every shard. Streams of several shards may have equal entry ids, so their
@@ -157,7 +157,7 @@ def _merged(
     """
     if len(sources) == 1:
         own, after = yield from _candidates(store, sources[0], position, wanted)
-        return [_Found(sources[0], one.id) for one in own], after
+        return [Found(sources[0], one.id) for one in own], after
     in_streams = sources[0].state in (LiveState.READY, LiveState.IN_FLIGHT)
     entry, at, number = position.rpartition("@") if in_streams else ("", "", "")
     found: list[tuple[tuple[Any, ...], int, _Candidate]] = []
@@ -169,7 +169,7 @@ def _merged(
         is_more |= after is not None
     found.sort()
     taken = found[:wanted]
-    rows = [_Found(sources[i], one.id) for _, i, one in taken]
+    rows = [Found(sources[i], one.id) for _, i, one in taken]
     if not taken or (len(taken) == len(found) and not is_more):
         return rows, None
     _, i, last = taken[-1]
@@ -185,7 +185,7 @@ def _before(entry: str) -> str:
 
 
 def _candidates(
-    store: Store, source: _Source, position: str, wanted: int
+    store: Store, source: Source, position: str, wanted: int
 ) -> Flow[tuple[list[_Candidate], str | None]]:
     """Candidates after a position, and the next position; None at the end."""
     keys = store.keys.topic(source.shard)
@@ -228,12 +228,12 @@ def _in_flight(
     return found
 
 
-def _rows(store: Store, found: Sequence[_Found]) -> Flow[list[Row]]:
+def rows_of(store: Store, found: Sequence[Found]) -> Flow[list[Row]]:
     """Rows of the candidates that are still in the requested state."""
-    by_source: dict[_Source, list[bytes]] = {}
+    by_source: dict[Source, list[bytes]] = {}
     for candidate in found:
         by_source.setdefault(candidate.at, []).append(candidate.id)
-    rows: dict[bytes, Row] = {}
+    rows: dict[tuple[Source, bytes], Row] = {}
     for source, raw in by_source.items():
         ids, _ = readable([one for one in raw if one])
         for some in chunks(ids, store.batch_size(source.shard, Inspect)):
@@ -241,11 +241,11 @@ def _rows(store: Store, found: Sequence[_Found]) -> Flow[list[Row]]:
             for one, inspection in zip(some, seen, strict=True):
                 row = _row(source, one, inspection)
                 if row and (source.before_ms is None or (row.due_ms or 0) < source.before_ms):
-                    rows[one.encode()] = row
-    return [rows[one] for one in dict.fromkeys(each.id for each in found) if one in rows]
+                    rows[source, one.encode()] = row
+    return [rows[one] for one in dict.fromkeys((each.at, each.id) for each in found) if one in rows]
 
 
-def _row(source: _Source, one: str, seen: Inspection) -> Row | None:
+def _row(source: Source, one: str, seen: Inspection) -> Row | None:
     row = Row(
         id=one,
         topic=topic_of(source.shard),

@@ -6,6 +6,7 @@ Screenshots are saved in the directory LISA_SCREENSHOTS, by default build/screen
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from lisa import Consumer, Manager, Producer
@@ -178,3 +180,14 @@ def now_ms() -> int:
 def waiting(site: Site, topic: str, n: int) -> None:
     """Wait until the topic has that many waiting messages."""
     wait_until(lambda: site.raw.zcard(f"lisa:{{{topic}}}:waiting") == n)
+
+
+def key_in(page: str) -> str:
+    found = re.search(r'name="key" value="([0-9a-f]{64})"', page)
+    assert found, page
+    return found[1]
+
+
+def browser_of(url: str) -> httpx.Client:
+    """A client with a cookie jar, which sends forms as a browser does."""
+    return httpx.Client(base_url=url, headers={"Origin": url}, timeout=30.0)

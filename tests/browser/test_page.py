@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,63 @@ def test_nothing_scrolls_sideways(browser: Any, site: Site, width: int, height: 
         tab.shot(f"{name}-{width}", whole=name != "overview")
     context.close()
     assert too_wide == []
+
+
+BROKEN_WORDS = """() => {
+  const broken = [];
+  for (const cell of document.querySelectorAll('td, th')) {
+    const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const node = walker.currentNode;
+      for (const word of node.data.matchAll(/[^\\s-]+/g)) {
+        const range = document.createRange();
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+        if (lines.size > 1) broken.push(word[0]);
+      }
+    }
+  }
+  return broken;
+}"""
+SMALL_TARGETS = """() => {
+  const found = [];
+  const wanted = 'button, input:not([type=hidden]), select, textarea, summary, nav a, .dense a, '
+    + '.attention a';
+  for (const one of document.querySelectorAll(wanted)) {
+    const box = (one.closest('label.pick') ?? one).getBoundingClientRect();
+    if (box.height && (box.height < 39.5 || box.width < 39.5)) found.push(one.outerHTML);
+  }
+  return found;
+}"""
+
+
+def test_a_phone_breaks_no_word_and_has_large_targets(browser: Any, site: Site) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    tab = Tab(context.new_page(), site.url)
+    wrong = []
+    for name, path in PAGES.items():
+        tab.open(path)
+        for found in (BROKEN_WORDS, SMALL_TARGETS):
+            wrong += [(name, one) for one in tab.page.evaluate(found)]
+    context.close()
+    assert wrong == []
+
+
+def test_a_phone_shows_the_columns_that_matter(browser: Any, site: Site) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    tab = Tab(context.new_page(), site.url)
+    tab.open("/")
+    heads = tab.page.locator("#live thead th:visible").all_inner_texts()
+    assert [one.strip() for one in heads] == [
+        "Topic",
+        "Oldest due",
+        "Consumers",
+        "Ready",
+        "Retry",
+        "Garbage",
+    ]
+    context.close()
 
 
 def test_the_first_screen_shows_every_topic(tab: Tab) -> None:
@@ -327,10 +385,13 @@ def test_a_banner_is_shown_during_an_outage(browser: Any) -> None:
         site.server.kill()
         tab.until("document.getElementById('banner').innerText.includes('does not respond')")
         assert "orders" in tab.text("h1")  # the last content remains
+        badge = tab.page.get_by_role("button", name="as of").inner_text()
+        assert re.fullmatch(r"as of \d\d:\d\d:\d\d", badge)
         tab.shot("server-away")
         site.server.restart()
         tab.until("document.getElementById('banner').innerText === ''")
         assert tab.page.evaluate("window.loaded") == "once"
+        assert tab.text("#beat") == "Live"
         context.close()
 
 
@@ -343,6 +404,7 @@ def test_an_error_page_reloads_after_an_outage(browser: Any) -> None:
         wait_until(lambda: site.gateway.client.get("/").status_code == 503)
         tab.open("/")
         assert "does not respond" in tab.text("h1")
+        tab.until("document.querySelector('#beat').innerText === 'no data'")
         site.server.restart()
         tab.until("document.querySelector('#t-orders') !== null")
         context.close()

@@ -51,14 +51,17 @@ def test_selected_messages_are_purged_after_confirmation(tab: Tab, site: Site) -
     tab.open(f"/topics/{topic}/garbage")
     tab.page.get_by_role("checkbox", name="Select m0").check()
     tab.page.get_by_role("checkbox", name="Select m2").check()
+    tab.page.locator(".purge summary").click()
     tab.page.get_by_role("button", name="Purge selected").click()
-    assert tab.text("h1") == "Purge 2? This cannot be undone."
+    assert tab.text("h1") == "Purge 2 messages?"
+    assert "This cannot be undone." in tab.text(".dialog")
     assert retrying_and_dead(site, topic)[0] == {"m0", "m1", "m2"}
     tab.page.get_by_role("link", name="Go back").click()
     tab.page.get_by_role("button", name="Select all").click()
     tab.page.get_by_role("checkbox", name="Select m1").uncheck()
+    tab.page.locator(".purge summary").click()
     tab.page.get_by_role("button", name="Purge selected").click()
-    tab.page.get_by_role("button", name="Confirm").click()
+    tab.page.get_by_role("button", name="Purge 2 messages").click()
     tab.page.wait_for_url("**did=purged**")
     assert tab.text(".notice") == "Purged 2 of 2."
     assert retrying_and_dead(site, topic) == ({"m1"}, set())
@@ -74,14 +77,16 @@ def test_all_that_match_are_requeued(tab: Tab, site: Site) -> None:
     tab.page.get_by_role("button", name="Filter").click()
     assert tab.page.locator("a.id").all_inner_texts() == ["m2"]
     tab.page.get_by_role("button", name="Requeue all matches").click()
-    assert tab.text("h1") == "Requeue all 1? They become due immediately."
-    tab.page.get_by_role("button", name="Confirm").click()
+    assert tab.text("h1") == "Requeue 1 message?"
+    tab.page.get_by_label("Pace").select_option("10/s")
+    tab.page.get_by_role("button", name="Requeue 1 message").click()
     tab.page.wait_for_url("**did=requeued**")
     assert retrying_and_dead(site, topic) == ({"m0", "m1", "m3"}, {"m2"})
     tab.open(f"/topics/{topic}/garbage")
+    tab.page.locator(".purge summary").click()
     tab.page.get_by_role("button", name="Purge all").click()
-    assert tab.text("h1").startswith("Purge all 3?")
-    tab.page.get_by_role("button", name="Confirm").click()
+    assert tab.text("h1") == "Purge 3 messages?"
+    tab.page.get_by_role("button", name="Purge 3 messages").click()
     tab.page.wait_for_url("**did=purged**")
     assert retrying_and_dead(site, topic) == (set(), {"m2"})
     assert "The garbage is empty" in tab.text("main")
@@ -101,7 +106,7 @@ def test_garbage_is_looked_through_page_by_page(tab: Tab, site: Site) -> None:
         tab.page.get_by_role("link", name="Next").click()
         tab.page.wait_for_url("**cursor=**")
         seen += tab.page.locator("a.id").all_inner_texts()
-    assert seen == ["first", *(f"x{i:02}" for i in range(60))]
+    assert seen == [*(f"x{i:02}" for i in reversed(range(60))), "first"]
 
 
 def test_a_topic_is_paused_and_resumed(tab: Tab, site: Site) -> None:
@@ -139,7 +144,7 @@ def test_a_message_is_moved_fired_and_cancelled(tab: Tab, site: Site) -> None:
 
     tab.open(f"/topics/{topic}/messages/ended")
     tab.page.get_by_role("button", name="Cancel").click()
-    tab.page.get_by_role("button", name="Confirm").click()
+    tab.page.get_by_role("button", name="Cancel 1 message").click()
     tab.page.wait_for_url("**did=cancel**")
     assert tab.text(".notice") == "The message is cancelled and will not be delivered."
     assert "cancelled" in tab.text(".facts")
@@ -205,7 +210,7 @@ def test_the_pages_that_ask_are_accessible(browser: Any, site: Site) -> None:
             assert tab.violations() == []
             tab.page.get_by_label("Token").fill("everything-everything")
             tab.page.keyboard.press("Enter")
-            tab.page.get_by_role("button", name="Purge all").click()
-            tab.page.get_by_role("button", name="Confirm").wait_for()
+            tab.page.get_by_role("button", name="Requeue all").click()
+            tab.page.get_by_label("Pace").wait_for()
             assert tab.violations() == []
             context.close()

@@ -141,7 +141,7 @@ def test_the_overview_begins_with_what_needs_attention(site: Site) -> None:
     wait_until(lambda: f"{lost}: No consumer" in site.gateway.client.get("/").text)
     page = site.gateway.client.get("/").text
     assert page.index("Needs attention") < page.index('class="tiles"')
-    assert re.search(r"3 messages are due, the oldest for 12 m( \d+ s)?<", page)
+    assert "3 messages are due, the oldest for 12\N{NO-BREAK SPACE}m<" in page
     assert f'href="/topics/{lost}"><strong>' in page
     assert rows(page).index(lost) < rows(page).index(fine)
     by_name = rows(site.gateway.client.get("/?sort=topic").text)
@@ -155,7 +155,7 @@ def test_the_overview_begins_with_what_needs_attention(site: Site) -> None:
 def test_the_last_hour_is_drawn(site: Site) -> None:
     topic = new_topic("drawn")
     now = datetime.now(UTC).timestamp() // 60
-    for minute in range(90, 1, -1):
+    for minute in range(90, -1, -1):
         n = 90 - minute
         site.raw.xadd(
             f"lisa:{{{topic}}}:history",
@@ -168,6 +168,7 @@ def test_the_last_hour_is_drawn(site: Site) -> None:
     row = page[page.index(f'id="t-{topic}"') :].partition("</tr>")[0]
     assert "Last hour: at most 2.0 sent and 1.0 acked per second" in row
     (sent, acked) = re.findall(r'points="([^"]+)"', row)
-    assert {point.partition(",")[2] for point in sent.split()} == {"1.0"}
-    assert {point.partition(",")[2] for point in acked.split()} == {"8.0"}
-    assert sent.split()[-1] == "60.0,1.0"
+    # Without the newest point, whose sample may be the manager's.
+    assert {point.partition(",")[2] for point in sent.split()[:-1]} == {"1.0"}
+    assert {point.partition(",")[2] for point in acked.split()[:-1]} == {"8.0"}
+    assert sent.split()[-1].startswith("60.0,")

@@ -5,7 +5,6 @@ Actions that cannot be undone, or that affect more than the selected messages, a
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -16,20 +15,22 @@ from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import garbage as garbage_flows
 from lisa.admin import topics as topic_flows
+from lisa.admin.garbage_reasons import by_reason
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
-from lisa.gateway.page import sessions
-from lisa.gateway.page.garbage import selection_of
+from lisa.gateway.page import garbage_runs, sessions
+from lisa.gateway.page.garbage import FIELDS, selection_of
+from lisa.gateway.page.garbage_runs import GarbageRun
 from lisa.gateway.page.view_context import PageRequest, read_form, safe_path
 from lisa.gateway.problems import ErrorResponse
 
 _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
-PATIENCE_S = 5.0
-"""How long a request waits for an action on all garbage, which then continues in the background."""
+MOST_COUNTED = 100_000
+"""Dead messages that a question with a filter by reason counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ class _Done(NamedTuple):
 class _Verb(NamedTuple):
     scope: Scope
     work: Callable[[FormAction], Awaitable[_Done]]
-    question: str | None = None
-    """The question to confirm before the action runs; None runs it immediately."""
+    name: str = ""
+    warning: str | None = None
+    """The text of the page that asks for confirmation; None runs the action immediately."""
 
 
 async def act(visit: PageRequest) -> Response:
@@ -77,18 +79,20 @@ async def act(visit: PageRequest) -> Response:
         raise ErrorResponse(400, "form", f"unknown action {verb!r}")
     if not visit.token.allows(known.scope, topic):
         raise Forbidden(f"token {visit.token.name!r} does not allow scope {known.scope} on {topic}")
-    if known.question and fields.get("sure") != "yes":
+    if known.warning is not None and fields.get("sure") != "yes":
         # Messages that die after the question is shown are excluded.
         until = str(await _now_ms(action) + 1)
         action = replace(action, fields={**fields, "until": until})
-        kept = [(name, value) for name, value in pairs if name not in ("key", "until")]
+        kept = [(name, value) for name, value in pairs if name not in ("key", "until", "pace")]
         kept.append(("until", until))
         count = await _how_many(action)
         return visit.page(
             "confirm.html",
             topic=topic,
-            question=known.question.format(n=f"{count:,}"),
+            action=f"{known.name} {count:,} {'message' if count == 1 else 'messages'}",
+            warning=known.warning,
             count=count,
+            has_pace=verb == "requeue_all",
             kept=kept,
             back=safe_path(fields.get("back", "/")),
         )
@@ -100,7 +104,7 @@ async def act(visit: PageRequest) -> Response:
         topic=topic,
         id=fields.get("id"),
         session=visit.session_name,
-        **{name: fields.get(name) for name in ("group", "reason", "older")},
+        **{name: fields.get(name) for name in (*FIELDS, "pace")},
         done=done.n,
     )
     visit.snapshots.clear()
@@ -131,7 +135,7 @@ async def _now_ms(action: FormAction) -> int:
 
 async def _selection(action: FormAction) -> garbage_flows.GarbageSelection:
     """The garbage that matches the filter and was dead when the confirmation was shown."""
-    given = {name: action.fields.get(name, "") for name in ("group", "reason", "older")}
+    given = {name: action.fields.get(name, "") for name in FIELDS}
     until = action.fields.get("until", "")
     asked_ms = int(until) if _INSTANT.match(until) else await _now_ms(action) + 1
     found = selection_of(action.topic, **given, now_ms=asked_ms)
@@ -143,8 +147,11 @@ async def _how_many(action: FormAction) -> int:
         return len(action.picked)
     if not action.verb.endswith("_all"):
         return 1
-    store = action.visit.hub.store
-    return await store.drive(garbage_flows.matching(store, await _selection(action)))
+    store, selection = action.visit.hub.store, await _selection(action)
+    if selection.reason is None and selection.kind is None:
+        return await store.drive(garbage_flows.matching(store, selection))
+    counts, _ = await store.drive(by_reason(store, selection, most=MOST_COUNTED))
+    return sum(one.messages for one in counts)
 
 
 async def _switch(action: FormAction) -> _Done:
@@ -165,28 +172,15 @@ async def _some(action: FormAction) -> _Done:
 
 
 async def _all(action: FormAction) -> _Done:
-    hub, verb = action.visit.hub, action.verb.removesuffix("_all")
-    selection, done = await _selection(action), 0
+    visit, verb = action.visit, action.verb.removesuffix("_all")
+    rate = garbage_runs.pace(action.fields.get("pace", ""))
+    run = GarbageRun(verb, await _how_many(action), rate)
+    await visit.snapshots.runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
+    return _Done(f"{verb}_continues" if run.is_running else f"{verb}d", run.done)
 
-    def count(n: int) -> None:
-        nonlocal done
-        done = n
 
-    flow = garbage_flows.act(hub.store, selection, _FLOWS[verb], progress=count)
-    failed: list[Exception] = []
-
-    async def work() -> None:
-        try:
-            await hub.store.drive(flow)
-        except Exception as error:
-            failed.append(error)
-            raise
-
-    task = hub.run_task(work(), f"{verb} garbage of {action.topic}")
-    await asyncio.wait([task], timeout=PATIENCE_S)
-    if failed:
-        raise failed[0]
-    return _Done(f"{verb}d" if task.done() else f"{verb}_continues", done)
+async def _stop(action: FormAction) -> _Done:
+    return _Done("stopped", action.visit.snapshots.runs.stop(action.topic))
 
 
 _FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}
@@ -214,10 +208,11 @@ VERBS = {
     "pause": _Verb(Scope.OPERATE, _switch),
     "resume": _Verb(Scope.OPERATE, _switch),
     "requeue": _Verb(Scope.OPERATE, _some),
-    "purge": _Verb(Scope.OPERATE, _some, f"Purge {{n}}? {_FINAL}"),
-    "requeue_all": _Verb(Scope.OPERATE, _all, "Requeue all {n}? They become due immediately."),
-    "purge_all": _Verb(Scope.OPERATE, _all, f"Purge all {{n}}? {_FINAL}"),
-    "cancel": _Verb(Scope.PRODUCE, _cancel, f"Cancel this message? {_FINAL}"),
+    "purge": _Verb(Scope.OPERATE, _some, "Purge", _FINAL),
+    "requeue_all": _Verb(Scope.OPERATE, _all, "Requeue", "They become due immediately."),
+    "stop": _Verb(Scope.OPERATE, _stop),
+    "purge_all": _Verb(Scope.OPERATE, _all, "Purge", _FINAL),
+    "cancel": _Verb(Scope.PRODUCE, _cancel, "Cancel", _FINAL),
     "fire": _Verb(Scope.PRODUCE, _fire),
     "reschedule": _Verb(Scope.PRODUCE, _reschedule),
 }

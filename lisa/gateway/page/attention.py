@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from lisa.core.store.server_checks import CheckResult
-from lisa.gateway.page.rendering import count, link, span
+from lisa.gateway.page.rendering import brief, count, link
 from lisa.gateway.page.snapshot_cache import GARBAGE_MS, Line, Snapshot
 
 DUE_FOR_MS = 1_000
@@ -81,18 +81,18 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[Problem]:
     lacking = _groups_without_consumer(line) if late_ms >= DUE_FOR_MS else None
     if line.counts.paused:
         if late_ms >= DUE_FOR_MS:
-            detail = f"{_backlog(line, None)}, the oldest for {span(late_ms)}"
+            detail = f"{_backlog(line, None)}, the oldest for {brief(late_ms)}"
             yield Problem(Rank.PAUSED, topic, "Paused", detail, page, late_ms, topic)
     elif lacking is not None:
-        detail = f"{_backlog(line, lacking)}, the oldest for {span(late_ms)}"
+        detail = f"{_backlog(line, lacking)}, the oldest for {brief(late_ms)}"
         of = f" in {'group' if len(lacking) == 1 else 'groups'} {', '.join(lacking)}"
         title = f"No consumer{of if len(line.counts.groups) > 1 else ''}"
         yield Problem(Rank.NO_CONSUMER, topic, title, detail, page, late_ms, topic)
     elif late_ms >= OLD_MS:
         detail = f"{_backlog(line, None)}, and the oldest is not delivered yet"
-        yield Problem(Rank.OLD, topic, f"Due for {span(late_ms)}", detail, page, late_ms, topic)
+        yield Problem(Rank.OLD, topic, f"Due for {brief(late_ms)}", detail, page, late_ms, topic)
     if line.new_garbage > MUCH_GARBAGE:
-        detail = f"{count(line.new_garbage)} messages died within {span(GARBAGE_MS)}"
+        detail = f"{count(line.new_garbage)} messages died within {brief(GARBAGE_MS)}"
         href = link("topics", topic, "garbage")
         yield Problem(Rank.GARBAGE, topic, "Garbage grows", detail, href, line.new_garbage, topic)
     degraded = [one.record for one in snapshot.consumers if one.alive and one.record.topic == topic]
@@ -132,7 +132,7 @@ def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[Problem]:
         return
     late_ms = snapshot.overdue_ms(lines)
     if late_ms is not None:
-        detail = f"due messages are not promoted: overdue by {span(late_ms)}. Start lisa-manager"
+        detail = f"due messages are not promoted: overdue by {brief(late_ms)}. Start lisa-manager"
         yield Problem(Rank.NO_MANAGER, "Managers", "No manager", detail, "/managers")
     else:
         detail = "messages will not become ready when due. Start lisa-manager"

@@ -28,6 +28,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
 }
 _UNITS = re.compile(r"(\d)([a-z])")
+NBSP = "\N{NO-BREAK SPACE}"
 LARGEST_DATE_MS = 253_402_300_799_999
 
 
@@ -62,6 +63,14 @@ def span(ms: float | None) -> str:
     if ms < 60_000:
         return f"{ms / 1000:.1f}".removesuffix(".0") + " s"
     return _UNITS.sub(r"\1 \2", human(round(ms / 1000) * 1000))
+
+
+def brief(ms: float) -> str:
+    """A duration in milliseconds as one number that does not wrap, such as `12 m`."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m")):
+        if ms >= size:
+            return f"{ms // size:.0f}{NBSP}{unit}"
+    return f"{ms // 1000:.0f}{NBSP}s"
 
 
 def stamp(ms: int | None) -> str:
@@ -119,7 +128,7 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
 )
 _templates.filters.update(
-    count=count, rate=rate, span=span, stamp=stamp, exact=exact, away=away, size=size
+    brief=brief, count=count, rate=rate, span=span, stamp=stamp, exact=exact, away=away, size=size
 )
 _templates.globals.update(asset=asset, link=link, message_link=message_link)
 

@@ -25,6 +25,7 @@ from lisa.core.store.manager_watch import OVERDUE
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check, info
 from lisa.gateway.context import GatewayContext
+from lisa.gateway.page.garbage_runs import GarbageRuns
 
 T = TypeVar("T")
 
@@ -159,12 +160,16 @@ class _SharedQuery:
 
 
 class SnapshotCache:
-    """Cached queries of one gateway process, shared by all page requests."""
+    """Cached queries of one gateway process, shared by all page requests.
+
+    runs: actions on garbage that continue in the background.
+    """
 
     def __init__(self, hub: GatewayContext) -> None:
         self._hub = hub
         self._shared: dict[object, _SharedQuery] = {}
         self._looks: deque[TopicsSnapshot] = deque()
+        self.runs = GarbageRuns()
 
     async def share(self, key: object, lasts_s: float, ask: Callable[[], Awaitable[T]]) -> T:
         """The result of `ask`, cached under `key` for `lasts_s` seconds. Raises LisaError."""

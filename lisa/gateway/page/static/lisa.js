@@ -18,16 +18,27 @@
     if (banner.textContent !== text) banner.textContent = text;
   }
 
+  // The badge says how old the content is while refreshes fail.
+  const LIVE = beat?.textContent;
+  let seen = document.querySelector("#live[data-empty]") ? null : new Date();
+  function isAway(away) {
+    if (!away) seen = new Date();
+    const text = !away ? LIVE : seen ? `as of ${seen.toISOString().slice(11, 19)}` : "no data";
+    if (beat && beat.textContent !== text) beat.textContent = text;
+    beat?.classList.toggle("away", away);
+    say(away ? banner.dataset.away : "");
+  }
+
   document.addEventListener("htmx:before:request", () => { isLoading = true; });
   document.addEventListener("htmx:after:request", (event) => {
     const status = event.detail?.ctx?.response?.status;
-    if (status && status < 400) say("");
+    if (status && status < 400) isAway(false);
   });
   document.addEventListener("htmx:response:error", (event) => {
     const status = event.detail?.ctx?.response?.status;
-    if (status >= 500 || status === 429) say(banner.dataset.away);
+    if (status >= 500 || status === 429) isAway(true);
   });
-  document.addEventListener("htmx:error", () => { isLoading = false; say(banner.dataset.away); });
+  document.addEventListener("htmx:error", () => { isLoading = false; isAway(true); });
   document.addEventListener("htmx:finally:request", () => { isLoading = false; });
   document.addEventListener("htmx:after:swap", draw);
   document.addEventListener("visibilitychange", tick);
