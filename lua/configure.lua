@@ -1,6 +1,7 @@
 -- configure: writes a topic's options.
 -- Guarantee: 'declare' (a manager's YAML) changes only options that a declaration wrote last, so an
--- operator's changes persist; `paused` is never declared. Resuming a topic wakes the managers.
+-- operator's changes persist; `paused` is never declared. Resuming a topic wakes the managers;
+-- the counters `pauses` and `resumes` tell when a topic was paused.
 -- A change of `shards` writes a new layout in the same step; core.store.reshard then updates the
 -- shards. A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them
@@ -38,7 +39,15 @@ for i = 1, n do
     write(name, value)
     if is ~= value then changes = changes + 1 end
   end
-  if written and name == 'paused' then wake() end
+  if written and name == 'paused' then
+    local switched = (is or '0') ~= (value or '0') and 1 or 0
+    if value == '1' then
+      count('pauses', switched)
+    else
+      count('resumes', switched)
+    end
+    wake()
+  end
   if written and name == 'shards' then split_anew(value or '1') end
 end
 local reply = {'OK', changes}

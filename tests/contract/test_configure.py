@@ -68,7 +68,13 @@ def test_removing_a_declaration_restores_the_default_and_keeps_operator_values(
 def test_paused_is_never_declared(bench: Bench) -> None:
     put(bench, paused="1")
     assert declare(bench, paused="0") == 0
-    bench.check(options={"paused": "1"})
+    bench.check(options={"paused": "1"}, stats={"pauses": 1})
     put(bench, paused=None)
     assert declare(bench, paused="1") == 0
-    bench.check()
+    bench.check(stats={"pauses": 1, "resumes": 1})
+
+
+def test_pauses_and_resumes_are_counted_once(bench: Bench) -> None:
+    for value in ("0", "1", "1", "0", "0", None, "1"):
+        put(bench, paused=value)
+    bench.check(options={"paused": "1"}, stats={"pauses": 2, "resumes": 1})

@@ -69,6 +69,8 @@ TOPIC_COUNTERS = _counters(
         "cancelled": "Messages cancelled.",
         "rescheduled": "Messages whose due time was changed.",
         "restored": "Messages restored from an archive.",
+        "pauses": "Times the topic was paused; each shard counts.",
+        "resumes": "Times the topic was resumed; each shard counts.",
         "journaled": "Events written to the journal.",
         "journal_lost": "Events removed from the journal before every archive had read them.",
         "journal_failed": "Events that could not be journaled.",
