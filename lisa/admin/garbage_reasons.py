@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lisa.admin.garbage import GarbageSelection, kind_of
-from lisa.admin.messages import Found, LiveState, MessagePage, Source, rows_of, selected_groups
+from lisa.admin.messages import (
+    FoundAt,
+    LiveState,
+    MessagePage,
+    MessageSource,
+    rows_of,
+    selected_groups,
+)
 from lisa.admin.reading import pairs_of
 from lisa.admin.shards import shards
 from lisa.core.model.errors import ConfigError
@@ -62,7 +69,7 @@ def newest(
         if len(page) < step and (not page or at == page[-1]):
             at = None
             break
-    rows = yield from rows_of(store, [Found(one.source, one.id) for one in found if one.source])
+    rows = yield from rows_of(store, [FoundAt(one.source, one.id) for one in found if one.source])
     return MessagePage(tuple(rows), None if at is None else at.cursor)
 
 
@@ -95,7 +102,7 @@ class _Dead(NamedTuple):
     died_ms: int
     id: bytes
     group: str
-    source: Source | None = None
+    source: MessageSource | None = None
 
     @property
     def order(self) -> tuple[int, bytes, str]:
@@ -115,15 +122,17 @@ class _Dead(NamedTuple):
         return cls(int(ms), one.encode("utf-8", "surrogateescape"), group)
 
 
-def _sources(store: Store, selection: GarbageSelection) -> Flow[list[Source]]:
+def _sources(store: Store, selection: GarbageSelection) -> Flow[list[MessageSource]]:
     names = yield from shards(store, selection.topic)
     groups = yield from selected_groups(store, selection.topic, selection.group)
     before = selection.died_before_ms
-    return [Source(one, group, LiveState.GARBAGE, before) for one in names for group in groups]
+    return [
+        MessageSource(one, group, LiveState.GARBAGE, before) for one in names for group in groups
+    ]
 
 
 def _before(
-    store: Store, sources: Sequence[Source], at: _Dead | None, limit: int
+    store: Store, sources: Sequence[MessageSource], at: _Dead | None, limit: int
 ) -> Flow[list[_Dead]]:
     """The `limit` messages that died last before a place."""
     found: list[_Dead] = []
@@ -150,11 +159,11 @@ def _before(
 
 
 def _reasons(store: Store, page: Sequence[_Dead]) -> Flow[list[str | None]]:
-    by_source: dict[Source, list[bytes]] = {}
+    by_source: dict[MessageSource, list[bytes]] = {}
     for one in page:
         if one.source is not None:
             by_source.setdefault(one.source, []).append(one.id)
-    found: dict[tuple[Source | None, bytes], str | None] = {}
+    found: dict[tuple[MessageSource | None, bytes], str | None] = {}
     for source, ids in by_source.items():
         key = store.keys.topic(source.shard).group(source.group).reasons
         reply = yield from store.command("HMGET", key, *ids)

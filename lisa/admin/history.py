@@ -53,13 +53,17 @@ class Interval:
         """Length in seconds."""
         return max(1, self.end_ms - self.start_ms) / 1000
 
-    def per_s(self, counter: str, group: str | None = None) -> float:
-        """The rate of a counter per second, for one group or all."""
+    def rise(self, counter: str, group: str | None = None) -> int:
+        """The increase of a counter, for one group or all."""
         if group is not None:
-            return self.counters.get(f"{counter}@{group}", 0) / self.seconds
+            return self.counters.get(f"{counter}@{group}", 0)
         head = f"{counter}@"
         rise = sum(n for name, n in self.counters.items() if name.startswith(head))
-        return (self.counters.get(counter, 0) + rise) / self.seconds
+        return self.counters.get(counter, 0) + rise
+
+    def per_s(self, counter: str, group: str | None = None) -> float:
+        """The rate of a counter per second, for one group or all."""
+        return self.rise(counter, group) / self.seconds
 
     def lateness_ms(self, fraction: float) -> float | None:
         """A percentile of the lateness of first deliveries; None if there were none."""

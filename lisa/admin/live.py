@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lisa.admin import topics as topic_counts
 from lisa.admin.topics import TopicState
@@ -29,6 +29,7 @@ class TopicActivity:
         acked (in each group), moved to retry, and moved to garbage.
     p50_ms, p99_ms: lateness of first deliveries; None without deliveries.
     early: deliveries before the due time, which only a clock set back can cause.
+    rises: the increase of each counter within `seconds`.
     """
 
     counts: TopicState
@@ -39,6 +40,12 @@ class TopicActivity:
     p50_ms: float | None
     p99_ms: float | None
     early: int
+    rises: Mapping[str, int] = field(default_factory=dict, repr=False)
+    seconds: float = 1.0
+
+    def per_s(self, counter: str, group: str) -> float:
+        """The rate of one group's counter per second."""
+        return self.rises.get(f"{counter}@{group}", 0) / self.seconds
 
 
 def look(store: Store, topics: Sequence[str] = ()) -> Flow[TopicsSnapshot]:
@@ -99,6 +106,8 @@ def activity(before: TopicsSnapshot, after: TopicsSnapshot) -> list[TopicActivit
                 p50_ms=lateness_percentile(rises, 0.5),
                 p99_ms=lateness_percentile(rises, 0.99),
                 early=lateness_buckets(rises).get(EARLY, 0),
+                rises=rises,
+                seconds=seconds,
             )
         )
     return found

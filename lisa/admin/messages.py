@@ -79,10 +79,10 @@ class _Candidate(NamedTuple):
         return (int(head), self.id) if colon else entry_number(self.behind)
 
 
-class Found(NamedTuple):
+class FoundAt(NamedTuple):
     """A candidate and its source."""
 
-    at: Source
+    at: MessageSource
     id: bytes
 
 
@@ -114,7 +114,7 @@ def list_messages(
     for name in groups:
         if name < first:
             continue
-        sources = [Source(one, name, state, due_before_ms) for one in names]
+        sources = [MessageSource(one, name, state, due_before_ms) for one in names]
         position: str | None = behind if name == first else ""
         while position is not None:
             wanted = min(limit - len(rows), PAGE)
@@ -138,7 +138,7 @@ def selected_groups(store: Store, topic: str, group: str | None) -> Flow[Sequenc
     return [group]
 
 
-class Source(NamedTuple):
+class MessageSource(NamedTuple):
     """One state of one shard and group; in `waiting` the group is empty."""
 
     shard: str
@@ -148,8 +148,8 @@ class Source(NamedTuple):
 
 
 def _merged(
-    store: Store, sources: Sequence[Source], position: str, wanted: int
-) -> Flow[tuple[list[Found], str | None]]:
+    store: Store, sources: Sequence[MessageSource], position: str, wanted: int
+) -> Flow[tuple[list[FoundAt], str | None]]:
     """Ids of all shards after a position in one order, and the next position; None at the end.
 
     A position applies to every shard. Streams of several shards may have equal entry ids, so their
@@ -157,7 +157,7 @@ def _merged(
     """
     if len(sources) == 1:
         own, after = yield from _candidates(store, sources[0], position, wanted)
-        return [Found(sources[0], one.id) for one in own], after
+        return [FoundAt(sources[0], one.id) for one in own], after
     in_streams = sources[0].state in (LiveState.READY, LiveState.IN_FLIGHT)
     entry, at, number = position.rpartition("@") if in_streams else ("", "", "")
     found: list[tuple[tuple[Any, ...], int, _Candidate]] = []
@@ -169,7 +169,7 @@ def _merged(
         is_more |= after is not None
     found.sort()
     taken = found[:wanted]
-    rows = [Found(sources[i], one.id) for _, i, one in taken]
+    rows = [FoundAt(sources[i], one.id) for _, i, one in taken]
     if not taken or (len(taken) == len(found) and not is_more):
         return rows, None
     _, i, last = taken[-1]
@@ -185,7 +185,7 @@ def _before(entry: str) -> str:
 
 
 def _candidates(
-    store: Store, source: Source, position: str, wanted: int
+    store: Store, source: MessageSource, position: str, wanted: int
 ) -> Flow[tuple[list[_Candidate], str | None]]:
     """Candidates after a position, and the next position; None at the end."""
     keys = store.keys.topic(source.shard)
@@ -228,12 +228,12 @@ def _in_flight(
     return found
 
 
-def rows_of(store: Store, found: Sequence[Found]) -> Flow[list[Row]]:
+def rows_of(store: Store, found: Sequence[FoundAt]) -> Flow[list[Row]]:
     """Rows of the candidates that are still in the requested state."""
-    by_source: dict[Source, list[bytes]] = {}
+    by_source: dict[MessageSource, list[bytes]] = {}
     for candidate in found:
         by_source.setdefault(candidate.at, []).append(candidate.id)
-    rows: dict[tuple[Source, bytes], Row] = {}
+    rows: dict[tuple[MessageSource, bytes], Row] = {}
     for source, raw in by_source.items():
         ids, _ = readable([one for one in raw if one])
         for some in chunks(ids, store.batch_size(source.shard, Inspect)):
@@ -245,7 +245,7 @@ def rows_of(store: Store, found: Sequence[Found]) -> Flow[list[Row]]:
     return [rows[one] for one in dict.fromkeys((each.at, each.id) for each in found) if one in rows]
 
 
-def _row(source: Source, one: str, seen: Inspection) -> Row | None:
+def _row(source: MessageSource, one: str, seen: Inspection) -> Row | None:
     row = Row(
         id=one,
         topic=topic_of(source.shard),

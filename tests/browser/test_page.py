@@ -240,18 +240,18 @@ INK = """(id) => {
 
 def test_plots_are_drawn_and_stay_drawn(tab: Tab) -> None:
     tab.open("/topics/orders")
-    tab.until("document.querySelectorAll('figure canvas').length === 3")
-    for plot in ("chart-due", "chart-late", "chart-rate"):
+    tab.until("document.querySelectorAll('figure canvas').length === 4")
+    for plot in ("chart-due", "chart-late", "chart-rate", "chart-garbage"):
         assert tab.page.evaluate(INK, plot) >= 3, plot  # axes, grid, and lines in their colours
     seen = tab.page.evaluate("performance.getEntriesByType('resource').length")
     tab.until("n => performance.getEntriesByType('resource').length >= n + 2", seen)
     tab.page.wait_for_timeout(100)
-    for plot in ("chart-due", "chart-late", "chart-rate"):
+    for plot in ("chart-due", "chart-late", "chart-rate", "chart-garbage"):
         assert tab.page.evaluate(INK, plot) >= 3, plot
     assert tab.page.locator("#late-table tbody tr").count() >= 55
     assert "1.9 ms" in tab.page.locator("#late-table").text_content()
     tab.page.emulate_media(color_scheme="dark")
-    tab.until("document.querySelectorAll('figure canvas').length === 3")
+    tab.until("document.querySelectorAll('figure canvas').length === 4")
     tab.shot("topic-dark", whole=True)
 
 

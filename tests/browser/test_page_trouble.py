@@ -16,7 +16,9 @@ from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check, problems
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import Rank
+from lisa.gateway.page.rendering import band, brief
 from lisa.gateway.page.snapshot_cache import Line, ServerFacts, Snapshot
+from tests.browser.conftest import browser_of, key_in
 from tests.gateways import new_topic
 from tests.servers import wait_until
 
@@ -172,3 +174,88 @@ def test_the_last_hour_is_drawn(site: Site) -> None:
     assert {point.partition(",")[2] for point in sent.split()[:-1]} == {"1.0"}
     assert {point.partition(",")[2] for point in acked.split()[:-1]} == {"8.0"}
     assert sent.split()[-1].startswith("60.0,")
+
+
+@pytest.mark.parametrize(
+    ("from_ms", "to_ms", "said"),
+    [
+        (None, 0, "overdue"),
+        (0, 1_000, "< 1 s"),
+        (1_000, 5_000, "1\N{EN DASH}5 s"),
+        (30_000, 60_000, "30 s \N{EN DASH} 1 min"),
+        (300_000, 1_800_000, "5\N{EN DASH}30 min"),
+        (86_400_000, 604_800_000, "1\N{EN DASH}7 d"),
+        (2_592_000_000, None, "> 30 d"),
+    ],
+)
+def test_bands_have_short_labels(from_ms: int | None, to_ms: int | None, said: str) -> None:
+    assert band(from_ms, to_ms) == said
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"), [(999, "0 s"), (59_999, "59 s"), (725_000, "12 m"), (7_200_000, "2 h")]
+)
+def test_brief_durations_are_one_number(ms: int, said: str) -> None:
+    assert brief(ms).replace("\N{NO-BREAK SPACE}", " ") == said
+
+
+def test_a_topic_page_begins_with_its_problems(site: Site) -> None:
+    topic = new_topic("banner")
+    site.kill(topic, "declares-the-group", 1, "no")
+    site.producer.send(topic, 1, at=datetime.now(UTC) - timedelta(hours=2))
+    path = f"/topics/{topic}"
+    wait_until(lambda: "No consumer" in site.gateway.client.get(path).text)
+    page = site.gateway.client.get(path).text
+    assert page.index(f"{topic}: No consumer") < page.index('class="tiles"')
+    assert "1 message is due, the oldest for 2\N{NO-BREAK SPACE}h" in page
+
+
+def test_empty_charts_say_why(site: Site) -> None:
+    topic = new_topic("empty")
+    site.producer.send(topic, 1, delay=timedelta(days=20))
+    minute = int(datetime.now(UTC).timestamp()) // 60 * 60_000
+    for ago in (3, 2):
+        site.raw.xadd(f"lisa:{{{topic}}}:history", {"sent": 1}, id=f"{minute - ago * 60_000}-0")
+    page = site.gateway.client.get(f"/topics/{topic}").text
+    assert "No message is due within these 60 minutes." in page
+    assert "so there is no lateness." in page
+    assert "No message was sent, acked or retried in this period." in page
+    assert "No message moved to garbage in this period." in page
+    assert 'class="plot"' not in page
+
+
+def test_pauses_are_marked_in_the_charts(site: Site) -> None:
+    topic = new_topic("marks")
+    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    minute = int(datetime.now(UTC).timestamp()) // 60 * 60_000
+    site.raw.xadd(f"lisa:{{{topic}}}:history", {"sent": 1}, id=f"{minute - 120_000}-0")
+    path = f"/topics/{topic}"
+    with browser_of(site.url) as client:
+        form = {"do": "pause", "key": key_in(client.get(path).text)}
+        assert client.post(f"{path}/act", data=form).status_code == 303
+        assert re.search(r'data-marks="[\d.]+ paused;"', client.get(path).text)
+        client.post(f"{path}/act", data={**form, "do": "resume"})
+        assert "paused, resumed;" in client.get(path).text
+
+
+def test_rates_are_shown_per_group(site: Site) -> None:
+    topic = new_topic("rates")
+    head = f"lisa:{{{topic}}}:"
+    for group in ("fast", "slow"):
+        site.raw.hset(f"{head}groups", group, "1")
+        site.raw.xgroup_create(f"{head}g:{group}:ready", group, id="0", mkstream=True)
+    site.producer.send(topic, 1, delay=timedelta(hours=1))
+    path = f"/topics/{topic}"
+
+    def rates() -> dict[str, str]:
+        site.raw.hincrby(f"{head}stats", "acked@fast", 1_000)
+        page = site.gateway.client.get(path).text
+        found = re.findall(
+            r'title="(fast|slow)">.*?<td>([^<]*)</td><td class="wide">[^<]*</td></tr>',
+            page,
+            re.DOTALL,
+        )
+        return dict(found)
+
+    wait_until(lambda: rates().get("fast", "\N{EN DASH}") not in ("0", "\N{EN DASH}"))
+    assert rates()["slow"] == "0"

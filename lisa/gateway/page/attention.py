@@ -36,7 +36,7 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AttentionItem:
     """One line of the list; `where` is its topic or role, and `weight` orders equal ranks."""
 
     rank: Rank
@@ -53,20 +53,21 @@ class Problem:
         return self.rank <= Rank.OLD
 
 
-def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[Problem]:
+def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
     """The problems of these topics, the managers and the server, the worst first."""
     found = [*_managers(snapshot, lines), *_server(snapshot)]
     for line in lines:
-        found += of_topic(snapshot, line)
+        found += _of_topic(snapshot, line)
     return sorted(found, key=lambda one: (one.rank, -one.weight, one.where))
 
 
-def of_topic(snapshot: Snapshot, line: Line) -> list[Problem]:
-    """The problems of one topic, the worst first."""
-    return list(_of_topic(snapshot, line))
+def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
+    """The problems of one topic and the managers, the worst first."""
+    found = [*_managers(snapshot, [line]), *_of_topic(snapshot, line)]
+    return sorted(found, key=lambda one: one.rank)
 
 
-def worst(found: Iterable[Problem]) -> dict[str, Rank]:
+def worst(found: Iterable[AttentionItem]) -> dict[str, Rank]:
     """The worst rank of each topic that has a problem."""
     ranks: dict[str, Rank] = {}
     for one in found:
@@ -75,31 +76,35 @@ def worst(found: Iterable[Problem]) -> dict[str, Rank]:
     return ranks
 
 
-def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[Problem]:
+def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
     topic, late_ms = line.topic, line.late_ms(snapshot.at_ms)
     page = link("topics", topic)
     lacking = _groups_without_consumer(line) if late_ms >= DUE_FOR_MS else None
     if line.counts.paused:
         if late_ms >= DUE_FOR_MS:
             detail = f"{_backlog(line, None)}, the oldest for {brief(late_ms)}"
-            yield Problem(Rank.PAUSED, topic, "Paused", detail, page, late_ms, topic)
+            yield AttentionItem(Rank.PAUSED, topic, "Paused", detail, page, late_ms, topic)
     elif lacking is not None:
         detail = f"{_backlog(line, lacking)}, the oldest for {brief(late_ms)}"
         of = f" in {'group' if len(lacking) == 1 else 'groups'} {', '.join(lacking)}"
         title = f"No consumer{of if len(line.counts.groups) > 1 else ''}"
-        yield Problem(Rank.NO_CONSUMER, topic, title, detail, page, late_ms, topic)
+        yield AttentionItem(Rank.NO_CONSUMER, topic, title, detail, page, late_ms, topic)
     elif late_ms >= OLD_MS:
         detail = f"{_backlog(line, None)}, and the oldest is not delivered yet"
-        yield Problem(Rank.OLD, topic, f"Due for {brief(late_ms)}", detail, page, late_ms, topic)
+        yield AttentionItem(
+            Rank.OLD, topic, f"Due for {brief(late_ms)}", detail, page, late_ms, topic
+        )
     if line.new_garbage > MUCH_GARBAGE:
         detail = f"{count(line.new_garbage)} messages died within {brief(GARBAGE_MS)}"
         href = link("topics", topic, "garbage")
-        yield Problem(Rank.GARBAGE, topic, "Garbage grows", detail, href, line.new_garbage, topic)
+        yield AttentionItem(
+            Rank.GARBAGE, topic, "Garbage grows", detail, href, line.new_garbage, topic
+        )
     degraded = [one.record for one in snapshot.consumers if one.alive and one.record.topic == topic]
     for record in (one for one in degraded if one.state == "degraded"):
         detail = f"{record.name} takes one message at a time, because 20 in a row failed"
         href = link("consumers", topic=topic, name=record.name)
-        yield Problem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
+        yield AttentionItem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
 
 
 def _groups_without_consumer(line: Line) -> list[str] | None:
@@ -127,20 +132,20 @@ def _backlog(line: Line, groups: Sequence[str] | None) -> str:
     return f"{count(due)} {'message is' if due == 1 else 'messages are'} due"
 
 
-def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[Problem]:
+def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionItem]:
     if any(one.alive for one in snapshot.managers) or not lines:
         return
     late_ms = snapshot.overdue_ms(lines)
     if late_ms is not None:
         detail = f"due messages are not promoted: overdue by {brief(late_ms)}. Start lisa-manager"
-        yield Problem(Rank.NO_MANAGER, "Managers", "No manager", detail, "/managers")
+        yield AttentionItem(Rank.NO_MANAGER, "Managers", "No manager", detail, "/managers")
     else:
         detail = "messages will not become ready when due. Start lisa-manager"
-        yield Problem(Rank.MANAGER_GONE, "Managers", "No manager", detail, "/managers")
+        yield AttentionItem(Rank.MANAGER_GONE, "Managers", "No manager", detail, "/managers")
 
 
-def _server(snapshot: Snapshot) -> Iterator[Problem]:
+def _server(snapshot: Snapshot) -> Iterator[AttentionItem]:
     for one in snapshot.server.problems:
         is_failing = one.verdict is CheckResult.FAIL
         rank = Rank.SERVER_FAILS if is_failing else Rank.SERVER_WARNS
-        yield Problem(rank, "Server", one.name.capitalize(), one.found, "/managers")
+        yield AttentionItem(rank, "Server", one.name.capitalize(), one.found, "/managers")

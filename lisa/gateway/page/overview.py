@@ -14,7 +14,7 @@ from lisa.admin import history
 from lisa.admin.history import MINUTE_MS, Interval
 from lisa.admin.messages import LiveState
 from lisa.gateway.page import attention
-from lisa.gateway.page.attention import Problem, Rank
+from lisa.gateway.page.attention import AttentionItem, Rank
 from lisa.gateway.page.rendering import rate
 from lisa.gateway.page.snapshot_cache import Line
 from lisa.gateway.page.view_context import PageRequest
@@ -89,7 +89,7 @@ async def show(visit: PageRequest) -> Response:
     )
 
 
-def _worst_first(problems: Sequence[Problem]) -> Callable[[Line], Any]:
+def _worst_first(problems: Sequence[AttentionItem]) -> Callable[[Line], Any]:
     """Sort key: by the worst problem, then the oldest due message, then garbage, then name."""
     ranks = attention.worst(problems)
     return lambda line: (

@@ -73,6 +73,28 @@ def brief(ms: float) -> str:
     return f"{ms // 1000:.0f}{NBSP}s"
 
 
+def band(from_ms: int | None, to_ms: int | None) -> str:
+    """The label of a range of waiting times, such as `5-30 min`; None is unbounded."""
+    if from_ms is None:
+        return "overdue"
+    low, low_unit = _in_unit(from_ms)
+    if to_ms is None:
+        return f"> {low} {low_unit}"
+    high, high_unit = _in_unit(to_ms)
+    if not from_ms:
+        return f"< {high} {high_unit}"
+    low_text = f"{low}" if low_unit == high_unit else f"{low} {low_unit} "
+    return f"{low_text}\N{EN DASH}{'' if low_unit == high_unit else ' '}{high} {high_unit}"
+
+
+def _in_unit(ms: int) -> tuple[int, str]:
+    """A duration in the largest unit that divides it."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
+        if ms and ms % size == 0:
+            return ms // size, unit
+    return ms // 1000, "s"
+
+
 def stamp(ms: int | None) -> str:
     """A time in epoch milliseconds, to the second."""
     if ms is None:
@@ -130,7 +152,7 @@ _templates = jinja2.Environment(
 _templates.filters.update(
     brief=brief, count=count, rate=rate, span=span, stamp=stamp, exact=exact, away=away, size=size
 )
-_templates.globals.update(asset=asset, link=link, message_link=message_link)
+_templates.globals.update(asset=asset, band=band, link=link, message_link=message_link)
 
 
 def render(template: str, /, **values: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from lisa.admin import forecast, history
 from lisa.admin.forecast import Horizon, Outlook
 from lisa.admin.history import HistorySpan, Interval
 from lisa.core.model.options import OPTIONS, TopicOptions
+from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot_cache import Line
 from lisa.gateway.page.view_context import PageRequest
 from lisa.gateway.problems import ErrorResponse
@@ -74,7 +76,7 @@ async def show(visit: PageRequest) -> Response:
     return visit.page(
         "topic.html",
         line=line,
-        overdue_ms=snapshot.overdue_ms([line]),
+        problems=attention.of_topic(snapshot, line),
         topic=name,
         now_ms=now_ms,
         bands=[band for band in bands if band.messages or band.from_ms is not None],
@@ -87,6 +89,10 @@ async def show(visit: PageRequest) -> Response:
         unit=UNITS[horizon],
         measured=PACES[horizon],
         past=past,
+        marks=_pauses(past),
+        has_lateness=any(one.lateness_ms(0.5) is not None for one in past),
+        has_rates=any(one.rise(name) for one in past for name in ("sent", "acked", "retried")),
+        has_garbage=any(one.rise("garbage") for one in past),
         span=span,
         spans=SPANS,
         options=option_rows(options),
@@ -103,6 +109,17 @@ async def _history(
         HISTORY_S,
         lambda: history.history(store, topic, span, now_ms=now_ms),
     )
+
+
+def _pauses(past: Sequence[Interval]) -> list[tuple[int, str]]:
+    """The starts of the intervals in which the topic was paused or resumed, with a label."""
+    labels = {(True, False): "paused", (False, True): "resumed", (True, True): "paused, resumed"}
+    found = []
+    for one in past:
+        label = labels.get(("pauses" in one.counters, "resumes" in one.counters))
+        if label is not None:
+            found.append((one.start_ms, label))
+    return found
 
 
 def _chosen(outlooks: list[Outlook], group: str | None) -> Outlook:

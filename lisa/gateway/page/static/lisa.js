@@ -86,7 +86,7 @@
 
   function spanOf(ms) {
     if (ms < 1000) return `${+ms.toPrecision(3)} ms`;
-    return ms < 120000 ? `${+(ms / 1000).toPrecision(3)} s` : `${+(ms / 60000).toPrecision(3)} m`;
+    return ms < 120000 ? `${+(ms / 1000).toPrecision(3)} s` : `${+(ms / 60000).toPrecision(3)} min`;
   }
 
   // Hours and minutes, and the date where it differs from that of the previous tick.
@@ -100,9 +100,37 @@
     });
   }
 
+  // Vertical lines: now, and where the topic was paused or resumed.
+  function mark(plot, figure) {
+    const marks = (figure.dataset.marks ?? "").split(";").filter(Boolean)
+      .map((one) => [Number(one.split(" ")[0]), one.slice(one.indexOf(" ") + 1), "--hue4"]);
+    if (figure.dataset.now) marks.push([Number(figure.dataset.now), "now", "--soft"]);
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textAlign = "right";
+    ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const [at, label, hue] of marks) {
+      const x = Math.round(plot.valToPos(at, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width + 1) continue;
+      ctx.strokeStyle = ctx.fillStyle = colour(hue);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      const room = ctx.measureText(label).width + 6;
+      ctx.textAlign = x - room < bbox.left ? "left" : "right";
+      ctx.fillText(label, x + (ctx.textAlign === "left" ? 4 : -4), bbox.top + 11 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  const TELL = { ms: spanOf, rate: (value) => `${short(value)}/s` };
+
   function options(figure, heads, width) {
     const step = Number(figure.dataset.span ?? 0) / 1000;
-    const tell = figure.dataset.unit === "ms" ? spanOf : short;
+    const tell = TELL[figure.dataset.unit] ?? short;
+    const now = () => Number(figure.dataset.now ?? 0);
     const axis = {
       stroke: colour("--soft"), font: "11px system-ui, sans-serif",
       grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 },
@@ -112,7 +140,8 @@
       width, height: HEIGHT,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       cursor: { y: false, drag: { x: false, y: false } },
-      scales: { x: { range: (_, low, high) => [low, high + step] }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.08, 1)] } },
+      hooks: { draw: [(plot) => mark(plot, figure)] },
+      scales: { x: { range: (_, low, high) => [low, Math.max(high + step, now())] }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.08, 1)] } },
       axes: [{ ...axis, values: clock, space: 64 }, { ...axis, size: 56, values: (_, ticks) => ticks.map((one) => (one === null ? "" : tell(one))) }],
       series: [{ label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...heads.slice(1).map((head) => {
         const hue = colour(`--hue${head.dataset.hue}`);
@@ -136,6 +165,7 @@
     for (const figure of document.querySelectorAll("figure.chart")) {
       const { heads, data } = read(figure);
       const box = figure.querySelector(".plot");
+      if (!box) continue; // nothing to draw: the page says why
       const names = heads.map((head) => head.textContent).join();
       const known = plots.get(figure.id);
       const signature = JSON.stringify(data);
