@@ -21,10 +21,11 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
-from lisa.gateway.page import garbage_runs, sessions
+from lisa.gateway.page import garbage_runs, resending, sessions
 from lisa.gateway.page.garbage import FIELDS, selection_of
 from lisa.gateway.page.garbage_runs import GarbageRun
-from lisa.gateway.page.view_context import PageRequest, read_form, safe_path
+from lisa.gateway.page.rendering import message_link
+from lisa.gateway.page.view_context import NOTICE, PageRequest, read_form, safe_path
 from lisa.gateway.problems import ErrorResponse
 
 _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
@@ -49,9 +50,12 @@ class FormAction:
 
 
 class _Done(NamedTuple):
+    """The result of an action; `back` is the page to show instead of the form's."""
+
     did: str
     n: int | str = ""
     of: int | str = ""
+    back: str = ""
 
 
 class _Verb(NamedTuple):
@@ -103,6 +107,7 @@ async def act(visit: PageRequest) -> Response:
         done.did,
         topic=topic,
         id=fields.get("id"),
+        new_id=fields.get("new"),
         session=visit.session_name,
         **{name: fields.get(name) for name in (*FIELDS, "pace")},
         done=done.n,
@@ -112,8 +117,8 @@ async def act(visit: PageRequest) -> Response:
 
 
 def _back(fields: dict[str, str], done: _Done) -> str:
-    path = safe_path(fields.get("back", "/"))
-    notice = {name: value for name, value in done._asdict().items() if value != ""}
+    path = done.back or safe_path(fields.get("back", "/"))
+    notice = {name: value for name in NOTICE if (value := getattr(done, name)) != ""}
     return f"{path}{'&' if '?' in path else '?'}{urlencode(notice)}"
 
 
@@ -203,6 +208,26 @@ async def _reschedule(action: FormAction) -> _Done:
     return _Done("reschedule", str(outcome))
 
 
+async def _again(action: FormAction) -> _Done:
+    fields = action.fields
+    new_id, outcome = await resending.copy(
+        action.visit.hub,
+        action.topic,
+        action.id(),
+        new_id=fields.get("new", ""),
+        delay=fields.get("delay", ""),
+    )
+    return _Done("again", outcome, back=message_link(action.topic, new_id))
+
+
+async def _edit(action: FormAction) -> _Done:
+    topic, token = action.topic, action.visit.token
+    if not token.allows(Scope.PRODUCE, topic):
+        raise Forbidden(f"token {token.name!r} does not allow scope {Scope.PRODUCE} on {topic}")
+    body = action.fields.get("body", "")
+    return _Done("edit", await resending.edit(action.visit.hub, topic, action.id(), body))
+
+
 _FINAL = "This cannot be undone."
 VERBS = {
     "pause": _Verb(Scope.OPERATE, _switch),
@@ -214,5 +239,7 @@ VERBS = {
     "purge_all": _Verb(Scope.OPERATE, _all, "Purge", _FINAL),
     "cancel": _Verb(Scope.PRODUCE, _cancel, "Cancel", _FINAL),
     "fire": _Verb(Scope.PRODUCE, _fire),
+    "again": _Verb(Scope.PRODUCE, _again),
+    "edit": _Verb(Scope.OPERATE, _edit),
     "reschedule": _Verb(Scope.PRODUCE, _reschedule),
 }

@@ -8,13 +8,14 @@ from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.reading import entry_number
 from lisa.admin.story import StoryEvent
-from lisa.core.model.envelope import decode_envelope, id_time_ms
+from lisa.core.model.envelope import decode_envelope, id_time_ms, new_id
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.sharding import Topic, topic_of
 from lisa.core.store.inspection import found
 from lisa.core.store.store import chunks
 from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.gateway.page import resending
 from lisa.gateway.page.bodies import Body, shown
 from lisa.gateway.page.rendering import message_link
 from lisa.gateway.page.snapshot_cache import LOOK_S
@@ -97,6 +98,12 @@ async def show(visit: PageRequest) -> Response:
         headers=headers,
         fault=fault,
         history=history,
+        # A refresh does not replace the form; without an id of its own it may be answered with 304.
+        new_id="" if "hx-request" in visit.request.headers else new_id(),
+        is_editable=body is not None
+        and body.kind in ("JSON", "text")
+        and not body.more
+        and len(body.text) <= resending.MOST_EDITED,
         now_ms=snapshot.at_ms,
         stone=seen.tombstone if what and what.state.value in _FINAL else None,
     )

@@ -117,6 +117,13 @@ def away(ms: int | None, now_ms: int) -> str:
     return f"in {distance}" if ms > now_ms else f"{distance} ago"
 
 
+def actor(name: str) -> str:
+    """An actor of the journal, such as `consumer@host:7`, in words."""
+    role, _, place = name.partition("@")
+    host, colon, process = place.rpartition(":")
+    return f"{role} on {host}, process {process}" if colon else name
+
+
 def size(value: int | None) -> str:
     """A number of bytes, such as `1.5 MiB`."""
     if value is None:
@@ -150,7 +157,15 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
 )
 _templates.filters.update(
-    brief=brief, count=count, rate=rate, span=span, stamp=stamp, exact=exact, away=away, size=size
+    actor=actor,
+    brief=brief,
+    count=count,
+    rate=rate,
+    span=span,
+    stamp=stamp,
+    exact=exact,
+    away=away,
+    size=size,
 )
 _templates.globals.update(asset=asset, band=band, link=link, message_link=message_link)
 

@@ -63,6 +63,19 @@
     });
   }
 
+  // Buttons that copy the text of an element. Browsers allow it on HTTPS and on localhost.
+  if (navigator.clipboard) {
+    document.documentElement.classList.add("can-copy");
+    document.addEventListener("click", async (event) => {
+      const button = event.target.closest("button[data-copy]");
+      if (!button) return;
+      const name = button.textContent;
+      await navigator.clipboard.writeText(document.querySelector(button.dataset.copy).textContent);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = name; }, 1500);
+    });
+  }
+
   // Plots. The data is in the table, which screen readers and browsers without scripts can use.
   const plots = new Map();
   const HEIGHT = 190;
