@@ -66,7 +66,7 @@ class MessagePage:
     cursor: str | None
 
 
-class _Candidate(NamedTuple):
+class Candidate(NamedTuple):
     """An id that was in the requested state, and the position after it."""
 
     id: bytes
@@ -156,15 +156,15 @@ def _merged(
     positions also name a shard, `ENTRY@NUMBER`: later shards have not listed that entry yet.
     """
     if len(sources) == 1:
-        own, after = yield from _candidates(store, sources[0], position, wanted)
+        own, after = yield from candidates(store, sources[0], position, wanted)
         return [FoundAt(sources[0], one.id) for one in own], after
     in_streams = sources[0].state in (LiveState.READY, LiveState.IN_FLIGHT)
     entry, at, number = position.rpartition("@") if in_streams else ("", "", "")
-    found: list[tuple[tuple[Any, ...], int, _Candidate]] = []
+    found: list[tuple[tuple[Any, ...], int, Candidate]] = []
     is_more = False
     for i, source in enumerate(sources):
         start = position if not at else entry if i <= int(number) else _before(entry)
-        own, after = yield from _candidates(store, source, start, wanted)
+        own, after = yield from candidates(store, source, start, wanted)
         found += [(one.order, i, one) for one in own]
         is_more |= after is not None
     found.sort()
@@ -184,9 +184,9 @@ def _before(entry: str) -> str:
     return f"{max(0, milliseconds - 1)}-{MOST_SEQUENCE}"
 
 
-def _candidates(
+def candidates(
     store: Store, source: MessageSource, position: str, wanted: int
-) -> Flow[tuple[list[_Candidate], str | None]]:
+) -> Flow[tuple[list[Candidate], str | None]]:
     """Candidates after a position, and the next position; None at the end."""
     keys = store.keys.topic(source.shard)
     if source.state in (LiveState.READY, LiveState.IN_FLIGHT):
@@ -204,27 +204,25 @@ def _candidates(
     members = yield from sorted_page(store, key, after, wanted)
     inside = [one for one in members if source.before_ms is None or one[1] < source.before_ms]
     candidates = [
-        _Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for one, due in inside
+        Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for one, due in inside
     ]
     return candidates, None if len(inside) < wanted else candidates[-1].behind
 
 
-def _ready(
-    store: Store, key: str, group: str, position: str, wanted: int
-) -> Flow[list[_Candidate]]:
+def _ready(store: Store, key: str, group: str, position: str, wanted: int) -> Flow[list[Candidate]]:
     items = yield from unread_entries(store, key, group, position, wanted)
-    return [_Candidate(one or b"", entry) for entry, one, _ in stream_ids(items)]
+    return [Candidate(one or b"", entry) for entry, one, _ in stream_ids(items)]
 
 
 def _in_flight(
     store: Store, key: str, group: str, position: str, wanted: int
-) -> Flow[list[_Candidate]]:
+) -> Flow[list[Candidate]]:
     start = "({}-{}".format(*entry_number(position)) if position else "-"
     held = yield from pending_entries(store, key, group, start, wanted)
     found = []
     for row, item in held:
         named = stream_ids([item])[0][1] if item else None
-        found.append(_Candidate(named or b"", row[0].decode()))
+        found.append(Candidate(named or b"", row[0].decode()))
     return found
 
 

@@ -18,6 +18,7 @@ from lisa.gateway.page import (
     messages,
     overview,
     roles,
+    search,
     topic,
 )
 from lisa.gateway.page.snapshot_cache import SnapshotCache
@@ -27,7 +28,7 @@ __all__ = ["routes"]
 
 VIEWS: dict[str, View] = {
     "/": overview.show,
-    "/search": message.search,
+    "/search": search.show,
     "/consumers": roles.consumers,
     "/managers": roles.managers,
     "/topics/{topic}": topic.show,

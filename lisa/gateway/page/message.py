@@ -1,75 +1,29 @@
-"""The page of one message (state, body, history), and the search for a message by id."""
+"""The page of one message: state, body, history."""
 
 from __future__ import annotations
 
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.reading import entry_number
 from lisa.admin.story import StoryEvent
 from lisa.core.model.envelope import decode_envelope, id_time_ms, new_id
-from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
-from lisa.core.model.keys import check_id, check_topic
-from lisa.core.model.sharding import Topic, topic_of
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import check_id
 from lisa.core.store.inspection import found
-from lisa.core.store.store import chunks
-from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.page import resending
 from lisa.gateway.page.bodies import Body, shown
-from lisa.gateway.page.rendering import message_link
 from lisa.gateway.page.snapshot_cache import LOOK_S
 from lisa.gateway.page.view_context import PageRequest
 from lisa.gateway.problems import ErrorResponse
 
 BODY_BYTES = 64 * 1024
-MOST_TOPICS = 2_000
-TOPICS_PER_STEP = 100
 EVENTS_PER_LOOK = 20_000
 STORY_S = 2.0
 SLACK_MS = 60_000
 """How far the clock that generated an id may be ahead of the Redis clock."""
-
-
-async def search(visit: PageRequest) -> Response:
-    """Search one topic or all topics for an id; a single hit redirects to its page."""
-    wanted = visit.query.get("q", "").strip()
-    if not wanted:
-        return visit.page("search.html", wanted="", hits=None, searched=0, left_out=0)
-    message_id = check_id(wanted)
-    named = visit.query.get("topic")
-    snapshot = await visit.snapshot()
-    topics = [check_topic(named)] if named else list(snapshot.lines)
-    topics = [topic for topic in topics if visit.token.sees(topic)]
-    hits = await _hits(visit, topics[:MOST_TOPICS], message_id)
-    if len(hits) == 1:
-        return RedirectResponse(message_link(hits[0], message_id), 303)
-    return visit.page(
-        "search.html",
-        wanted=message_id,
-        hits=hits,
-        searched=min(len(topics), MOST_TOPICS),
-        left_out=max(0, len(topics) - MOST_TOPICS),
-    )
-
-
-async def _hits(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
-    """The topics that have a message with this id. Raises LisaError."""
-    store, hits = visit.hub.store, []
-    for some in chunks(topics, TOPICS_PER_STEP):
-        layouts = await store.drive(store.layouts(list(map(Topic, some))))
-        looks = [
-            Inspect(shard, [message_id], bodies=False)
-            for topic, layout in zip(some, layouts, strict=True)
-            for shard in layout.shards_of_id(Topic(topic), message_id)
-        ]
-        answers = await store.drive(store.run_many(looks))
-        for look, answer in zip(looks, answers, strict=True):
-            if isinstance(answer, LisaError):
-                raise answer
-            if found(topic_of(look.topic), message_id, answer[0]) is not None:
-                hits.append(topic_of(look.topic))
-    return list(dict.fromkeys(hits))
 
 
 async def show(visit: PageRequest) -> Response:

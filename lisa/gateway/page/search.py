@@ -1,0 +1,78 @@
+"""The search for messages: by id in all topics at once, by a prefix or by text with a cursor."""
+
+from __future__ import annotations
+
+from starlette.responses import RedirectResponse, Response
+
+from lisa.admin import search
+from lisa.admin.search import MessageQuery
+from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.sharding import Topic, topic_of
+from lisa.core.store.inspection import found
+from lisa.core.store.store import chunks
+from lisa.core.transitions.inspect import Inspect
+from lisa.gateway.page.rendering import message_link
+from lisa.gateway.page.view_context import PageRequest
+
+MOST_TOPICS = 2_000
+TOPICS_PER_STEP = 100
+MOST_IDS = 20_000
+MOST_BODIES = 2_000
+"""Messages that one request examines at most, in a search by id and by text."""
+
+
+async def show(visit: PageRequest) -> Response:
+    """Search one topic or all topics; a single message with the exact id redirects to its page."""
+    wanted = visit.query.get("q", "").strip()
+    in_text = visit.query.get("in") == "text"
+    named, cursor = visit.query.get("topic") or None, visit.query.get("cursor")
+    snapshot = await visit.snapshot()
+    topics = [check_topic(named)] if named else list(snapshot.lines)
+    topics = [topic for topic in topics if visit.token.sees(topic)]
+    exact: list[str] = []
+    page = None
+    if wanted and not in_text and cursor is None:
+        exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
+        if len(exact) == 1 and "in" not in visit.query:
+            return RedirectResponse(message_link(exact[0], wanted), 303)
+    if wanted:
+        flow = search.search(
+            visit.hub.store,
+            topics,
+            MessageQuery(wanted=wanted, in_text=in_text),
+            cursor=cursor,
+            most=MOST_BODIES if in_text else MOST_IDS,
+        )
+        page = await visit.hub.store.drive(flow)
+    return visit.page(
+        "search.html",
+        wanted=wanted,
+        in_text=in_text,
+        named=named,
+        exact=exact,
+        page=page,
+        topics=len(topics),
+        left_out=max(0, len(topics) - MOST_TOPICS),
+        names=[topic for topic in snapshot.lines if visit.token.sees(topic)],
+        body_kib=search.BODY_BYTES // 1024,
+    )
+
+
+async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:
+    """The topics that have a message with this id. Raises LisaError."""
+    store, hits = visit.hub.store, []
+    for some in chunks(topics, TOPICS_PER_STEP):
+        layouts = await store.drive(store.layouts(list(map(Topic, some))))
+        looks = [
+            Inspect(shard, [message_id], bodies=False)
+            for topic, layout in zip(some, layouts, strict=True)
+            for shard in layout.shards_of_id(Topic(topic), message_id)
+        ]
+        answers = await store.drive(store.run_many(looks))
+        for look, answer in zip(looks, answers, strict=True):
+            if isinstance(answer, LisaError):
+                raise answer
+            if found(topic_of(look.topic), message_id, answer[0]) is not None:
+                hits.append(topic_of(look.topic))
+    return list(dict.fromkeys(hits))
