@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -43,7 +44,7 @@ def create_app(hub: GatewayContext) -> Starlette:
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(LimitsMiddleware, hub)],
-        exception_handlers=HANDLERS,
+        exception_handlers={**HANDLERS, HTTPException: page.on_http_error(hub)},
     )
     app.router.redirect_slashes = False  # its redirects contain the request's Host and scheme
     return app

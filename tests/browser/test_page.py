@@ -44,7 +44,9 @@ PAGES = {
     "found-nothing": "/search?q=none-such",
     "consumers": "/consumers",
     "managers": "/managers",
+    "text-search": "/search?q=left&in=text",
     "trouble": "/topics/none-such",
+    "unknown": "/none-such",
 }
 MINUTE_MS = 60_000
 

@@ -240,6 +240,26 @@ def test_missing_objects_get_an_error_page(site: Site, path: str) -> None:
     assert "Traceback" not in answer.text
 
 
+@pytest.mark.parametrize("path", ["/none", "/topics", "/topics/a/b/c/d", "/v2/x", "/topics/a/act"])
+def test_unknown_addresses_get_a_page_with_navigation(site: Site, path: str) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    page = site.gateway.client.get(path, headers=browser)
+    assert page.status_code == (405 if path.endswith("act") else 404)
+    assert page.headers["content-type"].startswith("text/html")
+    assert '<nav aria-label="Main">' in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    program = site.gateway.client.get(path, headers={"Accept": "application/json"})
+    assert program.headers["content-type"] == "application/problem+json"
+    assert program.status_code == page.status_code
+    posted = site.gateway.client.post("/none", headers={**browser, "Origin": site.url})
+    assert posted.headers["content-type"] == "application/problem+json"
+
+
+def test_an_unknown_address_asks_for_a_token_first(guarded: Gateway) -> None:
+    asked = guarded.client.get("/none?x=1", headers={"Accept": "text/html"})
+    assert (asked.status_code, asked.headers["location"]) == (303, "/login?next=%2Fnone%3Fx%3D1")
+
+
 @pytest.mark.parametrize(
     "query", ["cursor=x", "cursor=/9:9:9", "group=none", "older=abc", "cursor=%00"]
 )

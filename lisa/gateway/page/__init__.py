@@ -6,6 +6,10 @@ Without scripts the page does not refresh and shows tables instead of plots.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lisa.gateway.context import GatewayContext
@@ -22,9 +26,10 @@ from lisa.gateway.page import (
     topic,
 )
 from lisa.gateway.page.snapshot_cache import SnapshotCache
-from lisa.gateway.page.view_context import View, as_endpoint
+from lisa.gateway.page.view_context import PageRequest, View, as_endpoint
+from lisa.gateway.problems import ErrorResponse, problem_of
 
-__all__ = ["routes"]
+__all__ = ["on_http_error", "routes"]
 
 VIEWS: dict[str, View] = {
     "/": overview.show,
@@ -37,6 +42,26 @@ VIEWS: dict[str, View] = {
     "/topics/{topic}/message": message.show,
     "/topics/{topic}/messages/{id:path}": message.show,
 }
+
+
+def on_http_error(hub: GatewayContext) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """A handler of Starlette's own errors, such as 404: browsers get a page, programs a problem."""
+    snapshots = SnapshotCache(hub)
+
+    async def handle(request: Request, error: Exception) -> Response:
+        problem = problem_of(error)
+        is_browser = "text/html" in request.headers.get("accept", "")
+        if request.method not in ("GET", "HEAD") or not is_browser:
+            return problem.response()
+
+        async def show(_visit: PageRequest) -> Response:
+            if problem.status == 404:
+                raise ErrorResponse(404, problem.kind, f"There is no page {request.url.path!r}.")
+            raise problem
+
+        return await as_endpoint(hub, snapshots, show)(request)
+
+    return handle
 
 
 def routes(hub: GatewayContext) -> list[BaseRoute]:
