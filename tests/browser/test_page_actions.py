@@ -156,10 +156,26 @@ def test_a_message_is_moved_fired_and_cancelled(tab: Tab, site: Site) -> None:
 def test_a_dead_message_is_requeued_from_its_own_page(tab: Tab, site: Site) -> None:
     topic, _ = dead(site, 1)
     tab.open(f"/topics/{topic}/messages/m0")
-    tab.page.get_by_role("button", name="Requeue").click()
+    tab.page.get_by_role("button", name="Requeue", exact=True).click()
     tab.page.wait_for_url("**did=requeued**")
     assert retrying_and_dead(site, topic) == (set(), {"m0"})
     assert "retry" in tab.text(".facts")
+
+
+def test_a_dead_message_is_edited_and_its_id_copied(tab: Tab, site: Site) -> None:
+    topic, _ = dead(site, 1)
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.open(f"/topics/{topic}/garbage")
+    tab.page.get_by_role("link", name="Edit and requeue m0").click()
+    tab.page.get_by_role("button", name="Copy id").click()
+    tab.until("navigator.clipboard.readText().then((text) => text === 'm0')")
+    tab.page.get_by_label("Body (JSON)").fill('{"id": "edited"}')
+    tab.page.get_by_role("button", name="Requeue edited message").click()
+    tab.page.wait_for_url("**did=edit**")
+    assert "has replaced the dead one" in tab.text(".notice")
+    found = site.producer.get(topic, "m0")
+    assert found is not None
+    assert (found.state, found.body) == ("waiting", {"id": "edited"})  # the topic is paused
 
 
 def test_a_visitor_logs_in_acts_and_logs_out(browser: Any, site: Site, tmp_path: Path) -> None:
