@@ -132,6 +132,9 @@ def operate(caller: Caller) -> None:
         next(stream.iter_lines())
     page = "/topics/orders"
     caller.get("/", "/consumers", "/managers", page, f"{page}?ahead=minutes", f"{page}/garbage")
+    caller.get(
+        f"{page}/garbage?group=h&reason=no&kind=no", "/search?q=m&in=id", "/search?q=m&in=text"
+    )
     caller.get(f"{page}/messages", f"{page}/messages/m4", "/search?q=m4")
     caller.ask("DELETE", f"{ORDERS}/groups/h")
     caller.post("/v1/topics/passing/messages", {"body": 1, "delay_ms": 60_000})

@@ -5,6 +5,7 @@ Reads the reasons of many messages at once, and a message's whole state only if 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,11 +32,10 @@ READ_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """Dead messages with reasons of one kind, and when the first and the last of them died."""
+    """The number of dead messages with reasons of one kind, and when the last of them died."""
 
     kind: str
     messages: int
-    first_ms: int
     last_ms: int
 
 
@@ -81,19 +81,22 @@ def by_reason(
     Returns also how many messages were examined.
     """
     sources = yield from _sources(store, selection)
-    died: dict[str, list[int]] = {}
+    messages = Counter[str]()
+    last_ms: dict[str, int] = {}
     looked, at = 0, None
     while looked < most:
         page = yield from _before(store, sources, at, min(READ_AT_ONCE, most - looked))
         for one, reason in zip(page, (yield from _reasons(store, page)), strict=True):
             if selection.matches(reason):
-                died.setdefault(kind_of(reason), []).append(one.died_ms)
+                kind = kind_of(reason)
+                messages[kind] += 1
+                last_ms.setdefault(kind, one.died_ms)
         looked += len(page)
         if len(page) < READ_AT_ONCE:
             break
         at = page[-1]
-    counts = [ReasonCount(kind, len(ms), min(ms), max(ms)) for kind, ms in died.items()]
-    return sorted(counts, key=lambda one: (-one.messages, one.kind)), looked
+    counts = [ReasonCount(kind, n, last_ms[kind]) for kind, n in messages.most_common()]
+    return counts, looked
 
 
 class _Dead(NamedTuple):

@@ -14,13 +14,14 @@ from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, TopicState
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.store.server_checks import Check, problems
+from lisa.embedded import EmbeddedServer
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import Rank
 from lisa.gateway.page.rendering import band, brief
-from lisa.gateway.page.snapshot_cache import Line, ServerFacts, Snapshot
+from lisa.gateway.page.snapshot import Line, ServerFacts, Snapshot
 from tests.browser.conftest import browser_of, key_in
-from tests.gateways import new_topic
-from tests.servers import wait_until
+from tests.gateways import Gateway, new_topic
+from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Site
@@ -204,7 +205,7 @@ def test_a_topic_page_begins_with_its_problems(site: Site) -> None:
     site.kill(topic, "declares-the-group", 1, "no")
     site.producer.send(topic, 1, at=datetime.now(UTC) - timedelta(hours=2))
     path = f"/topics/{topic}"
-    wait_until(lambda: "No consumer" in site.gateway.client.get(path).text)
+    wait_until(lambda: f"{topic}: No consumer" in site.gateway.client.get(path).text)
     page = site.gateway.client.get(path).text
     assert page.index(f"{topic}: No consumer") < page.index('class="tiles"')
     assert "1 message is due, the oldest for 2\N{NO-BREAK SPACE}h" in page
@@ -236,6 +237,16 @@ def test_pauses_are_marked_in_the_charts(site: Site) -> None:
         assert re.search(r'data-marks="[\d.]+ paused;"', client.get(path).text)
         client.post(f"{path}/act", data={**form, "do": "resume"})
         assert "paused, resumed;" in client.get(path).text
+
+
+def test_a_topic_without_rates_yet_has_a_page() -> None:
+    with EmbeddedServer() as server, connect(server.url) as raw, Gateway(server.url) as own:
+        raw.hset("lisa:{new}:groups", "g", "1")
+        raw.xgroup_create("lisa:{new}:g:g:ready", "g", id="0", mkstream=True)
+        raw.zadd("lisa:topics", {"new": 1})
+        page = own.client.get("/topics/new")  # the first look: there is none to compare with
+    assert page.status_code == 200
+    assert 'title="g"' in page.text
 
 
 def test_rates_are_shown_per_group(site: Site) -> None:

@@ -101,19 +101,24 @@ async def act(visit: PageRequest) -> Response:
             back=safe_path(fields.get("back", "/")),
         )
     done = await known.work(action)
+    _audit(action, done)
+    visit.snapshots.clear()
+    return RedirectResponse(_back(fields, done), 303)
+
+
+def _audit(action: FormAction, done: _Done) -> None:
+    visit, fields = action.visit, action.fields
     audit.changed(
         visit.request,
         visit.token,
         done.did,
-        topic=topic,
+        topic=action.topic,
         id=fields.get("id"),
         new_id=fields.get("new"),
         session=visit.session_name,
         **{name: fields.get(name) for name in (*FIELDS, "pace")},
         done=done.n,
     )
-    visit.snapshots.clear()
-    return RedirectResponse(_back(fields, done), 303)
 
 
 def _back(fields: dict[str, str], done: _Done) -> str:
@@ -181,7 +186,10 @@ async def _all(action: FormAction) -> _Done:
     rate = garbage_runs.pace(action.fields.get("pace", ""))
     run = GarbageRun(verb, await _how_many(action), rate)
     await visit.snapshots.runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
-    return _Done(f"{verb}_continues" if run.is_running else f"{verb}d", run.done)
+    if not run.is_running:
+        return _Done(f"{verb}d", run.done)
+    run.on_end(lambda: _audit(action, _Done(f"{verb}d", run.done)))
+    return _Done(f"{verb}_continues", run.done)
 
 
 async def _stop(action: FormAction) -> _Done:

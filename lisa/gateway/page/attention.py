@@ -1,4 +1,4 @@
-"""What needs an operator's attention, the worst first. The thresholds are those of the alerts."""
+"""What needs an operator's attention, the worst first: the conditions of the alerts, at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.store.server_checks import CheckResult
 from lisa.gateway.page.rendering import brief, count, link
-from lisa.gateway.page.snapshot_cache import GARBAGE_MS, Line, Snapshot
+from lisa.gateway.page.snapshot import GARBAGE_MS, Line, Snapshot
 
 DUE_FOR_MS = 1_000
 """Messages that have been due for less are not reported: a promotion or delivery takes a moment."""
@@ -55,7 +56,7 @@ class AttentionItem:
 
 def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
     """The problems of these topics, the managers and the server, the worst first."""
-    found = [*_managers(snapshot, lines), *_server(snapshot)]
+    found = [*_managers(snapshot, lines), *_server(snapshot), *_consumers(snapshot, lines)]
     for line in lines:
         found += _of_topic(snapshot, line)
     return sorted(found, key=lambda one: (one.rank, -one.weight, one.where))
@@ -63,7 +64,11 @@ def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
 
 def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
     """The problems of one topic and the managers, the worst first."""
-    found = [*_managers(snapshot, [line]), *_of_topic(snapshot, line)]
+    found = [
+        *_managers(snapshot, [line]),
+        *_of_topic(snapshot, line),
+        *_consumers(snapshot, [line]),
+    ]
     return sorted(found, key=lambda one: one.rank)
 
 
@@ -100,11 +105,16 @@ def _of_topic(snapshot: Snapshot, line: Line) -> Iterator[AttentionItem]:
         yield AttentionItem(
             Rank.GARBAGE, topic, "Garbage grows", detail, href, line.new_garbage, topic
         )
-    degraded = [one.record for one in snapshot.consumers if one.alive and one.record.topic == topic]
-    for record in (one for one in degraded if one.state == "degraded"):
-        detail = f"{record.name} takes one message at a time, because 20 in a row failed"
-        href = link("consumers", topic=topic, name=record.name)
-        yield AttentionItem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
+
+
+def _consumers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionItem]:
+    topics = {line.topic for line in lines}
+    for record in (one.record for one in snapshot.consumers if one.alive):
+        if record.state == "degraded" and record.topic in topics:
+            topic, n = record.topic, DEGRADED_AFTER
+            detail = f"{record.name} takes one message at a time, because {n} in a row failed"
+            href = link("consumers", topic=topic, name=record.name)
+            yield AttentionItem(Rank.DEGRADED, topic, "Degraded consumer", detail, href, 0, topic)
 
 
 def _groups_without_consumer(line: Line) -> list[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lisa.admin import garbage as garbage_flows
@@ -31,6 +32,11 @@ class GarbageRun:
     def is_running(self) -> bool:
         """Whether the action has not ended."""
         return self.task is not None and not self.task.done()
+
+    def on_end(self, work: Callable[[], None]) -> None:
+        """Call `work` when the running action has ended or was stopped."""
+        if self.task is not None:
+            self.task.add_done_callback(lambda _: work())
 
     def count(self, done: int) -> None:
         """Record progress."""

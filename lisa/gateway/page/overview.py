@@ -16,7 +16,7 @@ from lisa.admin.messages import LiveState
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import AttentionItem, Rank
 from lisa.gateway.page.rendering import rate
-from lisa.gateway.page.snapshot_cache import Line
+from lisa.gateway.page.snapshot import Line
 from lisa.gateway.page.view_context import PageRequest
 
 PER_PAGE = 50

@@ -24,7 +24,7 @@ MOST_EDITED = 16 * 1024
 """Longer bodies are not offered for editing: a form without a bearer token is limited to 64 KiB."""
 
 
-class Stored(NamedTuple):
+class StoredMessage(NamedTuple):
     """A stored message, ready to be sent again."""
 
     seen: Inspection
@@ -32,7 +32,7 @@ class Stored(NamedTuple):
     policy: RetryPolicy | None
 
 
-async def stored(hub: GatewayContext, topic: str, message_id: str) -> Stored:
+async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMessage:
     """A live message with its body and its own retry policy. Raises ErrorResponse."""
     seen = await hub.settler.look(topic, message_id)
     if not seen.envelope:
@@ -40,7 +40,7 @@ async def stored(hub: GatewayContext, topic: str, message_id: str) -> Stored:
             409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
         )
     policy = await hub.store.drive(_policy(hub.store, topic, message_id))
-    return Stored(seen, decode_envelope(seen.envelope), policy)
+    return StoredMessage(seen, decode_envelope(seen.envelope), policy)
 
 
 def _policy(store: Store, topic: str, message_id: str) -> Flow[RetryPolicy | None]:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from lisa.admin import history, live, roles, topics
 from lisa.admin.live import TopicActivity, TopicsSnapshot
 from lisa.admin.reading import ask_all
-from lisa.admin.roles import RolePresence
-from lisa.admin.topics import TopicState
-from lisa.core.model.clock import duration_ms
 from lisa.core.redis.flow import Flow
 from lisa.core.store import server_checks
-from lisa.core.store.manager_watch import OVERDUE
-from lisa.core.store.presence import ConsumerPresence, ManagerPresence
-from lisa.core.store.server_checks import Check, info
+from lisa.core.store.server_checks import info
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.page.garbage_runs import GarbageRuns
+from lisa.gateway.page.snapshot import GARBAGE_MS, Line, ServerFacts, Snapshot
 
 T = TypeVar("T")
 
@@ -37,107 +33,10 @@ CACHE_FACTOR = 20
 
 RATE_US = 9_000_000
 LATENESS_US = 60_000_000
-GARBAGE_MS = 15 * 60_000
 GARBAGE_S = 30.0
 FORGET_US = 15_000_000
 RING_US = 2_000_000
 MOST_SHARED = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One topic in a snapshot.
-
-    `activity` (last ten seconds) and `lateness` (last minute) are None until two reads exist.
-
-    alive: consumers that are alive, by group; "" counts those that wait for a group.
-    ready_since_ms: due time of the next message to deliver, by group.
-    waits_since_ms: due time of the first waiting message or retry, if it is due.
-    waiting_due: waiting messages that are due.
-    new_garbage: messages in garbage that died within `GARBAGE_MS`.
-    """
-
-    counts: TopicState
-    activity: TopicActivity | None
-    lateness: TopicActivity | None
-    alive: Mapping[str, int] = field(default_factory=dict)
-    ready_since_ms: Mapping[str, int] = field(default_factory=dict)
-    waits_since_ms: int | None = None
-    waiting_due: int = 0
-    new_garbage: int = 0
-
-    @property
-    def consumers(self) -> int:
-        """Consumers that are alive."""
-        return sum(self.alive.values())
-
-    @property
-    def oldest_due_ms(self) -> int | None:
-        """Due time of the oldest message that is due and not delivered; None if there is none."""
-        dues = [*self.ready_since_ms.values()]
-        if self.waits_since_ms is not None:
-            dues.append(self.waits_since_ms)
-        return min(dues, default=None)
-
-    def late_ms(self, now_ms: int) -> int:
-        """How long the oldest due message has been due; 0 if there is none."""
-        due_ms = self.oldest_due_ms
-        return 0 if due_ms is None else max(0, now_ms - due_ms)
-
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self.counts.topic
-
-    @property
-    def in_per_s(self) -> float | None:
-        """Messages accepted per second."""
-        return self.activity.in_per_s if self.activity else None
-
-    @property
-    def out_per_s(self) -> float | None:
-        """Messages acked per second."""
-        return self.activity.out_per_s if self.activity else None
-
-    @property
-    def p50_ms(self) -> float | None:
-        """The median lateness of the last minute."""
-        return self.lateness.p50_ms if self.lateness else None
-
-    @property
-    def p99_ms(self) -> float | None:
-        """The 99th percentile of lateness in the last minute."""
-        return self.lateness.p99_ms if self.lateness else None
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """Facts from the server's INFO; empty where the ACL forbids INFO."""
-
-    name: str = ""
-    uptime_s: int | None = None
-    memory: int | None = None
-    most_memory: int | None = None
-    clients: int | None = None
-    problems: tuple[Check, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All topics and roles at one time; `at_ms` is from the Redis clock."""
-
-    at_ms: int
-    lines: Mapping[str, Line]
-    consumers: tuple[RolePresence[ConsumerPresence], ...]
-    managers: tuple[RolePresence[ManagerPresence], ...]
-    server: ServerFacts
-
-    def overdue_ms(self, lines: Iterable[Line]) -> int | None:
-        """How long messages of these topics are overdue if no manager runs, else None."""
-        late_ms = topics.overdue_ms((line.counts for line in lines), self.at_ms)
-        if late_ms < duration_ms(OVERDUE) or any(one.alive for one in self.managers):
-            return None
-        return late_ms
 
 
 class _SharedQuery:

@@ -12,7 +12,7 @@ from lisa.admin.forecast import Horizon, Outlook
 from lisa.admin.history import HistorySpan, Interval
 from lisa.core.model.options import OPTIONS, TopicOptions
 from lisa.gateway.page import attention
-from lisa.gateway.page.snapshot_cache import Line
+from lisa.gateway.page.snapshot import Line
 from lisa.gateway.page.view_context import PageRequest
 from lisa.gateway.problems import ErrorResponse
 

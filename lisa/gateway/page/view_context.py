@@ -14,7 +14,8 @@ from lisa.gateway.access import Forbidden, Scope, Token, Unauthorized
 from lisa.gateway.context import GatewayContext, act_for
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import answer, render
-from lisa.gateway.page.snapshot_cache import Snapshot, SnapshotCache
+from lisa.gateway.page.snapshot import Snapshot
+from lisa.gateway.page.snapshot_cache import SnapshotCache
 from lisa.gateway.problems import ErrorResponse, problem_of
 
 NOTICE = ("did", "n", "of")
