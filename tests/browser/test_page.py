@@ -78,6 +78,9 @@ def site() -> Iterator[Site]:
         running.kill("orders", "dead-order", {"order": 7, "note": HOSTILE}, "no stock <left>")
         running.kill("orders", HOSTILE_ID, {HOSTILE: HOSTILE}, HOSTILE)
         running.kill("orders", "bytes", b"\x00\xff<b>", "cannot read this")
+        running.raw.hset("lisa:{sms}:options", "paused", "1")
+        for topic in ("sms", "stock.release"):  # due, but paused, or without a consumer
+            running.producer.send(topic, 1)
         with Consumer(running.server.url, name="worker") as consumer:
             consumer.on("orders")(lambda _message: None)
             consumer.start()
@@ -174,6 +177,7 @@ def test_a_phone_shows_the_columns_that_matter(browser: Any, site: Site) -> None
 
 def test_the_first_screen_shows_every_topic(tab: Tab) -> None:
     tab.open("/")
+    tab.until("document.querySelectorAll('.attention li').length >= 2")
     tab.until("document.querySelectorAll('#live tbody tr').length >= 12")
     heads = [text.strip() for text in tab.page.locator("#live thead th").all_inner_texts()]
     for wanted in ("Waiting", "Ready", "In flight", "Garbage", "Late p99"):

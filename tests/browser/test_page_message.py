@@ -108,6 +108,21 @@ def test_a_body_that_is_no_json_is_refused(site: Site) -> None:
     assert site.raw.zrange(f"lisa:{{{topic}}}:g:lisa:garbage", 0, -1) == [b"m"]
 
 
+@pytest.mark.parametrize(("length", "is_offered"), [(5_000, True), (6_000, False)])
+def test_long_bodies_are_not_offered_for_editing(
+    site: Site, length: int, *, is_offered: bool
+) -> None:
+    topic = new_topic("long")
+    site.kill(topic, "m", "\N{EURO SIGN}" * length, "no")  # three bytes each
+    with browser_of(site.url) as client:
+        page = client.get(f"/topics/{topic}/messages/m").text
+        assert ('<textarea id="edited"' in page) is is_offered
+        if is_offered:
+            form = {"do": "edit", "id": "m", "body": "\N{EURO SIGN}" * length, "key": key_in(page)}
+            done = client.post(f"/topics/{topic}/act", data=form)
+            assert done.headers["location"] == "/?did=edit&n=replaced"
+
+
 def test_editing_takes_both_scopes(site: Site, tmp_path: Path) -> None:
     topic = new_topic("scopes")
     site.kill(topic, "m", {"a": 1}, "no")

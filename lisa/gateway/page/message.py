@@ -54,10 +54,7 @@ async def show(visit: PageRequest) -> Response:
         history=history,
         # A refresh does not replace the form; without an id of its own it may be answered with 304.
         new_id="" if "hx-request" in visit.request.headers else new_id(),
-        is_editable=body is not None
-        and body.kind in ("JSON", "text")
-        and not body.more
-        and len(body.text) <= resending.MOST_EDITED,
+        is_editable=body is not None and resending.is_editable(body),
         now_ms=snapshot.at_ms,
         stone=seen.tombstone if what and what.state.value in _FINAL else None,
     )

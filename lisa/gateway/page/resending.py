@@ -17,11 +17,15 @@ from lisa.core.transitions.base import text
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.inspect import Inspection
 from lisa.gateway.context import GatewayContext
+from lisa.gateway.page.bodies import Body
 from lisa.gateway.problems import ErrorResponse
 from lisa.producer import Outgoing
 
 MOST_EDITED = 16 * 1024
-"""Longer bodies are not offered for editing: a form without a bearer token is limited to 64 KiB."""
+"""Bytes of the longest body that can be edited.
+
+A form without a bearer token is limited to 64 KiB, and triples most bytes.
+"""
 
 
 class StoredMessage(NamedTuple):
@@ -30,6 +34,12 @@ class StoredMessage(NamedTuple):
     seen: Inspection
     envelope: Envelope
     policy: RetryPolicy | None
+
+
+def is_editable(body: Body) -> bool:
+    """Whether a body is complete, readable and short enough for a form."""
+    is_readable = body.kind in ("JSON", "text") and not body.more
+    return is_readable and len(body.text.encode("utf-8", "replace")) <= MOST_EDITED
 
 
 async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMessage:

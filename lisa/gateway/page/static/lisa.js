@@ -69,7 +69,7 @@
     document.addEventListener("click", async (event) => {
       const button = event.target.closest("button[data-copy]");
       if (!button) return;
-      const name = button.textContent;
+      const name = button.dataset.name ??= button.textContent;
       await navigator.clipboard.writeText(document.querySelector(button.dataset.copy).textContent);
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = name; }, 1500);
@@ -181,7 +181,7 @@
       if (!box) continue; // nothing to draw: the page says why
       const names = heads.map((head) => head.textContent).join();
       const known = plots.get(figure.id);
-      const signature = JSON.stringify(data);
+      const signature = JSON.stringify([data, figure.dataset.now, figure.dataset.marks]);
       if (known && known.lisaNames === names) {
         if (known.lisaSignature !== signature) known.setData(data);
         known.lisaSignature = signature;
