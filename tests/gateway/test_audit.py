@@ -89,9 +89,8 @@ def test_deletions_of_delay_queue(gateway: Gateway) -> None:
 
 
 def test_deletions_restores_and_clears_of_mykit(gateway: Gateway) -> None:
-    topic = new_topic()
+    topic, since = new_topic(), len(gateway.said)
     call(gateway, "ops", "POST", f"/v1/topics/{topic}/groups", json={"group": "g"})
-    since = len(gateway.said)
     deleted, broken, kept, finished = (
         call(gateway, "shop", "POST", "/mykit/push", json=job)["data"]
         for job in (
@@ -115,6 +114,7 @@ def test_deletions_restores_and_clears_of_mykit(gateway: Gateway) -> None:
     check_audited(
         gateway,
         since,
+        f"{OPS} addGroup topic={topic!r} group='g' given='group' new=True",
         f"{SHOP} mykit.delete topic={topic!r} id={deleted!r}",
         f"{OPS} mykit.reStoreJob topic={topic!r} group='g' id={broken!r}",
         f"{OPS} mykit.clearAll done=2",
