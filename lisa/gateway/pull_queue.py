@@ -85,15 +85,25 @@ class PullQueue:
         self._waiters.pop(waiter, None)
         if waiter.future.cancelled():
             self._release(one.receipt.settlement[:2] for one in waiter.found)
-        else:
+
+    def _answer(self, waiter: Waiter) -> None:
+        if waiter.is_open():
             self.handed_out += len(waiter.found)
+            waiter.answer()
+
+    def _fail(self, waiter: Waiter, error: Exception) -> None:
+        """End a pull with an error, or with the deliveries that it already has."""
+        if waiter.found:
+            self._answer(waiter)
+        else:
+            waiter.fail(error)
 
     def dismiss(self) -> None:
         """Answer all waiting pulls with no messages; later pulls do not wait."""
         self._is_closing = True
         for waiter in list(self._waiters):
             if waiter.ends > time.monotonic():
-                waiter.answer()
+                self._answer(waiter)
         self._changed.set()
 
     async def end(self) -> None:
@@ -105,9 +115,9 @@ class PullQueue:
 
     def _expire(self, waiter: Waiter) -> None:
         if self._fault is not None:
-            waiter.fail(self._fault)
+            self._fail(waiter, self._fault)
         else:
-            waiter.answer()
+            self._answer(waiter)
 
     async def _run(self) -> None:
         caller.set("")  # the task serves all callers, not only the one whose pull started it
@@ -131,7 +141,7 @@ class PullQueue:
             if self._watcher is not None:
                 self._watcher.cancel()
             for waiter in list(self._waiters):
-                waiter.fail(error)
+                self._fail(waiter, error)
 
     async def _is_idle(self) -> bool:
         """Whether no pull waits; until the current watch ends, waits for one."""
@@ -158,7 +168,7 @@ class PullQueue:
         now = time.monotonic()
         for waiter in list(self._waiters):
             if waiter.found or waiter.ends <= now or self._is_closing:
-                waiter.answer()
+                self._answer(waiter)
         if any(one.is_open() for one in self._waiters):
             self._watch(taken.empty)
             await self._rest()
@@ -193,7 +203,7 @@ class PullQueue:
         now = time.monotonic()
         for waiter in list(self._waiters):
             if waiter.found or waiter.ends <= now or self._is_closing:
-                waiter.fail(fault)
+                self._fail(waiter, fault)
         await asyncio.sleep(self._backoff.take())
 
     async def _hand_out(self, taken: Taken) -> None:
@@ -225,7 +235,7 @@ class PullQueue:
                             del held[entry.entry]
                     is_full = not waiter.missing or sum(one.size for one in waiter.found) > room
                     if waiter.found and (is_full or not may_have_more):
-                        waiter.answer()
+                        self._answer(waiter)
                 if room <= 0:
                     break
         finally:

@@ -57,8 +57,6 @@ class Waiter:
             self.future.set_result(self.found)
 
     def fail(self, error: Exception) -> None:
-        """End the pull with an error unless it has deliveries; does nothing if it has ended."""
-        if self.found:
-            self.answer()
-        elif self.is_open():
+        """End the pull with an error; does nothing if the pull has ended."""
+        if self.is_open():
             self.future.set_exception(error)
