@@ -138,7 +138,7 @@ def test_one_kind_is_requeued_after_a_question_with_count_and_pace(site: Site) -
 
 def test_a_slow_requeue_shows_its_progress_and_can_be_stopped(site: Site) -> None:
     topic = new_topic("paced")
-    many_dead(site, topic, 60, "refused")
+    many_dead(site, topic, 299, "refused")
     site.raw.hset(f"lisa:{{{topic}}}:options", "paused", "1")
     act, path, garbage = (
         f"/topics/{topic}/act",
@@ -152,15 +152,15 @@ def test_a_slow_requeue_shows_its_progress_and_can_be_stopped(site: Site) -> Non
         asked = client.post(act, data=form)
         # The request does not wait for the end of the action.
         assert asked.headers["location"].startswith("/?did=requeue_continues")
-        moved = 61 - int(site.raw.zcard(garbage))
+        moved = 300 - int(site.raw.zcard(garbage))
         assert 1 <= moved <= 4 * (time.monotonic() - begun) + 1
-        assert "Requeueing 61 messages at 4/s" in client.get(path).text
+        assert "Requeueing 300 messages at 4/s" in client.get(path).text
         assert client.post(act, data=form).status_code == 409
         stopped = client.post(act, data={"do": "stop", "key": key})
         assert stopped.headers["location"].startswith("/?did=stopped&n=")
         wait_until(lambda: "Requeueing" not in client.get(path).text)
     left = site.raw.zcard(garbage)
-    assert left > 30
+    assert left > 0
     time.sleep(0.6)  # longer than the pause between two steps
     assert site.raw.zcard(garbage) == left
 
@@ -168,5 +168,5 @@ def test_a_slow_requeue_shows_its_progress_and_can_be_stopped(site: Site) -> Non
         return [one for one in site.gateway.said if f": {action} topic='{topic}'" in one]
 
     wait_until(lambda: len(audited("requeued")) == 1)
-    assert f"pace='4' done={61 - left}" in audited("requeued")[0]
+    assert f"pace='4' done={300 - left}" in audited("requeued")[0]
     assert len(audited("requeue_continues")) == len(audited("stopped")) == 1
