@@ -12,7 +12,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 WORKERS ?= 4
 
 .PHONY: help demo check test test-all test-slow torture mutants lint types wheel bench bench-quick bench-pipeline \
-        bench-gateway bench-safety reference docs images clean
+        bench-gateway bench-safety reference proto docs images clean
 
 help:
 	@echo "make demo    send and handle ten thousand delayed messages on an embedded server"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-gateway  measure the HTTP gateway: one minute"
 	@echo "make bench-safety  measure how long scripts block a server with ten million messages: 4 GiB"
 	@echo "make reference  generate the reference pages and the example of all topic options"
+	@echo "make proto   generate the Python code of the gRPC service from lisa.proto"
 	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
 	@echo "make wheel   build both distributions: dist/*.whl"
@@ -98,6 +99,16 @@ reference: $(VENV)/.dev
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/generate_examples.py
 	$(BIN)/python docs/generate_scale.py
+
+# An older compiler, in an environment of its own: code that it generates runs with its version of
+# Protobuf and with all later ones.
+PROTO_TOOLS := build/proto
+
+proto: | $(BIN)/python
+	test -x $(PROTO_TOOLS)/bin/pip || $(BIN)/python -m venv $(PROTO_TOOLS)
+	$(PROTO_TOOLS)/bin/pip install --quiet grpcio-tools==1.71.2
+	$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+	  --grpc_python_out=. lisa/gateway/rpc/lisa.proto
 
 # Material for MkDocs announces in each build that MkDocs 2 will not be compatible.
 docs: $(VENV)/.dev

@@ -7,6 +7,8 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,9 @@ EXIT_CONFIG = 2
 @click.option("--prefix", help="First part of every key.")
 @click.option("--host", help="Address to listen on. Default: 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port. Default: 8080.")
+@click.option(
+    "--grpc-port", type=click.IntRange(0, 65_535), help="Port for gRPC. Default: no gRPC."
+)
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Number of processes that share the port."
 )
@@ -51,7 +56,7 @@ def main(
     inherited: tuple[int, int, Path] | None,
     **flags: Any,
 ) -> None:
-    """Serve Lisa over HTTP until SIGTERM: the native API at /v1, the web page at /.
+    """Serve Lisa over HTTP until SIGTERM: the native API at /v1, the web page at /; and over gRPC.
 
     Without tokens, the gateway needs no authentication and listens on the loopback interface only.
     Exit codes: 0, or 2 for a configuration error.
@@ -65,11 +70,12 @@ def main(
     if parent_pipe is None:
         warn_of_password(flags["redis"])
     top = ("redis", "prefix", "log_format", "log_level")
+    grpc = {"port": port} if (port := flags.pop("grpc_port")) is not None else None
     section = {name: value for name, value in flags.items() if name not in top}
     given = {name: value for name, value in section.items() if value is not None}
     try:
         settings = GatewaySettings.load(
-            path, **{name: flags[name] for name in top}, gateway_server=given or None
+            path, **{name: flags[name] for name in top}, gateway_server=given or None, grpc=grpc
         )
         if not settings.enabled:
             click.echo("lisa-gateway: enabled is false in the configuration; nothing to do")
@@ -85,17 +91,10 @@ def _run(
     settings: GatewaySettings, parent_pipe: int | None, inherited: tuple[int, int, Path] | None
 ) -> int:
     from lisa.cli.rights import check_rights
-    from lisa.core.model.errors import ConfigError
     from lisa.core.redis.address import Address
 
-    try:
+    with _required("gateway"):
         from lisa.gateway.serving import listen, serve
-    except ImportError as error:
-        if (error.name or "").startswith("lisa"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed: pip install 'lisa-delay-queue[gateway]'"
-        ) from None
     if inherited is not None:
         from lisa.core.daemon.processes import end_with_parent
 
@@ -109,10 +108,35 @@ def _run(
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"lisa-gateway: http://{shown}:{port}/", err=True)
-    if settings.gateway_server.workers == 1:
-        serve(settings, listening)
-        return 0
-    return _run_processes(settings, listening)
+    with ExitStack() as stack:
+        if settings.grpc.port is not None:
+            with _required("gateway,grpc"):
+                from lisa.gateway.rpc.server import reserve
+
+            # Held until the end: a chosen port stays the gateway's while its workers restart.
+            reserved = stack.enter_context(reserve(settings))
+            grpc = settings.grpc.model_copy(update={"port": reserved.getsockname()[1]})
+            settings = settings.model_copy(update={"grpc": grpc})
+            click.echo(f"lisa-gateway: grpc://{shown}:{grpc.port}", err=True)
+        if settings.gateway_server.workers == 1:
+            serve(settings, listening)
+            return 0
+        return _run_processes(settings, listening)
+
+
+@contextmanager
+def _required(extras: str) -> Iterator[None]:
+    """Raise ConfigError that names the extras if a module for them is missing."""
+    from lisa.core.model.errors import ConfigError
+
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("lisa"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed: pip install 'lisa-delay-queue[{extras}]'"
+        ) from None
 
 
 def _run_processes(settings: GatewaySettings, listening: socket.socket) -> int:
@@ -128,6 +152,8 @@ def _run_processes(settings: GatewaySettings, listening: socket.socket) -> int:
         for number in keeps:
             os.set_inheritable(number, True)  # noqa: FBT003  its only argument
         own = [sys.executable, "-m", "lisa.cli.gateway", *sys.argv[1:]]
+        if settings.grpc.port is not None:
+            own += ["--grpc-port", str(settings.grpc.port)]
         command = [*own, "--inherited", *map(str, keeps), numbers]
         return ChildProcesses(settings.gateway_server.workers, command, keeps=keeps).run()
 

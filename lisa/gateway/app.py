@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,7 +36,12 @@ def create_app(hub: GatewayContext) -> Starlette:
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         hub.start_services()
         try:
-            yield
+            async with AsyncExitStack() as stack:
+                if hub.settings.grpc.port is not None:
+                    from lisa.gateway.rpc.server import serving  # needs the extra grpc
+
+                    await stack.enter_async_context(serving(hub))
+                yield
         finally:
             await hub.close()
 

@@ -1,4 +1,4 @@
-"""The state that all HTTP interfaces of one gateway process share."""
+"""The state that all interfaces of one gateway process share."""
 
 from __future__ import annotations
 
@@ -138,6 +138,7 @@ class GatewayContext:
         self.anonymous: Counter[str] = Counter()  # running requests without a token, by address
         self.streams = 0
         self.buffered = 0
+        self.stopping = asyncio.Event()
 
     def deadline(self) -> float | None:
         """When the current request fails if Redis hangs, in the event loop's time.
@@ -238,6 +239,11 @@ class GatewayContext:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s ended", task.get_name(), exc_info=error)
+
+    def stop_waiting(self) -> None:
+        """Answer all waiting pulls and end all streams of deliveries, because the gateway stops."""
+        self.stopping.set()
+        self.broker.stop_waiting()
 
     async def close(self) -> None:
         """Cancel background tasks, finish pending settlements, and close the connections."""

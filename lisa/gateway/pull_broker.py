@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from lisa.core.delivery.group_resolution import join, wait_for_group, was_emptied
@@ -97,10 +98,7 @@ class PullBroker:
 
         Raises TooManyPulls, LisaError.
         """
-        if self.waiting >= self._most_pulls:
-            raise TooManyPulls(f"{self.waiting} pulls wait already")
-        self.waiting += 1
-        try:
+        with self.counted():
             return await self.take(
                 topic,
                 group,
@@ -110,6 +108,15 @@ class PullBroker:
                 join_s=join_s,
                 may_declare=may_declare,
             )
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a waiting pull, or a stream for as long as it is open. Raises TooManyPulls."""
+        if self.waiting >= self._most_pulls:
+            raise TooManyPulls(f"{self.waiting} pulls wait already")
+        self.waiting += 1
+        try:
+            yield
         finally:
             self.waiting -= 1
 
@@ -124,7 +131,7 @@ class PullBroker:
         join_s: float = 0.0,
         may_declare: bool = True,
     ) -> list[HandedOut]:
-        """Pull for the gateway's own pushes, which do not count towards the limit of pulls.
+        """Pull without counting towards the limit of pulls: for pushes and streams.
 
         Raises LisaError.
         """

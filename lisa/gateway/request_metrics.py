@@ -16,6 +16,7 @@ GONE = "499"
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _FACES = (
     ("/v1", "native"),
+    ("/lisa.v1.Lisa", "grpc"),
     ("/camellia", "camellia"),
     ("/mykit", "mykit"),
     ("/delay-queue", "delay-queue"),

@@ -167,4 +167,4 @@ class _UvicornServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: stop the server."""
         super().handle_exit(sig, frame)
-        asyncio.get_event_loop().call_soon_threadsafe(self._hub.broker.stop_waiting)
+        asyncio.get_event_loop().call_soon_threadsafe(self._hub.stop_waiting)

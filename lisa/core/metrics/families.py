@@ -254,8 +254,8 @@ _CONSUMER = (
 _GATEWAY = (
     _counter(
         "lisa_gateway_requests_total",
-        "Requests by face (native, camellia, mykit, delay-queue, page, metrics, health), method "
-        "and status; 499 if the client disconnected before the answer.",
+        "Requests by face (native, grpc, camellia, mykit, delay-queue, page, metrics, health), "
+        "method and status; 499 if the client disconnected before the answer.",
         ("face", "method", "code"),
     ),
     Family(

@@ -6,7 +6,7 @@ ConfigError with a one-line message for any invalid value.
 """
 
 try:
-    from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
+    from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
     from lisa.core.settings.roles import (
         ROLES,
         ConsumerSettings,
@@ -37,6 +37,7 @@ __all__ = [
     "GatewayServerSettings",
     "GatewaySettings",
     "GroupSettings",
+    "GrpcSettings",
     "ManagerServerSettings",
     "ManagerSettings",
     "ProducerSettings",

@@ -1,10 +1,10 @@
-"""The gateway's settings sections: gateway-server and camellia."""
+"""The gateway's settings sections: gateway-server, grpc and camellia."""
 
 from datetime import timedelta, timezone
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME
 from lisa.core.model.retry_policy import MAX_RETRIES
@@ -15,6 +15,7 @@ from lisa.core.settings.sections import (
     Policy,
     Section,
     Zone,
+    check_key_pair,
     topic_option,
 )
 
@@ -108,6 +109,30 @@ class GatewayServerSettings(Section):
         default=timezone(timedelta(hours=8)),
         description="Zone of a `delayTime` given as date and time to `/delay-queue/push`.",
     )
+
+
+class GrpcSettings(Section):
+    """The gRPC server of the gateway; needs the extra `grpc`.
+
+    The address, tokens and limits are those of `gateway-server`.
+    """
+
+    port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="The port; 0 selects a free one. Unset: no gRPC.",
+    )
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="The server's certificate, with any intermediate ones. Unset: no TLS.",
+    )
+    tls_key_file: Path | None = Field(default=None, description="The key of the certificate.")
+
+    @model_validator(mode="after")
+    def _key_and_certificate(self) -> Self:
+        check_key_pair(self.tls_cert_file, self.tls_key_file)
+        return self
 
 
 class CamelliaSettings(Section):

@@ -19,7 +19,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.explain import explain
-from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings
+from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
 from lisa.core.settings.names import kebab
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
@@ -254,6 +254,7 @@ class GatewaySettings(LoggedSettings):
     gateway_server: GatewayServerSettings = Field(
         default_factory=GatewayServerSettings, description="Address, access control and limits."
     )
+    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="The gRPC server.")
     camellia: CamelliaSettings = Field(
         default_factory=CamelliaSettings, description="Defaults of the camellia API."
     )

@@ -94,6 +94,12 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def check_key_pair(certificate: Path | None, key: Path | None) -> None:
+    """Raise ValueError if only one of the two is set."""
+    if (certificate is None) != (key is None):
+        raise ValueError("tls-cert-file and tls-key-file must be set together")
+
+
 class RedisSettings(Section):
     """The server's address, credentials and TLS."""
 
@@ -135,8 +141,7 @@ class RedisSettings(Section):
 
     @model_validator(mode="after")
     def _key_and_certificate(self) -> Self:
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls-cert-file and tls-key-file must be set together")
+        check_key_pair(self.tls_cert_file, self.tls_key_file)
         return self
 
 

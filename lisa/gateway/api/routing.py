@@ -6,7 +6,7 @@ calls the operation's handler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
 from lisa.gateway import audit
-from lisa.gateway.access import EVERYTHING
+from lisa.gateway.access import EVERYTHING, Token
 from lisa.gateway.api.hints import mismatch
 from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.operations import Call, Operation, invalid, read_json
@@ -34,55 +34,74 @@ BY_PATH, BY_QUERY = "/messages/{id}", "/message"
 _FOUND = "lisa.native"
 
 
-class _Endpoint:
+class Endpoint:
     """One operation with the decoders of its requests."""
 
     def __init__(self, hub: GatewayContext, operation: Operation, named: str = "") -> None:
         self._hub = hub
-        self._operation = operation
+        self.operation = operation
         self._named = named  # the path parameter that the query holds
         self._decoder = msgspec.json.Decoder(operation.body or NoFields)
         self._no_query = operation.query()
         self.streams = operation.media_type != "application/json"
 
     async def answer(self, request: Request, path: dict[str, str]) -> Response:
-        operation = self._operation
-        token = EVERYTHING
-        if operation.scope is not None:
-            token = self._hub.require(request, operation.scope, path.get("topic"))
+        """Check, read and carry out an HTTP request. Raises ErrorResponse and others."""
+        token = self.authorise(request, path)
         query = self._no_query
         text = request.scope["query_string"]
         if text or self._named:
-            query = self._read_query(text, path)
+            query = self.query(self._parse_query(text, path))
         body = await self._read_body(request)
-        response = await operation.handler(Call(self._hub, request, token, path, query, body))
-        if operation.is_audited:
-            details = {**path, **_details(query, body, response)}
-            audit.changed(request, token, operation.name, **details)
+        return await self.perform(Call(self._hub, request, token, path, query, body))
+
+    def authorise(self, request: Request, path: Mapping[str, str]) -> Token:
+        """The token of a request, if it allows the operation.
+
+        Raises Unauthorized, Forbidden or InvalidMessage.
+        """
+        if self.operation.scope is None:
+            return EVERYTHING
+        return self._hub.require(request, self.operation.scope, path.get("topic"))
+
+    async def perform(self, call: Call[Any, Any]) -> Response:
+        """Call the handler, and record what the audit log has to show."""
+        response = await self.operation.handler(call)
+        if self.operation.is_audited:
+            details = {**call.path, **_details(call.query, call.body, response)}
+            audit.changed(call.request, call.token, self.operation.name, **details)
         return response
 
-    def _read_query(self, text: bytes, path: dict[str, str]) -> msgspec.Struct:
+    def _parse_query(self, text: bytes, path: dict[str, str]) -> dict[str, str]:
         found = _parse_query(text)
         if self._named:
             if not found.get(self._named):
                 raise invalid(f"the query parameter {self._named} is missing")
             path[self._named] = found.pop(self._named)
+        return found
+
+    def query(self, found: Mapping[str, Any]) -> msgspec.Struct:
+        """The query parameters from their values, which may be text. Raises ErrorResponse."""
         try:
-            return msgspec.convert(found, self._operation.query, strict=False)
+            return msgspec.convert(found, self.operation.query, strict=False)
         except msgspec.ValidationError as error:
-            raise invalid(mismatch("the query", self._operation.query, error)) from None
+            raise invalid(mismatch("the query", self.operation.query, error)) from None
 
     async def _read_body(self, request: Request) -> Any:
         message = await request.receive()  # the limits middleware has buffered the body
         data = message.get("body", b"")
         if not data:
-            if self._operation.body is None:
+            if self.operation.body is None:
                 return None
-            if self._operation.is_body_optional:
-                return self._operation.body()
+            if self.operation.is_body_optional:
+                return self.operation.body()
         kind = request.headers.get("content-type", "application/json")
         if not _is_json(kind):
             raise ErrorResponse(415, "media-type", f"send application/json, not {kind!r}")
+        return self.body(data)
+
+    def body(self, data: bytes) -> Any:
+        """A request body from its JSON. Raises ErrorResponse."""
         return read_json(self._decoder, data)
 
 
@@ -149,7 +168,7 @@ class _Node:
         self.words: dict[str, _Node] = {}
         self.any: _Node | None = None
         self.name = ""
-        self.endpoints: dict[str, _Endpoint] = {}
+        self.endpoints: dict[str, Endpoint] = {}
 
     def grow(self, path: str) -> _Node:
         node = self
@@ -174,10 +193,10 @@ class NativeRoute(BaseRoute):
         self._root = _Node()
         for operation in operations:
             path = operation.path.removeprefix(INDEX.decode()).removeprefix("/")
-            self._root.grow(path).endpoints[operation.method] = _Endpoint(hub, operation)
+            self._root.grow(path).endpoints[operation.method] = Endpoint(hub, operation)
             if BY_PATH in path:
                 node = self._root.grow(path.replace(BY_PATH, BY_QUERY))
-                node.endpoints[operation.method] = _Endpoint(hub, operation, "id")
+                node.endpoints[operation.method] = Endpoint(hub, operation, "id")
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Find the path's node; the method is checked in `handle`."""
@@ -221,7 +240,7 @@ class NativeRoute(BaseRoute):
         raise NoMatchFound(name, {})
 
 
-def _endpoint(node: _Node | None, method: str) -> _Endpoint:
+def _endpoint(node: _Node | None, method: str) -> Endpoint:
     if node is None:
         raise invalid("the path is not percent-encoded UTF-8")
     endpoint = node.endpoints.get(method)

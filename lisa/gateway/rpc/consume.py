@@ -1,0 +1,272 @@
+"""The stream of one consumer: deliveries within its credit, settlements, and an orderly end.
+
+A delivery that the client has neither started nor settled is released when the stream ends. The
+gateway keeps a list of these deliveries and of nothing else: every receipt can be settled on any
+stream or by a call of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from lisa.core.delivery.source import LOOK_AGAIN_S, MOST
+from lisa.core.model.errors import ServerUnavailable
+from lisa.gateway.access import Scope
+from lisa.gateway.api import deliveries
+from lisa.gateway.api.models.base import MOST_ITEMS, NoFields
+from lisa.gateway.api.models.deliveries import (
+    LONGEST_WAIT_MS,
+    ExtendRequest,
+    PullRequest,
+    ReceiptRequest,
+    RetryRequest,
+)
+from lisa.gateway.api.operations import Call, Handler, invalid
+from lisa.gateway.context import COPIES, GatewayContext, arrival
+from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.gateway.pull_queue import HandedOut
+from lisa.gateway.receipts import decode_receipt
+from lisa.gateway.request_metrics import waits
+from lisa.gateway.rpc import lisa_pb2
+from lisa.gateway.rpc.conversion import parse, problem, request_fields
+from lisa.gateway.rpc.transport import EXCHANGE, Exchange
+
+MOST_HELD = 1_000
+"""Deliveries of one stream that may wait to be started or settled, whatever the credit."""
+
+ANSWER_BYTES = 1024 * 1024
+"""Size of the bodies in one message to the client, unless a single one is larger.
+
+gRPC's clients refuse messages above 4 MiB by default.
+"""
+
+CLOSE_S = 1.0
+"""How long a client may take, once the gateway stops, to say which deliveries it has started."""
+
+_ACTIONS: Mapping[str, tuple[Handler, type[msgspec.Struct], str]] = {
+    "ack": (deliveries.ack, ReceiptRequest, ""),
+    "retry": (deliveries.retry, RetryRequest, ""),
+    "extend": (deliveries.extend, ExtendRequest, "extended"),
+    "release": (deliveries.release, ReceiptRequest, "released"),
+}
+"""The handler, its request and the outcome of each action; "" if the response has the outcome."""
+
+
+async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
+    """Serve a stream until one side ends it. Raises ErrorResponse, ClientDisconnected, others."""
+    waits(request.scope)
+    message = await request.receive()  # the limits middleware has buffered it
+    first = parse(lisa_pb2.ConsumeRequest, message["body"])
+    if not first.HasField("open"):
+        raise invalid("the first request of a stream must contain open")
+    topic, opened = first.open.topic, request_fields(first.open)
+    token = hub.require(request, Scope.CONSUME, topic)
+    opened.pop("topic", None)
+    try:
+        wanted = msgspec.convert(opened, PullRequest)
+    except msgspec.ValidationError as error:
+        raise invalid(f"open does not match the schema: {error}") from None
+    with hub.broker.counted():
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        call = Call(hub, request, token, {"topic": topic}, NoFields(), wanted)
+        await _Stream(call, request.scope[EXCHANGE]).run(first)
+
+
+class _Stream:
+    """One open stream: a reader, a sender of deliveries, and a settler.
+
+    The settler handles everything read since its last round in one round, so that settlements
+    share script calls and keep their order.
+    """
+
+    def __init__(self, call: Call[NoFields, PullRequest], exchange: Exchange) -> None:
+        self._call = call
+        self._hub = call.hub
+        self._exchange = exchange
+        self._credit = 0
+        self._held: dict[str, HandedOut] = {}  # by receipt, neither started nor settled
+        self._has_room = asyncio.Event()
+        self._settlements: list[lisa_pb2.Settlement] = []
+        self._is_read = False
+        self._has_settlements = asyncio.Event()
+        self._has_settled = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    async def run(self, first: lisa_pb2.ConsumeRequest) -> None:
+        """Serve the stream until the client ends its requests or the gateway stops.
+
+        If the stream breaks, the library cancels this call.
+        """
+        self._accept(first)
+        reading = asyncio.create_task(self._read())
+        delivering = asyncio.create_task(self._deliver())
+        settling = asyncio.create_task(self._settle())
+        stopping = asyncio.create_task(self._hub.stopping.wait())
+        try:
+            await asyncio.wait(
+                {reading, delivering, settling, stopping}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._hub.stopping.is_set() and not reading.done():
+                await _end(delivering)
+                await self._close(reading)
+        finally:
+            await _end(reading, delivering, stopping)
+            self._release()
+            await self._finish(settling)
+        for task in (reading, delivering, settling):
+            if not task.cancelled():
+                task.result()
+        if self._hub.stopping.is_set():
+            raise ErrorResponse(503, "stopping", "the gateway stops")
+
+    async def _finish(self, settling: asyncio.Task[None]) -> None:
+        """Carry out the settlements that were read, also after the stream has broken."""
+        self._is_read = True
+        self._has_settlements.set()
+        await asyncio.wait({settling})
+        await asyncio.gather(*map(self._settle_one, self._settlements))  # if an answer failed
+
+    async def _close(self, reading: asyncio.Task[None]) -> None:
+        """Tell the client that the gateway stops, and wait until the client ends its requests."""
+        await self._write(lisa_pb2.ConsumeAnswer(closing=True))
+        grace_s = self._hub.settings.gateway_server.grace.total_seconds()
+        await asyncio.wait({reading}, timeout=min(CLOSE_S, grace_s))
+        self._release()
+        await asyncio.wait({reading}, timeout=max(0.0, grace_s - CLOSE_S))
+
+    def _release(self) -> None:
+        self._hub.broker.give_back(self._held.values())
+        self._held.clear()
+
+    async def _read(self) -> None:
+        while (data := await self._exchange.read()) is not None:
+            self._accept(parse(lisa_pb2.ConsumeRequest, data))
+            while len(self._settlements) > MOST_ITEMS:  # the client waits, by HTTP/2 flow control
+                self._has_settled.clear()
+                await self._has_settled.wait()
+
+    def _accept(self, request: lisa_pb2.ConsumeRequest) -> None:
+        if len(request.settlements) > MOST_ITEMS:
+            raise invalid(f"a request may contain at most {MOST_ITEMS} settlements")
+        self._credit += request.credit
+        for receipt in (*request.started, *(one.receipt for one in request.settlements)):
+            self._held.pop(receipt, None)
+        self._settlements += request.settlements
+        if request.settlements:
+            self._has_settlements.set()
+        self._has_room.set()
+
+    async def _deliver(self) -> None:
+        call, wanted = self._call, self._call.body
+        while True:
+            most = min(self._credit, MOST, MOST_HELD - len(self._held))
+            if most <= 0:
+                self._has_room.clear()
+                await self._has_room.wait()
+                continue
+            try:
+                found = await self._hub.broker.take(
+                    call.topic,
+                    wanted.group,
+                    most,
+                    LONGEST_WAIT_MS / 1000,
+                    wanted.ack_timeout_ms,
+                    may_declare=call.token.allows(Scope.OPERATE, call.topic),
+                )
+            except ServerUnavailable:
+                await asyncio.sleep(LOOK_AGAIN_S)
+                continue
+            self._credit -= len(found)
+            self._held |= {one.receipt_text: one for one in found}
+            for some in _portions(found):
+                await self._write(lisa_pb2.ConsumeAnswer(deliveries=map(_delivery, some)))
+            if not found and self._hub.broker.is_closing:
+                return
+
+    async def _settle(self) -> None:
+        while True:
+            await self._has_settlements.wait()
+            self._has_settlements.clear()
+            some, self._settlements = self._settlements, []
+            self._has_settled.set()
+            if some:
+                settled = await asyncio.gather(*map(self._settle_one, some))
+                await self._write(lisa_pb2.ConsumeAnswer(settled=settled))
+            elif self._is_read:
+                return
+
+    async def _settle_one(self, one: lisa_pb2.Settlement) -> lisa_pb2.Settled:
+        arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
+        try:
+            outcome, due_ms = await self._act(one)
+        except Exception as error:  # noqa: BLE001  answered as a problem
+            found = problem(problem_of(error).content)
+            return lisa_pb2.Settled(receipt=one.receipt, outcome="failed", problem=found)
+        return lisa_pb2.Settled(receipt=one.receipt, outcome=outcome, due_ms=due_ms)
+
+    async def _act(self, one: lisa_pb2.Settlement) -> tuple[str, int | None]:
+        """Carry out a settlement. Returns its outcome, and when the next attempt is due."""
+        action = one.WhichOneof("action")
+        if action is None:
+            raise invalid("the settlement of a receipt contains no action")
+        handler, kind, done = _ACTIONS[action]
+        fields = {"receipt": one.receipt, **request_fields(getattr(one, action))}
+        try:
+            body = msgspec.convert(fields, kind)
+        except msgspec.ValidationError as error:
+            raise invalid(f"the settlement does not match the schema: {error}") from None
+        path = {**self._call.path, "id": decode_receipt(one.receipt).settlement.id}
+        reply = await handler(
+            Call(self._hub, self._call.request, self._call.token, path, NoFields(), body)
+        )
+        found = msgspec.json.decode(reply.body)
+        return done or found["outcome"], found.get("due_ms")
+
+    async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:
+        held = COPIES * answer.ByteSize()
+        self._hub.buffered += held
+        try:
+            async with self._writing:
+                await self._exchange.write(answer)
+        finally:
+            self._hub.buffered -= held
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _portions(found: Sequence[HandedOut]) -> Iterable[list[HandedOut]]:
+    """Deliveries in messages of limited size."""
+    some: list[HandedOut] = []
+    size = 0
+    for one in found:
+        if some and size + one.size > ANSWER_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(one)
+        size += one.size
+    if some:
+        yield some
+
+
+def _delivery(one: HandedOut) -> lisa_pb2.DeliveryAnswer:
+    message = one.message
+    is_binary = isinstance(message.body, bytes)
+    return lisa_pb2.DeliveryAnswer(
+        id=message.id,
+        receipt=one.receipt_text,
+        attempt=message.attempt,
+        due_ms=message.due_ms,
+        headers=message.headers,
+        body_bytes=message.body if is_binary else None,
+        body_json=None if is_binary else msgspec.json.encode(message.body).decode(),
+    )

@@ -1,0 +1,478 @@
+"""gRPC: every operation of the HTTP API as a method, errors, access, TLS and standard services."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from grpc_tools import protoc
+
+from lisa.embedded import EmbeddedServer
+from lisa.gateway.api import OPERATIONS
+from lisa.gateway.rpc import lisa_pb2 as pb
+from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
+from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
+from tests import certificates
+from tests.exposition import Exposed
+from tests.gateways import Gateway, new_topic
+from tests.rpc_client import address, code, problem
+from tests.servers import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import msgspec
+
+    from lisa import Manager
+
+STATUS = grpc.StatusCode
+TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="module")
+def gateway(redis_url: str, manager: Manager) -> Iterator[Gateway]:
+    with Gateway(redis_url, "--grpc-port", "0") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def channel(gateway: Gateway) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address(gateway)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def stub(channel: grpc.Channel) -> LisaStub:
+    return LisaStub(channel)  # type: ignore[no-untyped-call]
+
+
+def refusal(call: Any, request: Any, **options: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request, timeout=TIMEOUT_S, **options)
+    return caught.value
+
+
+# The description ----------------------------------------------------------------------------------
+
+
+def test_every_operation_is_a_method() -> None:
+    methods = {one.name for one in SERVICE.methods}
+    assert methods - {CONSUME} == {method_of(one) for one in OPERATIONS}
+    for one in OPERATIONS:
+        is_stream = one.media_type != "application/json"
+        assert SERVICE.methods_by_name[method_of(one)].server_streaming is is_stream, one.name
+
+
+def names_of(struct: type[msgspec.Struct] | None) -> set[str]:
+    return set(getattr(struct, "__struct_fields__", ()))
+
+
+def renamed(names: set[str]) -> set[str]:
+    """Names of JSON members as those of Protobuf fields."""
+    others = {"body": "body_json", "body_base64": "body_bytes"}
+    return {others.get(one, one) for one in names}
+
+
+def fields(message: Any) -> set[str]:
+    """The fields of a message; those of a single message stand in `message`."""
+    names = {field.name for field in message.fields} - {"message"}
+    inner = message.fields_by_name.get("message")
+    return names | (fields(inner.message_type) if inner else set())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
+def test_a_method_has_the_fields_of_its_operation(operation: Any) -> None:
+    method = SERVICE.methods_by_name[method_of(operation)]
+    given = names_of(operation.query) | names_of(operation.body) | set(operation.parameters)
+    returned = names_of(operation.reply)
+    if operation.name == "setOptions":
+        given = {"topic", "options", "reset"}
+    if operation.name in ("getOptions", "setOptions"):
+        returned = {"options"}
+    assert fields(method.input_type) == renamed(given)
+    assert fields(method.output_type) == renamed(returned)
+
+
+def test_the_generated_code_is_current(tmp_path: Path) -> None:
+    file, found = "lisa/gateway/rpc/lisa.proto", FileDescriptorSet()
+    out = tmp_path / "descriptors"
+    assert protoc.main(["protoc", f"-I{ROOT}", f"--descriptor_set_out={out}", file]) == 0
+    found.ParseFromString(out.read_bytes())
+    (compiled,) = found.file
+    for message in compiled.message_type:
+        for field in (*message.field, *(one for each in message.nested_type for one in each.field)):
+            field.ClearField("json_name")
+    generated = FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(generated)
+    assert generated == compiled, "run make proto"
+
+
+# Operations ---------------------------------------------------------------------------------------
+
+
+def test_a_message_from_its_send_to_its_ack(stub: Any) -> None:
+    topic, big = new_topic(), "123456789012345678901234567890"
+    assert stub.AddGroup(pb.GroupRequest(topic=topic, group="g")).new
+    message = {"id": "a", "body_json": f' {{"n": {big}}} ', "headers": {"h": "v"}, "retry": "0"}
+    sent = stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
+    assert (sent.id, sent.outcome) == ("a", "accepted")
+    (one,) = stub.Pull(
+        pb.PullRequest(topic=topic, wait_ms=10_000, ack_timeout_ms=60_000)
+    ).deliveries
+    assert (one.id, one.attempt, dict(one.headers)) == ("a", 1, {"h": "v"})
+    assert one.body_json == f'{{"n":{big}}}'
+    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    assert (found.state, found.groups["g"].state) == ("in_flight", "in_flight")
+    held = {"topic": topic, "id": "a", "receipt": one.receipt}
+    assert stub.ExtendMessage(pb.ExtendMessageRequest(**held, ack_timeout_ms=90_000)).held
+    retried = stub.RetryMessage(pb.RetryMessageRequest(**held, reason="why"))
+    assert (retried.outcome, retried.attempts) == ("retrying", 1)
+    (two,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=10_000)).deliveries
+    assert two.attempt == 2
+    again = {"topic": topic, "id": "a", "receipt": two.receipt}
+    assert stub.ReleaseMessage(pb.ReleaseMessageRequest(**again)).held
+    (three,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=10_000, max=5)).deliveries
+    assert three.attempt == 2
+    stale = refusal(stub.ExtendMessage, pb.ExtendMessageRequest(**held))
+    assert code(stale) is STATUS.FAILED_PRECONDITION
+    assert (problem(stale).state, problem(stale).held) == ("in_flight", False)
+    request = pb.AckMessageRequest(topic=topic, id="a", receipt=three.receipt)
+    assert stub.AckMessage(request).outcome == "acked"
+    assert stub.AckMessage(request).outcome == "repeated"
+
+
+def test_waiting_messages(stub: Any) -> None:
+    topic = new_topic()
+    later = {"delay_ms": 3_600_000}
+    batch = stub.SendMessages(
+        pb.SendMessagesRequest(
+            topic=topic,
+            messages=[
+                {"id": "a", "body_bytes": b"\x00\xff", **later},
+                {"id": "b", "body_json": "null", **later},
+                {"body_json": "1", "delay_ms": -1},
+            ],
+        )
+    )
+    assert [one.outcome for one in batch.results] == ["accepted", "accepted", ""]
+    assert (batch.accepted, batch.failed) == (2, 1)
+    assert batch.results[2].problem.type == "urn:lisa:problem:invalid"
+    page = stub.ListMessages(pb.ListMessagesRequest(topic=topic, limit=1))
+    assert [(one.id, one.state) for one in page.messages] == [("a", "waiting")]
+    rest = stub.ListMessages(pb.ListMessagesRequest(topic=topic, cursor=page.cursor))
+    assert [one.id for one in rest.messages] == ["b"]
+    assert not rest.HasField("cursor")
+    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    assert (found.WhichOneof("content"), found.body_bytes) == ("body_bytes", b"\x00\xff")
+    assert stub.GetMessage(pb.MessageRequest(topic=topic, id="b")).body_json == "null"
+    due = found.due_ms + 5
+    moved = pb.RescheduleMessageRequest(topic=topic, id="a", due_ms=due)
+    assert stub.RescheduleMessage(moved).outcome == "rescheduled"
+    assert stub.GetMessage(pb.MessageRequest(topic=topic, id="a")).due_ms == due
+    assert stub.FireMessage(pb.MessageRequest(topic=topic, id="a")).outcome == "rescheduled"
+    assert stub.CancelMessage(pb.MessageRequest(topic=topic, id="b")).outcome == "cancelled"
+
+
+def test_garbage(stub: Any) -> None:
+    topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    for name in ("a", "b"):
+        message = {"id": name, "body_json": "1"}
+        stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
+        (one,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=10_000)).deliveries
+        stub.RetryMessage(
+            pb.RetryMessageRequest(topic=topic, id=name, receipt=one.receipt, discard=True)
+        )
+    listed = stub.ListGarbage(pb.ListGarbageRequest(topic=topic)).messages
+    assert [(one.id, one.state) for one in listed] == [("a", "garbage"), ("b", "garbage")]
+    requeued = stub.RequeueGarbage(pb.GarbageRequest(topic=topic, ids=["a", "x"]))
+    assert (requeued.done, list(requeued.missing)) == (1, ["x"])
+    assert stub.PurgeGarbage(pb.GarbageRequest(topic=topic, all=True)).done == 1
+
+
+def test_topics(stub: Any) -> None:
+    topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    changed = {"ack_timeout": "30s", "journal": "true", "capacity": "5", "retry_delays": "0s,2m"}
+    options = stub.SetOptions(pb.SetOptionsRequest(topic=topic, options=changed)).options
+    assert {name: options[name] for name in changed} == changed
+    options = stub.SetOptions(pb.SetOptionsRequest(topic=topic, reset=["capacity"])).options
+    assert options["capacity"] == "unlimited"
+    assert stub.GetOptions(pb.TopicRequest(topic=topic)).options == options
+    paused = stub.PauseTopic(pb.TopicRequest(topic=topic))
+    assert (paused.paused, paused.changed) == (True, True)
+    found = stub.GetTopic(pb.TopicRequest(topic=topic))
+    assert (found.paused, found.options["paused"], found.counters["sent"]) == (True, "true", 0)
+    assert not stub.ResumeTopic(pb.TopicRequest(topic=topic)).paused
+    assert [one.name for one in stub.ListGroups(pb.TopicRequest(topic=topic)).groups] == ["g"]
+    before = pb.ListTopicsRequest(cursor=topic[:-1], limit=500)
+    assert topic in [one.topic for one in stub.ListTopics(before).topics]
+    assert stub.RemoveGroup(pb.GroupRequest(topic=topic, group="g")).group == "g"
+    error = refusal(stub.SetOptions, pb.SetOptionsRequest(topic=topic, options={"x": "1"}))
+    assert (code(error), "`x`" in error.details()) == (STATUS.INVALID_ARGUMENT, True)  # type: ignore[attr-defined]
+
+
+def test_a_topic_is_watched(stub: Any) -> None:
+    topic = new_topic()
+    events = stub.WatchTopic(pb.TopicRequest(topic=topic), timeout=TIMEOUT_S)
+    assert next(events).waiting == 0
+    message = {"body_json": "1", "delay_ms": 3_600_000}
+    stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
+    assert next(one for one in events if one.waiting).topic == topic
+    events.cancel()
+
+
+def test_push_targets(stub: Any) -> None:
+    topic = new_topic()
+    target = {"topic": topic, "url": "https://shop.example/hook", "group": "g", "timeout_ms": 2_000}
+    stored = stub.SetPushTarget(pb.SetPushTargetRequest(**target))
+    assert stored.secret
+    (shown,) = stub.ListPushTargets(pb.TopicRequest(topic=topic)).targets
+    assert (shown.url, shown.timeout_ms) == ("https://shop.example/hook", 2_000)
+    assert not shown.HasField("concurrency")
+    removed = stub.RemovePushTarget(pb.RemovePushTargetRequest(topic=topic, group="g"))
+    assert list(removed.removed) == ["g"]
+
+
+def test_roles(stub: Any) -> None:
+    topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    stub.Pull(pb.PullRequest(topic=topic))
+    (consumer,) = stub.ListConsumers(pb.ListConsumersRequest(topic=topic)).consumers
+    assert (consumer.topic, consumer.alive) == (topic, True)
+    assert any(one.alive for one in stub.ListManagers(pb.ListManagersRequest()).managers)
+
+
+# Errors, access and limits ------------------------------------------------------------------------
+
+
+def test_errors_have_a_status_and_a_problem(stub: Any) -> None:
+    topic = new_topic()
+    message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000, "on_duplicate": "reject"}
+    send = pb.SendMessageRequest(topic=topic, message=message)
+    stub.SendMessage(send)
+    error = refusal(stub.SendMessage, send)
+    assert (code(error), problem(error).id) == (STATUS.ALREADY_EXISTS, "a")
+    error = refusal(stub.GetMessage, pb.MessageRequest(topic=topic, id="x"))
+    assert (code(error), problem(error).status) == (STATUS.NOT_FOUND, 404)
+    stub.SetOptions(pb.SetOptionsRequest(topic=topic, options={"capacity": "1"}))
+    full = pb.SendMessageRequest(topic=topic, message={"body_json": "1"})
+    error = refusal(stub.SendMessage, full)
+    assert code(error) is STATUS.RESOURCE_EXHAUSTED
+    assert dict(error.trailing_metadata())["retry-after"] == "1"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("SendMessage", pb.SendMessageRequest(topic="t", message={"body_json": '1, "id": "x"'})),
+        ("SendMessage", pb.SendMessageRequest(topic="t", message={"body_json": "{"})),
+        ("SendMessage", pb.SendMessageRequest(topic="t")),
+        ("SendMessage", pb.SendMessageRequest(message={"body_json": "1"})),
+        ("Pull", pb.PullRequest(topic="t", max=0)),
+        ("ListMessages", pb.ListMessagesRequest(topic="t", state="nowhere")),
+        ("GetTopic", pb.TopicRequest(topic="no spaces")),
+    ],
+)
+def test_invalid_requests(stub: Any, method: str, request_: Any) -> None:
+    error = refusal(getattr(stub, method), request_)
+    assert (code(error), problem(error).status) == (STATUS.INVALID_ARGUMENT, 400)
+
+
+def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
+    error = refusal(channel.unary_unary("/lisa.v1.Lisa/GetTopic"), b"\xff\xff")
+    assert (code(error), "TopicRequest" in error.details()) == (STATUS.INVALID_ARGUMENT, True)  # type: ignore[attr-defined]
+    nothing = channel.stream_unary("/lisa.v1.Lisa/GetTopic")
+    with pytest.raises(grpc.RpcError) as caught:
+        nothing(iter([]), timeout=TIMEOUT_S)
+    assert code(caught.value) is STATUS.INVALID_ARGUMENT
+
+
+def test_a_cancelled_pull_releases_its_messages(gateway: Gateway, stub: Any) -> None:
+    topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    pulled = stub.Pull.future(pb.PullRequest(topic=topic, wait_ms=30_000, ack_timeout_ms=60_000))
+    wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] >= 1)
+    pulled.cancel()
+    wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] == 0)
+    stub.SendMessage(pb.SendMessageRequest(topic=topic, message={"body_json": "1"}))
+    (one,) = stub.Pull(pb.PullRequest(topic=topic, wait_ms=20_000)).deliveries
+    assert one.attempt == 1
+
+
+def test_an_open_gateway_refuses_calls_that_a_proxy_passes_on(stub: Any) -> None:
+    metadata = (("x-forwarded-for", "10.0.0.1"),)
+    error = refusal(stub.ListTopics, pb.ListTopicsRequest(), metadata=metadata)
+    assert code(error) is STATUS.PERMISSION_DENIED
+
+
+def test_the_trace_context_becomes_headers(stub: Any) -> None:
+    topic, trace = new_topic(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000}
+    request = pb.SendMessageRequest(topic=topic, message=message)
+    stub.SendMessage(request, metadata=(("traceparent", trace),))
+    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    assert dict(found.headers) == {"traceparent": trace}
+
+
+def test_metrics_count_calls(gateway: Gateway, stub: Any) -> None:
+    stub.ListManagers(pb.ListManagersRequest())
+    page = Exposed(gateway.client.get("/metrics").text)
+    assert page.total("lisa_gateway_requests_total", face="grpc", code="200") >= 1
+
+
+TOKENS = """\
+tokens:
+  - {name: all, token: "all-0123456789abcdef"}
+  - {name: shop, token: "shop-0123456789abcdef", scopes: [produce], topics: ["shop.*"]}
+"""
+
+
+@pytest.fixture(scope="module")
+def secured(
+    redis_url: str, manager: Manager, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Gateway, grpc.Channel]]:
+    """A gateway with TLS, tokens and two workers, and a channel to it."""
+    directory = tmp_path_factory.mktemp("secured")
+    made = certificates.make(directory)
+    tokens = directory / "tokens.yml"
+    tokens.write_text(TOKENS)
+    config = f"""\
+lisa-delay-queue:
+  gateway-server:
+    {{tokens-file: {tokens}, workers: 2, producers-read: false, max-body-bytes: 100000}}
+  grpc: {{port: 0, tls-cert-file: {made.certificate}, tls-key-file: {made.key}}}
+"""
+    credentials = grpc.ssl_channel_credentials(made.authority.read_bytes())
+    with (
+        Gateway(redis_url, config=config, directory=directory) as running,
+        grpc.secure_channel(address(running), credentials) as opened,
+    ):
+        yield running, opened
+
+
+def bearer(name: str) -> dict[str, Any]:
+    return {"metadata": (("authorization", f"Bearer {name}-0123456789abcdef"),)}
+
+
+def test_tokens_and_scopes(secured: tuple[Gateway, grpc.Channel]) -> None:
+    gateway, channel = secured
+    stub: Any = LisaStub(channel)  # type: ignore[no-untyped-call]
+    own, other = new_topic("shop."), new_topic()
+    message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000}
+    send = pb.SendMessageRequest(topic=own, message=message)
+    # Calls wait until the workers serve.
+    assert code(refusal(stub.SendMessage, send, wait_for_ready=True)) is STATUS.UNAUTHENTICATED
+    assert code(refusal(stub.SendMessage, send, **bearer("nobody"))) is STATUS.UNAUTHENTICATED
+    assert stub.SendMessage(send, **bearer("shop")).outcome == "accepted"
+    get = pb.MessageRequest(topic=own, id="a")
+    assert code(refusal(stub.GetMessage, get, **bearer("shop"))) is STATUS.PERMISSION_DENIED
+    elsewhere = pb.SendMessageRequest(topic=other, message=message)
+    assert code(refusal(stub.SendMessage, elsewhere, **bearer("shop"))) is STATUS.PERMISSION_DENIED
+    assert stub.PauseTopic(pb.TopicRequest(topic=own), **bearer("all")).changed
+    wait_until(lambda: any("pauseTopic topic=" in line for line in gateway.said))
+    assert any("token 'all' from 127.0.0.1: pauseTopic" in line for line in gateway.said)
+
+
+def test_large_requests_are_refused(secured: tuple[Gateway, grpc.Channel]) -> None:
+    stub: Any = LisaStub(secured[1])  # type: ignore[no-untyped-call]
+    for size, token, status in (
+        (70_000, "all", None),
+        (70_000, "nobody", STATUS.RESOURCE_EXHAUSTED),  # 64 KiB without a token
+        (110_000, "all", STATUS.RESOURCE_EXHAUSTED),
+    ):
+        message = {"body_bytes": b"x" * size, "delay_ms": 3_600_000}
+        request = pb.SendMessageRequest(topic=new_topic(), message=message)
+        if status is None:
+            stub.SendMessage(request, **bearer(token), wait_for_ready=True)
+        else:
+            assert code(refusal(stub.SendMessage, request, **bearer(token))) is status
+
+
+def test_tls_is_required(secured: tuple[Gateway, grpc.Channel]) -> None:
+    with grpc.insecure_channel(address(secured[0])) as plain:
+        stub: Any = LisaStub(plain)  # type: ignore[no-untyped-call]
+        error = refusal(stub.ListManagers, pb.ListManagersRequest(), **bearer("all"))
+        assert code(error) is STATUS.UNAVAILABLE
+
+
+# Standard services, start -------------------------------------------------------------------------
+
+
+def test_health_follows_redis() -> None:
+    with (
+        EmbeddedServer() as server,
+        Gateway(server.url, "--grpc-port", "0") as gateway,
+        grpc.insecure_channel(address(gateway)) as opened,
+    ):
+        stub = health_pb2_grpc.HealthStub(opened)
+
+        def status() -> Any:
+            request = health_pb2.HealthCheckRequest(service="lisa.v1.Lisa")
+            return stub.Check(request, wait_for_ready=True, timeout=TIMEOUT_S).status
+
+        wait_until(lambda: status() == health_pb2.HealthCheckResponse.SERVING)
+        server.kill()
+        wait_until(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING)
+        server.restart()
+        wait_until(lambda: status() == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_reflection_describes_the_service(channel: grpc.Channel) -> None:
+    database = ProtoReflectionDescriptorDatabase(channel)
+    services = {"lisa.v1.Lisa", "grpc.health.v1.Health"}
+    assert services <= set(database.get_services())
+    file = database.FindFileContainingSymbol("lisa.v1.Lisa")
+    assert [one.name for one in file.service] == ["Lisa"]
+
+
+def run(redis_url: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lisa.cli.gateway", "--redis", redis_url, "--port", "0"]
+    return subprocess.run(
+        [*command, *arguments],
+        check=False,
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_missing_extra_is_named(redis_url: str, tmp_path: Path) -> None:
+    absent = "raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n"
+    (tmp_path / "grpc.py").write_text(absent)
+    ended = run(redis_url, "--grpc-port", "0", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert ended.returncode == 2
+    assert "grpc is not installed: pip install 'lisa-delay-queue[gateway,grpc]'" in ended.stderr
+
+
+def test_a_port_in_use_is_refused(redis_url: str, gateway: Gateway) -> None:
+    port = address(gateway).rpartition(":")[2]
+    ended = run(redis_url, "--grpc-port", port, PYTHONPATH=str(ROOT))
+    assert ended.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
+
+
+def test_a_certificate_that_cannot_be_used_is_refused(redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yml"
+    file.write_text(
+        f"lisa-delay-queue: {{grpc: {{port: 0, tls-cert-file: {file}, tls-key-file: {file}}}}}"
+    )
+    ended = run(redis_url, "--config", str(file), PYTHONPATH=str(ROOT))
+    assert ended.returncode == 2
+    assert f"lisa-gateway: grpc.tls-cert-file {file} and tls-key-file" in ended.stderr
+
+
+def test_a_gateway_without_grpc_does_not_import_it() -> None:
+    program = "import sys, lisa.gateway.serving; assert not {'grpc', 'google'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
