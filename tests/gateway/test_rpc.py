@@ -23,7 +23,7 @@ from lisa.gateway.rpc.methods import CONSUME, SERVICE, method_of
 from tests import certificates
 from tests.exposition import Exposed
 from tests.gateways import Gateway, new_topic
-from tests.rpc_client import address, code, problem
+from tests.rpc_client import Stream, address, code, problem
 from tests.servers import ROOT, wait_until
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ TIMEOUT_S = 30
 def gateway(redis_url: str, manager: Manager) -> Iterator[Gateway]:
     with Gateway(redis_url, "--grpc-port", "0") as running:
         yield running
+    assert not [line for line in running.said if "ERROR" in line or "Traceback" in line]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def channel(gateway: Gateway) -> Iterator[grpc.Channel]:
 
 @pytest.fixture(scope="module")
 def stub(channel: grpc.Channel) -> LisaStub:
-    return LisaStub(channel)  # type: ignore[no-untyped-call]
+    return LisaStub(channel)
 
 
 def refusal(call: Any, request: Any, **options: Any) -> grpc.RpcError:
@@ -218,7 +219,7 @@ def test_topics(stub: Any) -> None:
     assert topic in [one.topic for one in stub.ListTopics(before).topics]
     assert stub.RemoveGroup(pb.GroupRequest(topic=topic, group="g")).group == "g"
     error = refusal(stub.SetOptions, pb.SetOptionsRequest(topic=topic, options={"x": "1"}))
-    assert (code(error), "`x`" in error.details()) == (STATUS.INVALID_ARGUMENT, True)  # type: ignore[attr-defined]
+    assert (code(error), "`x`" in error.details()) == (STATUS.INVALID_ARGUMENT, True)
 
 
 def test_a_topic_is_watched(stub: Any) -> None:
@@ -233,7 +234,12 @@ def test_a_topic_is_watched(stub: Any) -> None:
 
 def test_push_targets(stub: Any) -> None:
     topic = new_topic()
-    target = {"topic": topic, "url": "https://shop.example/hook", "group": "g", "timeout_ms": 2_000}
+    target: dict[str, Any] = {
+        "topic": topic,
+        "url": "https://shop.example/hook",
+        "group": "g",
+        "timeout_ms": 2_000,
+    }
     stored = stub.SetPushTarget(pb.SetPushTargetRequest(**target))
     assert stored.secret
     (shown,) = stub.ListPushTargets(pb.TopicRequest(topic=topic)).targets
@@ -268,7 +274,7 @@ def test_errors_have_a_status_and_a_problem(stub: Any) -> None:
     full = pb.SendMessageRequest(topic=topic, message={"body_json": "1"})
     error = refusal(stub.SendMessage, full)
     assert code(error) is STATUS.RESOURCE_EXHAUSTED
-    assert dict(error.trailing_metadata())["retry-after"] == "1"  # type: ignore[attr-defined]
+    assert dict(error.trailing_metadata())["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +296,7 @@ def test_invalid_requests(stub: Any, method: str, request_: Any) -> None:
 
 def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
     error = refusal(channel.unary_unary("/lisa.v1.Lisa/GetTopic"), b"\xff\xff")
-    assert (code(error), "TopicRequest" in error.details()) == (STATUS.INVALID_ARGUMENT, True)  # type: ignore[attr-defined]
+    assert (code(error), "TopicRequest" in error.details()) == (STATUS.INVALID_ARGUMENT, True)
     nothing = channel.stream_unary("/lisa.v1.Lisa/GetTopic")
     with pytest.raises(grpc.RpcError) as caught:
         nothing(iter([]), timeout=TIMEOUT_S)
@@ -334,6 +340,7 @@ TOKENS = """\
 tokens:
   - {name: all, token: "all-0123456789abcdef"}
   - {name: shop, token: "shop-0123456789abcdef", scopes: [produce], topics: ["shop.*"]}
+  - {name: work, token: "work-0123456789abcdef", scopes: [consume]}
 """
 
 
@@ -366,7 +373,7 @@ def bearer(name: str) -> dict[str, Any]:
 
 def test_tokens_and_scopes(secured: tuple[Gateway, grpc.Channel]) -> None:
     gateway, channel = secured
-    stub: Any = LisaStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = LisaStub(channel)
     own, other = new_topic("shop."), new_topic()
     message = {"id": "a", "body_json": "1", "delay_ms": 3_600_000}
     send = pb.SendMessageRequest(topic=own, message=message)
@@ -378,13 +385,19 @@ def test_tokens_and_scopes(secured: tuple[Gateway, grpc.Channel]) -> None:
     assert code(refusal(stub.GetMessage, get, **bearer("shop"))) is STATUS.PERMISSION_DENIED
     elsewhere = pb.SendMessageRequest(topic=other, message=message)
     assert code(refusal(stub.SendMessage, elsewhere, **bearer("shop"))) is STATUS.PERMISSION_DENIED
+    with Stream(channel, own, **bearer("shop")) as stream:
+        wait_until(lambda: stream.status is not None)
+        assert stream.status is STATUS.PERMISSION_DENIED
+    with Stream(channel, own, credit=1, **bearer("work")) as stream:  # must not declare groups
+        wait_until(lambda: stream.status is not None)
+        assert stream.status is STATUS.NOT_FOUND
     assert stub.PauseTopic(pb.TopicRequest(topic=own), **bearer("all")).changed
     wait_until(lambda: any("pauseTopic topic=" in line for line in gateway.said))
     assert any("token 'all' from 127.0.0.1: pauseTopic" in line for line in gateway.said)
 
 
 def test_large_requests_are_refused(secured: tuple[Gateway, grpc.Channel]) -> None:
-    stub: Any = LisaStub(secured[1])  # type: ignore[no-untyped-call]
+    stub: Any = LisaStub(secured[1])
     for size, token, status in (
         (70_000, "all", None),
         (70_000, "nobody", STATUS.RESOURCE_EXHAUSTED),  # 64 KiB without a token
@@ -400,7 +413,7 @@ def test_large_requests_are_refused(secured: tuple[Gateway, grpc.Channel]) -> No
 
 def test_tls_is_required(secured: tuple[Gateway, grpc.Channel]) -> None:
     with grpc.insecure_channel(address(secured[0])) as plain:
-        stub: Any = LisaStub(plain)  # type: ignore[no-untyped-call]
+        stub: Any = LisaStub(plain)
         error = refusal(stub.ListManagers, pb.ListManagersRequest(), **bearer("all"))
         assert code(error) is STATUS.UNAVAILABLE
 
@@ -408,10 +421,11 @@ def test_tls_is_required(secured: tuple[Gateway, grpc.Channel]) -> None:
 # Standard services, start -------------------------------------------------------------------------
 
 
-def test_health_follows_redis() -> None:
+def test_health_follows_redis(tmp_path: Path) -> None:
+    config = "lisa-delay-queue: {gateway-server: {patience: 500ms}, grpc: {port: 0}}"
     with (
         EmbeddedServer() as server,
-        Gateway(server.url, "--grpc-port", "0") as gateway,
+        Gateway(server.url, config=config, directory=tmp_path) as gateway,
         grpc.insecure_channel(address(gateway)) as opened,
     ):
         stub = health_pb2_grpc.HealthStub(opened)

@@ -112,10 +112,7 @@ class GatewayServerSettings(Section):
 
 
 class GrpcSettings(Section):
-    """The gRPC server of the gateway; needs the extra `grpc`.
-
-    The address, tokens and limits are those of `gateway-server`.
-    """
+    """The gRPC server, whose host, tokens and limits are those of `gateway-server`."""
 
     port: int | None = Field(
         default=None,

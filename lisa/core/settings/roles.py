@@ -254,7 +254,9 @@ class GatewaySettings(LoggedSettings):
     gateway_server: GatewayServerSettings = Field(
         default_factory=GatewayServerSettings, description="Address, access control and limits."
     )
-    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="The gRPC server.")
+    grpc: GrpcSettings = Field(
+        default_factory=GrpcSettings, description="gRPC; needs the extra `grpc`."
+    )
     camellia: CamelliaSettings = Field(
         default_factory=CamelliaSettings, description="Defaults of the camellia API."
     )

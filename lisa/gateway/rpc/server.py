@@ -95,7 +95,12 @@ async def _stop_when_asked(
     await hub.stopping.wait()
     await servicer.enter_graceful_shutdown()
     # Streams end by themselves after `grace`; the rest of the time is for their last message.
-    await server.stop(hub.settings.gateway_server.grace.total_seconds() + CLOSE_S)
+    grace_s = hub.settings.gateway_server.grace.total_seconds() + CLOSE_S
+    ending = asyncio.create_task(server.stop(grace_s))
+    while calls and not ending.done():
+        await asyncio.wait({ending, *calls}, return_when=asyncio.FIRST_COMPLETED)
+    await server.stop(None)  # ends what watches the health service
+    await ending
     if calls:  # the library does not wait for handlers that it has cancelled
         await asyncio.wait(calls)
 

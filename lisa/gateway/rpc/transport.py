@@ -62,6 +62,8 @@ async def answer(app: ASGIApp, exchange: Exchange) -> None:
 class Exchange:
     """One call: the ASGI channels of its request, and its messages.
 
+    The request has no Host header, which the library hides. Browsers cannot make such calls.
+
     context: the call's `grpc.aio.ServicerContext`, which reads and writes bytes.
     kind: the type of the messages that the method sends.
     timeout_s: how long the client may take to read a message.

@@ -1,0 +1,333 @@
+"""gRPC: the stream that delivers messages within the client's credit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lisa import Manager
+from lisa.gateway.rpc import lisa_pb2 as pb
+from tests.gateways import Gateway, new_topic
+from tests.rpc_client import Stream, address, code
+from tests.servers import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from lisa.embedded import EmbeddedServer
+
+STATUS = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def gateway(redis_url: str, manager: Manager) -> Iterator[Gateway]:
+    with Gateway(redis_url, "--grpc-port", "0") as running:
+        yield running
+    assert not [line for line in running.said if "ERROR" in line or "Traceback" in line]
+
+
+@pytest.fixture(scope="module")
+def channel(gateway: Gateway) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address(gateway)) as opened:
+        yield opened
+
+
+def filled(client: httpx.Client, count: int) -> str:
+    """A topic with the group lisa and some messages, whose ids are their numbers."""
+    topic = new_topic()
+    client.post(f"/v1/topics/{topic}/groups", json={"group": "lisa"}).raise_for_status()
+    messages = [{"id": str(n), "body": n} for n in range(count)]
+    client.post(f"/v1/topics/{topic}/messages:batch", json={"messages": messages})
+    return topic
+
+
+def pulled(client: httpx.Client, topic: str, most: int = 500) -> list[dict[str, Any]]:
+    """What another client of the group gets."""
+    answer = client.post(f"/v1/topics/{topic}/pull", json={"max": most, "wait_ms": 20_000})
+    found: list[dict[str, Any]] = answer.json()["deliveries"]
+    return found
+
+
+def state(client: httpx.Client, topic: str, name: str) -> str:
+    found: str = client.get(f"/v1/topics/{topic}/messages/{name}").json()["state"]
+    return found
+
+
+def test_deliveries_never_exceed_the_credit(channel: grpc.Channel, client: httpx.Client) -> None:
+    topic = filled(client, 10)
+    with Stream(channel, topic, credit=3) as stream:
+        assert [one.id for one in stream.wait_for(3)] == ["0", "1", "2"]
+        assert stream.deliveries[0].body_json == "0"
+        # The others are free for anyone else.
+        others = pulled(client, topic, 4)
+        assert [one["id"] for one in others] == ["3", "4", "5", "6"]
+        stream.send(pb.ConsumeRequest(credit=1))
+        stream.send(pb.ConsumeRequest(credit=1))
+        assert [one.id for one in stream.wait_for(5)] == ["0", "1", "2", "7", "8"]
+        assert [one["id"] for one in pulled(client, topic)] == ["9"]
+        assert len(stream.deliveries) == 5
+
+
+def test_a_message_that_becomes_due_is_delivered(
+    channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 0)
+    with Stream(channel, topic, credit=100) as stream:
+        client.post(f"/v1/topics/{topic}/messages", json={"body": "x", "delay_ms": 300, "id": "a"})
+        (one,) = stream.wait_for(1)
+        assert (one.id, one.attempt, one.body_json) == ("a", 1, '"x"')
+
+
+def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: httpx.Client) -> None:
+    topic = filled(client, 5)
+    with Stream(channel, topic, credit=5) as stream:
+        acked, retried, extended, released, dead = stream.wait_for(5)
+        done = stream.settle(acked, ack={})
+        assert (done.receipt, done.outcome, done.HasField("problem")) == (
+            acked.receipt,
+            "acked",
+            False,
+        )
+        assert stream.settle(acked, ack={}).outcome == "repeated"
+        again = stream.settle(retried, retry={"delay_ms": 3_600_000, "reason": "why"})
+        assert (again.outcome, again.due_ms > retried.due_ms) == ("retrying", True)
+        assert stream.settle(extended, extend={"ack_timeout_ms": 90_000}).outcome == "extended"
+        assert stream.settle(released, release={}).outcome == "released"
+        assert stream.settle(dead, retry={"discard": True}).outcome == "dead"
+        stale = stream.settle(released, extend={})
+        assert (stale.outcome, stale.problem.type) == ("failed", "urn:lisa:problem:stale")
+        for invalid in ({"retry": {"delay_ms": -1}}, {"extend": {"ack_timeout_ms": 1}}, {}):
+            failed = stream.settle(extended, **invalid)
+            assert failed.problem.type == "urn:lisa:problem:invalid"
+    states = [state(client, topic, one) for one in "0124"]
+    assert states == ["acked", "retry", "in_flight", "garbage"]
+
+
+def test_settlements_of_one_request_are_answered_together(
+    channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 300)
+    with Stream(channel, topic, credit=300) as stream:
+        acks = [pb.Settlement(receipt=one.receipt, ack={}) for one in stream.wait_for(300)]
+        stream.send(pb.ConsumeRequest(settlements=acks))
+        wait_until(lambda: len(stream.settled) == 300)
+        assert [one.receipt for one in stream.settled] == [one.receipt for one in acks]
+        assert {one.outcome for one in stream.settled} == {"acked"}
+
+
+def test_a_broken_stream_returns_what_was_not_started(
+    channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 5)
+    with Stream(channel, topic, credit=5) as stream:
+        started, acked, extended, *_ = stream.wait_for(5)
+        stream.send(pb.ConsumeRequest(started=[started.receipt]))
+        stream.settle(acked, ack={})
+        stream.settle(extended, extend={})
+        stream.cancel()
+        found = pulled(client, topic)
+        while len(found) < 2:
+            found += pulled(client, topic)
+    # The stream's ack timeout, a minute, is far longer than the pull waits.
+    assert [(one["id"], one["attempt"]) for one in found] == [("3", 1), ("4", 1)]
+    assert [state(client, topic, one) for one in "012"] == ["in_flight", "acked", "in_flight"]
+    path = f"/v1/topics/{topic}/messages/0/ack"
+    answer = client.post(path, json={"receipt": started.receipt})
+    assert answer.json()["outcome"] == "acked"
+
+
+CLIENT = """\
+import sys, grpc
+from tests.rpc_client import Stream
+address, topic = sys.argv[1:]
+with grpc.insecure_channel(address) as channel, Stream(channel, topic, credit=9) as stream:
+    print(len(stream.wait_for(2)), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_messages_of_a_killed_client_are_returned(
+    gateway: Gateway, client: httpx.Client
+) -> None:
+    topic = filled(client, 2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, address(gateway), topic],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "2\n"
+        process.kill()
+    found = pulled(client, topic)
+    while len(found) < 2:
+        found += pulled(client, topic)
+    assert [(one["id"], one["attempt"]) for one in found] == [("0", 1), ("1", 1)]
+
+
+def test_a_client_that_neither_sends_nor_reads_is_cut_off(
+    redis_url: str, client: httpx.Client, tmp_path: Path
+) -> None:
+    topic = filled(client, 0)
+    for _ in range(20):  # more than the windows of HTTP/2 and the client's buffers take
+        body = {"body": "x" * 900_000}
+        client.post(f"/v1/topics/{topic}/messages", json=body).raise_for_status()
+    config = "lisa-delay-queue: {gateway-server: {request-timeout: 500ms}, grpc: {port: 0}}"
+    with (
+        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
+        grpc.insecure_channel(address(gateway)) as opened,
+    ):
+        ended = threading.Event()
+        method = opened.stream_stream("/lisa.v1.Lisa/Consume", pb.ConsumeRequest.SerializeToString)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(method(iter(ended.wait, True)))
+        assert code(caught.value) is STATUS.DEADLINE_EXCEEDED
+        first = pb.ConsumeRequest(open={"topic": topic, "ack_timeout_ms": 600_000}, credit=20)
+        unread = method(chain([first], iter(ended.wait, True)))
+
+        def in_flight() -> int:
+            (group,) = client.get(f"/v1/topics/{topic}").json()["groups"]
+            found: int = group["in_flight"]
+            return found
+
+        wait_until(in_flight)
+        wait_until(lambda: not in_flight())
+        assert pulled(client, topic, 1)[0]["attempt"] == 1
+        unread.cancel()
+        ended.set()
+
+
+def test_a_client_that_ends_its_requests_gets_all_results(
+    channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 3)
+    with Stream(channel, topic, credit=3) as stream:
+        one, two, _ = stream.wait_for(3)
+        acks = [pb.Settlement(receipt=each.receipt, ack={}) for each in (one, two)]
+        stream.send(pb.ConsumeRequest(settlements=acks))
+        assert stream.finish() is STATUS.OK
+        assert [each.outcome for each in stream.settled] == ["acked", "acked"]
+    assert [(each["id"], each["attempt"]) for each in pulled(client, topic)] == [("2", 1)]
+
+
+def test_large_bodies_come_in_several_messages(channel: grpc.Channel, client: httpx.Client) -> None:
+    topic = filled(client, 0)
+    for _ in range(7):  # more than a client of gRPC takes in one message by default
+        body = {"body": "x" * 900_000}
+        client.post(f"/v1/topics/{topic}/messages", json=body).raise_for_status()
+    with Stream(channel, topic, credit=7) as stream:
+        assert len(stream.wait_for(7)) == 7
+        assert stream.status is None
+
+
+def test_streams_that_cannot_open(channel: grpc.Channel) -> None:
+    requests = (
+        pb.ConsumeRequest(credit=1),
+        pb.ConsumeRequest(open={"topic": "no spaces"}),
+        pb.ConsumeRequest(open={"topic": "t", "ack_timeout_ms": 1}),
+        pb.ConsumeRequest(open={"topic": "t", "group": "no spaces"}),
+    )
+    for first in requests:
+        with Stream(channel, "", first=first) as stream:
+            wait_until(lambda: stream.status is not None)
+            assert stream.status is STATUS.INVALID_ARGUMENT
+
+
+def test_an_open_stream_counts_as_a_waiting_pull(redis_url: str, tmp_path: Path) -> None:
+    config = "lisa-delay-queue: {gateway-server: {max-polls: 1}, grpc: {port: 0}}"
+    with (
+        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
+        grpc.insecure_channel(address(gateway)) as opened,
+    ):
+        topic = filled(gateway.client, 1)
+        with Stream(opened, topic) as first:  # without credit
+            wait_until(lambda: gateway.client.get("/healthz").json()["pulls"] == 1)
+            with Stream(opened, topic, credit=1) as second:
+                wait_until(lambda: second.status is not None)
+                assert second.status is STATUS.UNAVAILABLE
+            assert first.finish() is STATUS.OK
+        with Stream(opened, topic, credit=1) as third:
+            assert len(third.wait_for(1)) == 1
+
+
+def test_a_stream_outlasts_an_outage(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    config = "lisa-delay-queue: {gateway-server: {patience: 500ms}, grpc: {port: 0}}"
+    with (
+        Manager(own_server.url),
+        Gateway(own_server.url, config=config, directory=tmp_path) as gateway,
+        grpc.insecure_channel(address(gateway)) as opened,
+    ):
+        topic = filled(gateway.client, 1)
+        with Stream(opened, topic, credit=5) as stream:
+            (one,) = stream.wait_for(1)
+            own_server.kill()
+            failed = stream.settle(one, ack={})
+            assert failed.problem.type == "urn:lisa:problem:server-unavailable"
+            own_server.restart()
+            topic_path = f"/v1/topics/{topic}/messages"
+            wait_until(lambda: gateway.client.post(topic_path, json={"body": 2}).status_code == 201)
+            assert len(stream.wait_for(2)) >= 2
+
+
+# Stop ---------------------------------------------------------------------------------------------
+
+
+def stopping(gateway: Gateway) -> threading.Thread:
+    """Stop a gateway in the background."""
+    thread = threading.Thread(target=gateway.stop)
+    thread.start()
+    return thread
+
+
+def test_a_gateway_that_stops_ends_its_streams(redis_url: str, client: httpx.Client) -> None:
+    topic = filled(client, 3)
+    with (
+        Gateway(redis_url, "--grpc-port", "0") as gateway,
+        grpc.insecure_channel(address(gateway)) as opened,
+        Stream(opened, topic, credit=3) as stream,
+    ):
+        watch = health_pb2_grpc.HealthStub(opened).Watch(health_pb2.HealthCheckRequest())
+        wait_until(lambda: next(watch).status == health_pb2.HealthCheckResponse.SERVING)
+        running, late, _ = stream.wait_for(3)
+        stream.send(pb.ConsumeRequest(started=[running.receipt]))
+        thread = stopping(gateway)
+        wait_until(lambda: stream.is_closing)
+        stream.send(pb.ConsumeRequest(started=[late.receipt]))
+        assert [one["id"] for one in pulled(client, topic)] == ["2"]
+        assert stream.settle(running, ack={}).outcome == "acked"
+        assert stream.settle(late, ack={}).outcome == "acked"
+        assert stream.finish() is STATUS.UNAVAILABLE
+        thread.join(30)
+        assert gateway.process.returncode == 0
+        assert not [line for line in gateway.said if "ERROR" in line or "Traceback" in line]
+
+
+def test_a_stop_does_not_wait_longer_than_grace(
+    redis_url: str, client: httpx.Client, tmp_path: Path
+) -> None:
+    topic = filled(client, 2)
+    config = "lisa-delay-queue: {gateway-server: {grace: 2s}, grpc: {port: 0}}"
+    with (
+        Gateway(redis_url, config=config, directory=tmp_path) as gateway,
+        grpc.insecure_channel(address(gateway)) as opened,
+        Stream(opened, topic, credit=2) as stream,
+    ):
+        running, _ = stream.wait_for(2)
+        stream.send(pb.ConsumeRequest(started=[running.receipt]))
+        assert gateway.stop() == 0
+        wait_until(lambda: stream.status is not None)
+        assert stream.status is STATUS.UNAVAILABLE
+        assert [one["id"] for one in pulled(client, topic)] == ["1"]
+        assert state(client, topic, "0") == "in_flight"
