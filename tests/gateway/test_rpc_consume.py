@@ -146,6 +146,37 @@ def test_a_broken_stream_returns_what_was_not_started(
     assert answer.json()["outcome"] == "acked"
 
 
+def test_what_was_read_before_the_break_is_settled(
+    channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 500)
+
+    def acked() -> int:
+        found: int = client.get(f"/v1/topics/{topic}").json()["counters"]["acked"]
+        return found
+
+    with Stream(channel, topic, credit=500) as stream:
+        acks = [pb.Settlement(receipt=one.receipt, ack={}) for one in stream.wait_for(500)]
+        stream.send(pb.ConsumeRequest(settlements=acks))
+        wait_until(acked)
+        stream.cancel()
+    wait_until(lambda: acked() == 500)
+
+
+def test_streams_that_break_in_the_middle_are_no_errors(
+    gateway: Gateway, channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 1_000)
+    for _ in range(5):
+        with Stream(channel, topic, credit=200) as stream:
+            for one in stream.wait_for(1):
+                stream.send(pb.ConsumeRequest(settlements=[{"receipt": one.receipt, "ack": {}}]))
+            wait_until(lambda: stream.settled)
+            stream.cancel()
+    wait_until(lambda: client.get("/healthz").json()["pulls"] == 0)
+    assert not [line for line in gateway.said if "ERROR" in line]
+
+
 CLIENT = """\
 import sys, grpc
 from tests.rpc_client import Stream

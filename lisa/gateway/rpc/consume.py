@@ -128,7 +128,7 @@ class _Stream:
         """Carry out the settlements that were read, also after the stream has broken."""
         self._is_read = True
         self._has_settlements.set()
-        await asyncio.wait({settling})
+        await asyncio.gather(settling, return_exceptions=True)
         await asyncio.gather(*map(self._settle_one, self._settlements))  # if an answer failed
 
     async def _close(self, reading: asyncio.Task[None]) -> None:
