@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -310,6 +311,23 @@ def test_a_stream_outlasts_an_outage(own_server: EmbeddedServer, tmp_path: Path)
             topic_path = f"/v1/topics/{topic}/messages"
             wait_until(lambda: gateway.client.post(topic_path, json={"body": 2}).status_code == 201)
             assert len(stream.wait_for(2)) >= 2
+
+
+def test_the_consumer_of_the_page_handles_a_message(gateway: Gateway, client: httpx.Client) -> None:
+    page = (ROOT / "docs" / "how-to" / "grpc.md").read_text()
+    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    topic = new_topic()
+    program = program.replace("localhost:9090", address(gateway)).replace("orders", topic)
+    process = subprocess.Popen(
+        [sys.executable, "-uc", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        wait_until(lambda: client.get(f"/v1/topics/{topic}/groups").status_code == 200)
+        client.post(f"/v1/topics/{topic}/messages", json={"id": "a", "body": {"order": 42}})
+        wait_until(lambda: state(client, topic, "a") == "acked")
+        process.kill()
+        assert process.stdout is not None
+        assert process.stdout.read() == "not paid: {'order': 42}\n"
 
 
 # Stop ---------------------------------------------------------------------------------------------
