@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lisa import Manager
 from lisa.gateway.rpc import lisa_pb2 as pb
+from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
+from tests.exposition import Exposed
 from tests.gateways import Gateway, new_topic
 from tests.rpc_client import Stream, address, code
 from tests.servers import ROOT, wait_until
@@ -61,6 +64,11 @@ def pulled(client: httpx.Client, topic: str, most: int = 500) -> list[dict[str, 
 
 def state(client: httpx.Client, topic: str, name: str) -> str:
     found: str = client.get(f"/v1/topics/{topic}/messages/{name}").json()["state"]
+    return found
+
+
+def group_counts(client: httpx.Client, topic: str) -> dict[str, int]:
+    found: dict[str, int] = client.get(f"/v1/topics/{topic}").json()["groups"][0]
     return found
 
 
@@ -229,13 +237,8 @@ def test_a_client_that_neither_sends_nor_reads_is_cut_off(
         first = pb.ConsumeRequest(open={"topic": topic, "ack_timeout_ms": 600_000}, credit=20)
         unread = method(chain([first], iter(ended.wait, True)))
 
-        def in_flight() -> int:
-            (group,) = client.get(f"/v1/topics/{topic}").json()["groups"]
-            found: int = group["in_flight"]
-            return found
-
-        wait_until(in_flight)
-        wait_until(lambda: not in_flight())
+        wait_until(lambda: group_counts(client, topic)["in_flight"])
+        wait_until(lambda: not group_counts(client, topic)["in_flight"])
         assert pulled(client, topic, 1)[0]["attempt"] == 1
         unread.cancel()
         ended.set()
@@ -244,14 +247,44 @@ def test_a_client_that_neither_sends_nor_reads_is_cut_off(
 def test_a_client_that_ends_its_requests_gets_all_results(
     channel: grpc.Channel, client: httpx.Client
 ) -> None:
-    topic = filled(client, 3)
-    with Stream(channel, topic, credit=3) as stream:
-        one, two, _ = stream.wait_for(3)
-        acks = [pb.Settlement(receipt=each.receipt, ack={}) for each in (one, two)]
-        stream.send(pb.ConsumeRequest(settlements=acks))
+    topic = filled(client, 51)
+    with Stream(channel, topic, credit=51) as stream:
+        *some, _ = stream.wait_for(51)
+        for one in some:
+            ack = pb.Settlement(receipt=one.receipt, ack={})
+            stream.send(pb.ConsumeRequest(settlements=[ack]))
         assert stream.finish() is STATUS.OK
-        assert [each.outcome for each in stream.settled] == ["acked", "acked"]
-    assert [(each["id"], each["attempt"]) for each in pulled(client, topic)] == [("2", 1)]
+        assert [one.outcome for one in stream.settled] == ["acked"] * 50
+    assert [(one["id"], one["attempt"]) for one in pulled(client, topic)] == [("50", 1)]
+
+
+def test_results_follow_deliveries_that_the_client_has_not_read_yet(
+    channel: grpc.Channel, client: httpx.Client
+) -> None:
+    topic = filled(client, 1)
+    requests: queue.Queue[pb.ConsumeRequest | None] = queue.Queue()
+    requests.put(pb.ConsumeRequest(open={"topic": topic, "ack_timeout_ms": 600_000}, credit=1))
+    answers = LisaStub(channel).Consume(iter(requests.get, None))
+    (one,) = next(answers).deliveries
+    for _ in range(20):  # more than the windows of HTTP/2 and the client's buffers take
+        body = {"body": "x" * 900_000}
+        client.post(f"/v1/topics/{topic}/messages", json=body).raise_for_status()
+    requests.put(pb.ConsumeRequest(credit=20))
+    blocked = [0.0] * 10
+
+    def is_blocked() -> bool:
+        page = Exposed(client.get("/metrics").text)
+        blocked.append(page.total("lisa_gateway_buffered_bytes"))
+        return all(blocked[-10:])
+
+    wait_until(is_blocked)  # other answers take a moment only
+    ack = pb.Settlement(receipt=one.receipt, ack={})
+    requests.put(pb.ConsumeRequest(settlements=[ack]))
+    requests.put(None)
+    wait_until(lambda: state(client, topic, "0") == "acked")
+    rest = list(answers)
+    assert [each.outcome for answer in rest for each in answer.settled] == ["acked"]
+    assert answers.code() is STATUS.OK
 
 
 def test_large_bodies_come_in_several_messages(channel: grpc.Channel, client: httpx.Client) -> None:

@@ -189,7 +189,7 @@ class _Stream:
                 return
 
     async def _settle(self) -> None:
-        while True:
+        while self._settlements or not self._is_read:
             await self._has_settlements.wait()
             self._has_settlements.clear()
             some, self._settlements = self._settlements, []
@@ -197,8 +197,6 @@ class _Stream:
             if some:
                 settled = await asyncio.gather(*map(self._settle_one, some))
                 await self._write(lisa_pb2.ConsumeAnswer(settled=settled))
-            elif self._is_read:
-                return
 
     async def _settle_one(self, one: lisa_pb2.Settlement) -> lisa_pb2.Settled:
         arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
@@ -228,6 +226,10 @@ class _Stream:
         return done or found["outcome"], found.get("due_ms")
 
     async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:
+        # A call whose write was cancelled takes no further messages.
+        await asyncio.shield(self._write_in_turn(answer))
+
+    async def _write_in_turn(self, answer: lisa_pb2.ConsumeAnswer) -> None:
         held = COPIES * answer.ByteSize()
         self._hub.buffered += held
         try:
