@@ -111,7 +111,7 @@ class PullBroker:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a waiting pull, or a stream for as long as it is open. Raises TooManyPulls."""
+        """Count a waiting pull, or an open stream. Raises TooManyPulls."""
         if self.waiting >= self._most_pulls:
             raise TooManyPulls(f"{self.waiting} pulls wait already")
         self.waiting += 1

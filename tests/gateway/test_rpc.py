@@ -183,6 +183,54 @@ def test_waiting_messages(stub: Any) -> None:
     assert stub.CancelMessage(pb.MessageRequest(topic=topic, id="b")).outcome == "cancelled"
 
 
+def test_many_deliveries_are_settled_in_one_call(stub: Any) -> None:
+    topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
+    messages = [{"id": str(n), "body_json": "1"} for n in range(4)]
+    stub.SendMessages(pb.SendMessagesRequest(topic=topic, messages=messages))
+    found: list[Any] = []
+    while len(found) < 4:
+        found += stub.Pull(pb.PullRequest(topic=topic, max=4, wait_ms=10_000)).deliveries
+    acked, retried, extended, released = ([{"receipt": one.receipt}] for one in found)
+    stale = [{"receipt": found[3].receipt}]
+    done = stub.ReleaseMessages(pb.ReleaseMessagesRequest(topic=topic, deliveries=released))
+    assert (done.results[0].held, done.succeeded) == (True, 1)
+    done = stub.AckMessages(pb.AckMessagesRequest(topic=topic, deliveries=acked))
+    assert done.results[0].outcome == "acked"
+    later = [{**retried[0], "delay_ms": 3_600_000}]
+    done = stub.RetryMessages(pb.RetryMessagesRequest(topic=topic, deliveries=later))
+    assert (done.results[0].outcome, done.results[0].attempts) == ("retrying", 1)
+    both = pb.ExtendMessagesRequest(topic=topic, deliveries=extended + stale)
+    done = stub.ExtendMessages(both)
+    assert (done.succeeded, done.failed) == (1, 1)
+    assert done.results[1].problem.type == "urn:lisa:problem:stale"
+
+
+def test_a_topic_is_deleted(stub: Any) -> None:
+    topic = new_topic()
+    message = {"body_json": "1", "delay_ms": 3_600_000}
+    stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
+    error = refusal(stub.DeleteTopic, pb.DeleteTopicRequest(topic=topic))
+    assert code(error) is STATUS.INVALID_ARGUMENT
+    assert stub.DeleteTopic(pb.DeleteTopicRequest(topic=topic, confirm=topic)).cancelled == 1
+
+
+def test_an_idempotency_key_recognises_a_repeated_send(stub: Any) -> None:
+    topic = new_topic()
+    headers = {f"h{n}": str(n) for n in range(20)}
+    message = {"body_json": "1", "headers": headers, "delay_ms": 3_600_000}
+    request = pb.SendMessageRequest(topic=topic, message=message)
+    key = (("idempotency-key", "k"),)
+    first = stub.SendMessage(request, metadata=key)
+    reversed_headers = dict(reversed(headers.items()))
+    message = {**message, "headers": reversed_headers}
+    again = pb.SendMessageRequest(topic=topic, message=message)
+    assert stub.SendMessage(again, metadata=key) == first
+    other = pb.SendMessageRequest(topic=topic, message={"body_json": "2"})
+    error = refusal(stub.SendMessage, other, metadata=key)
+    assert (code(error), problem(error).status) == (STATUS.INVALID_ARGUMENT, 422)
+
+
 def test_garbage(stub: Any) -> None:
     topic = new_topic()
     stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
@@ -224,6 +272,7 @@ def test_topics(stub: Any) -> None:
 
 def test_a_topic_is_watched(stub: Any) -> None:
     topic = new_topic()
+    stub.AddGroup(pb.GroupRequest(topic=topic, group="g"))
     events = stub.WatchTopic(pb.TopicRequest(topic=topic), timeout=TIMEOUT_S)
     assert next(events).waiting == 0
     message = {"body_json": "1", "delay_ms": 3_600_000}

@@ -8,7 +8,8 @@ stream or by a call of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -17,24 +18,24 @@ from starlette.types import Send
 from lisa.core.delivery.source import LOOK_AGAIN_S, MOST
 from lisa.core.model.errors import ServerUnavailable
 from lisa.gateway.access import Scope
-from lisa.gateway.api import deliveries
+from lisa.gateway.api import settlements
+from lisa.gateway.api.hints import mismatch
 from lisa.gateway.api.models.base import MOST_ITEMS, NoFields
 from lisa.gateway.api.models.deliveries import (
-    LONGEST_WAIT_MS,
     ExtendRequest,
     PullRequest,
     ReceiptRequest,
     RetryRequest,
 )
-from lisa.gateway.api.operations import Call, Handler, invalid
+from lisa.gateway.api.operations import Call, invalid
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ErrorResponse, problem_of
-from lisa.gateway.pull_queue import HandedOut
 from lisa.gateway.receipts import decode_receipt
 from lisa.gateway.request_metrics import waits
 from lisa.gateway.rpc import lisa_pb2
 from lisa.gateway.rpc.conversion import parse, problem, request_fields
 from lisa.gateway.rpc.transport import EXCHANGE, Exchange
+from lisa.gateway.waiter import HandedOut
 
 MOST_HELD = 1_000
 """Deliveries of one stream that may wait to be started or settled, whatever the credit."""
@@ -48,13 +49,16 @@ gRPC's clients refuse messages above 4 MiB by default.
 CLOSE_S = 1.0
 """How long a client may take, once the gateway stops, to say which deliveries it has started."""
 
-_ACTIONS: Mapping[str, tuple[Handler, type[msgspec.Struct], str]] = {
-    "ack": (deliveries.ack, ReceiptRequest, ""),
-    "retry": (deliveries.retry, RetryRequest, ""),
-    "extend": (deliveries.extend, ExtendRequest, "extended"),
-    "release": (deliveries.release, ReceiptRequest, "released"),
+WAIT_S = 60.0
+"""How long one pull for a stream waits before the next one takes its place."""
+
+_ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct], str]] = {
+    "ack": (settlements.ack, ReceiptRequest, ""),
+    "retry": (settlements.retry, RetryRequest, ""),
+    "extend": (settlements.extend, ExtendRequest, "extended"),
+    "release": (settlements.release, ReceiptRequest, "released"),
 }
-"""The handler, its request and the outcome of each action; "" if the response has the outcome."""
+"""The function, its request and the outcome of each action; "" if the answer has the outcome."""
 
 
 async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
@@ -70,7 +74,7 @@ async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
     try:
         wanted = msgspec.convert(opened, PullRequest)
     except msgspec.ValidationError as error:
-        raise invalid(f"open does not match the schema: {error}") from None
+        raise invalid(mismatch("open", PullRequest, error)) from None
     with hub.broker.counted():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         call = Call(hub, request, token, {"topic": topic}, NoFields(), wanted)
@@ -174,7 +178,7 @@ class _Stream:
                     call.topic,
                     wanted.group,
                     most,
-                    LONGEST_WAIT_MS / 1000,
+                    WAIT_S,
                     wanted.ack_timeout_ms,
                     may_declare=call.token.allows(Scope.OPERATE, call.topic),
                 )
@@ -212,18 +216,14 @@ class _Stream:
         action = one.WhichOneof("action")
         if action is None:
             raise invalid("the settlement of a receipt contains no action")
-        handler, kind, done = _ACTIONS[action]
+        settle, kind, done = _ACTIONS[action]
         fields = {"receipt": one.receipt, **request_fields(getattr(one, action))}
         try:
             body = msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
-            raise invalid(f"the settlement does not match the schema: {error}") from None
-        path = {**self._call.path, "id": decode_receipt(one.receipt).settlement.id}
-        reply = await handler(
-            Call(self._hub, self._call.request, self._call.token, path, NoFields(), body)
-        )
-        found = msgspec.json.decode(reply.body)
-        return done or found["outcome"], found.get("due_ms")
+            raise invalid(mismatch("the settlement", kind, error)) from None
+        answer = await settle(self._hub, self._call.topic, body, decode_receipt(one.receipt))
+        return done or answer.outcome, getattr(answer, "due_ms", None)
 
     async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:
         # A call whose write was cancelled takes no further messages.

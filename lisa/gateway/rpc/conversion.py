@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
-        return dict(value)
+        return dict(sorted(value.items()))  # an idempotency key depends on the order
     return [_plain(one) for one in value]
 
 

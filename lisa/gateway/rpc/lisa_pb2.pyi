@@ -359,6 +359,90 @@ class HeldAnswer(_message.Message):
     held: bool
     def __init__(self, id: _Optional[str] = ..., held: bool = ...) -> None: ...
 
+class ReceiptRequest(_message.Message):
+    __slots__ = ("receipt",)
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    receipt: str
+    def __init__(self, receipt: _Optional[str] = ...) -> None: ...
+
+class RetryRequest(_message.Message):
+    __slots__ = ("receipt", "delay_ms", "reason", "discard")
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
+    receipt: str
+    delay_ms: int
+    reason: str
+    discard: bool
+    def __init__(self, receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., discard: bool = ...) -> None: ...
+
+class ExtendRequest(_message.Message):
+    __slots__ = ("receipt", "ack_timeout_ms")
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    ACK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    receipt: str
+    ack_timeout_ms: int
+    def __init__(self, receipt: _Optional[str] = ..., ack_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class AckMessagesRequest(_message.Message):
+    __slots__ = ("topic", "deliveries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    deliveries: _containers.RepeatedCompositeFieldContainer[ReceiptRequest]
+    def __init__(self, topic: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[ReceiptRequest, _Mapping]]] = ...) -> None: ...
+
+class RetryMessagesRequest(_message.Message):
+    __slots__ = ("topic", "deliveries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    deliveries: _containers.RepeatedCompositeFieldContainer[RetryRequest]
+    def __init__(self, topic: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[RetryRequest, _Mapping]]] = ...) -> None: ...
+
+class ExtendMessagesRequest(_message.Message):
+    __slots__ = ("topic", "deliveries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    deliveries: _containers.RepeatedCompositeFieldContainer[ExtendRequest]
+    def __init__(self, topic: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[ExtendRequest, _Mapping]]] = ...) -> None: ...
+
+class ReleaseMessagesRequest(_message.Message):
+    __slots__ = ("topic", "deliveries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    deliveries: _containers.RepeatedCompositeFieldContainer[ReceiptRequest]
+    def __init__(self, topic: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[ReceiptRequest, _Mapping]]] = ...) -> None: ...
+
+class SettledBatch(_message.Message):
+    __slots__ = ("results", "succeeded", "failed")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SettledDelivery]
+    succeeded: int
+    failed: int
+    def __init__(self, results: _Optional[_Iterable[_Union[SettledDelivery, _Mapping]]] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class SettledDelivery(_message.Message):
+    __slots__ = ("id", "outcome", "due_ms", "attempts", "held", "problem")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    outcome: str
+    due_ms: int
+    attempts: int
+    held: bool
+    problem: Problem
+    def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., held: bool = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+
 class ConsumeRequest(_message.Message):
     __slots__ = ("open", "credit", "started", "settlements")
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +570,24 @@ class TopicRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     topic: str
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class DeleteTopicRequest(_message.Message):
+    __slots__ = ("topic", "confirm")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    confirm: str
+    def __init__(self, topic: _Optional[str] = ..., confirm: _Optional[str] = ...) -> None: ...
+
+class DeletedAnswer(_message.Message):
+    __slots__ = ("topic", "cancelled", "purged")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    cancelled: int
+    purged: int
+    def __init__(self, topic: _Optional[str] = ..., cancelled: _Optional[int] = ..., purged: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ("cursor", "limit")

@@ -94,6 +94,26 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ReleaseMessageRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.HeldAnswer.FromString,
                 _registered_method=True)
+        self.AckMessages = channel.unary_unary(
+                '/lisa.v1.Lisa/AckMessages',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.AckMessagesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+                _registered_method=True)
+        self.RetryMessages = channel.unary_unary(
+                '/lisa.v1.Lisa/RetryMessages',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessagesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+                _registered_method=True)
+        self.ExtendMessages = channel.unary_unary(
+                '/lisa.v1.Lisa/ExtendMessages',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ExtendMessagesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+                _registered_method=True)
+        self.ReleaseMessages = channel.unary_unary(
+                '/lisa.v1.Lisa/ReleaseMessages',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ReleaseMessagesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+                _registered_method=True)
         self.Consume = channel.stream_stream(
                 '/lisa.v1.Lisa/Consume',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ConsumeRequest.SerializeToString,
@@ -123,6 +143,11 @@ class LisaStub(object):
                 '/lisa.v1.Lisa/GetTopic',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicAnswer.FromString,
+                _registered_method=True)
+        self.DeleteTopic = channel.unary_unary(
+                '/lisa.v1.Lisa/DeleteTopic',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeleteTopicRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeletedAnswer.FromString,
                 _registered_method=True)
         self.WatchTopic = channel.unary_stream(
                 '/lisa.v1.Lisa/WatchTopic',
@@ -269,6 +294,30 @@ class LisaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AckMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExtendMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Consume(self, request_iterator, context):
         """Delivers messages within the client's credit, and settles them. Needs the scope `consume`.
 
@@ -307,6 +356,12 @@ class LisaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTopic(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTopic(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -455,6 +510,26 @@ def add_LisaServicer_to_server(servicer, server):
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ReleaseMessageRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.HeldAnswer.SerializeToString,
             ),
+            'AckMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.AckMessages,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.AckMessagesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.SerializeToString,
+            ),
+            'RetryMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryMessages,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessagesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.SerializeToString,
+            ),
+            'ExtendMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExtendMessages,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ExtendMessagesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.SerializeToString,
+            ),
+            'ReleaseMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseMessages,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ReleaseMessagesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.SerializeToString,
+            ),
             'Consume': grpc.stream_stream_rpc_method_handler(
                     servicer.Consume,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ConsumeRequest.FromString,
@@ -484,6 +559,11 @@ def add_LisaServicer_to_server(servicer, server):
                     servicer.GetTopic,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicAnswer.SerializeToString,
+            ),
+            'DeleteTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTopic,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeleteTopicRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeletedAnswer.SerializeToString,
             ),
             'WatchTopic': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchTopic,
@@ -886,6 +966,114 @@ class Lisa(object):
             _registered_method=True)
 
     @staticmethod
+    def AckMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/AckMessages',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.AckMessagesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/RetryMessages',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RetryMessagesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExtendMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ExtendMessages',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ExtendMessagesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ReleaseMessages',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ReleaseMessagesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SettledBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Consume(request_iterator,
             target,
             options=(),
@@ -1037,6 +1225,33 @@ class Lisa(object):
             '/lisa.v1.Lisa/GetTopic',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.TopicAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/DeleteTopic',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeleteTopicRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.DeletedAnswer.FromString,
             options,
             channel_credentials,
             insecure,

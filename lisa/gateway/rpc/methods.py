@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lisa.gateway.api import OPERATIONS
-from lisa.gateway.api.operations import Call, Operation, invalid
+from lisa.gateway.api.operations import Call, Operation
 from lisa.gateway.api.routing import Endpoint
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import ClientDisconnected
@@ -77,9 +77,6 @@ class _Method:
         token = self._endpoint.authorise(request, path)
         in_query = operation.query.__struct_fields__
         given = {name: fields.pop(name) for name in in_query if name in fields}
-        try:
-            query = msgspec.convert(given, operation.query)
-        except msgspec.ValidationError as error:
-            raise invalid(f"the request does not match the schema: {error}") from None
-        body = None if operation.body is None else self._endpoint.read(msgspec.json.encode(fields))
+        query = self._endpoint.query(given)
+        body = None if operation.body is None else self._endpoint.body(msgspec.json.encode(fields))
         return await self._endpoint.perform(Call(self._hub, request, token, path, query, body))
