@@ -29,7 +29,7 @@ help:
 	@echo "make bench-pipeline  measure the Spark jobs: about fifteen minutes"
 	@echo "make bench-gateway  measure the HTTP gateway: one minute"
 	@echo "make bench-safety  measure how long scripts block a server with ten million messages: 4 GiB"
-	@echo "make reference  generate the reference pages and the example of all topic options"
+	@echo "make reference  generate the reference pages, the example of all topic options and the TypeScript types"
 	@echo "make proto   generate the Python code of the gRPC service from lisa.proto"
 	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
@@ -99,6 +99,7 @@ reference: $(VENV)/.dev
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/generate_examples.py
 	$(BIN)/python docs/generate_scale.py
+	$(BIN)/python clients/generate_types.py
 
 # An older compiler, in an environment of its own: code that it generates runs with its version of
 # Protobuf and with all later ones.

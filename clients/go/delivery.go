@@ -1,0 +1,119 @@
+package lisa
+
+import (
+	"context"
+	"time"
+)
+
+// Delivery is a delivered message, to be settled by Ack, Retry, RetryAfter, Discard or Release. A
+// message that is not settled is redelivered when its ack timeout ends.
+//
+// The errors of all calls match ErrStale if the delivery is no longer held.
+type Delivery struct {
+	ID, Topic, Receipt string
+	Attempt            int // 1 for the first delivery
+	Due                time.Time
+	Headers            map[string]string
+	Body               Body
+	client             *Client
+}
+
+// AckOutcome is the result of Ack.
+type AckOutcome string
+
+const (
+	AckedInTime   AckOutcome = "acked"
+	AckedLate     AckOutcome = "late"     // after the ack timeout, but before a redelivery
+	AckedRepeated AckOutcome = "repeated" // acked by an earlier call
+)
+
+// Ack settles the message as handled.
+func (d *Delivery) Ack(ctx context.Context) (AckOutcome, error) {
+	var answer struct{ Outcome AckOutcome }
+	err := d.call(ctx, "ack", settlement{}, &answer)
+	return answer.Outcome, err
+}
+
+// RetryResult says whether a failed message is retried, or is in garbage.
+type RetryResult struct {
+	IsDead   bool
+	Due      time.Time // of the next attempt
+	Attempts int       // failed attempts
+}
+
+// Retry settles the message as failed. The retry policy determines the pause.
+func (d *Delivery) Retry(ctx context.Context, reason string) (RetryResult, error) {
+	return d.fail(ctx, settlement{Reason: reason})
+}
+
+// RetryAfter settles the message as failed, and retries it after a pause of its own.
+func (d *Delivery) RetryAfter(
+	ctx context.Context, delay time.Duration, reason string,
+) (RetryResult, error) {
+	pause := milliseconds(delay)
+	return d.fail(ctx, settlement{Reason: reason, Delay: &pause})
+}
+
+// Discard moves the message to garbage without further attempts.
+func (d *Delivery) Discard(ctx context.Context, reason string) (RetryResult, error) {
+	return d.fail(ctx, settlement{Reason: reason, Discard: true})
+}
+
+// Extend restarts the ack timeout, with the duration of the pull.
+func (d *Delivery) Extend(ctx context.Context) error {
+	return d.call(ctx, "extend", settlement{}, &struct{}{})
+}
+
+// Release returns the message for immediate redelivery, without counting an attempt.
+func (d *Delivery) Release(ctx context.Context) error {
+	return d.call(ctx, "release", settlement{}, &struct{}{})
+}
+
+func (d *Delivery) fail(ctx context.Context, content settlement) (RetryResult, error) {
+	var answer struct {
+		Outcome  string
+		Due      *int64 `json:"due_ms"`
+		Attempts int
+	}
+	err := d.call(ctx, "retry", content, &answer)
+	result := RetryResult{IsDead: answer.Outcome == "dead", Attempts: answer.Attempts}
+	if answer.Due != nil {
+		result.Due = time.UnixMilli(*answer.Due)
+	}
+	return result, err
+}
+
+func (d *Delivery) call(ctx context.Context, verb string, content settlement, answer any) error {
+	content.Receipt = d.Receipt
+	path := messagePath(d.Topic, d.ID) + "/" + verb
+	return d.client.call(ctx, request{method: "POST", path: path, content: content}, answer)
+}
+
+type settlement struct {
+	Receipt string `json:"receipt"`
+	Reason  string `json:"reason,omitempty"`
+	Delay   *int64 `json:"delay_ms,omitempty"`
+	Discard bool   `json:"discard,omitempty"`
+}
+
+type pullRequest struct {
+	Max        int    `json:"max,omitempty"`
+	Wait       int64  `json:"wait_ms,omitempty"`
+	AckTimeout int64  `json:"ack_timeout_ms,omitempty"`
+	Group      string `json:"group,omitempty"`
+}
+
+type deliveryAnswer struct {
+	ID, Receipt string
+	Attempt     int
+	Due         int64 `json:"due_ms"`
+	Headers     map[string]string
+	bodyAnswer
+}
+
+func (a deliveryAnswer) delivery(client *Client, topic string) *Delivery {
+	return &Delivery{
+		ID: a.ID, Topic: topic, Receipt: a.Receipt, Attempt: a.Attempt,
+		Due: time.UnixMilli(a.Due), Headers: a.Headers, Body: a.body(), client: client,
+	}
+}

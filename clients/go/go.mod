@@ -1,0 +1,3 @@
+module lisa.example/lisa
+
+go 1.22

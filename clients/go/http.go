@@ -1,0 +1,179 @@
+package lisa
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 2 * time.Second
+)
+
+// repetition selects the failed calls to repeat.
+type repetition int
+
+const (
+	repeatAll     repetition = iota
+	repeatRefused            // those that certainly changed nothing
+	repeatNone
+)
+
+type request struct {
+	method, path string
+	content      any
+	repeat       repetition
+	wait         time.Duration // how long the gateway may wait before it answers
+}
+
+// call decodes the JSON answer into answer. It repeats failed calls where that is safe.
+func (c *Client) call(ctx context.Context, r request, answer any) error {
+	var content []byte
+	if r.content != nil {
+		var err error
+		if content, err = json.Marshal(r.content); err != nil {
+			return fmt.Errorf("lisa: %w", err)
+		}
+	}
+	deadline := time.Now().Add(c.timeout)
+	pauses := backoff{first: firstPause, longest: longestPause}
+	for {
+		left := max(time.Until(deadline), firstPause) + r.wait
+		err := c.callOnce(ctx, r, content, left, answer)
+		if err == nil || !isRepeatable(err, r.repeat) {
+			return err
+		}
+		pause := pauses.next(err)
+		if time.Now().Add(pause).After(deadline) {
+			return err
+		}
+		if sleep(ctx, pause) != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (c *Client) callOnce(
+	ctx context.Context, r request, content []byte, timeout time.Duration, answer any,
+) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	attempt, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, cancel)
+	defer stop()
+	req, err := http.NewRequestWithContext(attempt, r.method, c.url+r.path, bytes.NewReader(content))
+	if err != nil {
+		return fmt.Errorf("lisa: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	response, err := c.http.Do(req)
+	if err != nil {
+		return unreachable(ctx, err)
+	}
+	defer response.Body.Close()
+	stop() // The deliveries of an answer that has begun are held: read it to the end.
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return unreachable(ctx, err)
+	}
+	if response.StatusCode >= 300 {
+		return problemOf(response, text)
+	}
+	if err := json.Unmarshal(text, answer); err != nil {
+		return fmt.Errorf("%w: %s did not answer like Lisa's gateway: %w", ErrUnreachable, c.url, err)
+	}
+	return nil
+}
+
+func unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, err)
+}
+
+func isRepeatable(err error, repeat repetition) bool {
+	var problem *ProblemError
+	isProblem := errors.As(err, &problem)
+	switch {
+	case repeat == repeatNone:
+		return false
+	case isProblem && problem.Kind == "crowded":
+		return true
+	case repeat == repeatRefused:
+		return false
+	case isProblem:
+		return problem.Status >= 502 && problem.Status <= 504
+	default:
+		return errors.Is(err, ErrUnreachable)
+	}
+}
+
+func problemOf(response *http.Response, text []byte) error {
+	var answer problemAnswer
+	if json.Unmarshal(text, &answer) != nil || answer.Type == "" { // A proxy's error page.
+		answer = problemAnswer{
+			Type: "http", Status: response.StatusCode,
+			Title:  http.StatusText(response.StatusCode),
+			Detail: string(text[:min(len(text), 200)]),
+		}
+	}
+	problem := answer.problem()
+	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds >= 0 {
+		problem.RetryAfter = time.Duration(seconds) * time.Second
+	}
+	return problem
+}
+
+type problemAnswer struct {
+	Type, Title, Detail string
+	Status              int
+}
+
+func (p problemAnswer) problem() *ProblemError {
+	kind := p.Type[strings.LastIndexByte(p.Type, ':')+1:]
+	return &ProblemError{
+		Status: p.Status, Kind: Kind(kind), Title: p.Title, Detail: p.Detail, RetryAfter: -1,
+	}
+}
+
+// backoff yields pauses that double, with jitter so that clients spread out.
+type backoff struct{ first, longest, current time.Duration }
+
+// next is the pause after a failed call: the one that the gateway asks for, or else the next one.
+func (b *backoff) next(err error) time.Duration {
+	var problem *ProblemError
+	if errors.As(err, &problem) && problem.RetryAfter >= 0 {
+		return problem.RetryAfter
+	}
+	b.current = min(max(2*b.current, b.first), b.longest)
+	return b.current + rand.N(b.current)
+}
+
+func (b *backoff) reset() { b.current = 0 }
+
+// sleep returns an error if the context ended first.
+func sleep(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// faultyTransport injects faults into the next requests.
+type faultyTransport struct {
+	mutex  sync.Mutex
+	faults []string
+	onPull func()
+}
+
+func newHTTPClient(faults *faultyTransport) *http.Client {
+	return &http.Client{Transport: faults}
+}
+
+func (t *faultyTransport) add(faults []string) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.faults = append(t.faults, faults...)
+}
+
+func (t *faultyTransport) left() int {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return len(t.faults)
+}
+
+// onPullAnswer calls a function when the complete answer of a pull has arrived.
+func (t *faultyTransport) onPullAnswer(call func()) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.onPull = call
+}
+
+func (t *faultyTransport) next() (fault string, onPull func()) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if len(t.faults) > 0 {
+		fault, t.faults = t.faults[0], t.faults[1:]
+	}
+	return fault, t.onPull
+}
+
+func (t *faultyTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	fault, onPull := t.next()
+	switch fault {
+	case "lose_request":
+		return nil, errors.New("injected")
+	case "crowded", "server-unavailable":
+		return unavailable(fault), nil
+	}
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	if fault == "lose_answer" {
+		response.Body.Close()
+		return nil, errors.New("injected")
+	}
+	if onPull != nil && strings.HasSuffix(request.URL.Path, "/pull") {
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil {
+			return nil, err
+		}
+		response.Body = io.NopCloser(bytes.NewReader(text))
+		onPull()
+	}
+	return response, nil
+}
+
+func unavailable(kind string) *http.Response {
+	text := `{"type": "urn:lisa:problem:` + kind + `", "title": "Unavailable", "status": 503,
+		"detail": "injected"}`
+	return &http.Response{
+		StatusCode: http.StatusServiceUnavailable,
+		Header:     http.Header{"Retry-After": {"0"}},
+		Body:       io.NopCloser(strings.NewReader(text)),
+	}
+}

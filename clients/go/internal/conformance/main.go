@@ -1,0 +1,284 @@
+// Command conformance performs the steps of ../../conformance/scenarios.yml: conformance URL TOKEN
+//
+// It reads steps from standard input, one JSON object per line, performs them concurrently, and
+// prints the result of each: {"number", "value"} or {"number", "error"}.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"sync"
+	"time"
+
+	"lisa.example/lisa"
+)
+
+type step struct {
+	Number      int
+	Name, Topic string
+	Given       json.RawMessage
+}
+
+type result struct {
+	Number int    `json:"number"`
+	Value  any    `json:"value"`
+	Error  string `json:"error,omitempty"`
+}
+
+func main() {
+	faults := &faultyTransport{}
+	client, err := lisa.NewClient(lisa.Config{
+		URL: os.Args[1], Token: os.Args[2], HTTP: newHTTPClient(faults),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	runner := &runner{client: client, faults: faults, deliveries: map[string]*lisa.Delivery{}}
+	var mutex sync.Mutex
+	output := json.NewEncoder(os.Stdout)
+	input := bufio.NewScanner(os.Stdin)
+	for input.Scan() {
+		var one step
+		if err := json.Unmarshal(input.Bytes(), &one); err != nil {
+			log.Fatal(err)
+		}
+		go func() {
+			value, err := runner.perform(context.Background(), one)
+			mutex.Lock()
+			defer mutex.Unlock()
+			output.Encode(result{one.Number, value, kindOf(err)})
+		}()
+	}
+}
+
+func kindOf(err error) string {
+	var problem *lisa.ProblemError
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &problem):
+		return string(problem.Kind)
+	case errors.Is(err, lisa.ErrUnreachable):
+		return "unreachable"
+	default:
+		return err.Error()
+	}
+}
+
+type runner struct {
+	client     *lisa.Client
+	faults     *faultyTransport
+	mutex      sync.Mutex
+	deliveries map[string]*lisa.Delivery
+	worker     *worker
+}
+
+func (r *runner) perform(ctx context.Context, one step) (any, error) {
+	var name string // of a message or a delivery
+	json.Unmarshal(one.Given, &name)
+	switch one.Name {
+	case "send":
+		found, err := r.client.Send(ctx, one.Topic, decoded[message](one).message())
+		return sent(found), err
+	case "send_batch":
+		return r.sendBatch(ctx, one.Topic, decoded[[]message](one))
+	case "get":
+		return r.get(ctx, one.Topic, name)
+	case "cancel":
+		return outcome("cancelled", r.client.Cancel(ctx, one.Topic, name))
+	case "reschedule":
+		given := decoded[message](one)
+		if given.Due != nil {
+			due := time.UnixMilli(*given.Due)
+			return outcome("rescheduled", r.client.Reschedule(ctx, one.Topic, given.ID, due))
+		}
+		delay := milliseconds(given.Delay)
+		return outcome("rescheduled", r.client.RescheduleAfter(ctx, one.Topic, given.ID, delay))
+	case "fire":
+		return outcome("rescheduled", r.client.Fire(ctx, one.Topic, name))
+	case "pull":
+		return r.pull(ctx, one.Topic, decoded[pull](one))
+	case "ack":
+		return r.held(name).Ack(ctx)
+	case "retry", "discard":
+		return r.fail(ctx, one.Name, decoded[failure](one))
+	case "extend":
+		return nil, r.held(name).Extend(ctx)
+	case "release":
+		return nil, r.held(name).Release(ctx)
+	case "faults":
+		r.faults.add(decoded[[]string](one))
+		return nil, nil
+	case "faults_left":
+		return r.faults.left(), nil
+	case "start_worker":
+		r.worker = startWorker(r.client, r.faults, one.Topic, decoded[workerOptions](one))
+		return nil, nil
+	case "worker":
+		return r.worker.report(), nil
+	case "finish_handlers":
+		r.worker.finish()
+		return nil, nil
+	case "stop_worker":
+		r.worker.stop()
+		return nil, nil
+	case "worker_ended":
+		return nil, r.worker.ended()
+	}
+	return nil, fmt.Errorf("unknown step %s", one.Name)
+}
+
+type message struct {
+	Body        json.RawMessage
+	Bytes       []byte
+	ID          string
+	Delay       int64  `json:"delay_ms"`
+	Due         *int64 `json:"due_ms"`
+	TTL         int64  `json:"ttl_ms"`
+	Headers     map[string]string
+	Retry       []int64
+	OnDuplicate lisa.OnDuplicate `json:"on_duplicate"`
+}
+
+func (m message) message() lisa.Message {
+	found := lisa.Message{
+		Body: m.Body, ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL),
+		Headers: m.Headers, OnDuplicate: m.OnDuplicate,
+	}
+	if m.Bytes != nil {
+		found.Body = m.Bytes
+	}
+	if m.Due != nil {
+		found.Due = time.UnixMilli(*m.Due)
+	}
+	if m.Retry != nil {
+		found.Retry = []time.Duration{}
+	}
+	for _, pause := range m.Retry {
+		found.Retry = append(found.Retry, milliseconds(pause))
+	}
+	return found
+}
+
+func (r *runner) sendBatch(ctx context.Context, topic string, given []message) (any, error) {
+	var messages []lisa.Message
+	for _, one := range given {
+		messages = append(messages, one.message())
+	}
+	found, err := r.client.SendBatch(ctx, topic, messages)
+	var results []any
+	for _, one := range found {
+		if one.Err != nil {
+			results = append(results, map[string]any{"problem": kindOf(one.Err)})
+		} else {
+			results = append(results, sent(one.SendResult))
+		}
+	}
+	return results, err
+}
+
+func sent(result lisa.SendResult) any {
+	return map[string]any{"id": result.ID, "outcome": result.Outcome}
+}
+
+func (r *runner) get(ctx context.Context, topic, id string) (any, error) {
+	found, err := r.client.Get(ctx, topic, id)
+	if errors.Is(err, lisa.ErrUnknownMessage) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return shown(found.Body, map[string]any{
+		"state": found.State, "attempts": found.Attempts, "reason": found.Reason,
+	}), nil
+}
+
+func outcome(done string, err error) (any, error) {
+	for kind, name := range map[lisa.Kind]string{
+		lisa.ErrInFlight: "in_flight", lisa.ErrDone: "done", lisa.ErrUnknownMessage: "unknown",
+	} {
+		if errors.Is(err, kind) {
+			return name, nil
+		}
+	}
+	return done, err
+}
+
+type pull struct {
+	Max        int
+	Wait       int64 `json:"wait_ms"`
+	AckTimeout int64 `json:"ack_timeout_ms"`
+}
+
+func (r *runner) pull(ctx context.Context, topic string, given pull) (any, error) {
+	pulled, err := r.client.Pull(ctx, topic, lisa.PullOptions{
+		Max: given.Max, Wait: milliseconds(given.Wait), AckTimeout: milliseconds(given.AckTimeout),
+	})
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	found := []any{}
+	for _, one := range pulled {
+		r.deliveries[nameOf(one)] = one
+		found = append(found, shown(one.Body, map[string]any{
+			"id": one.ID, "attempt": one.Attempt, "headers": one.Headers,
+		}))
+	}
+	return found, err
+}
+
+type failure struct {
+	Of, Reason string
+	Delay      *int64 `json:"delay_ms"`
+}
+
+func (r *runner) fail(ctx context.Context, how string, given failure) (any, error) {
+	var result lisa.RetryResult
+	var err error
+	switch delivery := r.held(given.Of); {
+	case how == "discard":
+		result, err = delivery.Discard(ctx, given.Reason)
+	case given.Delay != nil:
+		result, err = delivery.RetryAfter(ctx, milliseconds(*given.Delay), given.Reason)
+	default:
+		result, err = delivery.Retry(ctx, given.Reason)
+	}
+	if result.IsDead {
+		return "dead", err
+	}
+	return "retrying", err
+}
+
+func (r *runner) held(name string) *lisa.Delivery {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.deliveries[name]
+}
+
+func nameOf(delivery *lisa.Delivery) string {
+	return fmt.Sprintf("%s/%d", delivery.ID, delivery.Attempt)
+}
+
+func shown(body lisa.Body, fields map[string]any) any {
+	if body.IsBytes {
+		fields["bytes"] = body.Data
+	} else if body.Data != nil {
+		fields["body"] = json.RawMessage(body.Data)
+	}
+	return fields
+}
+
+func milliseconds(count int64) time.Duration { return time.Duration(count) * time.Millisecond }
+
+func decoded[T any](one step) T {
+	var found T
+	if err := json.Unmarshal(one.Given, &found); err != nil {
+		log.Fatal(err)
+	}
+	return found
+}

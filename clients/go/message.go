@@ -1,0 +1,222 @@
+package lisa
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Message is a message to send. It is due now, after Delay, or at Due.
+type Message struct {
+	// Body is encoded by package json; a []byte is sent as bytes.
+	Body  any
+	ID    string // your own id, for idempotent sends; by default a random one
+	Delay time.Duration
+	Due   time.Time
+	// TTL is how long after its due time the message expires; by default never.
+	TTL     time.Duration
+	Headers map[string]string
+	// Retry is the message's own retry delays; nil means the topic's, an empty slice no retry.
+	Retry       []time.Duration
+	OnDuplicate OnDuplicate // by default Keep
+}
+
+// OnDuplicate is what to do with a message whose id is known.
+type OnDuplicate string
+
+const (
+	Keep     OnDuplicate = "keep"      // keep the earlier message
+	KeepLive OnDuplicate = "keep_live" // keep it, but replace it if it has ended
+	Replace  OnDuplicate = "replace"
+	Reject   OnDuplicate = "reject" // return an error that matches ErrDuplicate
+)
+
+// Outcome is the result of sending one message.
+type Outcome string
+
+const (
+	Accepted  Outcome = "accepted"
+	Duplicate Outcome = "duplicate" // the id was known; the earlier message is unchanged
+	Replaced  Outcome = "replaced"
+	Rejected  Outcome = "rejected" // in batches only
+)
+
+// SendResult is the result of sending one message.
+type SendResult struct {
+	ID      string
+	Outcome Outcome
+}
+
+// BatchResult is the result for one message of a batch: an outcome, or Err.
+type BatchResult struct {
+	SendResult
+	Err error
+}
+
+// State is the state of a message.
+type State string
+
+const (
+	Waiting   State = "waiting"
+	Ready     State = "ready"
+	InFlight  State = "in_flight"
+	Retrying  State = "retry"
+	Garbage   State = "garbage"
+	Acked     State = "acked"
+	Cancelled State = "cancelled"
+	Expired   State = "expired"
+	Purged    State = "purged"
+)
+
+// MessageInfo is a message and its state. A settled message has neither body nor headers.
+type MessageInfo struct {
+	ID, Topic string
+	GroupState
+	Headers map[string]string
+	Body    Body
+	Groups  map[string]GroupState
+}
+
+// GroupState is the state of a message in one group.
+type GroupState struct {
+	State     State
+	Due       time.Time // zero if the message is settled
+	Attempts  int       // attempts started, including the current one
+	Reason    string    // the reason of the last failure
+	Traceback string
+}
+
+// Body is the body of a message.
+type Body struct {
+	Data    []byte // JSON text, or bytes
+	IsBytes bool
+}
+
+// Decode decodes a JSON body into the value that v points to.
+func (b Body) Decode(v any) error {
+	if b.IsBytes {
+		return fmt.Errorf("lisa: the body is bytes, not JSON")
+	}
+	return json.Unmarshal(b.Data, v)
+}
+
+type sendRequest struct {
+	Body        json.RawMessage   `json:"body,omitempty"`
+	Bytes       *[]byte           `json:"body_base64,omitempty"`
+	ID          string            `json:"id"`
+	Delay       int64             `json:"delay_ms,omitempty"`
+	Due         *int64            `json:"due_ms,omitempty"`
+	TTL         int64             `json:"ttl_ms,omitempty"`
+	Headers     map[string]string `json:"headers,omitempty"`
+	Retry       *[]int64          `json:"retry,omitempty"`
+	OnDuplicate OnDuplicate       `json:"on_duplicate,omitempty"`
+}
+
+// request returns the message as the API expects it. A random id makes it safe to repeat the call.
+func (m Message) request() (sendRequest, error) {
+	found := sendRequest{
+		ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL), Headers: m.Headers,
+		OnDuplicate: m.OnDuplicate,
+	}
+	if found.ID == "" {
+		found.ID = randomID()
+	}
+	if !m.Due.IsZero() {
+		due := m.Due.UnixMilli()
+		found.Due = &due
+	}
+	if m.Retry != nil {
+		pauses := make([]int64, len(m.Retry))
+		for i, pause := range m.Retry {
+			pauses[i] = milliseconds(pause)
+		}
+		found.Retry = &pauses
+	}
+	if data, ok := m.Body.([]byte); ok {
+		found.Bytes = &data
+		return found, nil
+	}
+	var err error
+	if found.Body, err = json.Marshal(m.Body); err != nil {
+		return found, fmt.Errorf("lisa: the body cannot be encoded: %w", err)
+	}
+	return found, nil
+}
+
+// bodyAnswer is the body of an answer.
+type bodyAnswer struct {
+	Body  json.RawMessage `json:"body"`
+	Bytes *[]byte         `json:"body_base64"`
+}
+
+func (b bodyAnswer) body() Body {
+	if b.Bytes != nil {
+		return Body{Data: *b.Bytes, IsBytes: true}
+	}
+	return Body{Data: b.Body}
+}
+
+type stateAnswer struct {
+	State             State
+	Due               *int64 `json:"due_ms"`
+	Attempts          int
+	Reason, Traceback string
+}
+
+func (s stateAnswer) state() GroupState {
+	found := GroupState{
+		State: s.State, Attempts: s.Attempts, Reason: s.Reason, Traceback: s.Traceback,
+	}
+	if s.Due != nil {
+		found.Due = time.UnixMilli(*s.Due)
+	}
+	return found
+}
+
+type messageAnswer struct {
+	ID, Topic string
+	Headers   map[string]string
+	Groups    map[string]stateAnswer
+	stateAnswer
+	bodyAnswer
+}
+
+func (m messageAnswer) info() *MessageInfo {
+	groups := make(map[string]GroupState, len(m.Groups))
+	for name, one := range m.Groups {
+		groups[name] = one.state()
+	}
+	return &MessageInfo{
+		ID: m.ID, Topic: m.Topic, GroupState: m.state(), Headers: m.Headers, Body: m.body(),
+		Groups: groups,
+	}
+}
+
+type batchAnswer struct {
+	SendResult
+	Problem *problemAnswer
+}
+
+func (b batchAnswer) result() BatchResult {
+	if b.Problem == nil {
+		return BatchResult{SendResult: b.SendResult}
+	}
+	return BatchResult{SendResult: b.SendResult, Err: b.Problem.problem()}
+}
+
+// milliseconds rounds up: a message is never early.
+func milliseconds(d time.Duration) int64 {
+	count := d.Milliseconds()
+	if d%time.Millisecond > 0 {
+		count++
+	}
+	return count
+}
+
+func randomID() string {
+	id := make([]byte, 16)
+	rand.Read(id) // never fails
+	return hex.EncodeToString(id)
+}

@@ -1,0 +1,54 @@
+// The errors of this package:
+//
+//     LisaError
+//     ├── ProblemError       the gateway answered with an error
+//     ├── UnreachableError   no answer arrived in time
+//     ├── RetryError         thrown by a handler: retry the message
+//     └── DiscardError       thrown by a handler: give the message up
+
+import type { Problem } from "./schema.js";
+
+/** Base class of all errors of this package. */
+export class LisaError extends Error {
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = new.target.name;
+  }
+}
+
+/** An error answer of the gateway, or of a proxy in front of the gateway. */
+export class ProblemError extends LisaError {
+  readonly status: number;
+  /**
+   * The last part of the problem's `type`, such as "topic-full"; the HTTP API's reference lists
+   * all kinds. It is "http" if the answer is no problem document.
+   */
+  readonly kind: string;
+  readonly problem: Problem;
+  /** How long the gateway asks to wait before the next call. */
+  readonly retryAfterMs: number | undefined;
+
+  constructor(problem: Problem, retryAfterMs?: number) {
+    super(`${problem.status} ${problem.title}: ${problem.detail}`);
+    this.status = problem.status;
+    this.kind = problem.type.split(":").pop() ?? "";
+    this.problem = problem;
+    this.retryAfterMs = retryAfterMs;
+  }
+}
+
+/** No complete answer arrived in time. The call may have taken effect. */
+export class UnreachableError extends LisaError {}
+
+/** Thrown by a handler: retry the message, after `delayMs` or the pause of its retry policy. */
+export class RetryError extends LisaError {
+  readonly delayMs: number | undefined;
+
+  constructor(reason: string, { delayMs }: { delayMs?: number } = {}) {
+    super(reason);
+    this.delayMs = delayMs;
+  }
+}
+
+/** Thrown by a handler: move the message to garbage without further attempts. */
+export class DiscardError extends LisaError {}

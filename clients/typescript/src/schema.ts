@@ -1,0 +1,168 @@
+// Generated from the OpenAPI document by `make reference`.
+
+/** A message to send. Due now, or according to either `delay_ms` or `due_ms`. */
+export interface SendRequest {
+  /** Any JSON value. Exactly one of `body` and `body_base64`. */
+  body?: unknown;
+  /** A binary body in base64 (RFC 4648, section 4). */
+  body_base64?: string | null;
+  /** Delay from now, by the server's clock. */
+  delay_ms?: number | null;
+  due_ms?: number | null;
+  /** Your own id, for idempotent sends; by default an id is generated. */
+  id?: string | null;
+  /** The message expires this long after its due time. */
+  ttl_ms?: number | null;
+  /** At most 65,535 bytes, as JSON. */
+  headers?: Record<string, string> | null;
+  /**
+   * The message's own retry delays: a list of milliseconds, or text such as '0,0,2m'. An empty
+   * list means a single attempt.
+   */
+  retry?: Array<number> | string | null;
+  /**
+   * If the id exists: keep the earlier message (the default), keep it only until it is
+   * settled, cancelled or garbage, replace it, or reject the new one.
+   */
+  on_duplicate?: OnDuplicate | null;
+}
+
+/**
+ * What to do with a message whose id is live, or was settled within the retention. KEEP_LIVE
+ * keeps a live message, and replaces one that was settled, cancelled or is in garbage.
+ */
+export type OnDuplicate =
+  | "keep"
+  | "keep_live"
+  | "reject"
+  | "replace";
+
+/** A pull. The response is sent with the first messages, or empty after `wait_ms`. */
+export interface PullRequest {
+  max?: number;
+  wait_ms?: number;
+  ack_timeout_ms?: number | null;
+  /** Defaults to the topic's only group. */
+  group?: string | null;
+}
+
+/** The outcome of sending one message. */
+export interface SendAnswer {
+  id: string;
+  outcome: Sent;
+}
+
+/** Outcome of sending one message. */
+export type Sent =
+  | "accepted"
+  | "duplicate"
+  | "rejected"
+  | "replaced";
+
+/** The results in request order, and counts by outcome. */
+export interface BatchAnswer {
+  results: Array<BatchResult>;
+  accepted: number;
+  duplicate: number;
+  replaced: number;
+  rejected: number;
+  /** Messages with a problem, which may have to be sent again. */
+  failed: number;
+}
+
+/** The result for one message of a batch: an outcome, or its problem. */
+export interface BatchResult {
+  id?: string;
+  outcome?: Sent;
+  problem?: Problem;
+}
+
+/** A problem document (RFC 9457). Programs should check `type`. */
+export interface Problem {
+  type: string;
+  title: string;
+  status: number;
+  detail: string;
+  id?: string;
+  outcome?: string;
+  state?: string;
+  held?: boolean;
+}
+
+/** The current state of a message. A settled message has neither body nor headers. */
+export interface MessageAnswer {
+  state: State;
+  due_ms: number | null;
+  /** Attempts started, including the current one. */
+  attempts: number;
+  consumer: string | null;
+  idle_ms: number | null;
+  reason: string | null;
+  /** In garbage: where the handler raised, at most the last 2 KiB. Else null. */
+  traceback: string | null;
+  id: string;
+  topic: string;
+  headers: Record<string, string>;
+  groups: Record<string, GroupStateAnswer>;
+  body?: unknown;
+  body_base64?: string;
+}
+
+/** A message's state. The last four are final. */
+export type State =
+  | "acked"
+  | "cancelled"
+  | "expired"
+  | "garbage"
+  | "in_flight"
+  | "purged"
+  | "ready"
+  | "retry"
+  | "waiting";
+
+/** The state of a message in one group. */
+export interface GroupStateAnswer {
+  state: State;
+  due_ms: number | null;
+  /** Attempts started, including the current one. */
+  attempts: number;
+  consumer: string | null;
+  idle_ms: number | null;
+  reason: string | null;
+  /** In garbage: where the handler raised, at most the last 2 KiB. Else null. */
+  traceback: string | null;
+}
+
+/** The deliveries; empty if no message became due in time. */
+export interface PullAnswer {
+  deliveries: Array<DeliveryAnswer>;
+}
+
+/** One delivered message, held until its ack timeout. */
+export interface DeliveryAnswer {
+  id: string;
+  receipt: string;
+  /** 1 for the first delivery. */
+  attempt: number;
+  due_ms: number;
+  headers: Record<string, string>;
+  body?: unknown;
+  body_base64?: string;
+}
+
+/**
+ * The delivery is settled. `late`: after its ack timeout; `repeated`: already acked before.
+ */
+export interface AckAnswer {
+  id: string;
+  outcome: "acked" | "late" | "repeated";
+}
+
+/** The outcome: `retrying` at `due_ms`, or `dead`, which means in garbage. */
+export interface RetryAnswer {
+  id: string;
+  outcome: "retrying" | "dead";
+  due_ms: number | null;
+  /** Failed attempts. */
+  attempts: number;
+}

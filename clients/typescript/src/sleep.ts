@@ -1,0 +1,32 @@
+/** Resolves after the given time, or as soon as the signal is aborted. */
+export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    if (signal?.aborted) return resolve();
+    const end = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", end);
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    signal?.addEventListener("abort", end);
+  });
+}
+
+/** Pauses that double from `firstMs` to `longestMs`, with jitter so that clients spread out. */
+export class Backoff {
+  #nextMs: number;
+
+  constructor(private readonly firstMs: number, private readonly longestMs: number) {
+    this.#nextMs = firstMs;
+  }
+
+  next(): number {
+    const ms = this.#nextMs * (1 + Math.random());
+    this.#nextMs = Math.min(2 * this.#nextMs, this.longestMs);
+    return ms;
+  }
+
+  reset(): void {
+    this.#nextMs = this.firstMs;
+  }
+}

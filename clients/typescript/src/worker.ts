@@ -1,0 +1,192 @@
+import type { Client } from "./client.js";
+import type { Delivery } from "./delivery.js";
+import { DiscardError, LisaError, ProblemError, RetryError } from "./errors.js";
+import { retryAfterMs } from "./http.js";
+import { Backoff, sleep } from "./sleep.js";
+
+const FIRST_PAUSE_MS = 200;
+const LONGEST_PAUSE_MS = 5_000;
+const RELEASE_TIMEOUT_MS = 2_000;
+
+export interface WorkerOptions {
+  /** Maximum number of running handlers, 1 to 500: 1. */
+  concurrency?: number;
+  /** By default the topic's only group. */
+  group?: string;
+  /** How long a message is held for this worker; extended while its handler runs: 30 s. */
+  ackTimeoutMs?: number;
+  /** Duration of a long poll, at most 60 s: 20 s. */
+  waitMs?: number;
+  /** How long `stop` waits for running handlers: 10 s. */
+  graceMs?: number;
+  /** Receives each error that does not end the worker; by default, console.error prints it. */
+  onError?: (error: unknown) => void;
+}
+
+/**
+ * Handles one message. Delivery is at-least-once, so handlers should be idempotent. `signal` is
+ * aborted when the worker loses the message, or when the grace time of `stop` is over.
+ */
+export type Handler<T> = (message: Delivery<T>, signal: AbortSignal) => unknown;
+
+/** Pulls a topic's messages, calls a handler with each, and settles them by its outcome. */
+export class Worker<T = unknown> {
+  readonly #client: Client;
+  readonly #topic: string;
+  readonly #handler: Handler<T>;
+  readonly #group: string | undefined;
+  readonly #concurrency: number;
+  readonly #ackTimeoutMs: number;
+  readonly #waitMs: number;
+  readonly #graceMs: number;
+  readonly #onError: (error: unknown) => void;
+  /** The messages whose handlers run. */
+  readonly #running = new Map<Delivery<T>, { ended: Promise<void>; abort: AbortController }>();
+  readonly #stopping = new AbortController();
+  /** Continues a loop that waits for a handler to end. */
+  #wake = () => {};
+  #hasRun = false;
+
+  constructor(client: Client, topic: string, handler: Handler<T>, options: WorkerOptions = {}) {
+    this.#client = client;
+    this.#topic = topic;
+    this.#handler = handler;
+    this.#group = options.group;
+    this.#concurrency = options.concurrency ?? 1;
+    this.#ackTimeoutMs = options.ackTimeoutMs ?? 30_000;
+    this.#waitMs = options.waitMs ?? 20_000;
+    this.#graceMs = options.graceMs ?? 10_000;
+    this.#onError = options.onError ?? ((error) => console.error("lisa:", error));
+    if (!(this.#concurrency >= 1 && this.#concurrency <= 500)) {
+      throw new RangeError(`concurrency must be between 1 and 500, not ${this.#concurrency}`);
+    }
+  }
+
+  /**
+   * Work until `stop` is called; resolves when the running handlers have ended or the grace time
+   * is over. Rejects with a ProblemError if the gateway refuses the pulls, for example because of
+   * a wrong token. Outages do not end a worker.
+   */
+  async run(): Promise<void> {
+    if (this.#hasRun) throw new LisaError("a worker runs only once; create another one");
+    this.#hasRun = true;
+    try {
+      await this.#work();
+    } finally {
+      await this.#finish();
+    }
+  }
+
+  /** Stop pulling, so that `run` resolves. */
+  stop(): void {
+    this.#stopping.abort();
+    this.#wake();
+  }
+
+  async #work(): Promise<void> {
+    const { signal } = this.#stopping;
+    const backoff = new Backoff(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
+    while (!signal.aborted) {
+      const free = this.#concurrency - this.#running.size;
+      if (free === 0) {
+        await new Promise<void>((resolve) => { this.#wake = resolve; });
+        continue;
+      }
+      try {
+        const deliveries = await this.#pull(free);
+        if (signal.aborted) return await this.#release(deliveries);
+        for (const delivery of deliveries) this.#start(delivery);
+        backoff.reset();
+      } catch (error) {
+        if (signal.aborted) return;
+        if (isFinal(error)) throw error;
+        this.#onError(error);
+        await sleep(retryAfterMs(error) ?? backoff.next(), signal);
+      }
+    }
+  }
+
+  #pull(max: number): Promise<Delivery<T>[]> {
+    const request = {
+      max, group: this.#group ?? null, wait_ms: this.#waitMs, ack_timeout_ms: this.#ackTimeoutMs,
+    };
+    return this.#client.pull<T>(this.#topic, request, { signal: this.#stopping.signal });
+  }
+
+  #start(delivery: Delivery<T>): void {
+    const abort = new AbortController();
+    const ended = this.#handle(delivery, abort).finally(() => {
+      this.#running.delete(delivery);
+      this.#wake();
+    });
+    this.#running.set(delivery, { ended, abort });
+  }
+
+  /** Never rejects. */
+  async #handle(delivery: Delivery<T>, abort: AbortController): Promise<void> {
+    const handled = new AbortController();
+    void this.#extend(delivery, abort, handled.signal);
+    let settle = (): Promise<unknown> => delivery.ack();
+    try {
+      await this.#handler(delivery, abort.signal);
+    } catch (error) {
+      settle = () => fail(delivery, error);
+    }
+    handled.abort();
+    if (!this.#running.has(delivery)) return; // released after the grace time
+    await settle().catch(this.#onError);
+  }
+
+  /** Extend the ack timeout until the handler has ended. Aborts the handler if that fails. */
+  async #extend(
+    delivery: Delivery<T>, abort: AbortController, handled: AbortSignal,
+  ): Promise<void> {
+    const intervalMs = this.#ackTimeoutMs / 3;
+    let heldUntil = Date.now() + this.#ackTimeoutMs;
+    for (;;) {
+      await sleep(intervalMs, handled);
+      if (handled.aborted) return;
+      const calledAt = Date.now();
+      try {
+        await delivery.extend(undefined, { signal: handled, timeoutMs: intervalMs });
+        heldUntil = calledAt + this.#ackTimeoutMs;
+      } catch (error) {
+        if (handled.aborted) return;
+        this.#onError(error);
+        const isLost = error instanceof ProblemError && error.status < 500;
+        if (isLost || Date.now() >= heldUntil) return abort.abort(error);
+      }
+    }
+  }
+
+  /** Wait for running handlers until the grace time is over; then release their messages. */
+  async #finish(): Promise<void> {
+    const ended = new AbortController();
+    const handlers = Promise.all([...this.#running.values()].map((one) => one.ended));
+    await Promise.race([handlers, sleep(this.#graceMs, ended.signal)]);
+    ended.abort();
+    const left = [...this.#running];
+    this.#running.clear();
+    for (const [, { abort }] of left) abort.abort(new LisaError("the worker has stopped"));
+    await this.#release(left.map(([delivery]) => delivery));
+  }
+
+  async #release(deliveries: Delivery<T>[]): Promise<void> {
+    await Promise.all(deliveries.map((delivery) =>
+      delivery.release({ timeoutMs: RELEASE_TIMEOUT_MS }).catch(this.#onError)));
+  }
+}
+
+function fail<T>(delivery: Delivery<T>, error: unknown): Promise<unknown> {
+  if (error instanceof DiscardError) return delivery.discard(error.message);
+  const reason = error instanceof RetryError ? error.message : String(error);
+  const delay_ms = error instanceof RetryError ? error.delayMs : undefined;
+  return delivery.retry({ delay_ms, reason });
+}
+
+/** Whether pulls will keep failing, for example because of a wrong token. */
+function isFinal(error: unknown): boolean {
+  if (!(error instanceof ProblemError) || error.status >= 500) return false;
+  const isPassing = error.kind === "unknown-group" || error.kind === "removal-unfinished";
+  return !isPassing && error.status !== 408 && error.status !== 429;
+}

@@ -1,0 +1,144 @@
+// Performs the steps of ../../conformance/scenarios.yml: node runner.js URL TOKEN
+//
+// Reads steps from standard input, one JSON object per line, performs them concurrently, and
+// prints the result of each: {"number", "value"} or {"number", "error"}.
+
+import { createInterface } from "node:readline";
+
+import {
+  Client, DiscardError, ProblemError, RetryError, UnreachableError, Worker, type Delivery,
+} from "lisa-delay-queue";
+
+/** What a handler does: see README.md of the scenarios. */
+interface Body {
+  fails?: number;
+  with?: "retry" | "discard";
+  delay_ms?: number;
+  holds?: boolean;
+}
+
+const [url = "", token] = process.argv.slice(2);
+const client = new Client({ url, token, fetch: faultyFetch });
+const deliveries = new Map<string, Delivery>();
+const faults: string[] = [];
+let worker: Worker<Body> | undefined;
+let run: Promise<unknown> | undefined;
+let stopAtAnswer = false;
+let release: (() => void)[] = [];
+let report = newReport();
+
+const steps: Record<string, (topic: string, given: any) => unknown> = {
+  send: (topic, given) => client.send(topic, message(given)),
+  send_batch: async (topic, given) =>
+    (await client.sendBatch(topic, given.map(message))).results.map(({ problem, ...result }) =>
+      problem ? { problem: new ProblemError(problem).kind } : result),
+  get: async (topic, id) => {
+    const found = await client.get(topic, id);
+    return found ? { ...found, ...shown(found.body) } : null;
+  },
+  cancel: (topic, id) => client.cancel(topic, id),
+  reschedule: (topic, { id, ...due }) => client.reschedule(topic, id, due),
+  fire: (topic, id) => client.fire(topic, id),
+  pull: async (topic, given) => (await client.pull(topic, given)).map((one) => {
+    deliveries.set(nameOf(one), one);
+    return { id: one.id, attempt: one.attempt, headers: one.headers, ...shown(one.body) };
+  }),
+  ack: (_, name) => held(name).ack(),
+  retry: async (_, { of, ...failure }) => (await held(of).retry(failure)).outcome,
+  discard: async (_, { of, reason }) => (await held(of).discard(reason)).outcome,
+  extend: (_, name) => held(name).extend(),
+  release: (_, name) => held(name).release(),
+  faults: (_, given) => { faults.push(...given); },
+  faults_left: () => faults.length,
+  start_worker: (topic, { stops_at_answer = false, ...given }) => {
+    stopAtAnswer = stops_at_answer;
+    report = newReport();
+    worker = new Worker<Body>(client, topic, handle, {
+      concurrency: given.concurrency,
+      ackTimeoutMs: given.ack_timeout_ms,
+      graceMs: given.grace_ms,
+      onError: (error) => console.error(String(error)),
+    });
+    run = worker.run();
+    run.catch(() => {}); // `worker_ended` reports the error
+  },
+  worker: () => ({ ...report, started: [...report.started].sort(), ended: report.ended.sort() }),
+  finish_handlers: () => { for (const one of release.splice(0)) one(); },
+  stop_worker: () => worker?.stop(),
+  worker_ended: async () => { await run; },
+};
+
+function newReport() {
+  return { started: [] as string[], ended: [] as string[], aborted: [] as string[], most: 0 };
+}
+
+async function handle(message: Delivery<Body>, signal: AbortSignal): Promise<void> {
+  const name = nameOf(message);
+  report.started.push(name);
+  report.most = Math.max(report.most, report.started.length - report.ended.length);
+  if (message.body.holds) {
+    await new Promise<void>((resolve) => {
+      release.push(resolve);
+      signal.addEventListener("abort", () => { report.aborted.push(name); resolve(); });
+    });
+  }
+  report.ended.push(name);
+  if (message.attempt > (message.body.fails ?? 0)) return;
+  if (message.body.with === "discard") throw new DiscardError("no such order");
+  if (message.body.with === "retry") {
+    const { delay_ms } = message.body;
+    throw new RetryError("closed", delay_ms === undefined ? {} : { delayMs: delay_ms });
+  }
+  throw new Error("broken");
+}
+
+async function faultyFetch(...request: Parameters<typeof fetch>): Promise<Response> {
+  const fault = faults.shift();
+  if (fault === "lose_request") throw new TypeError("fetch failed");
+  if (fault === "crowded" || fault === "server-unavailable") return unavailable(fault);
+  const response = await fetch(...request);
+  if (fault === "lose_answer") throw new TypeError("terminated");
+  if (!stopAtAnswer || !String(request[0]).endsWith("/pull")) return response;
+  const text = await response.text();
+  worker?.stop();
+  return new Response(text, response);
+}
+
+function unavailable(kind: string): Response {
+  const type = `urn:lisa:problem:${kind}`;
+  const problem = { type, title: "Service Unavailable", status: 503, detail: "injected" };
+  return Response.json(problem, { status: 503, headers: { "retry-after": "0" } });
+}
+
+function message({ bytes, ...fields }: any) {
+  return bytes === undefined ? fields : { ...fields, body: Buffer.from(bytes, "base64") };
+}
+
+function shown(body: unknown) {
+  return body instanceof Uint8Array ? { bytes: Buffer.from(body).toString("base64") } : { body };
+}
+
+function nameOf({ id, attempt }: { id: string; attempt: number }): string {
+  return `${id}/${attempt}`;
+}
+
+function held(name: string): Delivery {
+  const delivery = deliveries.get(name);
+  if (!delivery) throw new Error(`no delivery ${name}`);
+  return delivery;
+}
+
+function kindOf(error: unknown): string {
+  if (error instanceof ProblemError) return error.kind;
+  return error instanceof UnreachableError ? "unreachable" : String(error);
+}
+
+createInterface({ input: process.stdin }).on("line", async (line) => {
+  const { number, name, topic, given } = JSON.parse(line);
+  try {
+    const value = await steps[name]!(topic, given);
+    console.log(JSON.stringify({ number, value: value ?? null }));
+  } catch (error) {
+    console.log(JSON.stringify({ number, error: kindOf(error) }));
+  }
+});

@@ -1,0 +1,213 @@
+"""Performs the steps of the clients' scenarios with the Python package."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from lisa import (
+    Consumer,
+    Discard,
+    DuplicateMessage,
+    InvalidMessage,
+    LisaError,
+    Message,
+    Outgoing,
+    Producer,
+    Retry,
+    TopicFull,
+)
+from tests.clients.conformance import STEP_S, StepFailed
+
+if TYPE_CHECKING:
+    from lisa import Delivery
+
+KINDS = {DuplicateMessage: "duplicate", TopicFull: "topic-full", InvalidMessage: "invalid"}
+
+
+def milliseconds(count: int | None) -> timedelta | None:
+    return None if count is None else timedelta(milliseconds=count)
+
+
+class PythonRunner:
+    """A producer, a consumer that pulls, and a worker."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._url = redis_url
+        self._threads = ThreadPoolExecutor()
+        self._producer = Producer(redis_url)
+        self._puller = Consumer(redis_url)
+        self._deliveries: dict[str, Delivery] = {}
+        self._worker: Worker | None = None
+
+    def perform(self, name: str, topic: str, given: Any) -> Future[Any]:
+        """Perform the method with the step's name on a thread."""
+
+        def call() -> Any:
+            try:
+                # As from another process: enums become text.
+                return json.loads(json.dumps(getattr(self, name)(topic, given)))
+            except LisaError as error:
+                raise StepFailed(KINDS.get(type(error), repr(error))) from error
+
+        return self._threads.submit(call)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.finish()
+            self._worker.consumer.stop()
+        self._threads.shutdown()
+        self._producer.close()
+        self._puller.stop()
+
+    def send(self, topic: str, given: dict[str, Any]) -> Any:
+        message = options_of(given)
+        outcome = self._producer.send_one(topic, message.pop("body"), **message)
+        if outcome.outcome == "rejected":
+            raise DuplicateMessage
+        return outcome._asdict()
+
+    def send_batch(self, topic: str, given: list[dict[str, Any]]) -> Any:
+        messages = [Outgoing(**options_of(one)) for one in given]
+        return [one._asdict() for one in self._producer.send_many(topic, messages)]
+
+    def get(self, topic: str, given: str) -> Any:
+        found = self._producer.get(topic, given)
+        if found is None:
+            return None
+        return {"state": found.state, "attempts": found.attempts, "reason": found.reason} | shown(
+            found.body
+        )
+
+    def cancel(self, topic: str, given: str) -> Any:
+        return self._producer.cancel(topic, given)
+
+    def reschedule(self, topic: str, given: dict[str, Any]) -> Any:
+        options = options_of(given)
+        return self._producer.reschedule(topic, options.pop("id"), **options)
+
+    def fire(self, topic: str, given: str) -> Any:
+        return self._producer.fire_now(topic, given)
+
+    def pull(self, topic: str, given: dict[str, Any]) -> Any:
+        pulled = self._puller.pull(
+            topic,
+            batch=given.get("max", 1),
+            wait=timedelta(milliseconds=given.get("wait_ms", 0)),
+            ack_timeout=milliseconds(given.get("ack_timeout_ms")),
+        )
+        self._deliveries |= {f"{one.id}/{one.attempt}": one for one in pulled}
+        return [
+            {"id": one.id, "attempt": one.attempt, "headers": one.headers} | shown(one.body)
+            for one in pulled
+        ]
+
+    def ack(self, _: str, given: str) -> Any:
+        return held(self._deliveries[given].ack())
+
+    def retry(self, _: str, given: dict[str, Any]) -> Any:
+        delay, reason = milliseconds(given.get("delay_ms")), given.get("reason", "")
+        return held(self._deliveries[given["of"]].retry(delay=delay, reason=reason))
+
+    def discard(self, _: str, given: dict[str, Any]) -> Any:
+        return held(self._deliveries[given["of"]].discard(given["reason"]))
+
+    def extend(self, _: str, given: str) -> None:
+        held(self._deliveries[given].extend())
+
+    def release(self, _: str, given: str) -> None:
+        held(self._deliveries[given].release())
+
+    def start_worker(self, topic: str, given: dict[str, Any]) -> None:
+        """The ack timeout is the topic's."""
+        self._worker = Worker(self._url, topic, given["concurrency"])
+
+    def worker(self, _topic: str, _given: None) -> Any:
+        assert self._worker is not None
+        return self._worker.report()
+
+    def finish_handlers(self, _topic: str, _given: None) -> None:
+        assert self._worker is not None
+        self._worker.finish()
+
+    def stop_worker(self, _topic: str, _given: None) -> None:
+        assert self._worker is not None
+        self._stopped = self._threads.submit(self._worker.consumer.stop)
+
+    def worker_ended(self, _topic: str, _given: None) -> None:
+        self._stopped.result(STEP_S)
+
+
+class Worker:
+    """A consumer and what its handler has seen."""
+
+    def __init__(self, redis_url: str, topic: str, concurrency: int) -> None:
+        self._lock = threading.Lock()
+        self._started: list[str] = []
+        self._ended: list[str] = []
+        self._most = 0
+        self._finish = threading.Event()
+        self.consumer = Consumer(redis_url, concurrency=concurrency)
+        self.consumer.on(topic)(self._handle)
+        self.consumer.start()
+
+    def _handle(self, message: Message) -> None:
+        name, body = f"{message.id}/{message.attempt}", message.body
+        with self._lock:
+            self._started.append(name)
+            self._most = max(self._most, len(self._started) - len(self._ended))
+        if body.get("holds"):
+            self._finish.wait(STEP_S)
+        with self._lock:
+            self._ended.append(name)
+        if message.attempt > body.get("fails", 0):
+            return
+        match body.get("with"):
+            case "discard":
+                raise Discard("no such order")
+            case "retry":
+                raise Retry("closed", delay=milliseconds(body.get("delay_ms")))
+        raise RuntimeError("broken")
+
+    def finish(self) -> None:
+        """Let all handlers return."""
+        self._finish.set()
+
+    def report(self) -> dict[str, Any]:
+        """The handlers that have started and ended, and the maximum that ran at a time."""
+        with self._lock:
+            started, ended = sorted(self._started), sorted(self._ended)
+        return {"started": started, "ended": ended, "most": self._most, "aborted": []}
+
+
+_NAMES = {"delay_ms": "delay", "ttl_ms": "ttl", "due_ms": "at_ms", "bytes": "body"}
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """A step's arguments as keyword arguments."""
+    found = {_NAMES.get(name, name): value for name, value in given.items()}
+    for name in ("delay", "ttl"):
+        if name in found:
+            found[name] = milliseconds(found[name])
+    if "retry" in found:
+        found["retry"] = [milliseconds(one) for one in found["retry"]]
+    if "bytes" in given:
+        found["body"] = base64.b64decode(given["bytes"])
+    return found
+
+
+def shown(body: Any) -> dict[str, Any]:
+    if isinstance(body, bytes):
+        return {"bytes": base64.b64encode(body).decode()}
+    return {"body": body}
+
+
+def held(outcome: object) -> object:
+    """The outcome of a call on a delivery. Raises StepFailed if the delivery was not held."""
+    if outcome in (False, "stale"):
+        raise StepFailed("stale")
+    return outcome
