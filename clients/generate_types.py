@@ -37,7 +37,7 @@ NAMES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def types() -> str:
+def render() -> str:
     """The text of the generated file."""
     schemas = document(OPERATIONS)["components"]["schemas"]
     wanted, used = list(USED), set()
@@ -83,4 +83,4 @@ def comment(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    TYPES.write_text(types(), encoding="utf-8")
+    TYPES.write_text(render(), encoding="utf-8")

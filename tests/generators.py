@@ -1,4 +1,4 @@
-"""The programs in docs/ that generate reference pages."""
+"""The programs that generate reference pages and the types of a client."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def generator(name: str) -> ModuleType:
-    """Import one of them; docs/ is not a package."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+def generator(name: str, folder: Path = DOCS) -> ModuleType:
+    """Import one of them; their folders are not packages."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

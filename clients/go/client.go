@@ -99,7 +99,7 @@ func (c *Client) SendBatch(
 	return results, err
 }
 
-// Get returns a message and its state. The error matches ErrUnknownMessage if no message has the id.
+// Get returns a message and its state. The error matches ErrUnknownMessage if the id is unknown.
 func (c *Client) Get(ctx context.Context, topic, id string) (*MessageInfo, error) {
 	var answer messageAnswer
 	err := c.call(ctx, request{method: "GET", path: messagePath(topic, id)}, &answer)

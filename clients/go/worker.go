@@ -22,9 +22,10 @@ var ErrWorkerStopped = errors.New("lisa: the worker has stopped")
 
 // Handler handles one message. Delivery is at-least-once, so handlers should be idempotent.
 //
-// A message is acked if its handler returns nil. Otherwise it is retried by its retry policy, except
-// after a *RetryError or a *DiscardError. The context ends when the worker loses the message, or
-// when the grace time is over.
+// A message is acked if its handler returns nil. After a *RetryError it is retried after that delay,
+// after a *DiscardError it moves to garbage, and after any other error or a panic it is retried by
+// its retry policy. The context ends when the worker loses the message, or when the grace time is
+// over.
 type Handler func(ctx context.Context, message *Delivery) error
 
 // Worker pulls the messages of a topic and calls a handler with each. Client, Topic and Handler are

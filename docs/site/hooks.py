@@ -23,6 +23,8 @@ ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "clients/typescript/README.md": "clients/typescript.md",
+    "clients/go/README.md": "clients/go.md",
     "demos/README.md": "demos.md",
     "benchmarks/peers/README.md": "benchmarks/peers.md",
     "benchmarks/report/report.md": "benchmarks/report.md",

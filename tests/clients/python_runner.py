@@ -171,6 +171,8 @@ class Worker:
                 raise Discard("no such order")
             case "retry":
                 raise Retry("closed", delay=milliseconds(body.get("delay_ms")))
+            case "panic":
+                raise SystemExit
         raise RuntimeError("broken")
 
     def finish(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from contextlib import ExitStack
@@ -23,23 +25,30 @@ if TYPE_CHECKING:
 
     from lisa.embedded import EmbeddedServer
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
+GO = ROOT / "clients" / "go"
 TOKEN = "a-token-of-the-conformance-tests"
 
-
-def skip_without(*tools: str) -> None:
-    for tool in tools:
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not on PATH (Debian: apt-get install npm golang-go)")
+_UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT")
 
 
-def run(*command: str, cwd: Path, **environment: str) -> None:
-    """Run a command; fails the test with the output of a command that failed."""
+def skip_unless(tool: str, command: str, least: tuple[int, int]) -> None:
+    """Skip the test if a tool is missing or too old."""
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not on PATH (Debian: apt-get install npm golang-go)")
+    version = subprocess.run([tool, command], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < least:
+        pytest.skip(f"{tool} is too old: {version.strip()}, needs {least[0]}.{least[1]}")
+
+
+def run(*command: str, cwd: Path) -> str:
+    """Run a command and return its output; skips the test if npm's registry is unreachable."""
     done = subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, **environment},
+        env={**os.environ, "CGO_ENABLED": "0"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -47,16 +56,27 @@ def run(*command: str, cwd: Path, **environment: str) -> None:
         check=False,
         timeout=150,
     )
+    if done.returncode and (fault := _UNREACHABLE.search(done.stdout)):
+        pytest.skip(f"{' '.join(command)}: the registry is unreachable: {fault[0]}")
     assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def examples(package: Path, language: str) -> list[str]:
+    """The programs of a package's README."""
+    text = (package / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the TypeScript package, installed and built, with its runner."""
-    skip_without("node", "npm")
+    """A copy of the TypeScript package, built with its runner and the programs of its README."""
+    skip_unless("node", "--version", (20, 3))
+    skip_unless("npm", "--version", (9, 0))
     package = tmp_path_factory.mktemp("typescript") / "package"
     ignored = shutil.ignore_patterns("node_modules", "dist", "build")
     shutil.copytree(ROOT / "clients" / "typescript", package, ignore=ignored)
+    (package / "test" / "readme.ts").write_text("\n".join(examples(package, "ts")))
     run("npm", "ci", "--no-audit", "--no-fund", "--prefer-offline", cwd=package)
     run("npm", "run", "build", cwd=package)
     run("npm", "run", "build:test", cwd=package)
@@ -66,9 +86,9 @@ def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runner of the Go module."""
-    skip_without("go")
-    module, program = ROOT / "clients" / "go", tmp_path_factory.mktemp("go") / "runner"
-    run("go", "build", "-o", str(program), "./internal/conformance", cwd=module, CGO_ENABLED="0")
+    skip_unless("go", "version", (1, 22))
+    program = tmp_path_factory.mktemp("go") / "runner"
+    run("go", "build", "-o", str(program), "./internal/conformance", cwd=GO)
     return program
 
 
@@ -131,7 +151,8 @@ def run_http(
         if scenario.get("restarts"):
             port = str(free_port())
             gateway = stack.enter_context(new_gateway(redis_url, "--port", port))
-        runner = ProcessRunner([*command, gateway.url, scenario.get("token", TOKEN)])
+        timeout_ms = str(scenario.get("timeout_ms", 10_000))
+        runner = ProcessRunner([*command, gateway.url, scenario.get("token", TOKEN), timeout_ms])
         try:
             Scenario(scenario, runner, gateway).run(restart)
         except BaseException:
@@ -145,3 +166,25 @@ def test_the_go_client_passes(
     scenario: dict[str, Any], go: Path, redis_url: str, gateway: Gateway
 ) -> None:
     run_http(scenario, [str(go)], redis_url, gateway)
+
+
+def test_the_go_module_is_formatted_and_the_programs_of_its_readme_compile(
+    go: Path, tmp_path: Path
+) -> None:
+    assert go.exists()
+    module = tmp_path / "module"
+    shutil.copytree(GO, module)
+    for number, program in enumerate(examples(GO, "go")):
+        folder = module / f"example{number}"
+        folder.mkdir()
+        (folder / "main.go").write_text(program)
+    assert run("gofmt", "-l", ".", cwd=module) == ""
+    run("go", "vet", "./...", cwd=module)
+
+
+def test_the_lock_file_names_the_public_registry() -> None:
+    lock = json.loads((ROOT / "clients" / "typescript" / "package-lock.json").read_text())
+    packages = [one for name, one in lock["packages"].items() if name]
+    assert packages
+    for one in packages:
+        assert one["resolved"].startswith("https://registry.npmjs.org/")

@@ -16,7 +16,14 @@ import pytest
 from tests.servers import connect, no_clock
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "clients").glob("*/README.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 TESTING = ROOT / "docs" / "how-to" / "testing.md"
 DEFAULT_URL = "redis://localhost:6379/0"
 

@@ -91,6 +91,11 @@ def test_requests_are_strict_and_bounded(document: dict[str, Any]) -> None:
     assert "type" not in schemas["SendRequest"]["properties"]["body"]
 
 
+def test_the_typescript_types_are_current() -> None:
+    types = generator("generate_types", ROOT / "clients")
+    assert types.TYPES.read_text(encoding="utf-8") == types.render(), "run: make reference"
+
+
 class Page(HTMLParser):
     """The resources that a page fetches, and its links."""
 

@@ -1,4 +1,5 @@
-// Performs the steps of ../../conformance/scenarios.yml: node runner.js URL TOKEN
+// Performs the steps of clients/conformance/scenarios.yml. The arguments are the gateway's URL, a
+// token, and the client's timeout in milliseconds.
 //
 // Reads steps from standard input, one JSON object per line, performs them concurrently, and
 // prints the result of each: {"number", "value"} or {"number", "error"}.
@@ -9,16 +10,16 @@ import {
   Client, DiscardError, ProblemError, RetryError, UnreachableError, Worker, type Delivery,
 } from "lisa-delay-queue";
 
-/** What a handler does: see README.md of the scenarios. */
+/** What a handler does: see scenarios.yml. */
 interface Body {
   fails?: number;
-  with?: "retry" | "discard";
+  with?: "retry" | "discard" | "panic";
   delay_ms?: number;
   holds?: boolean;
 }
 
-const [url = "", token] = process.argv.slice(2);
-const client = new Client({ url, token, fetch: faultyFetch });
+const [url = "", token, timeoutMs] = process.argv.slice(2);
+const client = new Client({ url, token, timeoutMs: Number(timeoutMs), fetch: faultyFetch });
 const deliveries = new Map<string, Delivery>();
 const faults: string[] = [];
 let worker: Worker<Body> | undefined;
@@ -39,10 +40,12 @@ const steps: Record<string, (topic: string, given: any) => unknown> = {
   cancel: (topic, id) => client.cancel(topic, id),
   reschedule: (topic, { id, ...due }) => client.reschedule(topic, id, due),
   fire: (topic, id) => client.fire(topic, id),
-  pull: async (topic, given) => (await client.pull(topic, given)).map((one) => {
-    deliveries.set(nameOf(one), one);
-    return { id: one.id, attempt: one.attempt, headers: one.headers, ...shown(one.body) };
-  }),
+  pull: async (topic, { cancelled_after_ms, ...given }) => {
+    const signal = cancelled_after_ms ? AbortSignal.timeout(cancelled_after_ms) : undefined;
+    const pulled = await client.pull(topic, given, { signal });
+    for (const one of pulled) deliveries.set(nameOf(one), one);
+    return pulled.map((one) => ({ ...one, ...shown(one.body) }));
+  },
   ack: (_, name) => held(name).ack(),
   retry: async (_, { of, ...failure }) => (await held(of).retry(failure)).outcome,
   discard: async (_, { of, reason }) => (await held(of).discard(reason)).outcome,
@@ -89,12 +92,15 @@ async function handle(message: Delivery<Body>, signal: AbortSignal): Promise<voi
     const { delay_ms } = message.body;
     throw new RetryError("closed", delay_ms === undefined ? {} : { delayMs: delay_ms });
   }
+  if (message.body.with === "panic") throw undefined;
   throw new Error("broken");
 }
 
 async function faultyFetch(...request: Parameters<typeof fetch>): Promise<Response> {
   const fault = faults.shift();
   if (fault === "lose_request") throw new TypeError("fetch failed");
+  if (fault === "hang") await aborted(request[1]!.signal!);
+  if (fault === "error_page") return new Response("<h1>Bad Gateway</h1>", { status: 502 });
   if (fault === "crowded" || fault === "server-unavailable") return unavailable(fault);
   const response = await fetch(...request);
   if (fault === "lose_answer") throw new TypeError("terminated");
@@ -102,6 +108,10 @@ async function faultyFetch(...request: Parameters<typeof fetch>): Promise<Respon
   const text = await response.text();
   worker?.stop();
   return new Response(text, response);
+}
+
+function aborted(signal: AbortSignal): Promise<never> {
+  return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
 }
 
 function unavailable(kind: string): Response {
@@ -130,7 +140,8 @@ function held(name: string): Delivery {
 
 function kindOf(error: unknown): string {
   if (error instanceof ProblemError) return error.kind;
-  return error instanceof UnreachableError ? "unreachable" : String(error);
+  if (error instanceof UnreachableError) return "unreachable";
+  return error instanceof Error && error.name === "TimeoutError" ? "cancelled" : String(error);
 }
 
 createInterface({ input: process.stdin }).on("line", async (line) => {

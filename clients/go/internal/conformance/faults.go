@@ -16,10 +16,6 @@ type faultyTransport struct {
 	onPull func()
 }
 
-func newHTTPClient(faults *faultyTransport) *http.Client {
-	return &http.Client{Transport: faults}
-}
-
 func (t *faultyTransport) add(faults []string) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -53,8 +49,14 @@ func (t *faultyTransport) RoundTrip(request *http.Request) (*http.Response, erro
 	switch fault {
 	case "lose_request":
 		return nil, errors.New("injected")
+	case "hang":
+		<-request.Context().Done()
+		return nil, request.Context().Err()
+	case "error_page":
+		return answer(http.StatusBadGateway, "<h1>Bad Gateway</h1>"), nil
 	case "crowded", "server-unavailable":
-		return unavailable(fault), nil
+		problem := `{"type": "urn:lisa:problem:` + fault + `", "status": 503}`
+		return answer(http.StatusServiceUnavailable, problem), nil
 	}
 	response, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
@@ -76,11 +78,9 @@ func (t *faultyTransport) RoundTrip(request *http.Request) (*http.Response, erro
 	return response, nil
 }
 
-func unavailable(kind string) *http.Response {
-	text := `{"type": "urn:lisa:problem:` + kind + `", "title": "Unavailable", "status": 503,
-		"detail": "injected"}`
+func answer(status int, text string) *http.Response {
 	return &http.Response{
-		StatusCode: http.StatusServiceUnavailable,
+		StatusCode: status,
 		Header:     http.Header{"Retry-After": {"0"}},
 		Body:       io.NopCloser(strings.NewReader(text)),
 	}

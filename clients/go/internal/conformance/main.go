@@ -1,4 +1,5 @@
-// Command conformance performs the steps of ../../conformance/scenarios.yml: conformance URL TOKEN
+// Command conformance performs the steps of clients/conformance/scenarios.yml. Its arguments are the
+// gateway's URL, a token, and the client's timeout in milliseconds.
 //
 // It reads steps from standard input, one JSON object per line, performs them concurrently, and
 // prints the result of each: {"number", "value"} or {"number", "error"}.
@@ -11,7 +12,9 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net/http"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -32,8 +35,13 @@ type result struct {
 
 func main() {
 	faults := &faultyTransport{}
+	timeout, err := strconv.ParseInt(os.Args[3], 10, 64)
+	if err != nil {
+		log.Fatal(err)
+	}
 	client, err := lisa.NewClient(lisa.Config{
-		URL: os.Args[1], Token: os.Args[2], HTTP: newHTTPClient(faults),
+		URL: os.Args[1], Token: os.Args[2], Timeout: milliseconds(timeout),
+		HTTP: &http.Client{Transport: faults},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -63,6 +71,8 @@ func kindOf(err error) string {
 		return ""
 	case errors.As(err, &problem):
 		return string(problem.Kind)
+	case errors.Is(err, context.Canceled):
+		return "cancelled"
 	case errors.Is(err, lisa.ErrUnreachable):
 		return "unreachable"
 	default:
@@ -214,9 +224,15 @@ type pull struct {
 	Max        int
 	Wait       int64 `json:"wait_ms"`
 	AckTimeout int64 `json:"ack_timeout_ms"`
+	Cancelled  int64 `json:"cancelled_after_ms"`
 }
 
 func (r *runner) pull(ctx context.Context, topic string, given pull) (any, error) {
+	if given.Cancelled > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		time.AfterFunc(milliseconds(given.Cancelled), cancel)
+	}
 	pulled, err := r.client.Pull(ctx, topic, lisa.PullOptions{
 		Max: given.Max, Wait: milliseconds(given.Wait), AckTimeout: milliseconds(given.AckTimeout),
 	})

@@ -84,6 +84,9 @@ func (w *worker) handle(ctx context.Context, message *lisa.Delivery) error {
 	case body.With == "retry":
 		return &lisa.RetryError{Delay: milliseconds(*body.Delay), Err: errors.New("closed")}
 	}
+	if body.With == "panic" {
+		panic("broken")
+	}
 	return errors.New("broken")
 }
 
