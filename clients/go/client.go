@@ -19,7 +19,8 @@ type Config struct {
 	// Timeout is the maximum duration of a call and its repetitions, without the waiting time of a
 	// pull; by default 10 s. The deadline of a call's context also applies.
 	Timeout time.Duration
-	HTTP    *http.Client // by default a client with a connection pool of its own
+	// HTTPClient is by default a client with a connection pool of its own.
+	HTTPClient *http.Client
 }
 
 // Client sends, inspects and pulls messages. It is safe for concurrent use.
@@ -45,7 +46,7 @@ func NewClient(config Config) (*Client, error) {
 		url:     strings.TrimRight(config.URL, "/"),
 		token:   config.Token,
 		timeout: config.Timeout,
-		http:    config.HTTP,
+		http:    config.HTTPClient,
 	}
 	if client.timeout == 0 {
 		client.timeout = 10 * time.Second
@@ -92,11 +93,14 @@ func (c *Client) SendBatch(
 		method: "POST", path: topicPath(topic) + "/messages:batch", content: content,
 		repeat: repeatOf(messages...),
 	}, &answer)
+	if err != nil {
+		return nil, err
+	}
 	results := make([]BatchResult, len(answer.Results))
 	for i, one := range answer.Results {
 		results[i] = one.result()
 	}
-	return results, err
+	return results, nil
 }
 
 // Get returns a message and its state. The error matches ErrUnknownMessage if the id is unknown.
@@ -163,11 +167,14 @@ func (c *Client) Pull(
 		method: "POST", path: topicPath(topic) + "/pull", content: content,
 		repeat: repeatNone, wait: options.Wait,
 	}, &answer)
+	if err != nil {
+		return nil, err
+	}
 	deliveries := make([]*Delivery, len(answer.Deliveries))
 	for i, one := range answer.Deliveries {
 		deliveries[i] = one.delivery(c, topic)
 	}
-	return deliveries, err
+	return deliveries, nil
 }
 
 func topicPath(topic string) string { return "/v1/topics/" + url.PathEscape(topic) }

@@ -37,8 +37,7 @@ type ProblemError struct {
 	Kind   Kind // "http" if the answer is no problem document
 	Title  string
 	Detail string
-	// RetryAfter is how long the gateway asks to wait before the next call; negative if it does
-	// not say.
+	// RetryAfter is how long the gateway asks to wait before the next call; zero if it does not say.
 	RetryAfter time.Duration
 }
 

@@ -133,7 +133,7 @@ func problemOf(response *http.Response, text []byte) error {
 		}
 	}
 	problem := answer.problem()
-	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds >= 0 {
+	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil {
 		problem.RetryAfter = time.Duration(seconds) * time.Second
 	}
 	return problem
@@ -147,7 +147,7 @@ type problemAnswer struct {
 func (p problemAnswer) problem() *ProblemError {
 	kind := p.Type[strings.LastIndexByte(p.Type, ':')+1:]
 	return &ProblemError{
-		Status: p.Status, Kind: Kind(kind), Title: p.Title, Detail: p.Detail, RetryAfter: -1,
+		Status: p.Status, Kind: Kind(kind), Title: p.Title, Detail: p.Detail,
 	}
 }
 
@@ -157,7 +157,7 @@ type backoff struct{ first, longest, current time.Duration }
 // next is the pause after a failed call: the one that the gateway asks for, or else the next one.
 func (b *backoff) next(err error) time.Duration {
 	var problem *ProblemError
-	if errors.As(err, &problem) && problem.RetryAfter >= 0 {
+	if errors.As(err, &problem) && problem.RetryAfter > 0 {
 		return problem.RetryAfter
 	}
 	b.current = min(max(2*b.current, b.first), b.longest)

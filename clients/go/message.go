@@ -82,9 +82,11 @@ type MessageInfo struct {
 // GroupState is the state of a message in one group.
 type GroupState struct {
 	State     State
-	Due       time.Time // zero if the message is settled
-	Attempts  int       // attempts started, including the current one
-	Reason    string    // the reason of the last failure
+	Due       time.Time     // zero if the message is settled
+	Attempts  int           // attempts started, including the current one
+	Consumer  string        // that has the message in flight
+	Idle      time.Duration // how long it has had the message
+	Reason    string        // the reason of the last failure
 	Traceback string
 }
 
@@ -159,15 +161,17 @@ func (b bodyAnswer) body() Body {
 }
 
 type stateAnswer struct {
-	State             State
-	Due               *int64 `json:"due_ms"`
-	Attempts          int
-	Reason, Traceback string
+	State                       State
+	Due                         *int64 `json:"due_ms"`
+	Attempts                    int
+	Idle                        int64 `json:"idle_ms"`
+	Consumer, Reason, Traceback string
 }
 
 func (s stateAnswer) state() GroupState {
 	found := GroupState{
-		State: s.State, Attempts: s.Attempts, Reason: s.Reason, Traceback: s.Traceback,
+		State: s.State, Attempts: s.Attempts, Consumer: s.Consumer,
+		Idle: time.Duration(s.Idle) * time.Millisecond, Reason: s.Reason, Traceback: s.Traceback,
 	}
 	if s.Due != nil {
 		found.Due = time.UnixMilli(*s.Due)

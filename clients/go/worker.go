@@ -28,8 +28,8 @@ var ErrWorkerStopped = errors.New("lisa: the worker has stopped")
 // over.
 type Handler func(ctx context.Context, message *Delivery) error
 
-// Worker pulls the messages of a topic and calls a handler with each. Client, Topic and Handler are
-// required.
+// Worker pulls the messages of a topic and calls a handler with each. Client, Topic and Handler
+// are required.
 type Worker struct {
 	Client  *Client
 	Topic   string
@@ -59,7 +59,7 @@ func (w Worker) Run(ctx context.Context) error {
 	}
 	calls := context.WithoutCancel(ctx)
 	handling, abort := context.WithCancelCause(calls)
-	run := &run{
+	run := &workerRun{
 		Worker:   w,
 		calls:    calls,
 		handling: handling,
@@ -89,8 +89,8 @@ func (w *Worker) setDefaults() {
 	}
 }
 
-// run is the state of a running worker.
-type run struct {
+// workerRun is the state of a running worker.
+type workerRun struct {
 	Worker
 	calls    context.Context // of calls that settle messages
 	handling context.Context // of all handlers; ends with the grace time
@@ -100,7 +100,7 @@ type run struct {
 	running  map[*Delivery]struct{}
 }
 
-func (r *run) work(ctx context.Context) error {
+func (r *workerRun) work(ctx context.Context) error {
 	pauses := backoff{first: firstPullPause, longest: longestPullPause}
 	for {
 		free := r.takeSlots(ctx)
@@ -132,7 +132,7 @@ func (r *run) work(ctx context.Context) error {
 }
 
 // takeSlots waits until a handler may be started, and returns how many may be.
-func (r *run) takeSlots(ctx context.Context) int {
+func (r *workerRun) takeSlots(ctx context.Context) int {
 	select {
 	case r.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -147,7 +147,7 @@ func (r *run) takeSlots(ctx context.Context) int {
 	}
 }
 
-func (r *run) start(delivery *Delivery) {
+func (r *workerRun) start(delivery *Delivery) {
 	r.mutex.Lock()
 	r.running[delivery] = struct{}{}
 	r.mutex.Unlock()
@@ -159,7 +159,7 @@ func (r *run) start(delivery *Delivery) {
 	}()
 }
 
-func (r *run) handle(delivery *Delivery) {
+func (r *workerRun) handle(delivery *Delivery) {
 	ctx, abort := context.WithCancelCause(r.handling)
 	extending, handled := context.WithCancel(ctx)
 	go r.extend(extending, delivery, abort)
@@ -175,7 +175,7 @@ func (r *run) handle(delivery *Delivery) {
 }
 
 // call calls the handler. A panic is a failure of its message, not of the worker.
-func (r *run) call(ctx context.Context, delivery *Delivery) (err error) {
+func (r *workerRun) call(ctx context.Context, delivery *Delivery) (err error) {
 	defer func() {
 		if value := recover(); value != nil {
 			err = fmt.Errorf("panic: %v", value)
@@ -203,7 +203,7 @@ func settle(ctx context.Context, delivery *Delivery, failure error) error {
 }
 
 // extend extends the ack timeout until ctx ends. It aborts the handler if that fails.
-func (r *run) extend(ctx context.Context, delivery *Delivery, abort context.CancelCauseFunc) {
+func (r *workerRun) extend(ctx context.Context, delivery *Delivery, abort context.CancelCauseFunc) {
 	interval := r.AckTimeout / 3
 	heldUntil := time.Now().Add(r.AckTimeout)
 	for sleep(ctx, interval) == nil {
@@ -229,7 +229,7 @@ func (r *run) extend(ctx context.Context, delivery *Delivery, abort context.Canc
 }
 
 // finish waits for running handlers until the grace time is over; then it releases their messages.
-func (r *run) finish(abort context.CancelCauseFunc) {
+func (r *workerRun) finish(abort context.CancelCauseFunc) {
 	ended := make(chan struct{})
 	go func() {
 		r.handlers.Wait()
@@ -247,7 +247,7 @@ func (r *run) finish(abort context.CancelCauseFunc) {
 }
 
 // take reports whether the delivery is still to be settled by its handler's outcome.
-func (r *run) take(delivery *Delivery) bool {
+func (r *workerRun) take(delivery *Delivery) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	_, ok := r.running[delivery]
@@ -255,7 +255,7 @@ func (r *run) take(delivery *Delivery) bool {
 	return ok
 }
 
-func (r *run) takeAll() []*Delivery {
+func (r *workerRun) takeAll() []*Delivery {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	var left []*Delivery
@@ -266,7 +266,7 @@ func (r *run) takeAll() []*Delivery {
 	return left
 }
 
-func (r *run) release(deliveries []*Delivery) {
+func (r *workerRun) release(deliveries []*Delivery) {
 	ctx, cancel := context.WithTimeout(r.calls, releaseTimeout)
 	defer cancel()
 	var calls sync.WaitGroup

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -105,6 +106,9 @@ class Scenario:
             if name == "restart_gateway":
                 assert restart_gateway is not None
                 restart_gateway()
+            elif name == "remove_group":
+                path = f"/v1/topics/{self._topic}/groups/{given}"
+                assert self._gateway.client.delete(path).status_code == 200
             elif name == "end_of_background":
                 assert self._background is not None
                 check(self._background.result(STEP_S), step["expect"])
@@ -129,7 +133,7 @@ class Scenario:
                 return is_match(seen[0], step["until"])
 
             try:
-                wait_until(matches)
+                wait_until(matches, timeout=timedelta(seconds=STEP_S))
             except AssertionError:
                 pytest.fail(f"{step} was not reached: {seen}")
         else:

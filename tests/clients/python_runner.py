@@ -24,7 +24,7 @@ from lisa import (
 from tests.clients.conformance import STEP_S, StepFailed
 
 if TYPE_CHECKING:
-    from lisa import Delivery
+    from lisa import Delivery, FoundInGroup
 
 KINDS = {DuplicateMessage: "duplicate", TopicFull: "topic-full", InvalidMessage: "invalid"}
 
@@ -40,7 +40,7 @@ class PythonRunner:
         self._url = redis_url
         self._threads = ThreadPoolExecutor()
         self._producer = Producer(redis_url)
-        self._puller = Consumer(redis_url)
+        self._pullers: dict[str | None, Consumer] = {}
         self._deliveries: dict[str, Delivery] = {}
         self._worker: Worker | None = None
 
@@ -62,7 +62,8 @@ class PythonRunner:
             self._worker.consumer.stop()
         self._threads.shutdown()
         self._producer.close()
-        self._puller.stop()
+        for puller in self._pullers.values():
+            puller.stop()
 
     def send(self, topic: str, given: dict[str, Any]) -> Any:
         message = options_of(given)
@@ -79,9 +80,8 @@ class PythonRunner:
         found = self._producer.get(topic, given)
         if found is None:
             return None
-        return {"state": found.state, "attempts": found.attempts, "reason": found.reason} | shown(
-            found.body
-        )
+        groups = {name: state_of(one) for name, one in found.groups.items()}
+        return state_of(found) | shown(found.body) | {"groups": groups}
 
     def cancel(self, topic: str, given: str) -> Any:
         return self._producer.cancel(topic, given)
@@ -94,7 +94,9 @@ class PythonRunner:
         return self._producer.fire_now(topic, given)
 
     def pull(self, topic: str, given: dict[str, Any]) -> Any:
-        pulled = self._puller.pull(
+        group = given.get("group")
+        puller = self._pullers.setdefault(group, Consumer(self._url, group=group))
+        pulled = puller.pull(
             topic,
             batch=given.get("max", 1),
             wait=timedelta(milliseconds=given.get("wait_ms", 0)),
@@ -124,7 +126,7 @@ class PythonRunner:
 
     def start_worker(self, topic: str, given: dict[str, Any]) -> None:
         """The ack timeout is the topic's."""
-        self._worker = Worker(self._url, topic, given["concurrency"])
+        self._worker = Worker(self._url, topic, given)
 
     def worker(self, _topic: str, _given: None) -> Any:
         assert self._worker is not None
@@ -145,13 +147,14 @@ class PythonRunner:
 class Worker:
     """A consumer and what its handler has seen."""
 
-    def __init__(self, redis_url: str, topic: str, concurrency: int) -> None:
+    def __init__(self, redis_url: str, topic: str, given: dict[str, Any]) -> None:
         self._lock = threading.Lock()
         self._started: list[str] = []
         self._ended: list[str] = []
         self._most = 0
         self._finish = threading.Event()
-        self.consumer = Consumer(redis_url, concurrency=concurrency)
+        group, concurrency = given.get("group"), given["concurrency"]
+        self.consumer = Consumer(redis_url, group=group, concurrency=concurrency)
         self.consumer.on(topic)(self._handle)
         self.consumer.start()
 
@@ -200,6 +203,15 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     if "bytes" in given:
         found["body"] = base64.b64decode(given["bytes"])
     return found
+
+
+def state_of(found: FoundInGroup) -> dict[str, Any]:
+    return {
+        "state": found.state,
+        "due_ms": found.due_ms,
+        "attempts": found.attempts,
+        "reason": found.reason,
+    }
 
 
 def shown(body: Any) -> dict[str, Any]:

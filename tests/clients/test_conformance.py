@@ -71,7 +71,7 @@ def examples(package: Path, language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the TypeScript package, built with its runner and the programs of its README."""
-    skip_unless("node", "--version", (20, 3))
+    skip_unless("node", "--version", (20, 0))
     skip_unless("npm", "--version", (9, 0))
     package = tmp_path_factory.mktemp("typescript") / "package"
     ignored = shutil.ignore_patterns("node_modules", "dist", "build")

@@ -44,7 +44,7 @@ export class UnreachableError extends LisaError {}
 export class RetryError extends LisaError {
   readonly delayMs: number | undefined;
 
-  constructor(reason: string, { delayMs }: { delayMs?: number } = {}) {
+  constructor(reason: string, { delayMs }: { delayMs?: number | undefined } = {}) {
     super(reason);
     this.delayMs = delayMs;
   }

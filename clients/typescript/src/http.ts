@@ -13,9 +13,9 @@ export interface ClientOptions {
   /** The bearer token, if the gateway requires one. */
   token?: string | undefined;
   /** Maximum duration of a call and its repetitions, without the waiting time of a pull: 10 s. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** Replaces the global `fetch`, for example to use a proxy. */
-  fetch?: typeof fetch;
+  fetch?: typeof fetch | undefined;
 }
 
 export interface CallOptions {

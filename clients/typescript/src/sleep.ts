@@ -12,21 +12,24 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
-/** Pauses that double from `firstMs` to `longestMs`, with jitter so that clients spread out. */
+/** Pauses that double up to a limit, with jitter so that clients spread out. */
 export class Backoff {
+  readonly #firstMs: number;
+  readonly #longestMs: number;
   #nextMs: number;
 
-  constructor(private readonly firstMs: number, private readonly longestMs: number) {
-    this.#nextMs = firstMs;
+  constructor(firstMs: number, longestMs: number) {
+    this.#firstMs = this.#nextMs = firstMs;
+    this.#longestMs = longestMs;
   }
 
   next(): number {
     const ms = this.#nextMs * (1 + Math.random());
-    this.#nextMs = Math.min(2 * this.#nextMs, this.longestMs);
+    this.#nextMs = Math.min(2 * this.#nextMs, this.#longestMs);
     return ms;
   }
 
   reset(): void {
-    this.#nextMs = this.firstMs;
+    this.#nextMs = this.#firstMs;
   }
 }

@@ -10,17 +10,17 @@ const RELEASE_TIMEOUT_MS = 2_000;
 
 export interface WorkerOptions {
   /** Maximum number of running handlers, 1 to 500: 1. */
-  concurrency?: number;
+  concurrency?: number | undefined;
   /** By default the topic's only group. */
-  group?: string;
+  group?: string | undefined;
   /** How long a message is held for this worker; extended while its handler runs: 30 s. */
-  ackTimeoutMs?: number;
+  ackTimeoutMs?: number | undefined;
   /** Duration of a long poll, at most 60 s: 20 s. */
-  waitMs?: number;
+  waitMs?: number | undefined;
   /** How long `stop` waits for running handlers: 10 s. */
-  graceMs?: number;
+  graceMs?: number | undefined;
   /** Receives each error that does not end the worker; by default, console.error prints it. */
-  onError?: (error: unknown) => void;
+  onError?: ((error: unknown) => void) | undefined;
 }
 
 /**

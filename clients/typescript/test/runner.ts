@@ -58,6 +58,7 @@ const steps: Record<string, (topic: string, given: any) => unknown> = {
     report = newReport();
     worker = new Worker<Body>(client, topic, handle, {
       concurrency: given.concurrency,
+      group: given.group,
       ackTimeoutMs: given.ack_timeout_ms,
       graceMs: given.grace_ms,
       onError: (error) => console.error(String(error)),
@@ -89,8 +90,7 @@ async function handle(message: Delivery<Body>, signal: AbortSignal): Promise<voi
   if (message.attempt > (message.body.fails ?? 0)) return;
   if (message.body.with === "discard") throw new DiscardError("no such order");
   if (message.body.with === "retry") {
-    const { delay_ms } = message.body;
-    throw new RetryError("closed", delay_ms === undefined ? {} : { delayMs: delay_ms });
+    throw new RetryError("closed", { delayMs: message.body.delay_ms });
   }
   if (message.body.with === "panic") throw undefined;
   throw new Error("broken");

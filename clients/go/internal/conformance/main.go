@@ -1,5 +1,5 @@
-// Command conformance performs the steps of clients/conformance/scenarios.yml. Its arguments are the
-// gateway's URL, a token, and the client's timeout in milliseconds.
+// Command conformance performs the steps of clients/conformance/scenarios.yml. Its arguments are
+// the gateway's URL, a token, and the client's timeout in milliseconds.
 //
 // It reads steps from standard input, one JSON object per line, performs them concurrently, and
 // prints the result of each: {"number", "value"} or {"number", "error"}.
@@ -41,7 +41,7 @@ func main() {
 	}
 	client, err := lisa.NewClient(lisa.Config{
 		URL: os.Args[1], Token: os.Args[2], Timeout: milliseconds(timeout),
-		HTTP: &http.Client{Transport: faults},
+		HTTPClient: &http.Client{Transport: faults},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -143,38 +143,6 @@ func (r *runner) perform(ctx context.Context, one step) (any, error) {
 	return nil, fmt.Errorf("unknown step %s", one.Name)
 }
 
-type message struct {
-	Body        json.RawMessage
-	Bytes       []byte
-	ID          string
-	Delay       int64  `json:"delay_ms"`
-	Due         *int64 `json:"due_ms"`
-	TTL         int64  `json:"ttl_ms"`
-	Headers     map[string]string
-	Retry       []int64
-	OnDuplicate lisa.OnDuplicate `json:"on_duplicate"`
-}
-
-func (m message) message() lisa.Message {
-	found := lisa.Message{
-		Body: m.Body, ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL),
-		Headers: m.Headers, OnDuplicate: m.OnDuplicate,
-	}
-	if m.Bytes != nil {
-		found.Body = m.Bytes
-	}
-	if m.Due != nil {
-		found.Due = time.UnixMilli(*m.Due)
-	}
-	if m.Retry != nil {
-		found.Retry = []time.Duration{}
-	}
-	for _, pause := range m.Retry {
-		found.Retry = append(found.Retry, milliseconds(pause))
-	}
-	return found
-}
-
 func (r *runner) sendBatch(ctx context.Context, topic string, given []message) (any, error) {
 	var messages []lisa.Message
 	for _, one := range given {
@@ -192,10 +160,6 @@ func (r *runner) sendBatch(ctx context.Context, topic string, given []message) (
 	return results, err
 }
 
-func sent(result lisa.SendResult) any {
-	return map[string]any{"id": result.ID, "outcome": result.Outcome}
-}
-
 func (r *runner) get(ctx context.Context, topic, id string) (any, error) {
 	found, err := r.client.Get(ctx, topic, id)
 	if errors.Is(err, lisa.ErrUnknownMessage) {
@@ -204,9 +168,13 @@ func (r *runner) get(ctx context.Context, topic, id string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return shown(found.Body, map[string]any{
-		"state": found.State, "attempts": found.Attempts, "reason": found.Reason,
-	}), nil
+	fields := stateOf(found.GroupState)
+	groups := map[string]any{}
+	for name, one := range found.Groups {
+		groups[name] = stateOf(one)
+	}
+	fields["groups"] = groups
+	return shown(found.Body, fields), nil
 }
 
 func outcome(done string, err error) (any, error) {
@@ -223,6 +191,7 @@ func outcome(done string, err error) (any, error) {
 type pull struct {
 	Max        int
 	Wait       int64 `json:"wait_ms"`
+	Group      string
 	AckTimeout int64 `json:"ack_timeout_ms"`
 	Cancelled  int64 `json:"cancelled_after_ms"`
 }
@@ -235,6 +204,7 @@ func (r *runner) pull(ctx context.Context, topic string, given pull) (any, error
 	}
 	pulled, err := r.client.Pull(ctx, topic, lisa.PullOptions{
 		Max: given.Max, Wait: milliseconds(given.Wait), AckTimeout: milliseconds(given.AckTimeout),
+		Group: given.Group,
 	})
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -274,19 +244,6 @@ func (r *runner) held(name string) *lisa.Delivery {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.deliveries[name]
-}
-
-func nameOf(delivery *lisa.Delivery) string {
-	return fmt.Sprintf("%s/%d", delivery.ID, delivery.Attempt)
-}
-
-func shown(body lisa.Body, fields map[string]any) any {
-	if body.IsBytes {
-		fields["bytes"] = body.Data
-	} else if body.Data != nil {
-		fields["body"] = json.RawMessage(body.Data)
-	}
-	return fields
 }
 
 func milliseconds(count int64) time.Duration { return time.Duration(count) * time.Millisecond }

@@ -28,6 +28,7 @@ type report struct {
 }
 
 type workerOptions struct {
+	Group         string
 	Concurrency   int
 	AckTimeout    int64 `json:"ack_timeout_ms"`
 	Grace         int64 `json:"grace_ms"`
@@ -48,6 +49,7 @@ func startWorker(
 	go func() {
 		w.result <- lisa.Worker{
 			Client: client, Topic: topic, Handler: w.handle,
+			Group:       options.Group,
 			Concurrency: options.Concurrency,
 			AckTimeout:  milliseconds(options.AckTimeout),
 			Grace:       milliseconds(options.Grace),

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"lisa.example/lisa"
+)
+
+type message struct {
+	Body        json.RawMessage
+	Bytes       []byte
+	ID          string
+	Delay       int64  `json:"delay_ms"`
+	Due         *int64 `json:"due_ms"`
+	TTL         int64  `json:"ttl_ms"`
+	Headers     map[string]string
+	Retry       []int64
+	OnDuplicate lisa.OnDuplicate `json:"on_duplicate"`
+}
+
+func (m message) message() lisa.Message {
+	found := lisa.Message{
+		Body: m.Body, ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL),
+		Headers: m.Headers, OnDuplicate: m.OnDuplicate,
+	}
+	if m.Bytes != nil {
+		found.Body = m.Bytes
+	}
+	if m.Due != nil {
+		found.Due = time.UnixMilli(*m.Due)
+	}
+	if m.Retry != nil {
+		found.Retry = []time.Duration{}
+	}
+	for _, pause := range m.Retry {
+		found.Retry = append(found.Retry, milliseconds(pause))
+	}
+	return found
+}
+
+func sent(result lisa.SendResult) any {
+	return map[string]any{"id": result.ID, "outcome": result.Outcome}
+}
+
+func stateOf(state lisa.GroupState) map[string]any {
+	return map[string]any{
+		"state": state.State, "due_ms": state.Due.UnixMilli(), "attempts": state.Attempts,
+		"reason": state.Reason,
+	}
+}
+
+func nameOf(delivery *lisa.Delivery) string {
+	return fmt.Sprintf("%s/%d", delivery.ID, delivery.Attempt)
+}
+
+func shown(body lisa.Body, fields map[string]any) any {
+	if body.IsBytes {
+		fields["bytes"] = body.Data
+	} else if body.Data != nil {
+		fields["body"] = json.RawMessage(body.Data)
+	}
+	return fields
+}
