@@ -51,13 +51,14 @@ export class Http {
 
   /** The JSON answer. Rejects with ProblemError, UnreachableError or the signal's reason. */
   async call<T>(method: string, path: string, request: Request = {}): Promise<T> {
-    const { signal, waitMs = 0, repeat = "all" } = request;
+    const { content, signal, waitMs = 0, repeat = "all" } = request;
+    const init = { method, body: content === undefined ? null : JSON.stringify(content) };
     const deadline = Date.now() + (request.timeoutMs ?? this.#timeoutMs);
     const backoff = new Backoff(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
     for (;;) {
       try {
         const leftMs = Math.max(deadline - Date.now(), FIRST_PAUSE_MS) + waitMs;
-        return await this.#callOnce<T>(method, path, request.content, leftMs, signal);
+        return await this.#callOnce<T>(path, init, leftMs, signal);
       } catch (error) {
         const pauseMs = retryAfterMs(error) ?? backoff.next();
         if (!isRepeatable(error, repeat) || Date.now() + pauseMs > deadline) throw error;
@@ -67,8 +68,7 @@ export class Http {
   }
 
   async #callOnce<T>(
-    method: string, path: string, content: object | undefined, timeoutMs: number,
-    signal: AbortSignal | undefined,
+    path: string, init: RequestInit, timeoutMs: number, signal: AbortSignal | undefined,
   ): Promise<T> {
     signal?.throwIfAborted();
     const request = new AbortController();
@@ -77,10 +77,7 @@ export class Http {
     signal?.addEventListener("abort", abort);
     try {
       const response = await this.#fetch(this.#url + path, {
-        method,
-        headers: this.#headers,
-        body: content === undefined ? null : JSON.stringify(content),
-        signal: request.signal,
+        ...init, headers: this.#headers, signal: request.signal,
       });
       // The deliveries of an answer that has begun are held: read it to the end.
       signal?.removeEventListener("abort", abort);
@@ -91,7 +88,7 @@ export class Http {
       if (error instanceof LisaError) throw error;
       signal?.throwIfAborted();
       const why = request.signal.aborted ? `no answer within ${timeoutMs} ms` : reasonOf(error);
-      throw new UnreachableError(`${method} ${this.#url}${path}: ${why}`, { cause: error });
+      throw new UnreachableError(`${init.method} ${this.#url}${path}: ${why}`, { cause: error });
     } finally {
       clearTimeout(timer);
       signal?.removeEventListener("abort", abort);

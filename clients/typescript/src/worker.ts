@@ -122,7 +122,6 @@ export class Worker<T = unknown> {
     this.#running.set(delivery, { ended, abort });
   }
 
-  /** Never rejects. */
   async #handle(delivery: Delivery<T>, abort: AbortController): Promise<void> {
     const handled = new AbortController();
     void this.#extend(delivery, abort, handled.signal);

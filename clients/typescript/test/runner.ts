@@ -60,6 +60,7 @@ const steps: Record<string, (topic: string, given: any) => unknown> = {
       concurrency: given.concurrency,
       group: given.group,
       ackTimeoutMs: given.ack_timeout_ms,
+      waitMs: given.wait_ms,
       graceMs: given.grace_ms,
       onError: (error) => console.error(String(error)),
     });
@@ -105,9 +106,19 @@ async function faultyFetch(...request: Parameters<typeof fetch>): Promise<Respon
   const response = await fetch(...request);
   if (fault === "lose_answer") throw new TypeError("terminated");
   if (!stopAtAnswer || !String(request[0]).endsWith("/pull")) return response;
-  const text = await response.text();
-  worker?.stop();
-  return new Response(text, response);
+  return new Response(stoppingBody(await response.text(), request[1]!.signal!), response);
+}
+
+/** Stops the worker when the client begins to read; fails if that ends the request. */
+function stoppingBody(text: string, signal: AbortSignal): ReadableStream {
+  return new ReadableStream({
+    pull(controller) {
+      worker?.stop();
+      if (signal.aborted) return controller.error(signal.reason);
+      controller.enqueue(new TextEncoder().encode(text));
+      controller.close();
+    },
+  }, { highWaterMark: 0 });
 }
 
 function aborted(signal: AbortSignal): Promise<never> {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 )
 
 // faultyTransport injects faults into the next requests.
@@ -28,7 +29,7 @@ func (t *faultyTransport) left() int {
 	return len(t.faults)
 }
 
-// onPullAnswer calls a function when the complete answer of a pull has arrived.
+// onPullAnswer calls a function when the client begins to read the answer of a pull.
 func (t *faultyTransport) onPullAnswer(call func()) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -72,11 +73,29 @@ func (t *faultyTransport) RoundTrip(request *http.Request) (*http.Response, erro
 		if err != nil {
 			return nil, err
 		}
-		response.Body = io.NopCloser(bytes.NewReader(text))
-		onPull()
+		response.Body = &body{Reader: bytes.NewReader(text), request: request, onRead: onPull}
 	}
 	return response, nil
 }
+
+// body calls a function when the client begins to read. It fails if that ends the request.
+type body struct {
+	*bytes.Reader
+	request *http.Request
+	onRead  func()
+}
+
+func (b *body) Read(into []byte) (int, error) {
+	b.onRead()
+	select {
+	case <-b.request.Context().Done():
+		return 0, b.request.Context().Err()
+	case <-time.After(20 * time.Millisecond):
+		return b.Reader.Read(into)
+	}
+}
+
+func (b *body) Close() error { return nil }
 
 func answer(status int, text string) *http.Response {
 	return &http.Response{

@@ -31,6 +31,7 @@ type workerOptions struct {
 	Group         string
 	Concurrency   int
 	AckTimeout    int64 `json:"ack_timeout_ms"`
+	Wait          int64 `json:"wait_ms"`
 	Grace         int64 `json:"grace_ms"`
 	StopsAtAnswer bool  `json:"stops_at_answer"`
 }
@@ -52,6 +53,7 @@ func startWorker(
 			Group:       options.Group,
 			Concurrency: options.Concurrency,
 			AckTimeout:  milliseconds(options.AckTimeout),
+			Wait:        milliseconds(options.Wait),
 			Grace:       milliseconds(options.Grace),
 			OnError:     func(err error) { log.Print(err) },
 		}.Run(ctx)
