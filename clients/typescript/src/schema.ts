@@ -7,19 +7,19 @@ export interface SendRequest {
   /** A binary body in base64 (RFC 4648, section 4). */
   body_base64?: string | null;
   /** Delay from now, by the server's clock. */
-  delay_ms?: number | null;
+  delay_ms?: number | string | null;
   due_ms?: number | null;
   /** Your own id, for idempotent sends; by default an id is generated. */
   id?: string | null;
   /** The message expires this long after its due time. */
-  ttl_ms?: number | null;
+  ttl_ms?: number | string | null;
   /** At most 65,535 bytes, as JSON. */
   headers?: Record<string, string> | null;
   /**
-   * The message's own retry delays: a list of milliseconds, or text such as '0,0,2m'. An empty
+   * The message's own retry delays: a list of durations, or text such as '0,0,2m'. An empty
    * list means a single attempt.
    */
-  retry?: Array<number> | string | null;
+  retry?: Array<number | string> | string | null;
   /**
    * If the id exists: keep the earlier message (the default), keep it only until it is
    * settled, cancelled or garbage, replace it, or reject the new one.
@@ -40,8 +40,9 @@ export type OnDuplicate =
 /** A pull. The response is sent with the first messages, or empty after `wait_ms`. */
 export interface PullRequest {
   max?: number;
-  wait_ms?: number;
-  ack_timeout_ms?: number | null;
+  wait_ms?: number | string;
+  /** When an unsettled delivery is redelivered; defaults to the topic's option. */
+  ack_timeout_ms?: number | string | null;
   /** Defaults to the topic's only group. */
   group?: string | null;
 }
