@@ -26,7 +26,8 @@ const (
 	ErrStale          Kind = "stale"           // the delivery is no longer held
 	ErrTopicFull      Kind = "topic-full"      // the topic has reached its capacity
 	ErrUnauthorized   Kind = "unauthorized"    // the token is missing or unknown
-	ErrUnknownMessage Kind = "unknown-message" // no message has this id
+	ErrUnknownMessage Kind = "unknown-message" // no message has this id; also matches ErrUnknownTopic
+	ErrUnknownTopic   Kind = "unknown-topic"   // no such topic
 )
 
 func (k Kind) Error() string { return "lisa: " + string(k) }
@@ -48,7 +49,7 @@ func (e *ProblemError) Error() string {
 // Is reports whether target is the problem's kind.
 func (e *ProblemError) Is(target error) bool {
 	kind, ok := target.(Kind)
-	return ok && kind == e.Kind
+	return ok && (kind == e.Kind || kind == ErrUnknownMessage && e.Kind == ErrUnknownTopic)
 }
 
 // RetryError is returned by a handler to retry the message after Delay.

@@ -15,6 +15,9 @@ export interface FoundMessage<T = unknown> extends Omit<MessageAnswer, "body" | 
 /** A due time. */
 export type Due = { due_ms: number } | { delay_ms: number };
 
+/** The longest pull that the gateway allows. */
+const LONGEST_WAIT_MS = 60_000;
+
 /** Sends, inspects and pulls messages. All methods reject with a LisaError. */
 export class Client {
   readonly #http: Http;
@@ -53,7 +56,7 @@ export class Client {
       const { body_base64: _, ...found } = answer;
       return { ...found, body: bodyOf(answer) as T | undefined };
     } catch (error) {
-      if (error instanceof ProblemError && error.kind === "unknown-message") return undefined;
+      if (error instanceof ProblemError && isUnknown(error.kind)) return undefined;
       throw error;
     }
   }
@@ -83,8 +86,9 @@ export class Client {
     topic: string, request: PullRequest = {}, options?: CallOptions,
   ): Promise<Delivery<T>[]> {
     const path = `${topicPath(topic)}/pull`;
+    const waitMs = typeof request.wait_ms === "string" ? LONGEST_WAIT_MS : request.wait_ms;
     const answer = await this.#http.call<PullAnswer>("POST", path, {
-      ...options, content: request, repeat: "none", waitMs: request.wait_ms,
+      ...options, content: request, repeat: "none", waitMs,
     });
     return answer.deliveries.map((one) => new Delivery<T>(this.#http, topic, one));
   }
@@ -98,10 +102,15 @@ export class Client {
       const kind = error instanceof ProblemError ? error.kind : "";
       if (kind === "in-flight") return "in_flight";
       if (kind === "done") return "done";
-      if (kind === "unknown-message") return "unknown";
+      if (isUnknown(kind)) return "unknown";
       throw error;
     }
   }
+}
+
+/** Whether an id is unknown; a topic that does not exist has no messages. */
+function isUnknown(kind: string): boolean {
+  return kind === "unknown-message" || kind === "unknown-topic";
 }
 
 /** With another `on_duplicate` than "keep", a repeated call would meet its own first message. */
