@@ -56,7 +56,7 @@ class Stream:
         self.settled: list[Any] = []
         self.is_closing = False
         self.status: grpc.StatusCode | None = None
-        opened = {"topic": topic, "ack_timeout_ms": 60_000, "group": "lisa"}
+        opened = {"topic": topic, "ack_timeout_ms": 600_000, "group": "lisa"}
         self.send(first or pb.ConsumeRequest(open=opened, **first_fields))
         self.call = LisaStub(channel).Consume(iter(self._requests.get, None), metadata=metadata)
         self._thread = threading.Thread(target=self._read, daemon=True)

@@ -8,8 +8,8 @@ stream or by a call of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -29,6 +29,7 @@ from lisa.gateway.api.models.deliveries import (
 )
 from lisa.gateway.api.operations import Call, invalid
 from lisa.gateway.context import COPIES, GatewayContext, arrival
+from lisa.gateway.long_poll import ClientDisconnected
 from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.gateway.receipts import decode_receipt
 from lisa.gateway.request_metrics import waits
@@ -36,6 +37,8 @@ from lisa.gateway.rpc import lisa_pb2
 from lisa.gateway.rpc.conversion import parse, problem, request_fields
 from lisa.gateway.rpc.transport import EXCHANGE, Exchange
 from lisa.gateway.waiter import HandedOut
+
+T = TypeVar("T")
 
 MOST_HELD = 1_000
 """Deliveries of one stream that may wait to be started or settled, whatever the credit."""
@@ -100,40 +103,41 @@ class _Stream:
         self._has_settlements = asyncio.Event()
         self._has_settled = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._failure: Exception | None = None  # of an answer with results
+        self._reading: asyncio.Task[None]
 
     async def run(self, first: lisa_pb2.ConsumeRequest) -> None:
         """Serve the stream until the client ends its requests or the gateway stops.
 
-        If the stream breaks, the library cancels this call.
+        If the stream breaks, the library cancels this call, possibly while it ends.
         """
         self._accept(first)
-        reading = asyncio.create_task(self._read())
-        delivering = asyncio.create_task(self._deliver())
-        settling = asyncio.create_task(self._settle())
-        stopping = asyncio.create_task(self._hub.stopping.wait())
+        reading = self._reading = _start(self._read())
+        delivering = _start(self._deliver())
+        stopping = _start(self._hub.stopping.wait())
+        # Settles what was read also after this call was cancelled.
+        settling = self._hub.run_task(self._settle(), f"settlements of {self._call.topic}")
         try:
-            await asyncio.wait(
-                {reading, delivering, settling, stopping}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({reading, delivering, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if self._hub.stopping.is_set() and not reading.done():
-                await _end(delivering)
+                delivering.cancel()
                 await self._close(reading)
         finally:
-            await _end(reading, delivering, stopping)
+            for task in (reading, delivering, stopping):
+                task.cancel()
             self._release()
-            await self._finish(settling)
-        for task in (reading, delivering, settling):
+            self._is_read = True
+            self._has_settlements.set()
+        await asyncio.wait({reading, delivering, settling})
+        async with self._writing:  # the status follows a write that has begun
+            pass
+        for task in (reading, delivering):
             if not task.cancelled():
                 task.result()
+        if self._failure is not None:
+            raise self._failure
         if self._hub.stopping.is_set():
             raise ErrorResponse(503, "stopping", "the gateway stops")
-
-    async def _finish(self, settling: asyncio.Task[None]) -> None:
-        """Carry out the settlements that were read, also after the stream has broken."""
-        self._is_read = True
-        self._has_settlements.set()
-        await asyncio.gather(settling, return_exceptions=True)
-        await asyncio.gather(*map(self._settle_one, self._settlements))  # if an answer failed
 
     async def _close(self, reading: asyncio.Task[None]) -> None:
         """Tell the client that the gateway stops, and wait until the client ends its requests."""
@@ -200,7 +204,16 @@ class _Stream:
             self._has_settled.set()
             if some:
                 settled = await asyncio.gather(*map(self._settle_one, some))
+                await self._report(settled)
+
+    async def _report(self, settled: list[lisa_pb2.Settled]) -> None:
+        """Send results; if that fails, let the stream end."""
+        if self._failure is None:
+            try:
                 await self._write(lisa_pb2.ConsumeAnswer(settled=settled))
+            except (ClientDisconnected, ErrorResponse) as error:
+                self._failure = error
+                self._reading.cancel()
 
     async def _settle_one(self, one: lisa_pb2.Settlement) -> lisa_pb2.Settled:
         arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
@@ -239,11 +252,11 @@ class _Stream:
             self._hub.buffered -= held
 
 
-async def _end(*tasks: asyncio.Task[object]) -> None:
-    """Cancel tasks and wait for their end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task whose error is not logged if the call is cancelled before it looks."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
 
 
 def _portions(found: Sequence[HandedOut]) -> Iterable[list[HandedOut]]:
