@@ -8,7 +8,8 @@ import (
 // Delivery is a delivered message, to be settled by Ack, Retry, RetryAfter, Discard or Release. A
 // message that is not settled is redelivered when its ack timeout ends.
 //
-// The errors of all calls match ErrStale if the delivery is no longer held.
+// The errors of all calls match ErrStale if the delivery is no longer held. If the answer to a
+// release is lost, its repetition is stale, too.
 type Delivery struct {
 	ID, Topic, Receipt string
 	Attempt            int // 1 for the first delivery

@@ -53,7 +53,7 @@ type Worker struct {
 // It returns an error if the gateway refuses the pulls, for example because of a wrong token.
 // Outages do not end a worker.
 func (w Worker) Run(ctx context.Context) error {
-	w.setDefaults()
+	w = w.withDefaults()
 	if w.Concurrency < 1 || w.Concurrency > 500 {
 		return fmt.Errorf("lisa: Concurrency must be between 1 and 500, not %d", w.Concurrency)
 	}
@@ -71,7 +71,7 @@ func (w Worker) Run(ctx context.Context) error {
 	return err
 }
 
-func (w *Worker) setDefaults() {
+func (w Worker) withDefaults() Worker {
 	if w.Concurrency == 0 {
 		w.Concurrency = 1
 	}
@@ -87,6 +87,7 @@ func (w *Worker) setDefaults() {
 	if w.OnError == nil {
 		w.OnError = func(err error) { slog.Error("lisa", "topic", w.Topic, "error", err) }
 	}
+	return w
 }
 
 // workerRun is the state of a running worker.

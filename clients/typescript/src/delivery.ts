@@ -6,8 +6,8 @@ import type { AckAnswer, DeliveryAnswer, RetryAnswer } from "./schema.js";
  * A delivered message, to be settled by `ack`, `retry`, `discard` or `release`. A message that is
  * not settled is redelivered when its ack timeout ends.
  *
- * Calls are idempotent and are repeated after faults. They reject with a ProblemError of the kind
- * "stale" if the delivery is no longer held.
+ * Calls are repeated after faults. They reject with a ProblemError of the kind "stale" if the
+ * delivery is no longer held. If the answer to a release is lost, its repetition is stale, too.
  */
 export class Delivery<T = unknown> {
   readonly id: string;
