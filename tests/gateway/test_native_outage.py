@@ -38,7 +38,10 @@ BODIES: dict[str, Any] = {
     "setOptions": {"capacity": 5},
     "addGroup": {"group": "g"},
     "setPushTarget": {"url": "https://hooks.example/a"},
-} | {f"{verb}Message": {"receipt": RECEIPT} for verb in ("ack", "retry", "extend", "release")}
+}
+for verb in ("ack", "retry", "extend", "release"):
+    BODIES[f"{verb}Message"] = {"receipt": RECEIPT}
+    BODIES[f"{verb}Messages"] = {"deliveries": [{"receipt": RECEIPT}] * 50}
 ASKED = [one for one in OPERATIONS if one.name != "watchTopic"]
 
 
