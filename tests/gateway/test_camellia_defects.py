@@ -157,7 +157,7 @@ def test_c02_an_id_whose_tombstone_expires_meanwhile_is_sent() -> None:
     clock: Any = SimpleNamespace(now_us=now_us)
     sent = asyncio.run(
         camellia_queue.Queue(hub, clock).send(
-            "topic", "text", message_id="mine", delay_ms=0, ttl_ms=-1, max_retry=-1
+            "topic", "text", message_id="mine", delay_ms=0, ttl_ms=-1, max_retry=-1, trace={}
         )
     )
     assert (sent.msg_id, sent.msg, sent.status) == ("mine", "text", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import httpx
@@ -74,6 +76,35 @@ def test_a_handler_links_to_the_http_client_and_a_pull_shows_the_context(
     assert link.context.trace_state.to_header() == "vendor=1"
     answer: Any = client.post(f"/v1/topics/{pulled}/pull", json={"wait_ms": 20_000}).json()
     assert answer["deliveries"][0]["headers"] == REQUEST
+
+
+def test_sends_through_the_compatible_apis_take_the_context(
+    client: httpx.Client, redis_url: str
+) -> None:
+    topic, later = new_topic(), str(60_000 + time.time_ns() // 1_000_000)
+
+    def sent(path: str, id_of: Callable[[Any], str], **request: Any) -> dict[str, str]:
+        answer = client.post(path, headers=REQUEST, **request)
+        return headers_of(redis_url, topic, id_of(answer.json()))
+
+    camellia = sent(
+        "/camellia/delayQueue/sendMsg",
+        lambda answer: answer["delayMsg"]["msgId"],
+        data={"topic": topic, "msg": "m", "delayMillis": 60_000},
+    )
+    mykit = sent(
+        "/mykit/push",
+        lambda answer: answer["data"],
+        json={"topic": topic, "delay": 60_000, "body": "m"},
+    )
+    delay_queue = sent(
+        "/delay-queue/push",
+        lambda answer: answer["id"],
+        data={"topic": topic, "delayTime": later, "ttrTime": 60, "message": "m"},
+    )
+    for found, mark in ((camellia, "camellia"), (mykit, "mykit-delay"), (delay_queue, "ttrTime")):
+        assert found.items() >= REQUEST.items()
+        assert mark in found
 
 
 CONFIG = 'lisa-delay-queue: {gateway-server: {push-allow: ["127.0.0.0/8"]}}\n'

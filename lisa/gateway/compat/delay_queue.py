@@ -33,6 +33,7 @@ from lisa.gateway.compat.job_lookup import FoundJob, find_job
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.trace_context import trace_context, with_trace
 from lisa.gateway.waiter import HandedOut
 from lisa.producer import Outgoing
 
@@ -112,7 +113,8 @@ class _DelayQueueHandlers:
         due_ms = self._due_ms(_required(form, _DELAY_TIME))
         ttr_s = _ttr_s(_required(form, MARK))
         text = _required(form, "message")
-        headers = {MARK: str(ttr_s), _DELAY_TIME: str(due_ms)}
+        own = {MARK: str(ttr_s), _DELAY_TIME: str(due_ms)}
+        headers = with_trace(own, trace_context(request.headers))
         while True:
             at_ms = max(due_ms, OLDEST_DUE_MS)
             message = Outgoing(text, id=id_of(topic), at_ms=at_ms, headers=headers, retry=RETRY)

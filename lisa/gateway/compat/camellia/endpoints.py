@@ -27,6 +27,7 @@ from lisa.gateway.compat.camellia.queue import Queue
 from lisa.gateway.compat.camellia.topics import TopicInfo, Topics, topic_infos
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
+from lisa.gateway.trace_context import trace_context
 from lisa.gateway.waiter import HandedOut
 
 QUEUE = "/camellia/delayQueue"
@@ -122,6 +123,7 @@ class Endpoints:
             delay_ms=delay_ms,
             ttl_ms=ttl_ms,
             max_retry=max_retry,
+            trace=trace_context(request.headers),
         )
         self.monitor.of(topic).send_msg += 1
         return wire.answer(wire.SUCCESS, msg="success", delayMsg=message)

@@ -8,7 +8,7 @@ delivery. Other acks look up the current delivery.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import uuid_utils
@@ -56,9 +56,20 @@ class Queue:
         self._receipts: OrderedDict[tuple[str, str], Receipt] = OrderedDict()
 
     async def send(
-        self, topic: str, text: str, *, message_id: str, delay_ms: int, ttl_ms: int, max_retry: int
+        self,
+        topic: str,
+        text: str,
+        *,
+        message_id: str,
+        delay_ms: int,
+        ttl_ms: int,
+        max_retry: int,
+        trace: Mapping[str, str],
     ) -> DelayMsg:
-        """Send a message, or return the current state of a live message that already has its id."""
+        """Send a message, or return the current state of a live message that already has its id.
+
+        trace: headers with the trace context of the request.
+        """
         message_id = message_id or uuid_utils.uuid7().hex  # ordered by creation
         retries = self._settings.max_retry if max_retry < 0 else min(max_retry, MAX_RETRIES)
         for _ in range(TRIES):
@@ -77,7 +88,7 @@ class Queue:
                     at_ms=trigger_ms,
                     ttl=timedelta(milliseconds=lasts_ms),
                     retry=self._policy(retries),
-                    headers=origin.header,
+                    headers={**origin.header, **trace},
                 ),
                 OnDuplicate.KEEP_LIVE,
             )

@@ -36,6 +36,7 @@ from lisa.gateway.compat.mykit.wire import (
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import hold
 from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.trace_context import trace_context
 from lisa.gateway.waiter import HandedOut
 
 __all__ = ["routes"]
@@ -74,7 +75,8 @@ class _Handlers:
     async def push(self, request: Request) -> Response:
         job = read_job(await request.body())
         self._hub.require(request, Scope.PRODUCE, job.topic, compat=True)
-        topic, message = outgoing_of(job, time.time_ns() // 1_000_000)
+        trace = trace_context(request.headers)
+        topic, message = outgoing_of(job, time.time_ns() // 1_000_000, trace)
         sent = await self._hub.sender.offer(topic, message, OnDuplicate.KEEP_LIVE)
         return _response(success(sent.id))
 

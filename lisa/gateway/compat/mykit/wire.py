@@ -63,8 +63,11 @@ def read_job(data: bytes) -> Job:
     return job
 
 
-def outgoing_of(job: Job, now_ms: int) -> tuple[str, Outgoing]:
-    """Topic and message of a job. Without `createTime`, the delay starts at the server's time."""
+def outgoing_of(job: Job, now_ms: int, trace: Mapping[str, str]) -> tuple[str, Outgoing]:
+    """Topic and message of a job. Without `createTime`, the delay starts at the server's time.
+
+    trace: headers with the trace context of the request.
+    """
     topic, delay = job.topic or "", job.delay or 0
     message_id = job.id or ":".join(filter(None, [topic, job.bizKey, new_id()]))
     headers = {
@@ -73,6 +76,7 @@ def outgoing_of(job: Job, now_ms: int) -> tuple[str, Outgoing]:
     }
     if job.ttl:
         headers[_TTL] = str(job.ttl)
+    headers |= trace
     headers |= {
         name: value for name in ("subtopic", "bizKey") if (value := getattr(job, name)) is not None
     }
