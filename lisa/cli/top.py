@@ -48,6 +48,8 @@ DROPPED = (
 )
 """The columns that a narrow terminal omits, in this order."""
 
+MORE = "... and more topics; to watch some of them, name them: lisa top TOPIC..."
+
 
 @click.command()
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
@@ -103,7 +105,7 @@ def _screen(store: SyncStore, topics: tuple[str, ...], interval: float) -> None:
         while True:
             time.sleep(interval)
             after = _next(store, topics, live)
-            shown = _lines(store, activity(before, after), after, live.console.width)
+            shown = _lines(store, activity(before, after), after, *live.console.size)
             live.update(Text("\n".join(shown)), refresh=True)
             before = after
 
@@ -136,7 +138,7 @@ def _print(chosen: Chosen, store: SyncStore, before: TopicsSnapshot, after: Topi
         )
         sys.stdout.flush()
     else:
-        for line in _lines(store, found, after, terminal_width()):
+        for line in _lines(store, found, after, terminal_width(), None):
             print(line)
         print(flush=True)
 
@@ -155,9 +157,16 @@ def _fields(one: TopicActivity) -> dict[str, Any]:
 
 
 def _lines(
-    store: SyncStore, found: list[TopicActivity], at: TopicsSnapshot, width: int | None
+    store: SyncStore,
+    found: list[TopicActivity],
+    at: TopicsSnapshot,
+    width: int | None,
+    height: int | None,
 ) -> Iterator[str]:
-    """The table of one interval, and a warning if there is one."""
+    """The table of one interval, and a warning if there is one.
+
+    height: the lines of the screen; the table leaves out topics that do not fit.
+    """
     rows = []
     now_ms = at.at_us // 1000
     for one in found:
@@ -175,7 +184,12 @@ def _lines(
                 local(counts.next_due_ms),
             )
         )
-    yield from text_table(COLUMNS, rows, width, DROPPED)
-    if said := manager_warning(store, [one.counts for one in found], now_ms):
-        yield ""
-        yield said
+    said = manager_warning(store, [one.counts for one in found], now_ms)
+    below = text_table([""], [[said]], width) if said else ()
+    table = list(text_table(COLUMNS, rows, width, DROPPED))
+    notes = ["", *below] if said else []
+    if height is not None and len(table) + len(notes) > height:
+        notes = [MORE, *notes]
+        del table[max(0, height - len(notes)) :]
+    yield from table
+    yield from notes

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -89,50 +88,6 @@ def test_a_reader_may_close_the_pipe_early(redis_url: str) -> None:
     assert "Error" not in done.stderr
     assert done.stderr.count("\n") <= 1, "at most the cursor of what follows"
     assert done.returncode == 0
-
-
-def test_top_for_programs_runs_until_interrupted(redis_url: str, processes: Processes) -> None:
-    lisa(redis_url, "send", "orders", "x", "--delay", "1h")
-    top = processes.start(*PROGRAM, "--redis", redis_url, "top", "--json", "--interval", "0.1")
-    top.wait_for('"topic":"orders"', times=3)
-    top.signal(signal.SIGINT)
-    assert top.wait() == 0
-    documents = [json.loads(line) for line in top.output.splitlines()]
-    assert all(one["topics"][0]["waiting"] == 1 for one in documents)
-
-
-def test_top_on_a_terminal(redis_url: str) -> None:
-    lisa(redis_url, "send", "orders", "x", "--delay", "1h")
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "LISA_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
-    environment |= {"TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
-    program = subprocess.Popen(
-        [sys.executable, *PROGRAM, "top", "--interval", "0.1"],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=environment,
-        start_new_session=True,
-    )
-    os.close(follower)
-    try:
-        said = b""
-        ends = time.monotonic() + PATIENCE.total_seconds()
-        while said.count(b"orders") < 3 and time.monotonic() < ends:
-            said += os.read(leader, 65_536)
-        assert said.count(b"orders") >= 3
-        assert b"waiting" in said
-        program.send_signal(signal.SIGINT)
-        with suppress(OSError):  # EIO: the other end is closed
-            while more := os.read(leader, 65_536):
-                said += more
-        assert program.wait(PATIENCE.total_seconds()) == 0
-        assert b"Traceback" not in said
-        assert b"\x1b[?1049l" in said, "the terminal is given back as it was"
-    finally:
-        program.kill()
-        program.wait()
-        os.close(leader)
 
 
 def on_a_terminal(url: str, *arguments: str, columns: int) -> list[str]:
