@@ -23,11 +23,15 @@ from lisa.core.model.middleware import BaseMiddleware, checked
 from lisa.core.model.options import GRACE
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.address import Address
+from lisa.core.redis.flow import rename_inherited
 
 if TYPE_CHECKING:
     from lisa.core.settings import ConsumerSettings
 
 log = logging.getLogger("lisa.consumer")
+
+_PUBLIC = ("__init__", "configure", "health", "numbers", "on", "subscribe", "topics")
+"""The methods whose errors about arguments name `Consumer` or `AsyncConsumer`."""
 
 
 class BaseConsumer(Registration):
@@ -35,6 +39,10 @@ class BaseConsumer(Registration):
 
     The options are those of `Consumer`.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        rename_inherited(cls, _PUBLIC)
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from lisa.core.model.callables import call_error, function_name
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.retry_policy import RetryPolicy
@@ -15,32 +16,17 @@ from lisa.core.model.retry_policy import RetryPolicy
 LARGEST_BATCH = 10_000
 
 
-def handler_name(function: Callable[..., Any]) -> str:
-    """A handler's name for log lines and errors, such as `shop.handlers.cancel_unpaid`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return ".".join(filter(None, (named.__module__, named.__qualname__)))
-
-
 def check_signature(topic: str, handler: object, argument: str) -> None:
     """Raise ConfigError if a handler is not callable with one positional argument."""
     if not callable(handler):
         raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
-    try:
-        # The wrapper's own signature: a decorator may pass further arguments to what it wraps.
-        signature = inspect.signature(handler, follow_wrapped=False)
-    except (ValueError, TypeError, NameError):  # a builtin, or annotations that do not exist
-        return
-    try:
-        signature.bind(argument)
-    except TypeError as error:
-        name = handler_name(handler)
+    if error := call_error(handler, argument):
+        name = function_name(handler)
         raise ConfigError(
             f"topic {topic!r}: the handler {name} must take one positional argument, the "
             f"{argument}: {error}; define it as {name.rpartition('.')[2]}({argument}), and give "
             "other arguments defaults or bind them with functools.partial"
-        ) from None
+        )
 
 
 def is_async_handler(function: Callable[..., Any]) -> bool:

@@ -17,11 +17,11 @@ from lisa.consumer.handler_checks import (
     checked_concurrency,
     checked_retry,
     checked_seconds,
-    handler_name,
     is_async_handler,
 )
 from lisa.consumer.inflight import Held
 from lisa.consumer.models import Reader, reader_for
+from lisa.core.model.callables import function_name
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
@@ -133,7 +133,7 @@ def _through(
     form = "handle_batch" if in_batches else "handle"
     if is_async_handler(handler):
         form += "_async"
-    user = f"the handler {handler_name(handler)}"
+    user = f"the handler {function_name(handler)}"
     return chain(methods(middleware, HANDLE, form, user), call)
 
 

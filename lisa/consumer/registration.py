@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from blinker import Signal
 
 from lisa.consumer.batches import Batch
 from lisa.consumer.handlers import Handlers
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
 from lisa.core.model.retry_policy import RetryPolicy
 
@@ -129,6 +130,8 @@ class Registration:
         keeps a strong reference. Raises ConfigError if an option or the handler's signature is
         invalid.
         """
+        if callable(topic):  # `@consumer.on` without a call would register nothing
+            raise ConfigError("a handler's topic is missing; write @consumer.on('TOPIC')")
 
         def take(function: H) -> H:
             self._handlers.add(
@@ -145,6 +148,3 @@ class Registration:
             return function
 
         return take if handler is None else take(handler)
-
-    # Python's errors about arguments name the public class.
-    cast("Any", on).__qualname__ = "Consumer.on"

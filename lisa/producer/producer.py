@@ -6,9 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from datetime import timedelta, tzinfo
-from functools import cached_property, update_wrapper
+from functools import cached_property
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Self, TypeVar, Unpack
 
 from lisa.core.model.clock import option_duration
@@ -19,7 +18,7 @@ from lisa.core.model.middleware import SEND, BaseMiddleware, checked, load, meth
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
-from lisa.core.redis.flow import Await, Flow, awaiting, blocking
+from lisa.core.redis.flow import Await, Flow, awaiting, blocking, rename_inherited
 from lisa.core.store.batcher import Batcher, Deadline
 from lisa.core.store.store import AsyncStore, Store, SyncStore
 from lisa.core.transitions.cancel import Cancel, Cancelled
@@ -56,15 +55,7 @@ class _Configured(Sending, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """Let Python's errors about the constructor's arguments name the public class."""
         super().__init_subclass__(**options)
-        if "__init__" not in vars(cls):
-            made = cls.__init__
-            own: Any = FunctionType(
-                made.__code__, made.__globals__, "__init__", made.__defaults__, made.__closure__
-            )
-            update_wrapper(own, made)
-            own.__kwdefaults__ = made.__kwdefaults__
-            own.__qualname__ = f"{cls.__name__}.__init__"
-            cls.__init__ = own  # type: ignore[method-assign]
+        rename_inherited(cls, ["__init__"])
 
     def __init__(
         self,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lisa import Consumer, Manager, Producer
 from lisa.core.daemon.status import StatusServer
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
@@ -79,3 +81,10 @@ def test_a_mistake_is_named_by_programs_and_by_settings(url: str) -> None:
     for caught in (of_program, of_settings):
         assert BAD[url] in str(caught.value)
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [6379, b"redis://localhost", ["redis://localhost"]])
+def test_an_address_of_another_type_is_refused(given: Any) -> None:
+    for role in (Producer, Consumer, Manager):
+        with pytest.raises(ConfigError, match="is not a server address: use redis://"):
+            role(given)

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+import lisa
 from lisa import ConfigError, Consumer
 from lisa.consumer import loop_watch
 from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
@@ -113,6 +114,55 @@ def test_the_refusal_names_the_handler_and_the_remedy() -> None:
         f"topic 'orders': the handler {__name__}.takes_two must take one positional argument, the "
         "batch: missing a required argument: 'user'; define it as takes_two(batch), and give other "
         "arguments defaults or bind them with functools.partial"
+    )
+
+
+def test_a_decorator_without_a_topic_is_refused() -> None:
+    consumer: Any = Consumer()
+    with pytest.raises(ConfigError, match=r"write @consumer.on\('TOPIC'\)"):
+
+        @consumer.on  # type: ignore[untyped-decorator]
+        def handle(message: Message) -> None: ...
+
+
+def keywords(topic: str, **named: object) -> None: ...
+
+
+@pytest.mark.parametrize("receiver", [of_a_signal, keywords, functools.partial(of_a_signal)])
+def test_receivers_of_signals_take_the_topic_and_the_message(receiver: Callable[..., Any]) -> None:
+    signal = Consumer().message_received
+    assert signal.connect(receiver, sender="orders", weak=False) is receiver
+    assert list(signal.receivers_for("orders")) == [receiver]
+
+
+@pytest.mark.parametrize(
+    ("receiver", "why"),
+    [
+        (without_arguments, "too many positional arguments"),
+        (Shop().method, "multiple values for argument 'message'"),
+        (keyword_only, "too many positional arguments"),
+        (takes_two, "multiple values for argument 'message'"),
+        (5, "not callable: 5"),
+    ],
+)
+@pytest.mark.parametrize("name", ["received", "acked", "retrying", "dead", "expired"])
+def test_other_receivers_are_refused_when_they_are_connected(
+    receiver: Any, why: str, name: str
+) -> None:
+    for signals in (Consumer(), lisa):
+        signal = getattr(signals, f"message_{name}")
+        for connect in (signal.connect, signal.connect_via("orders")):
+            with pytest.raises(ConfigError, match=why):
+                connect(receiver)
+        assert not list(signal.receivers_for("orders"))
+
+
+def test_the_refusal_of_a_receiver_names_it_and_the_remedy() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Consumer().message_dead.connect(without_arguments)
+    assert str(caught.value) == (
+        f"the receiver {__name__}.without_arguments of a signal must take the topic and the "
+        "message: too many positional arguments; define it as without_arguments(topic, *, message)"
     )
 
 

@@ -160,7 +160,11 @@ def on_a_loop(call: Callable[[Any], Coroutine[Any, Any, object]]) -> object:
         (lambda: on_a_loop(lambda one: one.send("a")), "AsyncProducer.send() missing 1"),
         (lambda: public.Producer(prefx="x"), "Producer.__init__() got an unexpected"),
         (lambda: public.AsyncProducer(prefx="x"), "AsyncProducer.__init__() got an unexpected"),
+        (lambda: public.Consumer(patience="1s"), "Consumer.__init__() got an unexpected"),
+        (lambda: public.AsyncConsumer(patience="1s"), "AsyncConsumer.__init__() got an unexpected"),
+        (lambda: public.AsyncConsumer().health("a"), "AsyncConsumer.health() takes 1 positional"),
         (lambda: public.Consumer().on("a", gruop="g"), "Consumer.on() got an unexpected"),
+        (lambda: public.AsyncConsumer().on("a", gruop="g"), "AsyncConsumer.on() got an unexpected"),
         (
             lambda: public.Consumer().subscribe("a", print, gruop="g"),
             "Consumer.on() got an unexpected",
@@ -181,3 +185,6 @@ def test_the_constructors_keep_their_signature() -> None:
     for one in (lisa.Producer, lisa.AsyncProducer):
         names = list(inspect.signature(one).parameters)
         assert names == ["server", "prefix", "zone", "patience", "durability", "middleware"]
+    for other in (lisa.Consumer, lisa.AsyncConsumer):
+        names = list(inspect.signature(other).parameters)
+        assert names[:5] == ["server", "group", "name", "concurrency", "prefix"]

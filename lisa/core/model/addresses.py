@@ -20,6 +20,8 @@ _WITHOUT_SCHEME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@?#]+)(:[0-9]+)?(/[0-9]
 
 def check_server_url(url: str) -> None:
     """Raise ConfigError unless the text is the URL of a server, with valid ports and database."""
+    if not isinstance(url, str):
+        raise _unknown(url)
     shown = shown_url(url)
     bare = url.rpartition("@")[2]
     if "://" not in url and _WITHOUT_SCHEME.fullmatch(bare):

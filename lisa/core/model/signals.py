@@ -9,11 +9,31 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from blinker import Signal
+from blinker import ANY, Signal
 
+from lisa.core.model.callables import call_error, function_name
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class MessageSignal(Signal):
+    """A signal whose receivers are called as `f(topic, *, message)`."""
+
+    def connect(self, receiver: F, sender: Any = ANY, weak: bool = True) -> F:  # noqa: FBT001, FBT002  as in blinker
+        """Connect a receiver. Raises ConfigError unless it takes the topic and `message`."""
+        if not callable(receiver):
+            raise ConfigError(f"the receiver of a signal is not callable: {receiver!r}")
+        if error := call_error(receiver, "topic", message=None):
+            name = function_name(receiver)
+            raise ConfigError(
+                f"the receiver {name} of a signal must take the topic and the message: {error}; "
+                f"define it as {name.rpartition('.')[2]}(topic, *, message)"
+            )
+        return super().connect(receiver, sender, weak)
 
 
 class Signals:
@@ -22,11 +42,11 @@ class Signals:
     __slots__ = ("acked", "dead", "expired", "received", "retrying")
 
     def __init__(self) -> None:
-        self.received = Signal("A message was delivered to a handler.")
-        self.acked = Signal("Redis confirmed that a message is settled.")
-        self.retrying = Signal("A message failed and will be tried again.")
-        self.dead = Signal("A message moved to garbage.")
-        self.expired = Signal("A message exceeded its ttl and will not be handled.")
+        self.received = MessageSignal("A message was delivered to a handler.")
+        self.acked = MessageSignal("Redis confirmed that a message is settled.")
+        self.retrying = MessageSignal("A message failed and will be tried again.")
+        self.dead = MessageSignal("A message moved to garbage.")
+        self.expired = MessageSignal("A message exceeded its ttl and will not be handled.")
 
 
 everywhere = Signals()

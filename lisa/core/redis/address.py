@@ -104,7 +104,10 @@ class Address:
 
     @classmethod
     def of(cls, server: str | Address | None) -> Address:
-        """Return an address, or parse a URL; None means LISA_REDIS_URL, or else localhost."""
+        """Return an address, or parse a URL; None means LISA_REDIS_URL, or else localhost.
+
+        Raises ConfigError.
+        """
         return server if isinstance(server, Address) else cls(chosen_url(server))
 
     @classmethod

@@ -13,7 +13,8 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from types import FunctionType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -208,6 +209,24 @@ def _of_the_public_call(
     public = f"{type(owner).__name__}.{method.__name__}()"
     said = str(error).replace(f"{method.__qualname__}()", public)
     return error if said == str(error) else TypeError(said)
+
+
+def rename_inherited(cls: type, names: Iterable[str]) -> None:
+    """Give a public class its own copies of methods that it inherits from an internal one.
+
+    Python's TypeErrors name a function by its qualified name, which would be the internal class's.
+    """
+    for name in names:
+        if name in vars(cls):
+            continue
+        made = getattr(cls, name)
+        own: Any = FunctionType(
+            made.__code__, made.__globals__, name, made.__defaults__, made.__closure__
+        )
+        functools.update_wrapper(own, made)
+        own.__kwdefaults__ = made.__kwdefaults__
+        own.__qualname__ = f"{cls.__name__}.{name}"
+        setattr(cls, name, own)
 
 
 def blocking(method: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:

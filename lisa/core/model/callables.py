@@ -1,0 +1,30 @@
+"""Names and signatures of functions that user code passes to Lisa."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """A function's name for log lines and errors, such as `shop.handlers.cancel_unpaid`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return ".".join(filter(None, (named.__module__, named.__qualname__)))
+
+
+def call_error(function: Callable[..., Any], *args: object, **kwargs: object) -> str | None:
+    """Why a function cannot be called with these arguments; None if it can, or if unknown."""
+    try:
+        # The wrapper's own signature: a decorator may pass further arguments to what it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (ValueError, TypeError, NameError):  # a builtin, or annotations that do not exist
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return None
