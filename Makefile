@@ -33,7 +33,7 @@ help:
 	@echo "make proto   generate the Python code of the gRPC service from lisa.proto"
 	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
-	@echo "make wheel   build both distributions: dist/*.whl"
+	@echo "make wheel   build both distributions: dist/*.whl; PROJECT_URL=https://... adds links to it"
 	@echo "make clean   remove all generated files"
 
 demo: $(VENV)/.base

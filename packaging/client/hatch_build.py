@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE if (HERE / "lisa").is_dir() else HERE.parent.parent
@@ -37,9 +39,35 @@ def version() -> str:
     return str(found)
 
 
+def repository() -> str:
+    """The public address of the repository, from the environment; empty if it has none."""
+    return os.environ.get("PROJECT_URL", "").rstrip("/")
+
+
+def urls() -> dict[str, str]:
+    """The links that package indexes show beside the description."""
+    root = repository()
+    if not root:
+        return {}
+    return {
+        "Documentation": f"{root}/blob/main/docs/quick-start.md",
+        "Source": root,
+        "Changelog": f"{root}/blob/main/CHANGELOG.md",
+        "Issues": f"{root}/issues",
+    }
+
+
 def installed_files() -> dict[str, str]:
     """Where each part is installed, by its path in the source tree."""
     return {str(SOURCE / part): "lisa/lua" if part == "lua" else part for part in PARTS}
+
+
+class Links(MetadataHookInterface):
+    """Sets the project's URLs."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the URLs to the metadata of the package."""
+        metadata["urls"] = urls()
 
 
 class Parts(BuildHookInterface):  # type: ignore[type-arg]

@@ -54,6 +54,7 @@ def test_the_description_has_no_links_to_files(wheels: Wheels) -> None:
         (name,) = (one for one in archive.namelist() if one.endswith("/METADATA"))
         head, _, text = archive.read(name).decode().partition("\n\n")
     assert "Description-Content-Type: text/markdown" in head
+    assert "Project-URL:" not in head
     targets = re.findall(r"\]\(([^)]*)\)", text)
     assert [one for one in targets if not one.startswith(("https://", "http://"))] == []
     assert "explained in the glossary." in " ".join(text.split())
@@ -61,6 +62,24 @@ def test_the_description_has_no_links_to_files(wheels: Wheels) -> None:
     assert re.findall("^```.*|^#.*", text, re.MULTILINE) == re.findall(
         "^```.*|^#.*", readme, re.MULTILINE
     )
+
+
+def test_a_build_with_a_project_url_links_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = "https://git.example/lisa"
+    monkeypatch.setenv("PROJECT_URL", f"{root}/")
+    for wheel in build_both(tmp_path):
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (one for one in archive.namelist() if one.endswith("/METADATA"))
+            head, _, text = archive.read(name).decode().partition("\n\n")
+        assert f"\nProject-URL: Source, {root}\n" in head
+        assert f"\nProject-URL: Changelog, {root}/blob/main/CHANGELOG.md\n" in head
+    # `text` is the description of the full distribution.
+    assert f"[glossary]({root}/blob/main/docs/reference/keys.md#glossary)" in text
+    assert f"]({root}/raw/main/docs/images/page-overview.png)" in text
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert [one for one in targets if not one.startswith(("https://", "http://"))] == []
 
 
 def test_the_wheels_cannot_install_packages(wheels: Wheels) -> None:
