@@ -61,11 +61,15 @@ class Telemetry(Middleware):
         self._is_on = False
         self._look_at = 0.0
 
+    def is_idle(self) -> bool:
+        """Whether there is no SDK. Then a send costs no more than without `Telemetry`."""
+        return not (self._is_on or self._looks_on())
+
     def send(
         self, call: SendCall, call_next: Callable[[SendCall], Sequence[SendOutcome]]
     ) -> Sequence[SendOutcome]:
         """Trace a send."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return call_next(call)
         with self._sending(call) as take:
             return take(call_next(call))
@@ -74,14 +78,14 @@ class Telemetry(Middleware):
         self, call: SendCall, call_next: Callable[[SendCall], Awaitable[Sequence[SendOutcome]]]
     ) -> Sequence[SendOutcome]:
         """Trace a send of an `AsyncProducer`."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return await call_next(call)
         with self._sending(call) as take:
             return take(await call_next(call))
 
     def handle(self, message: Message, call_next: Callable[[Message], Any]) -> Any:
         """Trace a handler."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return call_next(message)
         with self._handling([message]) as take:
             return take(call_next(message))
@@ -90,14 +94,14 @@ class Telemetry(Middleware):
         self, message: Message, call_next: Callable[[Message], Awaitable[Any]]
     ) -> Any:
         """Trace an `async def` handler."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return await call_next(message)
         with self._handling([message]) as take:
             return take(await call_next(message))
 
     def handle_batch(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
         """Trace a batch handler."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return call_next(batch)
         with self._handling(batch, in_batches=True) as take:
             return take(call_next(batch))
@@ -106,14 +110,14 @@ class Telemetry(Middleware):
         self, batch: Batch, call_next: Callable[[Batch], Awaitable[Any]]
     ) -> Any:
         """Trace an `async def` batch handler."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return await call_next(batch)
         with self._handling(batch, in_batches=True) as take:
             return take(await call_next(batch))
 
     def settled(self, settled: Settled) -> None:
         """Record a settlement, which has ended."""
-        if not (self._is_on or self._looks_on()):
+        if self.is_idle():
             return
         error = None if settled.error is None else error_type(settled.error)
         attributes = attributes_of(settled.operation, "settle", settled.topic, settled.group, error)

@@ -11,6 +11,7 @@ from lisa.core.model.clock import parse_zone
 from lisa.core.model.durability import Replicas
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, NotReplicated
 from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.middleware import all_idle
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.redis.flow import Flow
 from lisa.core.store.manager_watch import ManagerWatch
@@ -45,6 +46,7 @@ class Sending:
         self._store = store
         self._durability = durability
         self._middleware = middleware
+        self._is_idle = all_idle(middleware)
         self._zone = None if zone is None else parse_zone(zone)
         self._patience = patience
         self._is_layout_known = False
@@ -139,7 +141,7 @@ class Sending:
             raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
         if message_id is not None:
             body = Outgoing(body, id=message_id)
-        if self._middleware:
+        if self._middleware and not self._is_idle():
             return (yield from self._piece(SendCall(topic, [body], options)))[0]
         message = single(plan, body)
         return (yield from self._send_one(check_topic(topic), plan.on_duplicate, message))
@@ -154,7 +156,7 @@ class Sending:
 
     def _piece(self, call: SendCall) -> Flow[Sequence[SendOutcome]]:
         """Send one list of bodies, through the middleware if there is any."""
-        if not self._middleware:
+        if not self._middleware or self._is_idle():
             return (yield from self._send_all(call))
         count = len(call)
         outcomes = yield ThroughMiddleware(self._middleware, call, self._send_call)

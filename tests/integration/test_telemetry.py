@@ -393,6 +393,12 @@ def test_the_import_says_what_to_install() -> None:
     assert done.stderr.endswith("is not installed: pip install opentelemetry-api\n")
 
 
+def test_telemetry_is_idle_without_an_sdk() -> None:
+    code = "from lisa.otel import Telemetry; print(Telemetry().is_idle())"
+    done = run_python(code)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
 def test_nothing_is_added_without_an_sdk() -> None:
     code = """
 from lisa.core.model.envelope import decode_envelope

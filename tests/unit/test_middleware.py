@@ -426,3 +426,29 @@ def test_what_is_no_middleware_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             untyped(middleware=[middleware])
+
+
+class Silent(Middleware):
+    """Middleware that is idle while `is_off`, and counts its sends."""
+
+    def __init__(self) -> None:
+        self.is_off, self.sends = True, 0
+
+    def is_idle(self) -> bool:
+        return self.is_off
+
+    def send(self, call: SendCall, call_next: Callable[[SendCall], Any]) -> Any:
+        self.sends += 1
+        return call_next(call)
+
+
+def test_sends_skip_middleware_while_all_of_it_is_idle() -> None:
+    one, other = Silent(), Silent()
+    producer = RecordingProducer(middleware=[one, other])
+    producer.send("orders", 1)
+    producer.send_many("orders", [1, 2])
+    assert (one.sends, other.sends, len(producer.sent)) == (0, 0, 3)
+    other.is_off = False
+    producer.send("orders", 1)
+    producer.send_many("orders", [1, 2])
+    assert (one.sends, other.sends, len(producer.sent)) == (2, 2, 6)

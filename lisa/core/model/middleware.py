@@ -22,6 +22,10 @@ SETTLED = ("settled",)
 class BaseMiddleware:
     """The type of middleware within Lisa. Users derive from `lisa.Middleware`."""
 
+    def is_idle(self) -> bool:
+        """Whether each method would only call the next step now, so that sends may skip it."""
+        return False
+
 
 def passes_on(method: F) -> F:
     """Mark a base-class method that only calls the next step, so that chains leave it out."""
@@ -81,6 +85,14 @@ def methods(
                 f"{', '.join(own)}"
             )
     return found
+
+
+def all_idle(methods: Sequence[Callable[..., Any]]) -> Callable[[], bool]:
+    """A function that says whether the middleware of all these methods is idle."""
+    checks = [method.__self__.is_idle for method in methods]  # type: ignore[attr-defined]
+    if any(check.__func__ is BaseMiddleware.is_idle for check in checks):
+        return lambda: False
+    return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 
 def chain(methods: Sequence[Callable[..., Any]], innermost: Link) -> Link:
