@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
-from lisa.core.model.errors import StartupFailed
+from lisa.core.model.errors import ConfigError, StartupFailed
 from lisa.core.model.outcomes import reason_of
 
 log = logging.getLogger("lisa.consumer")
@@ -25,6 +25,17 @@ LEAVE_S = 30.0
 """How long an asynchronous context manager may take to close."""
 
 Spawn = Callable[[Awaitable[Any]], "Future[Any]"]
+
+
+def managed(lifespan: Lifespan) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any]:
+    """Call a lifespan. Raises ConfigError if it returns no context manager."""
+    manager: object = lifespan()
+    if isinstance(manager, (AbstractContextManager, AbstractAsyncContextManager)):
+        return manager
+    raise ConfigError(
+        f"the lifespan returned no context manager but a {type(manager).__name__}; decorate the "
+        "function with @contextmanager or @asynccontextmanager"
+    )
 
 
 class LifespanRun:
@@ -44,7 +55,7 @@ class LifespanRun:
         if self._lifespan is None:
             return None
         try:
-            manager = self._lifespan()
+            manager = managed(self._lifespan)
             if isinstance(manager, AbstractAsyncContextManager):
                 manager = _OnLoop(manager, self._spawn)
             state = manager.__enter__()

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, NamedTuple
 
 from lisa.consumer.invoke import Wait
-from lisa.consumer.lifespan import Lifespan
+from lisa.consumer.lifespan import Lifespan, managed
 from lisa.core.redis.flow import Flow
 
 
@@ -43,7 +43,7 @@ class AttachedLifespan:
         """The state for handlers; enters the lifespan at the first call."""
         lifespan, self._lifespan = self._lifespan, None
         if lifespan is not None:
-            manager = lifespan()
+            manager = managed(lifespan)
             if isinstance(manager, AbstractAsyncContextManager):
                 self._state = yield Finish(self._begin(manager))
             else:

@@ -211,6 +211,22 @@ def test_a_lifespan_is_a_function(bench: Bench) -> None:
         Consumer(bench.url, lifespan=nullcontext())  # type: ignore[arg-type]
 
 
+def undecorated() -> Iterator[None]:
+    yield
+
+
+async def undecorated_on_loop() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("lifespan", [undecorated, undecorated_on_loop])
+def test_a_lifespan_without_its_decorator_is_named(bench: Bench, lifespan: Any) -> None:
+    consumer = Consumer(bench.url, lifespan=lifespan)
+    consumer.on(TOPIC, ignore)
+    with pytest.raises(StartupFailed, match=r"generator; decorate .* with @contextmanager or @asy"):
+        consumer.start()
+
+
 MODULE = """
 import os
 from contextlib import contextmanager

@@ -242,6 +242,13 @@ def test_exceptions_become_verdicts(error: object, delay: object) -> None:
     assert verdict_of(error).delay == delay
 
 
+@pytest.mark.parametrize("pause", [5, 0.5, timedelta(minutes=5)])
+def test_a_pause_as_the_reason_of_a_retry_is_refused(pause: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"write Retry\(delay="):
+        Retry(pause)
+    assert str(Retry(ValueError("busy"))) == "busy"  # type: ignore[arg-type]
+
+
 def test_a_retry_takes_precedence_over_a_discard() -> None:
     discard, again = Verdict("d", "discard"), Verdict("r")
     assert combined(discard, again) is again

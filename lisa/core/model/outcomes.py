@@ -6,6 +6,7 @@ import traceback
 from datetime import timedelta
 
 from lisa.core.model.clock import named_duration
+from lisa.core.model.errors import InvalidMessage
 
 LONGEST_REASON_BYTES = 1024
 LONGEST_TRACEBACK_BYTES = 2048
@@ -14,9 +15,17 @@ _CUT = "...\n"
 
 
 class Retry(Exception):
-    """Retry the message after `delay`, or after the policy's pause. Counts as an attempt."""
+    """Retry the message after `delay`, or after the policy's pause. Counts as an attempt.
+
+    Raises InvalidMessage for a number or a timedelta as the reason, and for an invalid delay.
+    """
 
     def __init__(self, reason: str = "", *, delay: timedelta | str | None = None) -> None:
+        given: object = reason
+        if isinstance(given, (int, float, timedelta)):
+            raise InvalidMessage(
+                f"Retry({reason!r}) has a pause as its reason; write Retry(delay='10s')"
+            )
         super().__init__(reason or "the handler asked for a retry")
         self.delay = None if delay is None else named_duration("delay", delay)
 
