@@ -181,6 +181,21 @@ def test_errors_about_arguments_name_the_public_call(call: Callable[[], object],
     assert str(caught.value).startswith(said)
 
 
+def test_a_class_derived_from_a_consumer_may_change_its_methods() -> None:
+    class Named:
+        health = property(lambda _: "well")
+
+    class Derived(Named, lisa.Consumer):
+        def topics(self) -> list[str]:
+            return [*super().topics(), "more"]
+
+    derived: Any = Derived
+    consumer = derived("redis://localhost")
+    assert (consumer.health, consumer.topics()) == ("well", ["more"])
+    with pytest.raises(TypeError, match=r"^Derived.__init__\(\) got an unexpected"):
+        derived(prefx="x")
+
+
 def test_the_constructors_keep_their_signature() -> None:
     for one in (lisa.Producer, lisa.AsyncProducer):
         names = list(inspect.signature(one).parameters)

@@ -217,9 +217,9 @@ def rename_inherited(cls: type, names: Iterable[str]) -> None:
     Python's TypeErrors name a function by its qualified name, which would be the internal class's.
     """
     for name in names:
-        if name in vars(cls):
-            continue
         made = getattr(cls, name)
+        if name in vars(cls) or not isinstance(made, FunctionType):  # another, from a mix-in
+            continue
         own: Any = FunctionType(
             made.__code__, made.__globals__, name, made.__defaults__, made.__closure__
         )
