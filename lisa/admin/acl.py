@@ -43,7 +43,7 @@ class Role:
     """Whether the role or its scripts use the wake channel."""
 
 
-_SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule")
+_SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule", "schedule")
 _SETTLING = ("ack", "declare", "extend", "forget", "open", "pull", "release", "retry")
 _OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HMGET", "MULTI", "TIME")
 """Commands of `core.delivery.opening`, which uses the script instead if MULTI is not granted."""
@@ -74,13 +74,14 @@ ROLES = {
     "producer": Role(
         "sends, cancels, reschedules, looks up",
         _SENDING,
-        (*_SCHEMA, "HGETALL", "TIME", "ZADD", "ZRANGE"),
+        (*_SCHEMA, "HGET", "HGETALL", "HSCAN", "TIME", "ZADD", "ZRANGE"),
         optional=("INFO",),
     ),
     "manager": Role(
         "promotes, reclaims and sweeps messages; its metrics",
         ("absorb", "clear", "configure", "declare", "expire", "forget", "inspect", "mend",
-         "promote", "prune", "purge", "reclaim", "renew", "set_layout", "trim", "undeclare"),
+         "enqueue", "cancel", "promote", "prune", "purge", "reclaim", "renew", "schedule",
+         "set_layout", "trim", "undeclare"),
         (*_SCHEMA, "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN",
          "HSET", "INFO", "PEXPIRE", "PING", "SCAN", "SUBSCRIBE", "TIME", "XADD", "XDEL",
          "XINFO|CONSUMERS", "XINFO|GROUPS", "XLEN", "XPENDING", "XRANGE", "XREVRANGE", "ZADD",

@@ -78,6 +78,7 @@ class Engine:
         )
         jobs.add("managers", schedules.sweep, self._sweep_managers)
         jobs.add("refresh", REFRESH, lambda: services.refresh(jobs.topic_errors["refresh"]))
+        jobs.add("schedules", REFRESH, services.find_schedules)
         jobs.add("idle", REFRESH, lambda: services.idle.retire(self.store))
         jobs.add("search", SEARCH, services.registry.search)
         jobs.add("presence", presence.BEAT, self._beat)

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from lisa.manager.jobs import Jobs
     from lisa.manager.loop import Loop
 
-KINDS = ("promoted", "reclaimed", "expired", "purged", "cleared", "trimmed", "mended")
+KINDS = (
+    "promoted",
+    "reclaimed",
+    "expired",
+    "purged",
+    "cleared",
+    "trimmed",
+    "mended",
+    "scheduled",
+)
 
 
 def own_numbers(

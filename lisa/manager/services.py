@@ -24,6 +24,7 @@ from lisa.manager.reclaimer import Reclaimer
 from lisa.manager.registry import Registry
 from lisa.manager.reshard_queue import ReshardQueue
 from lisa.manager.sampler import Sampler
+from lisa.manager.scheduler import Scheduler
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.server_monitor import ProbeResult
 from lisa.manager.sharder import Sharder
@@ -73,6 +74,7 @@ class TopicServices:
         )
         self._promoter = Promoter(store, clock, self._expirer, self.registry.batch, self._promoted)
         self._declarer = GroupDeclarer(store, self.registry)
+        self._scheduler = Scheduler(store, clock)
         self.sweeper = Sweeper(
             store,
             self._expirer,
@@ -87,7 +89,8 @@ class TopicServices:
         self._reclaiming = self._loop("reclaimer", self._reclaimer, RECLAIMERS, together[1])
         # "greeter" is a label of metrics that users have stored, so it stays.
         self._declaring = self._loop("greeter", self._declarer, 1, 1)
-        self.loops = (self._promoting, self._reclaiming, self._declaring)
+        self._scheduling = self._loop("scheduler", self._scheduler, 1, 1)
+        self.loops = (self._promoting, self._reclaiming, self._declaring, self._scheduling)
 
     def _loop(self, name: str, service: Service, workers: int, batch: int) -> Loop:
         longest_s = longest_round_s(self._store.connection.address.socket_timeout_s)
@@ -102,7 +105,14 @@ class TopicServices:
 
     def moved(self) -> list[Tally]:
         """The counts of messages that the services moved."""
-        services = (self._promoter, self._reclaimer, self._expirer, self.trimmer, self.sweeper)
+        services = (
+            self._promoter,
+            self._reclaimer,
+            self._expirer,
+            self._scheduler,
+            self.trimmer,
+            self.sweeper,
+        )
         return [one.moved for one in services]
 
     def health(self) -> Mapping[str, object]:
@@ -149,7 +159,7 @@ class TopicServices:
 
     def _add(self, topic: str) -> None:
         self.idle.add(topic)
-        for loop in self.loops:
+        for loop in (self._promoting, self._reclaiming, self._declaring):
             loop.due_heap.add(topic)
 
     def _promoted(self, topic: str, result: Promoted | LisaError) -> None:
@@ -176,12 +186,14 @@ class TopicServices:
             self._promoting.due_heap.bring_forward({topic: time.monotonic() + lag_s})
         else:
             self._promoting.due_heap.schedule_now(topic)
+        self._scheduling.due_heap.schedule_now(topic)
         if not self._store.known_groups(topic):
             self._declaring.due_heap.schedule_now(topic)
 
     def check_all_after_gap(self) -> None:
         """Check all topics, because announcements during the gap are lost."""
         self._promoting.due_heap.schedule_all_now()
+        self._scheduling.due_heap.schedule_all_now()
         self.reshards.is_check_due.set()
 
     def _available(self) -> list[Shard]:
@@ -194,6 +206,16 @@ class TopicServices:
         due_heap.bring_forward(
             self._promoter.poll(self._nodes.available(active), self._nodes.available(idle))
         )
+
+    def find_schedules(self) -> None:
+        """Learn the topics with schedules, and look at the next tick of each."""
+        if not self._nodes.answers(key=self._store.keys.scheduled):
+            return
+        topics = self._scheduler.listed()
+        for topic in topics:
+            self._scheduling.due_heap.add(topic)
+        available = self._nodes.available(list(map(Shard, topics)))
+        self._scheduling.due_heap.bring_forward(self._scheduler.poll(available))
 
     def refresh(self, errors: TopicErrors) -> None:
         """Look for expired leases, waiting consumers, undeclared topics and unfinished reshards."""
@@ -221,7 +243,7 @@ class TopicServices:
     def sweep(self, topic: str) -> None:
         """Sweep one topic, and forget it if it is idle."""
         if self.sweeper.step(topic):
-            for loop in self.loops:
+            for loop in (self._promoting, self._reclaiming, self._declaring):
                 loop.due_heap.remove(topic)
             for service in (self._promoter, self._reclaimer, self.trimmer, self.sampler, self.idle):
                 service.forget(topic)

@@ -18,7 +18,9 @@ from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall
 
 if TYPE_CHECKING:
+    from lisa.core.model.recurring.definition import ScheduleDefinition
     from lisa.core.store.inspection import FoundInGroup, FoundMessage, State
+    from lisa.core.store.schedule_reads import ScheduleInfo
     from lisa.producer.gateway_producer import GatewayProducer
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "Producer",
     "Rescheduled",
     "RetryDelays",
+    "ScheduleDefinition",
+    "ScheduleInfo",
     "SendCall",
     "SendOptions",
     "SendOutcome",
@@ -42,6 +46,8 @@ __all__ = [
 ]
 
 _LATE = dict.fromkeys(("FoundInGroup", "FoundMessage", "State"), "lisa.core.store.inspection")
+_LATE["ScheduleInfo"] = "lisa.core.store.schedule_reads"
+_LATE["ScheduleDefinition"] = "lisa.core.model.recurring.definition"
 _LATE["GatewayProducer"] = "lisa.producer.gateway_producer"
 
 

@@ -131,6 +131,15 @@ class Producer(_Configured):
     reschedule = blocking(Flows.reschedule)
     fire_now = blocking(Flows.fire_now)
     get = blocking(Flows.get)
+    schedule = blocking(Flows.schedule)
+    schedules = blocking(Flows.schedules)
+    get_schedule = blocking(Flows.get_schedule)
+    pause_schedule = blocking(Flows.pause_schedule)
+    resume_schedule = blocking(Flows.resume_schedule)
+    remove_schedule = blocking(Flows.remove_schedule)
+    run_schedule = blocking(Flows.run_schedule)
+    next_ticks = blocking(Flows.next_ticks)
+    backfill_schedule = blocking(Flows.backfill_schedule)
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> SyncStore:
@@ -187,6 +196,15 @@ class AsyncProducer(_Configured):
     reschedule = awaiting(Flows.reschedule)
     fire_now = awaiting(Flows.fire_now)
     get = awaiting(Flows.get)
+    schedule = awaiting(Flows.schedule)
+    schedules = awaiting(Flows.schedules)
+    get_schedule = awaiting(Flows.get_schedule)
+    pause_schedule = awaiting(Flows.pause_schedule)
+    resume_schedule = awaiting(Flows.resume_schedule)
+    remove_schedule = awaiting(Flows.remove_schedule)
+    run_schedule = awaiting(Flows.run_schedule)
+    next_ticks = awaiting(Flows.next_ticks)
+    backfill_schedule = awaiting(Flows.backfill_schedule)
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncStore:

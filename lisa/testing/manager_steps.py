@@ -22,6 +22,7 @@ from lisa.manager.expirer import Expirer
 from lisa.manager.plan import DEFAULT_GROUP
 from lisa.manager.promoter import Promoter
 from lisa.manager.reclaimer import Reclaimer
+from lisa.manager.scheduler import Scheduler
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
@@ -62,6 +63,7 @@ class _View:
 
     dues: due times of waiting messages and retries; none while the topic is paused.
     ends: when leases end. expiries: when messages expire.
+    ticks: when its schedules have their next ticks.
     ready: groups, each with the number of its messages for handlers.
     """
 
@@ -69,6 +71,7 @@ class _View:
     dues: list[int]
     ends: list[int]
     expiries: list[int]
+    ticks: list[int]
     ready: dict[str, int]
 
 
@@ -76,7 +79,7 @@ class _View:
 class DueWork:
     """What the server holds at one instant.
 
-    promote, reclaim, expire: the shards where the service has work now.
+    promote, reclaim, expire, schedule: the shards where the service has work now.
     ready: topic and group, in order of name, with the number of messages for handlers.
     next_ms: the next instant at which a service has work, in epoch milliseconds; None if none.
     """
@@ -84,6 +87,7 @@ class DueWork:
     promote: list[Shard]
     reclaim: list[Shard]
     expire: list[Shard]
+    schedule: list[Shard]
     ready: dict[tuple[str, str], int]
     next_ms: int | None
 
@@ -95,11 +99,12 @@ class DueWork:
             for group, count in view.ready.items():
                 key = topic_of(view.shard), group
                 ready[key] = ready.get(key, 0) + count
-        instants = [at for one in views for at in (*one.dues, *one.ends, *one.expiries)]
+        instants = [at for one in views for at in _all(one)]
         return cls(
             promote=[one.shard for one in views if min(one.dues, default=math.inf) <= now_ms],
             reclaim=[one.shard for one in views if min(one.ends, default=math.inf) <= now_ms],
             expire=[one.shard for one in views if min(one.expiries, default=math.inf) <= now_ms],
+            schedule=[one.shard for one in views if min(one.ticks, default=math.inf) <= now_ms],
             ready=dict(sorted(ready.items())),
             next_ms=min((at for at in instants if at > now_ms), default=None),
         )
@@ -119,12 +124,14 @@ class ManagerSteps:
         self._expirer = Expirer(store, self._signals)
         self._promoter = Promoter(store, clock, self._expirer, lambda _: LARGEST_BATCH)
         self._reclaimer = Reclaimer(store, clock, self._signals, LARGEST_WINDOW)
+        self._scheduler = Scheduler(store, clock)
         self._sweeper = Sweeper(store, self._expirer, lambda _: True)
 
     def step(self, due: DueWork) -> bool:
         """Do the work that is due now; returns whether any message moved. Raises LisaError."""
         before = self._moved()
-        outcomes = self._promoter.step(due.promote) if due.promote else []
+        outcomes = [*self._scheduler.step(due.schedule)]
+        outcomes += self._promoter.step(due.promote) if due.promote else []
         if due.reclaim:
             self._reclaimer.scan_all()
             outcomes += self._reclaimer.step(due.reclaim)
@@ -134,7 +141,7 @@ class ManagerSteps:
         for shard in due.expire:
             self._sweeper.expire(shard, self._now_ms())
         self._signals.step()
-        return self._moved() != before
+        return bool(due.schedule) or self._moved() != before
 
     def _moved(self) -> list[object]:
         services = (self._promoter, self._reclaimer, self._expirer)
@@ -182,6 +189,7 @@ class ManagerSteps:
         keys, now_ms = self._store.keys.topic(shard), self._now_ms()
         own = [keys.group(name) for name in groups]
         commands: list[Command] = [("HGETALL", keys.options), *_around(keys.expiry, now_ms)]
+        commands += _around(keys.ticks, now_ms)
         for zset in (keys.waiting, *[one.retry for one in own]):
             commands += _around(zset, now_ms)
         for name, one in zip(groups, own, strict=True):
@@ -192,7 +200,7 @@ class ManagerSteps:
     def _view(self, shard: Shard, groups: Sequence[str], replies: Iterator[Any]) -> _View:
         options = TopicOptions.from_hash(pairs(next(replies)))
         ack_ms = duration_ms(options.ack_timeout)
-        expiries = _instants(replies)
+        expiries, ticks = _instants(replies), _instants(replies)
         dues = [at for _ in range(1 + len(groups)) for at in _instants(replies)]
         ends: list[int] = []
         ready: dict[str, int] = {}
@@ -202,7 +210,12 @@ class ManagerSteps:
             ends += [self._now_ms() + ack_ms - int(entry[2]) for entry in held]
             if length > len(held) and not options.paused:
                 ready[name] = length - len(held)
-        return _View(shard, [] if options.paused else dues, ends, expiries, ready)
+        return _View(shard, [] if options.paused else dues, ends, expiries, ticks, ready)
+
+
+def _all(view: _View) -> list[int]:
+    """All instants at which a shard has work."""
+    return [*view.dues, *view.ends, *view.expiries, *view.ticks]
 
 
 def _around(zset: str, now_ms: int) -> list[Command]:

@@ -30,6 +30,7 @@ from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.restore import Restore, RestoreItem
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.schedule import NewOccurrence, Schedule
 from lisa.core.transitions.set_layout import SetLayout
 from lisa.core.transitions.trim import Trim
 from lisa.core.transitions.undeclare import Undeclare
@@ -241,6 +242,25 @@ SAMPLES: dict[str, Sample] = {
         state=BUSY,
         ids=("a", "b"),
         moves_messages=True,
+    ),
+    "schedule": Sample(
+        make=lambda _, ids: Schedule(
+            TOPIC,
+            "s",
+            "1.5.0",
+            b"1.6.0 {}",
+            6,
+            creates=[NewOccurrence(m, FAR, envelope("A-"), 5) for m in ids],
+            drops=["x"],
+        ),
+        state={
+            "body": {"a": "B-", "x": "B-"},
+            "waiting": {"a": 1, "x": 5},
+            "schedules": {"s": "1.5.0 {}"},
+            "ticks": {"s": 5},
+        },
+        moves_messages=True,
+        takes_batches=False,
     ),
     "set_layout": Sample(
         make=lambda _, ids: SetLayout(TOPIC, "close", 3),

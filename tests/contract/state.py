@@ -64,6 +64,8 @@ def topic(
     options: Mapping[str, Any] | None = None,
     stats: Mapping[str, int] | None = None,
     consumers: Mapping[str, str] | None = None,
+    schedules: Mapping[str, str] | None = None,
+    ticks: Mapping[str, int] | None = None,
     events: Sequence[tuple[Any, ...]] | None = None,
     declared: Sequence[str] | None = None,
     **groups: G,
@@ -78,6 +80,8 @@ def topic(
         "options": options,
         "stats": stats,
         "consumers": consumers,
+        "schedules": schedules,
+        "ticks": ticks,
         "events": events,
         "groups": sorted(groups if declared is None else declared),
     }
@@ -110,9 +114,9 @@ def envelope(short: str) -> bytes:
 def put(store: SyncStore, name: str, state: State) -> None:
     """Write a state with plain commands."""
     keys = store.keys.topic(name)
-    for kind in ("waiting", "expiry"):
+    for kind in ("waiting", "expiry", "ticks"):
         _zset(store, getattr(keys, kind), state.get(kind, {}))
-    for kind in ("policy", "options", "stats", "consumers"):
+    for kind in ("policy", "options", "stats", "consumers", "schedules"):
         _hash(store, getattr(keys, kind), state.get(kind, {}))
     _hash(store, keys.groups, dict.fromkeys(state.get("groups", ()), 1))
     for message_id, short in state.get("body", {}).items():
@@ -179,9 +183,9 @@ def read(store: SyncStore, name: str) -> State:
         elif (group := keys.group_of(key)) is not None:
             kind = rest.rpartition(":")[2]
             state[f"{group}:{kind}"] = _of_group(store, keys, group, kind)
-        elif rest in ("waiting", "expiry"):
+        elif rest in ("waiting", "expiry", "ticks"):
             state[rest] = _scores(store, key)
-        elif rest in ("policy", "options", "consumers"):
+        elif rest in ("policy", "options", "consumers", "schedules"):
             found = {k.decode(): v.decode() for k, v in _pairs(store.ask("HGETALL", key))}
             state[rest] = {k: int(v) if k.startswith("removing:") else v for k, v in found.items()}
         elif rest == "stats":

@@ -116,6 +116,7 @@ def test_the_keys_match_the_header(name: str) -> None:
         "absorb": [keys.history, "lisa:{t}:m"],
         "clear": [keys.history, keys.archived, keys.confirm],
         "prune": [keys.archived],
+        "schedule": [keys.schedules, keys.ticks, *keys.bodies_and_tombstones(["m1", "x"])],
     }
     if name in further:
         assert own_keys(name, 1) == further[name]

@@ -26,6 +26,7 @@ from lisa.core.transitions.requeue import Requeue
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from lisa.core.transitions.retry import Fail, Failure
+from lisa.core.transitions.schedule import NewOccurrence, Schedule
 from lisa.core.transitions.undeclare import Undeclare
 from tests.contract.bench import TOPIC, item
 from tests.contract.samples import SAMPLES
@@ -58,6 +59,47 @@ def held(bench: Bench, *, attempt: int = 1, fence: str = "AAAAAAAA-") -> Settlem
 
 
 CASES: dict[str, Case] = {
+    "schedule, a dropped message, and a new one": Case(
+        {"body": {"x": "B-"}, "waiting": {"x": 5}, "schedules": {"s": "1.5.0 {}"}, "lisa": G()},
+        lambda _: Schedule(
+            TOPIC,
+            "s",
+            "1.5.0",
+            b"2.7.0 {}",
+            creates=[NewOccurrence("a", FAR, envelope("A-one"), 5, "0")],
+            drops=["x"],
+        ),
+        lambda _: [
+            ("x", "cancelled", "", 0, {"end": 1}),
+            (
+                "a",
+                "sent",
+                "",
+                0,
+                {"due": FAR, "envelope": "A-one", "expires": FAR + 5, "policy": "0"},
+            ),
+        ],
+    ),
+    "schedule, an unstarted message is replaced": Case(
+        {
+            "body": {"x": "B-"},
+            "schedules": {"s": "1.5.0 {}"},
+            "lisa": G(ready=[Row("x", 5)]),
+        },
+        lambda _: Schedule(
+            TOPIC,
+            "s",
+            "1.5.0",
+            b"2.7.0 {}",
+            creates=[NewOccurrence("a", FAR, envelope("A-one"))],
+            earlier=["x"],
+            overlap="replace_unstarted",
+        ),
+        lambda _: [
+            ("x", "cancelled", "", 0, {"end": 1}),
+            ("a", "sent", "", 0, {"due": FAR, "envelope": "A-one"}),
+        ],
+    ),
     "enqueue for later, with all that a message may have": Case(
         {"lisa": G()},
         lambda _: enqueue(

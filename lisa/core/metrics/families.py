@@ -68,6 +68,7 @@ TOPIC_COUNTERS = _counters(
         "expired": "Messages that exceeded their ttl.",
         "cancelled": "Messages cancelled.",
         "rescheduled": "Messages whose due time was changed.",
+        "overlapped": "Ticks of schedules that an unfinished occurrence prevented or delayed.",
         "restored": "Messages restored from an archive.",
         "pauses": "Times the topic was paused; each shard counts.",
         "resumes": "Times the topic was resumed; each shard counts.",
@@ -202,8 +203,8 @@ _MANAGER = (
     _gauge("lisa_manager_topics", "Topics handled by this manager."),
     _counter(
         "lisa_manager_moved_total",
-        "Messages that this manager promoted, reclaimed, expired or purged, and stream entries "
-        "that it cleared, trimmed or mended.",
+        "Messages that this manager promoted, reclaimed, expired or purged, or created for "
+        "schedules, and stream entries that it cleared, trimmed or mended.",
         ("kind",),
     ),
     Family(

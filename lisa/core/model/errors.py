@@ -7,6 +7,7 @@
     +-- GroupRemoved                        an operator removed the group
     +-- RemovalUnfinished                   the group's removal must finish before it is declared
     +-- TopicInUse                          the topic cannot be deleted now
+    +-- ScheduleChanged                     the schedule has another version than `if_version`
     +-- ServerUnavailable                   the server did not answer in time, or refused
     |   +-- NotReplicated                   written, but not to enough replicas in time
     |   +-- Misplaced                       the topic's shards are being changed
@@ -62,6 +63,10 @@ class RemovalUnfinished(LisaError):
     finishes it. For a topic with shards, the removal itself raises this error if the group is
     declared again before every shard has removed it.
     """
+
+
+class ScheduleChanged(LisaError):
+    """The schedule has another version than the caller's `if_version`; nothing was changed."""
 
 
 class TopicInUse(LisaError):

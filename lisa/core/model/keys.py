@@ -115,6 +115,8 @@ class TopicKeys:
         self.history = self.root + "history"
         self.archived = self.root + "archived"
         self.confirm = self.root + "confirm"
+        self.schedules = self.root + "schedules"
+        self.ticks = self.root + "ticks"
         self._body = self.root + "body:"
         self._done = self.root + "done:"
         self._reply = self.root + "reply:"
@@ -183,6 +185,7 @@ class Keys:
         self.prefix = prefix
         self.topics = f"{prefix}:topics"
         self.managers = f"{prefix}:managers"
+        self.scheduled = f"{prefix}:scheduled"
         self.schema = f"{prefix}:schema"
         self.wake = f"{prefix}:wake"
         self.topic = lru_cache(maxsize=4096)(self._topic)

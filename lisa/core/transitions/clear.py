@@ -32,7 +32,8 @@ class Clear(Transition[bool]):
         return self.groups
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        return (keys.history, keys.archived, keys.confirm)
+        own = (keys.schedules, keys.ticks) if self.is_whole_topic else ()
+        return (keys.history, keys.archived, keys.confirm, *own)
 
     def args(self) -> Sequence[Argument]:
         return (self.number, int(self.is_whole_topic))

@@ -1,0 +1,153 @@
+"""Turns options of `schedule(...)`, the command line and YAML into a `ScheduleDefinition`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import TypedDict, TypeVar
+
+from lisa.core.model.clock import datetime_ms, duration_ms, named_duration, parse_zone
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.recurring.definition import (
+    MOST_CAUGHT_UP,
+    CatchUp,
+    Dst,
+    Overlap,
+    ScheduleDefinition,
+    stored_body,
+)
+from lisa.core.model.retry_policy import RetryPolicy
+
+E = TypeVar("E", bound=StrEnum)
+_ALL = re.compile(r"all\s*(?:\(\s*(?:max\s*=\s*)?(\d{1,4})\s*\))?")
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of a schedule; see `Producer.schedule`."""
+
+    cron: str | None
+    every: timedelta | str | None
+    tz: tzinfo | str | None
+    dst: Dst | str
+    start: datetime | str | None
+    until: datetime | str | None
+    count: int | None
+    jitter: timedelta | str | None
+    catch_up: CatchUp | str
+    max_late: timedelta | str | None
+    overlap: Overlap | str
+    template: bool
+    headers: Mapping[str, str] | None
+    ttl: timedelta | str | None
+    retry: RetryPolicy | Sequence[timedelta | str] | str | None
+
+
+def define(
+    body: object, options: ScheduleOptions, zone: tzinfo | str | None = None
+) -> ScheduleDefinition:
+    """The checked definition. Raises InvalidMessage, and TypeError for an unknown option.
+
+    zone: the time zone if the options name none; None means UTC.
+    """
+    known = ScheduleOptions.__annotations__.keys()
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"a schedule got an unexpected option {unknown[0]!r}; its options are "
+            f"{', '.join(known)}"
+        )
+    named_zone = options.get("tz")
+    name = _zone_name(named_zone if named_zone is not None else zone)
+    catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
+    kind, text = stored_body(body)
+    retry = options.get("retry")
+    return ScheduleDefinition(
+        cron=_pattern(options.get("cron")),
+        every_ms=_ms("every", options.get("every")) or 0,
+        tz=name,
+        dst=_choice("dst", Dst, options.get("dst", Dst.VIXIE)),
+        start_ms=_instant("start", options.get("start"), name),
+        until_ms=_instant("until", options.get("until"), name),
+        most=_count(options.get("count")),
+        jitter_ms=_ms("jitter", options.get("jitter")) or 0,
+        catch_up=catch_up,
+        max_caught_up=most,
+        max_late_ms=_ms("max_late", options.get("max_late")),
+        overlap=_choice("overlap", Overlap, options.get("overlap", Overlap.ALLOW)),
+        kind=kind,
+        body=text,
+        template=bool(options.get("template", False)),
+        headers=dict(options.get("headers") or {}),
+        ttl_ms=_ms("ttl", options.get("ttl")),
+        policy=None if retry is None else RetryPolicy.parse(retry).encode(),
+    ).check()
+
+
+def _pattern(cron: object) -> str:
+    if cron is None:
+        return ""
+    if not isinstance(cron, str) or not cron.strip():
+        raise InvalidMessage(f"cron is text, as in '0 9 * * 1-5', not {cron!r}")
+    return " ".join(cron.split())
+
+
+def _count(count: object) -> int | None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+        raise InvalidMessage(f"count is a number, not {count!r}")
+    return count
+
+
+def _ms(name: str, value: timedelta | str | None) -> int | None:
+    return None if value is None else duration_ms(named_duration(name, value))
+
+
+def _zone_name(zone: tzinfo | str | None) -> str:
+    """The name under which a schedule stores its zone. Raises InvalidMessage."""
+    if zone is None:
+        return "UTC"
+    parse_zone(zone)
+    if isinstance(zone, str):
+        return zone.strip()
+    key = getattr(zone, "key", None)
+    if key:
+        return str(key)
+    offset = zone.utcoffset(None)
+    if offset is None:
+        raise InvalidMessage(f"tz={zone!r} has no name; pass text like 'Europe/Berlin'")
+    minutes = offset // timedelta(minutes=1)
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+
+
+def _instant(name: str, moment: datetime | str | None, zone: str) -> int | None:
+    """Epoch ms of a moment; a naive one is in the schedule's zone. Raises InvalidMessage."""
+    if moment is None:
+        return None
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError:
+            raise InvalidMessage(
+                f"{name}={moment!r} is not a time; write ISO 8601, as in 2026-12-24T09:00"
+            ) from None
+    if not isinstance(moment, datetime):
+        raise InvalidMessage(f"{name} is a datetime or ISO 8601 text, not {moment!r}")
+    return datetime_ms(moment, parse_zone(zone))
+
+
+def _choice(name: str, kind: type[E], value: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidMessage(f"{name} is one of {', '.join(kind)}, not {value!r}") from None
+
+
+def _catch_up(value: str) -> tuple[CatchUp, int]:
+    """The policy and its maximum from `none`, `one`, `all` or `all(max=20)`."""
+    found = _ALL.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if found:
+        return CatchUp.ALL, int(found[1] or MOST_CAUGHT_UP)
+    try:
+        return CatchUp(value), MOST_CAUGHT_UP
+    except ValueError:
+        raise InvalidMessage(f"catch_up is none, one, all or all(max=n), not {value!r}") from None

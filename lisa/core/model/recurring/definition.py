@@ -1,0 +1,279 @@
+"""The definition of a schedule, and the record under which a topic stores it.
+
+A record is `fence SP json`. The fence, `version.tick.made`, changes with every change of the
+schedule, so a script compares it with what its caller saw. The JSON holds definition and state.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from enum import StrEnum
+from functools import lru_cache
+from string import Template
+from typing import Any, Self
+
+import msgspec
+
+from lisa.core.model.clock import human, ms_datetime, parse_zone
+from lisa.core.model.envelope import (
+    decode_body,
+    encode_body,
+    encode_headers,
+)
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import check_id
+from lisa.core.model.recurring.grammar import CronPattern, parse_cron
+
+MIN_EVERY_MS = 1_000
+MOST_CAUGHT_UP = 100
+"""The most missed ticks that a schedule may catch up."""
+
+PLACEHOLDERS = frozenset({"tick", "tick_ms", "previous", "previous_ms", "count"})
+SCHEDULE_HEADER, TICK_HEADER = "lisa-schedule", "lisa-tick"
+_LONGEST_NAME = 200
+
+
+class CatchUp(StrEnum):
+    """What to do with ticks missed while no manager ran: drop, run the newest, run all."""
+
+    NONE = "none"
+    ONE = "one"
+    ALL = "all"
+
+
+class Overlap(StrEnum):
+    """What a tick does while an earlier occurrence is unfinished; see how-to/recurring.md."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+    QUEUE_ONE = "queue_one"
+    REPLACE_UNSTARTED = "replace_unstarted"
+
+
+class Dst(StrEnum):
+    """When a wall time in a gap fires: right after the gap, or not at all."""
+
+    VIXIE = "vixie"
+    SKIP = "skip"
+
+
+class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What users define. Durations in ms, instants in epoch ms; exactly one of cron and every_ms.
+
+    body is text: JSON (kind "j"), a string ("s") or base64 ("b"). policy: an encoded retry policy.
+    """
+
+    cron: str = ""
+    every_ms: int = 0
+    tz: str = "UTC"
+    dst: Dst = Dst.VIXIE
+    start_ms: int | None = None
+    until_ms: int | None = None
+    most: int | None = msgspec.field(name="count", default=None)
+    jitter_ms: int = 0
+    catch_up: CatchUp = CatchUp.ONE
+    max_caught_up: int = MOST_CAUGHT_UP
+    max_late_ms: int | None = None
+    overlap: Overlap = Overlap.ALLOW
+    kind: str = "j"
+    body: str = "null"
+    template: bool = False
+    headers: dict[str, str] = {}
+    ttl_ms: int | None = None
+    policy: str | None = None
+
+    def check(self) -> Self:
+        """The definition. Raises InvalidMessage that names the parameter and the fix."""
+        self._check_times()
+        if self.most is not None and self.most < 1:
+            raise InvalidMessage(f"count={self.most} is less than 1; omit it for no limit")
+        if not 1 <= self.max_caught_up <= MOST_CAUGHT_UP:
+            raise InvalidMessage(f"catch_up: max is 1 to {MOST_CAUGHT_UP}")
+        reserved = {SCHEDULE_HEADER, TICK_HEADER} & self.headers.keys()
+        if reserved:
+            raise InvalidMessage(f"the header {min(reserved)!r} is set by the schedule")
+        encode_headers(self.headers)
+        if self.template:
+            _check_template(self)
+        return self
+
+    def _check_times(self) -> None:
+        if bool(self.cron) == bool(self.every_ms):
+            raise InvalidMessage("a schedule needs exactly one of cron and every")
+        zone_of(self.tz)
+        if self.cron:
+            try:
+                pattern_of(self.cron)
+            except ConfigError as error:
+                raise InvalidMessage(str(error)) from None
+        elif self.every_ms < MIN_EVERY_MS:
+            raise InvalidMessage(f"every={human(self.every_ms)} is too short; it is at least 1s")
+        start, until = self.start_ms, self.until_ms
+        if start is not None and until is not None and until < start:
+            raise InvalidMessage("until is before start")
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether an occurrence is created ahead of its tick.
+
+        Otherwise at its tick, because the policies depend on the state at that instant.
+        """
+        is_unlimited = self.catch_up is not CatchUp.NONE and self.max_late_ms is None
+        return self.overlap is Overlap.ALLOW and is_unlimited
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the definition."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+
+    def body_at(self, name: str, tick_ms: int, previous_ms: int | None, count: int) -> bytes:
+        """The envelope of an occurrence after its head. Raises InvalidMessage."""
+        headers = {**self.headers, SCHEDULE_HEADER: name, TICK_HEADER: str(tick_ms)}
+        body = base64.b64decode(self.body) if self.kind == "b" else self.body.encode()
+        if self.template:
+            body = _filled(self, body, tick_ms, previous_ms, count)
+        return self.kind.encode() + encode_headers(headers) + body
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A definition with its state.
+
+    tick: the next tick, or the one whose turn it is; None if none is left. is_made: its message
+    exists. made_ms: when the schedule was created. made: occurrences created so far. last: the tick
+    of the latest. earlier: ticks of the latest occurrences, if overlaps matter. is_queued: the tick
+    waits for the end of an earlier occurrence. declared: fingerprint of the definition that a
+    manager's YAML wrote last.
+    """
+
+    version: int = 0
+    tick: int | None = None
+    made_ms: int = 0
+    definition: ScheduleDefinition = msgspec.field(name="d")
+    is_made: bool = msgspec.field(name="a", default=False)
+    is_paused: bool = msgspec.field(name="p", default=False)
+    is_queued: bool = msgspec.field(name="q", default=False)
+    made: int = msgspec.field(name="n", default=0)
+    last: int | None = msgspec.field(name="l", default=None)
+    earlier: tuple[int, ...] = msgspec.field(name="e", default=())
+    declared: str = msgspec.field(name="y", default="")
+
+    @property
+    def fence(self) -> str:
+        """What a script compares before it changes the schedule."""
+        tick = "" if self.tick is None else self.tick
+        queued = "q" if self.is_queued else ""
+        return f"{self.version}.{tick}{queued}.{self.made_ms}"
+
+    def encode(self) -> bytes:
+        """The stored form."""
+        state = msgspec.structs.replace(self, version=0, tick=None, made_ms=0)
+        return self.fence.encode() + b" " + msgspec.json.encode(state)
+
+    @classmethod
+    def decode(cls, stored: bytes) -> Self:
+        """The reverse of `encode`. Raises InvalidMessage."""
+        try:
+            fence, _, rest = stored.partition(b" ")
+            version, tick, made_ms = fence.decode().split(".")
+            tick = tick.removesuffix("q")
+            record = msgspec.json.decode(rest, type=cls)
+            return msgspec.structs.replace(
+                record,
+                version=int(version),
+                tick=int(tick) if tick else None,
+                made_ms=int(made_ms),
+            )
+        except (ValueError, msgspec.DecodeError) as error:
+            raise InvalidMessage(f"the record of a schedule cannot be read: {error}") from None
+
+
+def check_name(name: str) -> str:
+    """The name of a schedule, or raise InvalidMessage. Its message ids are `name@<tick>`."""
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidMessage(f"the name of a schedule is text, not {name!r}")
+    check_id(name)
+    if len(name.encode()) > _LONGEST_NAME:
+        raise InvalidMessage(f"the name of a schedule has at most {_LONGEST_NAME} bytes")
+    return name
+
+
+def occurrence_id(name: str, tick_ms: int) -> str:
+    """The message id of an occurrence."""
+    return f"{name}@{tick_ms}"
+
+
+def stored_body(body: object) -> tuple[str, str]:
+    """A body as the fields kind and body of a definition. Raises InvalidMessage."""
+    kind, encoded = encode_body(body)
+    if kind == b"b":
+        return "b", base64.b64encode(encoded).decode()
+    return kind.decode(), encoded.decode()
+
+
+def body_of(definition: ScheduleDefinition) -> Any:
+    """The body as it was given."""
+    if definition.kind == "b":
+        return base64.b64decode(definition.body)
+    return decode_body(definition.kind, definition.body.encode())
+
+
+@lru_cache(maxsize=4096)
+def pattern_of(cron: str) -> CronPattern:
+    """The parsed pattern. Raises ConfigError."""
+    return parse_cron(cron)
+
+
+@lru_cache(maxsize=1024)
+def zone_of(name: str) -> Any:
+    """The time zone. Raises InvalidMessage."""
+    return parse_zone(name)
+
+
+def _check_template(definition: ScheduleDefinition) -> None:
+    if definition.kind == "b":
+        raise InvalidMessage("a template is text or JSON, not bytes")
+    template = Template(definition.body)
+    unknown = set(template.get_identifiers()) - PLACEHOLDERS
+    if unknown or not template.is_valid():
+        known = ", ".join(f"${{{name}}}" for name in sorted(PLACEHOLDERS))
+        raise InvalidMessage(
+            f"the template knows {known}, and $$ for a dollar sign; "
+            f"{'unknown: ' + min(unknown) if unknown else 'a $ stands alone'}"
+        )
+
+
+def _filled(
+    definition: ScheduleDefinition, body: bytes, tick_ms: int, previous_ms: int | None, count: int
+) -> bytes:
+    zone = zone_of(definition.tz)
+    values: dict[str, Any] = {
+        "tick": ms_datetime(tick_ms).astimezone(zone).isoformat(),
+        "tick_ms": tick_ms,
+        "previous": None
+        if previous_ms is None
+        else ms_datetime(previous_ms).astimezone(zone).isoformat(),
+        "previous_ms": previous_ms,
+        "count": count,
+    }
+    if definition.kind == "s":
+        return _text(body.decode(), values).encode()
+    return msgspec.json.encode(_substituted(msgspec.json.decode(body), values))
+
+
+def _substituted(value: Any, values: dict[str, Any]) -> Any:
+    """A JSON value with its texts filled in; a text that is one placeholder becomes its value."""
+    if isinstance(value, str):
+        if value.startswith("${") and value.endswith("}") and value[2:-1] in values:
+            return values[value[2:-1]]
+        return _text(value, values)
+    if isinstance(value, list):
+        return [_substituted(one, values) for one in value]
+    if isinstance(value, dict):
+        return {key: _substituted(one, values) for key, one in value.items()}
+    return value
+
+
+def _text(text: str, values: dict[str, Any]) -> str:
+    shown = {name: "" if value is None else value for name, value in values.items()}
+    return Template(text).substitute(shown)

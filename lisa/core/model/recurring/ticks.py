@@ -1,0 +1,215 @@
+"""When a schedule ticks, and what its manager does at a tick."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from lisa.core.model.recurring.calendar import next_instant
+from lisa.core.model.recurring.definition import (
+    MOST_CAUGHT_UP,
+    CatchUp,
+    Dst,
+    Overlap,
+    Record,
+    ScheduleDefinition,
+    pattern_of,
+    zone_of,
+)
+
+ON_TIME_MS = 10_000
+"""Ticks up to this late were not missed: a fail-over of server or manager may take so long."""
+
+LOOK_AGAIN_MS = 1_000
+"""How often a queued tick looks whether the earlier occurrence has ended."""
+
+MOST_EARLIER = 10
+"""Earlier occurrences that a tick checks for an overlap."""
+
+_WIDEST_WINDOW_MS = 400 * 86_400_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TickStep:
+    """What one call of the script does with a schedule.
+
+    record: the new record. score: when a manager looks at the schedule next; None for never.
+    creates: ticks of the messages to create, with the number and the previous tick of each.
+    drops: ticks whose messages, if still waiting, are removed. swaps: create only if all drops
+    were still waiting. held, held_score: the record and score if an overlap prevents the creation.
+    """
+
+    record: Record
+    score: int | None
+    creates: Sequence[tuple[int, int, int | None]] = ()
+    drops: Sequence[int] = ()
+    swaps: bool = False
+    held: Record | None = None
+    held_score: int | None = field(default=None)
+
+
+def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> int | None:
+    """The first tick after an instant; None if none is left."""
+    start, until = definition.start_ms, definition.until_ms
+    if definition.cron:
+        after_s = (after_ms if start is None else max(after_ms, start - 1)) // 1000
+        skips = definition.dst is Dst.SKIP
+        found = next_instant(
+            pattern_of(definition.cron), zone_of(definition.tz), after_s, skips=skips
+        )
+        tick = None if found is None else found * 1000
+    else:
+        anchor = made_ms if start is None else start
+        tick = anchor
+        if after_ms >= anchor:
+            tick += ((after_ms - anchor) // definition.every_ms + 1) * definition.every_ms
+    return None if tick is None or (until is not None and tick > until) else tick
+
+
+def ticks_between(record: Record, after_ms: int, up_to_ms: int, most: int) -> list[int]:
+    """The newest ticks after an instant, up to another one, at most `most` of them."""
+    definition = record.definition
+    window = 1_000
+    while True:
+        start = max(after_ms, up_to_ms - window)
+        found: list[int] = []
+        tick = next_tick(definition, record.made_ms, start)
+        while tick is not None and tick <= up_to_ms:
+            found.append(tick)
+            tick = next_tick(definition, record.made_ms, tick)
+        if len(found) >= most or start == after_ms or window > _WIDEST_WINDOW_MS * most:
+            return found[-most:]
+        window *= 4
+
+
+def due_ms(definition: ScheduleDefinition, name: str, tick_ms: int) -> int:
+    """When the occurrence of a tick is due: later by a jitter derived from name and tick."""
+    if not definition.jitter_ms:
+        return tick_ms
+    return tick_ms + zlib.crc32(f"{name}@{tick_ms}".encode()) % (definition.jitter_ms + 1)
+
+
+def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
+    """The step that starts a new, changed or resumed schedule: from now on, without the past."""
+    tick = _next(record, now_ms)
+    drops = [record.tick] if record.is_made and record.tick is not None else []
+    made = record.made - len(drops)
+    record = msgspec.structs.replace(record, made=made, is_made=False, is_queued=False)
+    if record.is_paused or tick is None or _is_over(record):
+        return TickStep(record=_with_tick(record, None), score=None, drops=drops)
+    if not record.definition.is_ahead or is_split:
+        return TickStep(record=_with_tick(record, tick), score=tick, drops=drops)
+    record, creates = _created(record, [tick])
+    return TickStep(
+        record=_with_tick(record, tick, is_made=True), score=tick, creates=creates, drops=drops
+    )
+
+
+def advance(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
+    """The step for a schedule whose tick has come."""
+    if record.tick is None:
+        return TickStep(record=record, score=None)
+    if record.is_made:
+        return _advance_made(record, now_ms, is_split=is_split)
+    ticks = _wanted(record, [record.tick - 1, now_ms])
+    if record.is_queued:
+        max_late_ms = record.definition.max_late_ms
+        is_too_late = max_late_ms is not None and record.tick < now_ms - max_late_ms
+        ticks = [] if is_too_late else [record.tick]
+    if record.definition.overlap is Overlap.ALLOW:
+        record, creates = _created(record, ticks)
+        return _then(record, creates, now_ms, is_split=is_split)
+    if not ticks:
+        return _then(record, [], now_ms, is_split=is_split)
+    return _one_at_a_time(record, ticks, now_ms)
+
+
+def _advance_made(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
+    """The occurrence of the tick exists: create those that were missed since, and the next one."""
+    tick = record.tick or 0
+    missed = _wanted(record, [tick, now_ms])
+    drops: list[int] = []
+    if tick < now_ms - ON_TIME_MS:
+        late = [one for one in missed if one < now_ms - ON_TIME_MS]
+        is_one = record.definition.catch_up is CatchUp.ONE
+        if late and (is_one or len(late) >= record.definition.max_caught_up):
+            # The newest missed ticks count. With `one`, only if the older one has not run.
+            drops = [tick]
+            record = msgspec.structs.replace(record, made=record.made - 1)
+    record, creates = _created(record, missed)
+    step = _then(record, creates, now_ms, is_split=is_split)
+    swaps = bool(drops) and record.definition.catch_up is CatchUp.ONE
+    return replace(step, drops=drops, swaps=swaps)
+
+
+def _one_at_a_time(record: Record, ticks: Sequence[int], now_ms: int) -> TickStep:
+    """The first of some ticks, if no earlier occurrence prevents it; the others follow."""
+    later = _next(record, now_ms) if record.is_queued or len(ticks) == 1 else ticks[1]
+    done, creates = _created(record, ticks[:1])
+    done = _with_tick(done, None if _is_over(done) else later)
+    if record.definition.overlap is Overlap.QUEUE_ONE:
+        held = msgspec.structs.replace(_with_tick(record, ticks[0]), is_queued=True)
+        held_score: int | None = now_ms + LOOK_AGAIN_MS
+    else:
+        held, held_score = _with_tick(record, later), later
+    return TickStep(record=done, score=done.tick, creates=creates, held=held, held_score=held_score)
+
+
+def _then(
+    record: Record, creates: list[tuple[int, int, int | None]], now_ms: int, *, is_split: bool
+) -> TickStep:
+    """The step that creates some occurrences and goes on to the next tick after now."""
+    tick = None if _is_over(record) else _next(record, now_ms)
+    is_made = tick is not None and record.definition.is_ahead and not is_split
+    if tick is not None and is_made:
+        record, ahead = _created(record, [tick])
+        creates = [*creates, *ahead]
+    return TickStep(record=_with_tick(record, tick, is_made=is_made), score=tick, creates=creates)
+
+
+def _created(
+    record: Record, ticks: Sequence[int]
+) -> tuple[Record, list[tuple[int, int, int | None]]]:
+    """The record after some ticks' messages were created, up to the schedule's count; and those."""
+    most = record.definition.most
+    left = len(ticks) if most is None else max(0, most - record.made)
+    creates: list[tuple[int, int, int | None]] = []
+    for tick in ticks[:left]:
+        creates.append((tick, record.made + 1, record.last))
+        record = msgspec.structs.replace(record, made=record.made + 1, last=tick)
+    if record.definition.overlap is not Overlap.ALLOW:
+        earlier = (*record.earlier, *(tick for tick, _, _ in creates))[-MOST_EARLIER:]
+        record = msgspec.structs.replace(record, earlier=earlier)
+    return record, creates
+
+
+def _next(record: Record, after_ms: int) -> int | None:
+    return next_tick(record.definition, record.made_ms, after_ms)
+
+
+def _is_over(record: Record) -> bool:
+    most = record.definition.most
+    return most is not None and record.made >= most
+
+
+def _with_tick(record: Record, tick: int | None, *, is_made: bool = False) -> Record:
+    return msgspec.structs.replace(record, tick=tick, is_made=is_made, is_queued=False)
+
+
+def _wanted(record: Record, span: Sequence[int]) -> list[int]:
+    """The ticks after span[0] and up to span[1] (now) that the policies want to run, in order."""
+    definition, (after_ms, now_ms) = record.definition, span
+    if definition.max_late_ms is not None:
+        after_ms = max(after_ms, now_ms - definition.max_late_ms - 1)
+    on_time_from = max(after_ms, now_ms - ON_TIME_MS - 1)
+    on_time = ticks_between(record, on_time_from, now_ms, MOST_CAUGHT_UP)
+    most = {
+        CatchUp.NONE: 0,
+        CatchUp.ONE: 1,
+        CatchUp.ALL: definition.max_caught_up,
+    }[definition.catch_up]
+    late = ticks_between(record, after_ms, on_time_from, most) if most else []
+    return [*late, *on_time]

@@ -1,0 +1,161 @@
+"""Runs one step of a schedule: its record and its occurrences.
+
+On a topic with one shard, a step is one script call. On a topic with several, schedules stand in
+the topic's own slot while occurrences are spread over its shards: there each is created at its
+tick, by a send that is idempotent by id, before the schedule goes on to the next tick. A crash
+between the two repeats the send.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lisa.core.model.envelope import encode_head, new_token
+from lisa.core.model.recurring.definition import Overlap, Record, occurrence_id
+from lisa.core.model.recurring.ticks import TickStep, due_ms
+from lisa.core.model.sharding import Layout
+from lisa.core.redis.flow import Flow
+from lisa.core.store.inspection import State, found
+from lisa.core.store.store import Store
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.enqueue import Enqueue, Sent
+from lisa.core.transitions.inspect import Inspect
+from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome
+
+_RUNNING = (State.IN_FLIGHT, State.RETRY)
+_UNSTARTED = (State.WAITING, State.READY)
+
+
+def run_step(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    layout: Layout,
+    removes: bool,
+    has_jitter: bool,
+) -> Flow[ScheduleOutcome]:
+    """Run a step on a topic with any number of shards. Raises Misplaced, TopicFull.
+
+    removes: the step removes the schedule. has_jitter: whether the jitter moves due times.
+    """
+    if layout.is_split:
+        return (
+            yield from run_split(
+                store, topic, name, record, step, removes=removes, has_jitter=has_jitter
+            )
+        )
+    call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
+    return (yield from store.run_at(call, str(layout.number), store.patience()))
+
+
+def step_call(
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Schedule:
+    """The script call of a step on a topic with one shard."""
+    definition = step.record.definition
+    is_own = step.held is not None
+    return Schedule(
+        topic,
+        name,
+        record.fence if record else "",
+        b"" if removes else step.record.encode(),
+        step.score,
+        creates=_occurrences(name, step, new_token(), has_jitter=has_jitter),
+        drops=[occurrence_id(name, tick) for tick in step.drops],
+        earlier=[occurrence_id(name, t) for t in record.earlier] if record and is_own else [],
+        overlap=definition.overlap.value if is_own else Overlap.ALLOW.value,
+        held=step.held.encode() if step.held else b"",
+        held_score=step.held_score,
+        swaps=step.swaps,
+    )
+
+
+def _occurrences(
+    name: str, step: TickStep, token: str, *, has_jitter: bool = True
+) -> list[NewOccurrence]:
+    definition, head = step.record.definition, encode_head(token)
+    return [
+        NewOccurrence(
+            occurrence_id(name, tick),
+            due_ms(definition, name, tick) if has_jitter else tick,
+            head + definition.body_at(name, tick, previous, number),
+            definition.ttl_ms,
+            definition.policy,
+        )
+        for tick, number, previous in step.creates
+    ]
+
+
+def run_split(
+    store: Store,
+    topic: str,
+    name: str,
+    record: Record | None,
+    step: TickStep,
+    *,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Flow[ScheduleOutcome]:
+    """The same on a topic with several shards: first the occurrences, then the schedule."""
+    state, outcomes = "done", ""
+    new, score = step.record, step.score
+    may_be_held = bool(step.creates) and record is not None
+    if may_be_held and step.held and (yield from _is_held(store, topic, name, record)):
+        state, new, score = "held", step.held, step.held_score
+    if state == "done" and step.creates:
+        token = new_token()
+        made = _occurrences(name, step, token, has_jitter=has_jitter)
+        sends = Enqueue(
+            topic,
+            token,
+            [one.id for one in made],
+            [str(one.due_ms) for one in made],
+            [one.envelope for one in made],
+            [one.ttl_ms for one in made],
+            [one.policy for one in made],
+        )
+        sent = yield from store.run_by_id(sends)
+        outcomes = "".join("a" if one is Sent.ACCEPTED else "d" for one in sent)
+    fence = record.fence if record else ""
+    call = Schedule(topic, name, fence, b"" if removes else new.encode(), score)
+    done = yield from store.run(call)
+    if done.state == "done" and step.drops:
+        ids = [occurrence_id(name, tick) for tick in step.drops]
+        yield from store.run_by_id(Cancel(topic, ids))
+    return done if done.state == "changed" else ScheduleOutcome(state, done.fence, outcomes)
+
+
+def _is_held(store: Store, topic: str, name: str, record: Record | None) -> Flow[bool]:
+    """Whether earlier occurrences prevent a new one; cancels those that it replaces."""
+    ids = [occurrence_id(name, tick) for tick in record.earlier] if record else []
+    if record is None or not ids:
+        return False
+    seen = yield from store.run_by_id(Inspect(topic, ids, bodies=False))
+    states = {one: _state(topic, one, what) for one, what in zip(ids, seen, strict=True)}
+    overlap = record.definition.overlap
+    if overlap is Overlap.REPLACE_UNSTARTED:
+        unstarted = [one for one, state in states.items() if state in _UNSTARTED]
+        if unstarted:
+            yield from store.run_by_id(Cancel(topic, unstarted))
+        return False
+    blocking = _RUNNING if overlap is Overlap.SKIP else (*_RUNNING, *_UNSTARTED)
+    return any(state in blocking for state in states.values())
+
+
+def _state(topic: str, message_id: str, seen: Any) -> State | None:
+    """The state of an occurrence; a retry that is ready again counts as a retry."""
+    message = found(topic, message_id, seen)
+    if message is None:
+        return None
+    if message.state is State.READY and message.attempts:
+        return State.RETRY
+    return message.state

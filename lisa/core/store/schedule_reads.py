@@ -1,0 +1,134 @@
+"""Reads schedules, as flows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.recurring.definition import Record, ScheduleDefinition
+from lisa.core.model.recurring.ticks import next_tick
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import Store
+from lisa.core.transitions.base import text
+
+PAGE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """A schedule as it is stored.
+
+    next_ms: the next tick in epoch ms; None if it is paused or has none left. made: occurrences
+    created so far. last_ms: the tick of the latest of them.
+    """
+
+    topic: str
+    name: str
+    version: int
+    definition: ScheduleDefinition
+    is_paused: bool
+    next_ms: int | None
+    made: int
+    last_ms: int | None
+
+    @property
+    def next(self) -> datetime | None:
+        """The next tick, aware, UTC."""
+        return None if self.next_ms is None else ms_datetime(self.next_ms)
+
+    @property
+    def last(self) -> datetime | None:
+        """The tick of the latest occurrence, aware, UTC."""
+        return None if self.last_ms is None else ms_datetime(self.last_ms)
+
+    @classmethod
+    def of(cls, topic: str, name: str, record: Record) -> ScheduleInfo:
+        """The public view of a record."""
+        return cls(
+            topic=topic,
+            name=name,
+            version=record.version,
+            definition=record.definition,
+            is_paused=record.is_paused,
+            next_ms=record.tick,
+            made=record.made,
+            last_ms=record.last,
+        )
+
+
+class SchedulePage(NamedTuple):
+    """Some schedules, and the cursor of the next page; None at the end."""
+
+    schedules: list[ScheduleInfo]
+    cursor: str | None
+
+
+def get(store: Store, topic: str, name: str) -> Flow[ScheduleInfo | None]:
+    """One schedule; None if there is none of that name."""
+    stored = yield from store.command("HGET", store.keys.topic(topic).schedules, name)
+    return None if stored is None else ScheduleInfo.of(topic, name, Record.decode(stored))
+
+
+def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePage]:
+    """Some of a topic's schedules, in no particular order. Unreadable records are left out."""
+    key = store.keys.topic(topic).schedules
+    reply = yield from store.command("HSCAN", key, cursor or "0", "COUNT", PAGE)
+    flat = reply[1]
+    schedules: list[ScheduleInfo] = []
+    for name, stored in zip(flat[::2], flat[1::2], strict=True):
+        try:
+            schedules.append(ScheduleInfo.of(topic, text(name), Record.decode(stored)))
+        except InvalidMessage:
+            continue
+    following = text(reply[0])
+    return SchedulePage(schedules, None if following == "0" else following)
+
+
+def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
+    """All schedules of a topic, sorted by name."""
+    found_: dict[str, ScheduleInfo] = {}
+    cursor: str | None = None
+    while True:
+        some = yield from page(store, topic, cursor)
+        found_ |= {one.name: one for one in some.schedules}
+        cursor = some.cursor
+        if cursor is None:
+            return [found_[name] for name in sorted(found_)]
+
+
+def upcoming(schedule: ScheduleInfo, made_ms: int, after_ms: int, count: int) -> list[int]:
+    """The next ticks after an instant, at most `count` of them."""
+    ticks: list[int] = []
+    while len(ticks) < count:
+        tick = next_tick(schedule.definition, made_ms, ticks[-1] if ticks else after_ms)
+        if tick is None:
+            break
+        ticks.append(tick)
+    return ticks
+
+
+def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:
+    """The next ticks of a schedule, in epoch ms. Raises InvalidMessage if there is none."""
+    stored = yield from store.command("HGET", store.keys.topic(topic).schedules, name)
+    record = known(Record.decode(stored) if stored else None, topic, name)
+    now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
+    most = record.definition.most
+    if most is not None:
+        count = min(count, max(0, most - record.made + record.is_made))
+    return upcoming(ScheduleInfo.of(topic, name, record), record.made_ms, now_ms, count)
+
+
+def scheduled_topics(store: Store) -> Flow[list[str]]:
+    """The topics that may have schedules."""
+    reply = yield from store.command("ZRANGE", store.keys.scheduled, 0, -1)
+    return [text(one) for one in reply]
+
+
+def known(record: Record | None, topic: str, name: str) -> Record:
+    """The record, or raise InvalidMessage if there is none."""
+    if record is None:
+        raise InvalidMessage(f"topic {topic!r} has no schedule {name!r}")
+    return record

@@ -1,0 +1,255 @@
+"""Reads and changes schedules, as flows for producers, managers and the command line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced, ScheduleChanged
+from lisa.core.model.recurring.definition import (
+    Record,
+    ScheduleDefinition,
+    check_name,
+    occurrence_id,
+)
+from lisa.core.model.recurring.ticks import TickStep, advance, begin, next_tick
+from lisa.core.model.sharding import PLAIN, Topic
+from lisa.core.redis.flow import Flow
+from lisa.core.store.schedule_calls import run_split, run_step, step_call
+from lisa.core.store.schedule_reads import known
+from lisa.core.store.store import Store
+from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
+
+PAGE = 500
+BACKFILL_STEP = 100
+"""Occurrences that one call of `backfill` creates."""
+
+Change: TypeAlias = Callable[[Record | None, int, bool], TickStep | None]
+"""From the stored record, the time in ms, and whether the topic has several shards, to the step."""
+
+
+def put(
+    store: Store,
+    topic: str,
+    name: str,
+    definition: ScheduleDefinition,
+    *,
+    if_version: int | None = None,
+    declared: bool = False,
+) -> Flow[bool]:
+    """Create or change a schedule; returns whether anything changed.
+
+    The same definition changes nothing. declared: a manager's YAML defines it, which changes only
+    what a declaration wrote last. Raises InvalidMessage, TopicFull, and ScheduleChanged.
+    """
+    check_name(name)
+    definition.check()
+    yield from _check_size(store, topic, name, definition)
+    print_ = definition.fingerprint
+
+    def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: FBT001
+        if if_version is not None and if_version != (record.version if record else 0):
+            raise ScheduleChanged(
+                f"schedule {name!r} has version {record.version if record else 0}, "
+                f"not {if_version}; read it again"
+            )
+        mark = print_ if declared else record.declared if record else ""
+        if record is None:
+            new = Record(version=1, made_ms=now_ms, definition=definition, declared=mark)
+            return begin(new, now_ms, is_split=is_split)
+        is_ours = not declared or record.definition.fingerprint == record.declared
+        if record.definition == definition or not is_ours:
+            if record.declared == mark:
+                return None
+            noted = msgspec.structs.replace(record, version=record.version + 1, declared=mark)
+            return TickStep(record=noted, score=None if record.is_paused else record.tick)
+        new = msgspec.structs.replace(
+            record, version=record.version + 1, definition=definition, declared=mark
+        )
+        return begin(new, now_ms, is_split=is_split)
+
+    yield from _announce(store, topic)
+    return (yield from _change(store, topic, name, change)) is not None
+
+
+def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[bool]:
+    """Pause or resume a schedule; returns whether that changed it. Raises InvalidMessage.
+
+    Ticks during the pause are not caught up.
+    """
+
+    def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: FBT001
+        record = known(record, topic, name)
+        if record.is_paused == is_paused:
+            return None
+        new = msgspec.structs.replace(record, version=record.version + 1, is_paused=is_paused)
+        return begin(new, now_ms, is_split=is_split)
+
+    return (yield from _change(store, topic, name, change)) is not None
+
+
+def remove(store: Store, topic: str, name: str) -> Flow[bool]:
+    """Remove a schedule and its waiting occurrence; returns whether there was one."""
+
+    def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
+        if record is None:
+            return None
+        drops = [record.tick] if record.is_made and record.tick is not None else []
+        return TickStep(record=record, score=None, drops=drops)
+
+    return (yield from _change(store, topic, name, change, removes=True)) is not None
+
+
+def run_now(store: Store, topic: str, name: str) -> Flow[str]:
+    """Create an occurrence that is due now, besides the ticks; returns its id.
+
+    Raises InvalidMessage if there is no such schedule.
+    """
+    ids: list[str] = []
+
+    def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
+        record = known(record, topic, name)
+        ids[:] = [occurrence_id(name, now_ms)]
+        return _extra(record, [now_ms])
+
+    yield from _change(store, topic, name, change, has_jitter=False)
+    return ids[0]
+
+
+def backfill(
+    store: Store, topic: str, name: str, from_ms: int, to_ms: int
+) -> Flow[tuple[int, int]]:
+    """Create the occurrences of past ticks in a range, both ends included, due at their ticks.
+
+    Returns how many were created, and how many were known already. Raises InvalidMessage if there
+    is no such schedule, and TopicFull.
+    """
+    created = duplicates = 0
+    after_ms = from_ms - 1
+    while True:
+        ticks: list[int] = []
+
+        def change(
+            record: Record | None,
+            now_ms: int,
+            is_split: bool,  # noqa: ARG001, FBT001
+            ticks: list[int] = ticks,
+            after_ms: int = after_ms,
+        ) -> TickStep | None:
+            record = known(record, topic, name)
+            last_ms = min(to_ms, now_ms)
+            ticks.clear()
+            tick = next_tick(record.definition, record.made_ms, after_ms)
+            while tick is not None and tick <= last_ms and len(ticks) < BACKFILL_STEP:
+                ticks.append(tick)
+                tick = next_tick(record.definition, record.made_ms, tick)
+            return _extra(record, ticks) if ticks else None
+
+        done = yield from _change(store, topic, name, change)
+        if done is None:
+            return created, duplicates
+        created += done.outcomes.count("a")
+        duplicates += done.outcomes.count("d")
+        after_ms = ticks[-1]
+
+
+def tick_all(
+    store: Store, topic: str, names: Sequence[str], now_ms: int
+) -> Flow[list[ScheduleOutcome | LisaError | None]]:
+    """Do what is due of some schedules; the result of each, None if nothing was to be done."""
+    key = store.keys.topic(topic).schedules
+    records = yield from store.command("HMGET", key, *names)
+    layout = store.known_layout(Topic(topic)) or PLAIN
+    results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
+    calls: dict[int, Schedule] = {}
+    for i, (name, stored) in enumerate(zip(names, records, strict=True)):
+        if stored is None:
+            yield from store.command("ZREM", store.keys.topic(topic).ticks, name)
+            continue
+        try:
+            record = Record.decode(stored)
+            step = advance(record, now_ms, is_split=layout.is_split)
+            if layout.is_split:
+                results[i] = yield from run_split(store, topic, name, record, step)
+            else:
+                calls[i] = step_call(topic, name, record, step)
+        except LisaError as error:
+            results[i] = error
+    done = yield from store.run_many(list(calls.values()), str(layout.number))
+    for i, result in zip(calls, done, strict=True):
+        results[i] = result
+    if any(isinstance(one, Misplaced) for one in results):
+        yield from store.layout(Topic(topic))
+    return results
+
+
+def _extra(record: Record, ticks: Iterable[int]) -> TickStep:
+    """Occurrences besides those of the schedule, which stays as it is."""
+    return TickStep(
+        record=record,
+        score=None if record.is_paused else record.tick,
+        creates=[(tick, record.made, record.last) for tick in ticks],
+    )
+
+
+def _announce(store: Store, topic: str) -> Flow[None]:
+    """Tell the managers that a topic has schedules."""
+    yield from store.register([topic])
+    now = int(time.time() * 1000)
+    yield from store.command("ZADD", store.keys.scheduled, "NX", now, topic)
+
+
+def _check_size(store: Store, topic: str, name: str, definition: ScheduleDefinition) -> Flow[None]:
+    limit = (yield from store.options(topic)).max_body_bytes
+    size = len(definition.body_at(name, 0, None, 1))
+    if size > limit:
+        raise InvalidMessage(
+            f"the body of schedule {name!r} has {size} bytes; topic {topic!r} allows at most "
+            f"{limit} (its option max_body_bytes)"
+        )
+
+
+def _change(
+    store: Store,
+    topic: str,
+    name: str,
+    change: Change,
+    *,
+    removes: bool = False,
+    has_jitter: bool = True,
+) -> Flow[ScheduleOutcome | None]:
+    """Apply a change to the present record, again until nobody else was faster.
+
+    Returns None if there was nothing to change.
+    """
+    key = store.keys.topic(topic).schedules
+    patience = store.patience()
+    while True:
+        layout = store.known_layout(Topic(topic)) or PLAIN
+        stored = yield from store.command("HGET", key, name)
+        now_ms = (yield from store.server_time_us(key)) // 1000
+        record = None if stored is None else Record.decode(stored)
+        step = change(record, now_ms, layout.is_split)
+        if step is None:
+            return None
+        try:
+            done = yield from run_step(
+                store,
+                topic,
+                name,
+                record,
+                step,
+                layout=layout,
+                removes=removes,
+                has_jitter=has_jitter,
+            )
+        except Misplaced:
+            if patience.next_pause() is None:
+                raise
+            yield from store.layout(Topic(topic))
+            continue
+        if done.state != "changed":
+            return done

@@ -1,0 +1,120 @@
+"""Creates the occurrences of schedules at their ticks.
+
+Each topic with schedules has a sorted set of next ticks; a step reads only what is due in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from lisa.core.metrics.numbers import Tally
+from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced
+from lisa.core.store.schedule_reads import scheduled_topics
+from lisa.core.store.schedules import tick_all
+from lisa.core.store.store import SyncStore
+from lisa.core.transitions.base import text
+from lisa.core.transitions.schedule import ScheduleOutcome
+from lisa.manager.bulk_reads import PAGE, ask_all, head_command, head_ms
+from lisa.manager.loop import Outcome
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.topic_log import TopicLog
+
+BATCH = 32
+"""Schedules of one topic per round trip."""
+
+TOO_EARLY_S = 0.002
+"""Pause before a tick that is due by the local clock, but not by the server's."""
+
+UNREADABLE_MS = 60_000
+"""How long a schedule that cannot be computed is left alone, so that others go on."""
+
+log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Handles what is due of each topic's schedules."""
+
+    def __init__(self, store: SyncStore, clock: ServerClock) -> None:
+        self.moved = Tally()
+        self._store = store
+        self._clock = clock
+        self._polled_up_to = ""
+
+    def listed(self) -> list[str]:
+        """The topics that have schedules. Raises LisaError."""
+        return self._store.drive(scheduled_topics(self._store))
+
+    def poll(self, topics: Sequence[str]) -> dict[str, float]:
+        """The instant of the next tick of some of the topics, from plain reads. Raises LisaError.
+
+        A safety net in case an announcement was lost. Each call covers the next page of topics.
+        """
+        later = [one for one in topics if one > self._polled_up_to]
+        some = (later or topics)[:PAGE]
+        self._polled_up_to = some[-1] if some else ""
+        keys = [self._store.keys.topic(topic).ticks for topic in some]
+        heads = map(head_ms, ask_all(self._store, [head_command(key) for key in keys]))
+        return {
+            topic: self._clock.instant(head)
+            for topic, head in zip(some, heads, strict=True)
+            if head is not None
+        }
+
+    def step(self, topics: Sequence[str]) -> list[Outcome]:
+        """Handle what is due of each topic; returns when each topic is due next."""
+        return [self._step(topic) for topic in topics]
+
+    def _step(self, topic: str) -> Outcome:
+        try:
+            names = self._due(topic)
+            if names:
+                error = self._advance(topic, names)
+                if error is not None:
+                    return error
+            if len(names) == BATCH:
+                return time.monotonic()
+            return self._next(topic)
+        except LisaError as error:
+            return error
+
+    def _due(self, topic: str) -> list[str]:
+        key, now_ms = self._store.keys.topic(topic).ticks, self._clock.now_ms()
+        found = self._store.ask("ZRANGEBYSCORE", key, "-inf", now_ms, "LIMIT", 0, BATCH)
+        return [text(name) for name in found]
+
+    def _advance(self, topic: str, names: Sequence[str]) -> LisaError | None:
+        """Handle the due schedules; returns an error that concerns the whole topic."""
+        flow = tick_all(self._store, topic, names, self._clock.now_ms())
+        failed: LisaError | None = None
+        for name, result in zip(names, self._store.drive(flow), strict=True):
+            if isinstance(result, ScheduleOutcome):
+                self.moved.add(result.outcomes.count("a"), "scheduled")
+            elif isinstance(result, InvalidMessage):
+                self._leave_alone(topic, name, result)
+            elif isinstance(result, LisaError) and not isinstance(result, Misplaced):
+                failed = result
+        return failed
+
+    def _leave_alone(self, topic: str, name: str, error: LisaError) -> None:
+        TopicLog(log, topic).error("schedule %s: %s; trying again in a minute", name, error)
+        at_ms = self._clock.now_ms() + UNREADABLE_MS
+        self._store.ask("ZADD", self._store.keys.topic(topic).ticks, "XX", at_ms, name)
+
+    def _next(self, topic: str) -> float | None:
+        """When the topic's earliest tick is due; None if there is none."""
+        head = head_ms(self._store.ask(*head_command(self._store.keys.topic(topic).ticks)))
+        if head is None:
+            self._unlist(topic)
+            return None
+        return max(self._clock.instant(head), time.monotonic() + TOO_EARLY_S)
+
+    def _unlist(self, topic: str) -> None:
+        """Remove a topic without schedules from the list, unless it gets one meanwhile."""
+        key = self._store.keys.topic(topic).schedules
+        if self._store.ask("EXISTS", key):
+            return
+        self._store.ask("ZREM", self._store.keys.scheduled, topic)
+        if self._store.ask("EXISTS", key):
+            self._store.ask("ZADD", self._store.keys.scheduled, self._clock.now_ms(), topic)

@@ -1,0 +1,157 @@
+-- schedule: changes a schedule and its occurrences: new -> waiting; waiting, ready -> settled (cancelled).
+-- Guarantee: compares and sets. Nothing changes unless the schedule is as its caller saw it, so of many
+-- managers at a tick one creates the occurrence. An id that is known is never created again. A repeated
+-- call returns the first answer.
+-- KEYS  the prelude's, the call's record among them; schedules, ticks; then for each message to create:
+--       body, done; then for each message to drop, and each earlier one: body, done
+-- ARGV  the layout's number ('' to skip the check); the schedule's name; its fence ('' for none);
+--       the new record ('' to remove it); when to look next ('' for never);
+--       what earlier messages prevent (allow, skip, queue_one, replace_unstarted);
+--       the record if they do; when to look next then;
+--       1 if the first message replaces the dropped ones and is not created unless they were waiting;
+--       the number of messages to drop; of earlier messages; n; n times due (epoch ms), envelope,
+--       ttl in ms or '', own retry policy or ''
+-- Returns {'OK', what happened (changed, held, done), the fence found, outcomes}, one letter per
+--       message: a accepted, d known already, n not created; {'FULL', live, capacity}; {'SHARDS'};
+--       {'GROUPS', ...}
+local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
+if changed then return changed end
+
+local SCHEDULES, TICKS = KEYS[ID_KEYS + 1], KEYS[ID_KEYS + 2]
+local name, fence_seen = ARGV[ARGS + 2], ARGV[ARGS + 3]
+local record, score, overlap = ARGV[ARGS + 4], ARGV[ARGS + 5], ARGV[ARGS + 6]
+local swaps = ARGV[ARGS + 9] == '1'
+local drops, earlier, n = tonumber(ARGV[ARGS + 10]), tonumber(ARGV[ARGS + 11]), tonumber(ARGV[ARGS + 12])
+local MESSAGES, FIELDS = ID_KEYS + 2, ARGS + 12
+local DROPS = MESSAGES + 2 * n
+local EARLIER = DROPS + 2 * drops
+local _, now = clock()
+
+local stored = call('HGET', SCHEDULES, name)
+local found = stored and string.match(stored, '^%S+') or ''
+if found ~= fence_seen then return {'OK', 'changed', found, ''} end
+
+local function id_of(body) return string.sub(body, #WAITING - 1) end
+
+-- Whether a live message is running (in flight or in retry) or unstarted; nil if it is settled or dead.
+local function state_of(body)
+  local id = id_of(body)
+  local guard, unstarted = fence(body), nil
+  if guard == '' then return nil end
+  if call('ZSCORE', WAITING, id) then return 'unstarted' end
+  for _, group in ipairs(groups) do
+    local entry = call('HGET', group.entries, id)
+    if entry or call('ZSCORE', group.retry, id) then
+      if is_partly_settled(guard) or call('HEXISTS', group.attempts, id) == 1 then return 'running' end
+      if entry and pending(group, entry) then return 'running' end
+      unstarted = 'unstarted'
+    end
+  end
+  return unstarted
+end
+
+local replaced = {}
+local function is_held()
+  for i = 1, earlier do
+    local body = KEYS[EARLIER + 2 * i - 1]
+    local state = overlap ~= 'allow' and state_of(body)
+    if state == 'running' and overlap == 'skip' then return true end
+    if state and overlap == 'queue_one' then return true end
+    if state == 'unstarted' and overlap == 'replace_unstarted' then
+      replaced[#replaced + 1] = EARLIER + 2 * i - 1
+    end
+  end
+  return false
+end
+
+-- Managers know the head of the ticks, so they are woken only if it moves forward.
+local function write(value, at)
+  local before = head(TICKS)
+  if value == '' then call('HDEL', SCHEDULES, name) else call('HSET', SCHEDULES, name, value) end
+  if at == '' then call('ZREM', TICKS, name) else call('ZADD', TICKS, at, name) end
+  return at ~= '' and (not before or tonumber(at) < before)
+end
+
+if n > 0 and is_held() then
+  write(ARGV[ARGS + 7], ARGV[ARGS + 8])
+  count('overlapped', 1)
+  return remember({'OK', 'held', found, string.rep('n', n)})
+end
+
+local settings = call('HMGET', OPTIONS, 'capacity', 'journal')
+if settings[1] and n > 0 then
+  local held = 0
+  for _, group in ipairs(groups) do
+    held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry))
+  end
+  local live = call('ZCARD', WAITING) + held
+  if live + n - drops > tonumber(settings[1]) then return {'FULL', live, tonumber(settings[1])} end
+end
+
+begin_freeing()
+local events = {}
+local waiting_head, earliest = head(WAITING), nil
+
+-- A dropped message leaves no tombstone, because a later change may create the same id again.
+local dropped, waited = 0, true
+for i = 1, drops do
+  local body = KEYS[DROPS + 2 * i - 1]
+  local id = id_of(body)
+  if call('ZREM', WAITING, id) == 1 then
+    for _, group in ipairs(groups) do forget_failures(group, {id}) end
+    call('UNLINK', body)
+    call('HDEL', POLICY, id)
+    call('ZREM', EXPIRY, id)
+    dropped = dropped + 1
+    events[#events + 1] = {id, 'cancelled', '', 0, 'end', 1}
+  else
+    waited = false
+  end
+end
+
+local ids, bodies, dones, stones = {}, {}, {}, {}
+for i, k in ipairs(replaced) do
+  local id = id_of(KEYS[k])
+  ids[i], bodies[i], dones[i] = id, KEYS[k], KEYS[k + 1]
+  local due = call('ZSCORE', WAITING, id)
+  stones[i] = tombstone(fence(KEYS[k]), 'cancelled', due and int(tonumber(due)), 0, now)
+  call('ZREM', WAITING, id)
+  for _, group in ipairs(groups) do take_out(group, id) end
+  events[#events + 1] = {id, 'cancelled', '', 0, 'end', 1}
+end
+finish(ids, bodies, dones, stones)
+count('cancelled', dropped + #replaced)
+
+local letters, created = {}, 0
+for i = 1, n do
+  local body, done = KEYS[MESSAGES + 2 * i - 1], KEYS[MESSAGES + 2 * i]
+  local due, envelope, ttl, policy = unpack(ARGV, FIELDS + 4 * i - 3, FIELDS + 4 * i)
+  local id = id_of(body)
+  if i == 1 and swaps and not waited then
+    letters[i] = 'n'
+  elseif call('EXISTS', body, done) > 0 then
+    letters[i] = 'd'
+  else
+    call('SET', body, envelope)
+    call('ZADD', WAITING, due, id)
+    local event = {id, 'sent', '', 0, 'due', due, 'envelope', envelope}
+    if ttl ~= '' then
+      local ends = int(tonumber(due) + tonumber(ttl))
+      call('ZADD', EXPIRY, ends, id)
+      event[9], event[10] = 'expires', ends
+    end
+    if policy ~= '' then
+      call('HSET', POLICY, id, policy)
+      event[#event + 1], event[#event + 2] = 'policy', policy
+    end
+    events[#events + 1] = event
+    earliest = math.min(earliest or tonumber(due), tonumber(due))
+    letters[i] = 'a'
+    created = created + 1
+  end
+end
+local is_earlier = write(record, score)
+count('sent', created)
+if settings[2] == '1' then journal(events) end
+if is_earlier or earliest and (not waiting_head or earliest < waiting_head) then wake() end
+return remember({'OK', 'done', found, table.concat(letters)})

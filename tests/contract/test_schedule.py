@@ -1,0 +1,182 @@
+"""schedule: compares a schedule with what its caller saw, creates and drops occurrences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa.core.model.errors import Misplaced, TopicFull
+from lisa.core.redis.patience import Patience
+from lisa.core.transitions.schedule import NewOccurrence, Schedule, ScheduleOutcome
+from tests.contract.bench import TOPIC
+from tests.contract.state import G, Row, envelope
+
+if TYPE_CHECKING:
+    from tests.contract.bench import Bench
+
+FAR = 4_000_000_000_000
+BEFORE, AFTER, HELD = "1.5.0 old", b"1.6.0 new", b"1.7q.0 held"
+SEEN = "1.5.0"
+NEW = NewOccurrence("s@6", FAR, envelope("A-new"))
+
+
+def call(**changes: Any) -> Schedule:
+    """The change from BEFORE to AFTER that creates one occurrence."""
+    given = {"fence": SEEN, "record": AFTER, "score": 6, "creates": [NEW], **changes}
+    return Schedule(TOPIC, "s", **given)
+
+
+def test_a_new_schedule_creates_its_first_occurrence(bench: Bench) -> None:
+    assert bench.call(call(fence="")) == ScheduleOutcome("done", "", "a")
+    bench.check(
+        waiting={"s@6": FAR},
+        body={"s@6": "A-new"},
+        schedules={"s": AFTER.decode()},
+        ticks={"s": 6},
+        stats={"sent": 1},
+    )
+
+
+def test_nothing_changes_if_the_schedule_is_not_as_its_caller_saw_it(bench: Bench) -> None:
+    bench.put(schedules={"s": "1.6.0 other"}, ticks={"s": 6})
+    assert bench.call(call()) == ScheduleOutcome("changed", "1.6.0", "")
+    assert bench.call(call(fence="")) == ScheduleOutcome("changed", "1.6.0", "")
+    assert bench.call(call(fence="1.6")) == ScheduleOutcome("changed", "1.6.0", "")
+    bench.check(schedules={"s": "1.6.0 other"}, ticks={"s": 6})
+
+
+def test_of_two_calls_for_one_tick_the_first_wins(bench: Bench) -> None:
+    bench.put(schedules={"s": BEFORE}, ticks={"s": 5})
+    assert bench.call(call()).state == "done"
+    assert bench.call(call()).state == "changed"
+    bench.check(
+        waiting={"s@6": FAR},
+        body={"s@6": "A-new"},
+        schedules={"s": AFTER.decode()},
+        ticks={"s": 6},
+        stats={"sent": 1},
+    )
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"body": {"s@6": "B-"}, "waiting": {"s@6": 5}},
+        {"done": {"s@6": ("B-", "acked", 5, 1, 1)}},
+        {"done": {"s@6": ("B-", "cancelled", 5, 0, 1)}},
+    ],
+)
+def test_an_id_that_is_known_is_not_created_again(bench: Bench, known: dict[str, Any]) -> None:
+    bench.put(schedules={"s": BEFORE}, ticks={"s": 5}, **known)
+    assert bench.call(call()) == ScheduleOutcome("done", SEEN, "d")
+    bench.check(schedules={"s": AFTER.decode()}, ticks={"s": 6}, **known)
+
+
+def test_ttl_and_retry_policy_of_an_occurrence(bench: Bench) -> None:
+    bench.call(call(fence="", creates=[NewOccurrence("s@6", FAR, envelope("A-"), 50, "0,5")]))
+    state = bench.state()
+    assert (state["expiry"], state["policy"]) == ({"s@6": FAR + 50}, {"s@6": "0,5"})
+
+
+def test_removing_a_schedule_drops_its_waiting_occurrence_only(bench: Bench) -> None:
+    bench.put(
+        schedules={"s": BEFORE},
+        ticks={"s": 5},
+        waiting={"s@5": 9},
+        expiry={"s@5": 10},
+        policy={"s@5": "0"},
+        body={"s@5": "A-", "s@4": "A-"},
+        lisa=G(ready=[Row("s@4", 4)]),
+    )
+    gone = call(record=b"", score=None, creates=[], drops=["s@5", "s@4"])
+    assert bench.call(gone) == ScheduleOutcome("done", SEEN, "")
+    bench.check(body={"s@4": "A-"}, stats={"cancelled": 1}, lisa=G(ready=[Row("s@4", 4)]))
+
+
+def test_an_edit_replaces_the_occurrence_of_the_same_tick(bench: Bench) -> None:
+    bench.put(schedules={"s": BEFORE}, waiting={"s@6": 9}, body={"s@6": "B-old"})
+    assert bench.call(call(drops=["s@6"])).outcomes == "a"
+    state = bench.state()
+    assert (state["body"], state["waiting"]) == ({"s@6": "A-new"}, {"s@6": FAR})
+
+
+@pytest.mark.parametrize(("is_waiting", "outcomes"), [(True, "aa"), (False, "na")])
+def test_a_swap_needs_the_dropped_message_to_wait(
+    bench: Bench, *, is_waiting: bool, outcomes: str
+) -> None:
+    where: dict[str, Any] = (
+        {"waiting": {"s@5": 5}} if is_waiting else {"lisa": G(ready=[Row("s@5", 5)])}
+    )
+    bench.put(schedules={"s": BEFORE}, body={"s@5": "A-"}, **where)
+    creates = [NEW, NewOccurrence("s@7", FAR, envelope("A-"))]
+    assert bench.call(call(drops=["s@5"], creates=creates, swaps=True)).outcomes == outcomes
+
+
+RUNNING: dict[str, dict[str, Any]] = {
+    "in flight": {"lisa": G(ready=[Row("s@5", 5, 1, "c1")])},
+    "retry": {"lisa": G(retry={"s@5": 9}, attempts={"s@5": 1})},
+    "ready again": {"lisa": G(ready=[Row("s@5", 5, 2)], attempts={"s@5": 1})},
+    "settled by one of two": {"body": {"s@5": "A+"}, "a": G(), "lisa": G(ready=[Row("s@5", 5)])},
+    "in flight in one of two": {
+        "a": G(ready=[Row("s@5", 5)]),
+        "lisa": G(ready=[Row("s@5", 5, 1, "c1")]),
+    },
+}
+UNSTARTED: dict[str, dict[str, Any]] = {
+    "waiting": {"waiting": {"s@5": 5}, "lisa": G()},
+    "ready": {"lisa": G(ready=[Row("s@5", 5)])},
+    "without room": {"lisa": G(retry={"s@5": 5})},
+}
+ENDED: dict[str, dict[str, Any]] = {
+    "garbage": {"lisa": G(garbage={"s@5": 5})},
+    "unknown": {"body": {}, "lisa": G()},
+}
+STAGES: dict[str, dict[str, Any]] = {**RUNNING, **UNSTARTED, **ENDED}
+HOLDS: dict[str, Any] = {
+    "allow": (),
+    "skip": RUNNING,
+    "queue_one": {**RUNNING, **UNSTARTED},
+    "replace_unstarted": (),
+}
+
+
+@pytest.mark.parametrize("overlap", HOLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_an_earlier_occurrence_prevents(bench: Bench, stage: str, overlap: str) -> None:
+    before = {"body": {"s@5": "A-"}, **STAGES[stage]}
+    bench.put(schedules={"s": BEFORE}, ticks={"s": 5}, **before)
+    asked = call(earlier=["s@5"], overlap=overlap, held=HELD, held_score=7)
+    done = bench.call(asked)
+    if stage in HOLDS[overlap]:
+        assert done == ScheduleOutcome("held", SEEN, "n")
+        bench.check(
+            schedules={"s": HELD.decode()}, ticks={"s": 7}, stats={"overlapped": 1}, **before
+        )
+        return
+    assert done == ScheduleOutcome("done", SEEN, "a")
+    state = bench.state()
+    assert state["ticks"] == {"s": 6}
+    is_replaced = overlap == "replace_unstarted" and stage in UNSTARTED
+    assert ("s@5" in state["body"]) == (stage != "unknown" and not is_replaced)
+    assert state.get("done", {}).keys() == ({"s@5"} if is_replaced else set())
+    if is_replaced:
+        assert state["done"]["s@5"][:2] == ("A-", "cancelled")
+        assert state["waiting"] == {"s@6": FAR}
+        assert state["lisa:ready"] == []
+
+
+def test_the_capacity_of_the_topic_counts(bench: Bench) -> None:
+    before = {"schedules": {"s": BEFORE}, "waiting": {"x": FAR}, "body": {"x": "A-"}}
+    bench.put(options={"capacity": "1"}, **before)
+    with pytest.raises(TopicFull, match="schedule 's' created nothing"):
+        bench.call(call())
+    bench.check(options={"capacity": "1"}, **before)
+    assert bench.call(call(drops=["x"])).outcomes == "a"
+
+
+def test_a_shard_of_another_layout_refuses(bench: Bench) -> None:
+    bench.put(options={"accepts": "-3"}, schedules={"s": BEFORE})
+    with pytest.raises(Misplaced):
+        bench.store.drive(bench.store.run_at(call(), "0", Patience(1.0)))
+    bench.check(options={"accepts": "-3"}, schedules={"s": BEFORE})

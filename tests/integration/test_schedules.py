@@ -1,0 +1,377 @@
+"""Recurring messages with real producers and managers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from lisa import AsyncProducer, Consumer, Manager, Producer, ScheduleChanged
+from lisa.admin import deletion
+from lisa.admin.fsck import check
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.transitions.configure import Configure
+from lisa.testing import ClockedServer, LisaTestKit
+from tests.roles import Cast
+from tests.servers import connect, no_clock, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Process, Processes
+    from tests.shards import Split
+
+pytestmark = pytest.mark.timeout(120)
+
+TOPIC = "orders"
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def producer(redis_url: str) -> Iterator[Producer]:
+    with Producer(redis_url) as producer:
+        yield producer
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    cast = Cast(redis_url).declare()
+    yield cast
+    cast.store.close()
+
+
+@contextmanager
+def manager(url: str) -> Iterator[Manager]:
+    made = Manager(url)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def ids_waiting(cast: Cast) -> list[str]:
+    return sorted(one.decode() for one in cast.store.ask("ZRANGE", cast.keys.waiting, 0, -1))
+
+
+def ticks_of(ids: list[str]) -> list[int]:
+    return sorted(int(one.rpartition("@")[2]) for one in ids)
+
+
+def assert_complete(ids: list[str], every_ms: int) -> None:
+    """Each tick once, and none is missing."""
+    ticks = ticks_of(ids)
+    assert ticks == list(range(ticks[0], ticks[-1] + 1, every_ms)), Counter(ticks).most_common(3)
+
+
+def test_occurrences_are_handled_at_their_ticks(redis_url: str, producer: Producer) -> None:
+    handled: list[tuple[str, object, dict[str, str], float]] = []
+    consumer = Consumer(redis_url)
+    consumer.on(TOPIC)(
+        lambda message: handled.append(
+            (message.id, message.body, message.headers, time.time() * 1000)
+        )
+    )
+    with manager(redis_url), manager(redis_url), consumer:
+        assert producer.schedule(
+            "s", topic=TOPIC, body={"n": "${count}"}, every="1s", template=True
+        )
+        wait_until(lambda: len(handled) >= 3)
+    assert [body for _, body, _, _ in handled[:3]] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert_complete([message_id for message_id, *_ in handled], 1000)
+    for message_id, _, headers, at in handled:
+        tick = message_id.removeprefix("s@")
+        assert headers == {"lisa-schedule": "s", "lisa-tick": tick}
+        assert at >= int(tick) - 5  # the clocks of this process and of the server
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue_one"])
+def test_a_running_occurrence_delays_or_prevents_the_next(
+    redis_url: str, producer: Producer, overlap: str
+) -> None:
+    begun: list[str] = []
+    may_end = threading.Event()
+
+    def handler(message: object) -> None:
+        begun.append(message.id)  # type: ignore[attr-defined]
+        if len(begun) == 1:
+            may_end.wait(60)
+
+    consumer = Consumer(redis_url, concurrency=4)
+    consumer.on(TOPIC)(handler)
+    cast = Cast(redis_url)
+    with manager(redis_url), consumer:
+        producer.schedule("s", topic=TOPIC, body=None, every="1s", overlap=overlap)
+        wait_until(lambda: int(cast.store.ask("HGET", cast.keys.stats, "overlapped") or 0) >= 2)
+        assert len(begun) == 1
+        may_end.set()
+        wait_until(lambda: len(begun) >= 2)
+    cast.store.close()
+    first, second = ticks_of(begun)[:2]
+    if overlap == "queue_one":
+        assert second == first + 1000
+    else:
+        assert second >= first + 3000
+
+
+def test_the_same_definition_changes_nothing_and_keeps_the_phase(
+    cast: Cast, producer: Producer
+) -> None:
+    assert producer.schedule("s", topic=TOPIC, body=1, every="1h", tz="Asia/Tokyo")
+    before = cast.store.ask("HGETALL", cast.keys.schedules), ids_waiting(cast)
+    assert not producer.schedule("s", topic=TOPIC, body=1, every="60m", tz=ZoneInfo("Asia/Tokyo"))
+    assert (cast.store.ask("HGETALL", cast.keys.schedules), ids_waiting(cast)) == before
+
+
+def test_an_edit_moves_the_pending_occurrence(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, cron="0 9 * * *")
+    (first,) = ids_waiting(cast)
+    assert producer.schedule("s", topic=TOPIC, body=2, cron="0 9 * * *")
+    assert ids_waiting(cast) == [first]
+    found = producer.get(TOPIC, first)
+    assert found is not None
+    assert found.body == 2
+    assert producer.schedule("s", topic=TOPIC, body=2, cron="0 10 * * *")
+    (second,) = ids_waiting(cast)
+    assert second != first
+    assert producer.get(TOPIC, first) is None
+    # Back again: the same id is created anew.
+    assert producer.schedule("s", topic=TOPIC, body=2, cron="0 9 * * *")
+    assert ids_waiting(cast) == [first]
+
+
+def test_an_edit_of_another_version_is_refused(producer: Producer) -> None:
+    assert producer.schedule("s", topic=TOPIC, body=1, every="1h", if_version=0)
+    with pytest.raises(ScheduleChanged, match="has version 1, not 0"):
+        producer.schedule("s", topic=TOPIC, body=2, every="1h", if_version=0)
+    assert producer.schedule("s", topic=TOPIC, body=2, every="1h", if_version=1)
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    assert found.version == 2
+
+
+def test_an_occurrence_can_be_cancelled_and_rescheduled(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    (first,) = ids_waiting(cast)
+    assert producer.reschedule(TOPIC, first, delay="2h") == "rescheduled"
+    assert producer.cancel(TOPIC, first) == "cancelled"
+    assert ids_waiting(cast) == []
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    assert found.next is not None
+
+
+def test_pause_resume_and_remove(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    pending = ids_waiting(cast)
+    assert producer.pause_schedule(TOPIC, "s")
+    assert not producer.pause_schedule(TOPIC, "s")
+    paused = producer.get_schedule(TOPIC, "s")
+    assert paused is not None
+    assert (paused.is_paused, paused.next, ids_waiting(cast)) == (True, None, [])
+    # An edit does not resume it.
+    assert producer.schedule("s", topic=TOPIC, body=2, every="1h")
+    assert ids_waiting(cast) == []
+    assert producer.resume_schedule(TOPIC, "s")
+    assert not producer.resume_schedule(TOPIC, "s")
+    assert ids_waiting(cast) == pending
+    assert producer.remove_schedule(TOPIC, "s")
+    assert not producer.remove_schedule(TOPIC, "s")
+    assert (ids_waiting(cast), producer.schedules(TOPIC)) == ([], [])
+    assert cast.store.ask("EXISTS", cast.keys.schedules, cast.keys.ticks) == 0
+    for call in (producer.pause_schedule, producer.run_schedule, producer.next_ticks):
+        with pytest.raises(InvalidMessage, match="no schedule 's'"):
+            call(TOPIC, "s")
+
+
+def test_run_now_and_backfill(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body="b", cron="0 9 * * *", tz="Europe/Berlin")
+    (pending,) = ids_waiting(cast)
+    extra = producer.run_schedule(TOPIC, "s")
+    start, end = datetime(2026, 3, 27, tzinfo=UTC), datetime(2026, 3, 31, tzinfo=UTC)
+    assert producer.backfill_schedule(TOPIC, "s", start, end) == (4, 0)
+    assert producer.backfill_schedule(TOPIC, "s", start, end + timedelta(days=1)) == (1, 4)
+    past = [one for one in ids_waiting(cast) if one not in (pending, extra)]
+    hours = [ms_datetime(tick).hour for tick in ticks_of(past)]
+    assert hours == [8, 8, 7, 7, 7]  # the clock was set forward on the 29th
+
+
+def test_next_ticks_and_the_list(producer: Producer) -> None:
+    producer.schedule("b", topic=TOPIC, body=1, cron="0 9 * * *", count=2)
+    producer.schedule("a", topic=TOPIC, body=1, every="1h")
+    assert [one.name for one in producer.schedules(TOPIC)] == ["a", "b"]
+    first, second = producer.next_ticks(TOPIC, "b", 5)
+    assert (first.hour, second - first) == (9, timedelta(days=1))
+    assert len(producer.next_ticks(TOPIC, "a", 7)) == 7
+
+
+def test_an_async_producer_has_the_same_methods(redis_url: str) -> None:
+    async def main() -> None:
+        async with AsyncProducer(redis_url) as producer:
+            assert await producer.schedule("s", topic=TOPIC, body=1, every="1h")
+            assert [one.name for one in await producer.schedules(TOPIC)] == ["s"]
+            assert await producer.run_schedule(TOPIC, "s")
+            assert len(await producer.next_ticks(TOPIC, "s")) == 5
+            assert await producer.remove_schedule(TOPIC, "s")
+
+    asyncio.run(main())
+
+
+def test_a_body_larger_than_the_topic_allows_is_refused(cast: Cast, producer: Producer) -> None:
+    cast.configure(max_body_bytes="100")
+    with pytest.raises(InvalidMessage, match="its option max_body_bytes"):
+        producer.schedule("s", topic=TOPIC, body="x" * 101, every="1h")
+
+
+def test_many_producers_define_the_same_schedules_at_once(redis_url: str, cast: Cast) -> None:
+    changes: list[bool] = []
+
+    def define() -> None:
+        with Producer(redis_url) as producer:
+            for number in range(20):
+                changed = producer.schedule(f"s{number}", topic=TOPIC, body=number, every="1h")
+                changes.append(changed)
+
+    threads = [threading.Thread(target=define) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert changes.count(True) == 20
+    assert len(ids_waiting(cast)) == 20
+    assert cast.store.ask("ZCARD", cast.keys.ticks) == 20
+
+
+def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> None:
+    """Without a manager no tick is handled; the first one handles those that were missed."""
+    for policy in ("one", "all", "none"):
+        producer.schedule(policy, topic=TOPIC, body=1, every="1s", catch_up=policy, max_late="1h")
+    record = producer.get_schedule(TOPIC, "all")
+    assert record is not None
+    assert record.next_ms is not None
+    wait_until(lambda: cast.now_ms() > (record.next_ms or 0) + 2_500)
+    with manager(cast.store.connection.address.url):
+        wait_until(lambda: len([one for one in ids_of(cast) if one.startswith("all@")]) >= 4)
+    assert_complete([one for one in ids_of(cast) if one.startswith("all@")], 1000)
+
+
+def ids_of(cast: Cast) -> list[str]:
+    found = cast.store.ask("KEYS", cast.keys.body("*"))
+    return [one.decode().removeprefix(cast.keys.body("")) for one in found]
+
+
+def killed_and_replaced(url: str, processes: Processes, managers: int, kills: int) -> None:
+    """Kill one manager each second, and start another."""
+    alive: list[Process] = []
+
+    def start() -> None:
+        alive.append(processes.start("-m", "lisa.cli.manager", "--redis", url))
+
+    for _ in range(managers):
+        start()
+    for process in alive:
+        process.wait_for("is reachable")
+    for _ in range(kills):
+        time.sleep(1.0)  # the rate of the kills, not a wait for anything
+        alive.pop(0).kill()
+        start()
+    alive[-1].wait_for("is reachable")
+
+
+@pytest.mark.parametrize(
+    ("managers", "kills"),
+    [(3, 8), pytest.param(5, 600, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+)
+def test_each_tick_is_created_once_while_managers_are_killed(
+    cast: Cast, producer: Producer, processes: Processes, managers: int, kills: int
+) -> None:
+    redis_url = cast.store.connection.address.url
+    producer.schedule("s", topic=TOPIC, body=1, every="1s", catch_up="all")
+    killed_and_replaced(redis_url, processes, managers, kills)
+    wait_until(lambda: len(ids_of(cast)) >= kills)
+    assert_complete(ids_of(cast), 1000)
+    sent = int(cast.store.ask("HGET", cast.keys.stats, "sent"))
+    assert abs(sent - len(ids_of(cast))) <= 1  # a tick may pass between the two reads
+
+
+def test_schedules_of_a_topic_with_several_shards(split: Split) -> None:
+    url = split.store.connection.address.url
+    with Producer(url) as producer, manager(url):
+        producer.schedule("s", topic=TOPIC, body=1, every="1s")
+        split.store.call(Configure(TOPIC, {"shards": "4"}))
+        handled: list[str] = []
+        consumer = Consumer(url)
+        consumer.on(TOPIC)(lambda message: handled.append(message.id))
+        with consumer:
+            wait_until(lambda: len(handled) >= 6)
+        assert producer.schedule("s", topic=TOPIC, body=2, every="2s")
+        assert producer.remove_schedule(TOPIC, "s")
+    assert len(set(handled)) == len(handled)
+    assert_complete(handled, 1000)
+
+
+def test_fsck_and_the_deletion_of_a_topic_know_schedules(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    assert not list(cast.store.drive(check(cast.store, [TOPIC])).findings)
+    cast.store.drive(deletion.delete(cast.store, TOPIC))
+    assert cast.store.ask("EXISTS", cast.keys.schedules, cast.keys.ticks, cast.keys.waiting) == 0
+
+
+def test_a_topic_without_schedules_is_unlisted(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC)
+    producer.remove_schedule(TOPIC, "s")
+    with manager(redis_url):
+        wait_until(lambda: not cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC))
+
+
+ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
+
+
+def test_a_year_of_schedules_in_three_zones() -> None:
+    if reason := no_clock():
+        pytest.skip(reason)
+    began = time.monotonic()
+    handled: list[tuple[str, datetime]] = []
+    with ClockedServer() as server, LisaTestKit(server) as kit:
+        kit.travel_to(datetime(2026, 1, 1, tzinfo=UTC))
+        consumer = Consumer(kit.url)
+        consumer.on(TOPIC)(lambda message: handled.append((message.id, kit.now)))
+        kit.attach(consumer)
+        for zone in ZONES:
+            kit.producer.schedule(zone, topic=TOPIC, body=1, cron="30 2 * * *", tz=zone)
+        kit.travel_to(datetime(2027, 1, 1, tzinfo=UTC))
+    assert time.monotonic() - began < 60
+    for message_id, at in handled:
+        assert at == ms_datetime(int(message_id.rpartition("@")[2]))
+    for zone in ZONES:
+        days = [at.astimezone(ZoneInfo(zone)) for one, at in handled if one.startswith(zone)]
+        expected = ["2026-03-29", "2026-03-08", "2026-10-04"][ZONES.index(zone)]
+        odd = [day for day in days if (day.hour, day.minute) != (2, 30)]
+        dates = Counter(day.date() for day in days)
+        assert len(dates) == len(days)
+        assert 364 <= len(days) <= 365
+        # In Lord Howe, the gap ends at 02:30.
+        assert [str(day.date()) for day in odd] == ([] if zone == ZONES[2] else [expected])
+
+
+def test_a_plain_client_finds_the_keys(redis_url: str, producer: Producer) -> None:
+    """The form of the keys is documented: others read it."""
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    with connect(redis_url) as client:
+        stored = client.hget("lisa:{orders}:schedules", "s")
+        tick = int(client.zscore("lisa:{orders}:ticks", "s") or 0)
+        assert stored is not None
+        fence, _, _ = stored.partition(b" ")
+        assert fence.startswith(b"1.%d." % tick)
+        assert client.exists(f"lisa:{{orders}}:body:s@{tick}")

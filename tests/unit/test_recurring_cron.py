@@ -1,0 +1,295 @@
+"""Cron patterns in the grammar of OCPS 1.4, and their instants across changes of the clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.recurring.calendar import next_instant
+from lisa.core.model.recurring.grammar import parse_cron
+
+
+def ticks(cron: str, zone: str, after: str, count: int, *, skips: bool = False) -> list[str]:
+    """The next wall times after a wall time, with offset where it is not UTC."""
+    tz = ZoneInfo(zone)
+    at = int(datetime.fromisoformat(after).replace(tzinfo=tz).timestamp())
+    found = []
+    for _ in range(count):
+        following = next_instant(parse_cron(cron), tz, at, skips=skips)
+        assert following is not None
+        at = following
+        moment = datetime.fromtimestamp(at, tz)
+        found.append(moment.strftime("%Y-%m-%d %H:%M:%S" + ("" if zone == "UTC" else "%z")))
+    return found
+
+
+OCPS = [
+    # 1.0: fields, lists, ranges, steps, names; Sunday is 0 and 7.
+    ("15 10 1 10 *", ["2025-10-01 10:15:00", "2026-10-01 10:15:00"]),
+    ("*/15 0-4,8-12 * JAN-MAR,DEC MON-FRI", ["2025-12-01 00:00:00", "2025-12-01 00:15:00"]),
+    ("0-30/10 0 * * *", ["2025-07-01 00:10:00", "2025-07-01 00:20:00", "2025-07-01 00:30:00"]),
+    ("10-50/5 * * * *", ["2025-07-01 00:10:00", "2025-07-01 00:15:00"]),
+    ("0 0 * * sun", ["2025-07-06 00:00:00", "2025-07-13 00:00:00"]),
+    ("0 0 * * 0", ["2025-07-06 00:00:00", "2025-07-13 00:00:00"]),
+    ("0 0 * * 7", ["2025-07-06 00:00:00", "2025-07-13 00:00:00"]),
+    ("0 0 * * 5-7", ["2025-07-04 00:00:00", "2025-07-05 00:00:00", "2025-07-06 00:00:00"]),
+    ("0 0 * * SAT-SUN", ["2025-07-05 00:00:00", "2025-07-06 00:00:00"]),
+    ("0 0 29 2 *", ["2028-02-29 00:00:00", "2032-02-29 00:00:00"]),
+    # Day of month and day of week: either suffices if both are restricted.
+    ("0 12 1 * MON", ["2025-07-01 12:00:00", "2025-07-07 12:00:00", "2025-07-14 12:00:00"]),
+    ("0 12 */10 * MON", ["2025-07-21 12:00:00", "2025-08-11 12:00:00"]),
+    # 1.1: nicknames.
+    ("@yearly", ["2026-01-01 00:00:00"]),
+    ("@annually", ["2026-01-01 00:00:00"]),
+    ("@monthly", ["2025-08-01 00:00:00"]),
+    ("@weekly", ["2025-07-06 00:00:00"]),
+    ("@daily", ["2025-07-02 00:00:00"]),
+    ("@midnight", ["2025-07-02 00:00:00"]),
+    ("@HOURLY", ["2025-07-01 01:00:00"]),
+    # 1.2: seconds and years.
+    ("30 15 10 1 10 *", ["2025-10-01 10:15:30"]),
+    ("*/20 * * * * *", ["2025-07-01 00:00:20", "2025-07-01 00:00:40", "2025-07-01 00:01:00"]),
+    ("0 0 12 1 1 * 2027", ["2027-01-01 12:00:00"]),
+    ("0 0 12 1 1 * 2027-2199/2", ["2027-01-01 12:00:00", "2029-01-01 12:00:00"]),
+    # 1.3: last days, nearest working days, ordinal weekdays.
+    ("0 0 L * *", ["2025-07-31 00:00:00", "2025-08-31 00:00:00"]),
+    ("0 0 L 2 *", ["2026-02-28 00:00:00", "2027-02-28 00:00:00", "2028-02-29 00:00:00"]),
+    ("0 0 15,L * *", ["2025-07-15 00:00:00", "2025-07-31 00:00:00"]),
+    ("0 0 * * 5L", ["2025-07-25 00:00:00", "2025-08-29 00:00:00"]),
+    ("0 0 * * FRIL", ["2025-07-25 00:00:00", "2025-08-29 00:00:00"]),
+    ("0 0 * * 5#L", ["2025-07-25 00:00:00", "2025-08-29 00:00:00"]),
+    ("0 0 * * 2#2", ["2025-07-08 00:00:00", "2025-08-12 00:00:00"]),
+    ("0 0 * * FRI#5", ["2025-08-29 00:00:00", "2025-10-31 00:00:00"]),
+    ("0 0 * * MON#1,FRI#3", ["2025-07-07 00:00:00", "2025-07-18 00:00:00"]),
+    ("0 0 5W 7 *", ["2025-07-04 00:00:00", "2026-07-06 00:00:00"]),
+    ("0 0 1W 11 *", ["2025-11-03 00:00:00", "2026-11-02 00:00:00"]),
+    ("0 0 LW * *", ["2025-07-31 00:00:00", "2025-08-29 00:00:00", "2025-09-30 00:00:00"]),
+    ("0 0 31W * *", ["2025-07-31 00:00:00", "2025-08-29 00:00:00", "2025-10-31 00:00:00"]),
+    # 1.4: `?` in five fields, and `+` for both.
+    ("0 0 1 * ?", ["2025-08-01 00:00:00", "2025-09-01 00:00:00"]),
+    ("0 12 1 * +MON", ["2025-09-01 12:00:00", "2025-12-01 12:00:00"]),
+    ("0 0 29 2 +MON", ["2044-02-29 00:00:00", "2072-02-29 00:00:00"]),
+    # Quartz: six or seven fields with `?`; Sunday is 1.
+    ("0 0 0 ? * 1", ["2025-07-06 00:00:00"]),
+    ("0 0 0 ? * 2-6", ["2025-07-02 00:00:00", "2025-07-03 00:00:00"]),
+    ("0 0/20 9 * * ?", ["2025-07-01 09:00:00", "2025-07-01 09:20:00", "2025-07-01 09:40:00"]),
+    ("0 0 0 ? * 6#3", ["2025-07-18 00:00:00", "2025-08-15 00:00:00"]),
+    ("0 0 0 ? * L", ["2025-07-05 00:00:00", "2025-07-12 00:00:00"]),
+    ("0 0 12 LW * ? 2026", ["2026-01-30 12:00:00", "2026-02-27 12:00:00"]),
+]
+
+
+@pytest.mark.parametrize(("cron", "expected"), OCPS)
+def test_the_ticks_of_a_pattern(cron: str, expected: list[str]) -> None:
+    assert ticks(cron, "UTC", "2025-07-01 00:00:00", len(expected)) == expected
+
+
+REFUSED = [
+    ("", "write five fields"),
+    ("* * * *", "has 4 fields"),
+    ("* * * * * * * *", "has 8 fields"),
+    ("@reboot", "use one of @yearly"),
+    ("60 * * * *", "minute '60': 60 is outside 0-59"),
+    ("* 24 * * *", "outside 0-23"),
+    ("* * 0 * *", "outside 1-31"),
+    ("* * * 13 *", "outside 1-12"),
+    ("* * * * 8", "outside 0-7"),
+    ("* * * * FRU", "use 0-7 or SUN-SAT"),
+    ("0/10 * * * *", "write 0-59/10"),
+    ("* 5/15 * * *", "write 5-23/15"),
+    ("/10 * * * *", "'' is not a value"),
+    ("*/0 * * * *", "not a positive number"),
+    ("30-10 * * * *", "ends before it begins"),
+    ("0 0 +1 * *", "'\\+1' is not a value"),
+    ("0 0 1-15W * *", "W follows a single day"),
+    ("0 0 1,15W * *", "W follows a single day"),
+    ("0 0 30 2 *", "no month of the pattern has that day"),
+    ("0 0 31 4,6,9,11 *", "no month of the pattern has that day"),
+    ("? 0 * * *", "'\\?' is for days only"),
+    ("0 0 * * 5#6", "write 1 to 5 or L"),
+    ("0 0 * * 5#0", "write 1 to 5 or L"),
+    ("1,,2 * * * *", "'' is not a value"),
+    ("0 0 0 1 1 * 1969", "outside 1970-2199"),
+]
+
+
+@pytest.mark.parametrize(("cron", "reason"), REFUSED)
+def test_a_wrong_pattern_is_refused_with_its_fault(cron: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_cron(cron)
+
+
+def test_a_pattern_that_never_fires_again_has_no_next_instant() -> None:
+    pattern = parse_cron("0 0 0 1 1 * 2024")
+    assert next_instant(pattern, UTC, 1_800_000_000, skips=False) is None
+
+
+CHANGES = {
+    "in the gap: right after": (
+        "30 2 * * *", "Europe/Berlin", "2026-03-28 12:00:00",
+        ["2026-03-29 03:00:00+0200", "2026-03-30 02:30:00+0200"],
+    ),
+    "two times in the gap: once": (
+        "0,30 2 * * *", "Europe/Berlin", "2026-03-28 12:00:00",
+        ["2026-03-29 03:00:00+0200", "2026-03-30 02:00:00+0200"],
+    ),
+    "one in the gap, one at its end: once": (
+        "0 2,3 * * *", "Europe/Berlin", "2026-03-28 12:00:00",
+        ["2026-03-29 03:00:00+0200", "2026-03-30 02:00:00+0200"],
+    ),
+    "in the overlap: the first time": (
+        "30 2 * * *", "Europe/Berlin", "2026-10-24 12:00:00",
+        ["2026-10-25 02:30:00+0200", "2026-10-26 02:30:00+0100"],
+    ),
+    "wildcard hours follow elapsed time over a gap": (
+        "30 * * * *", "Europe/Berlin", "2026-03-29 01:00:00",
+        ["2026-03-29 01:30:00+0100", "2026-03-29 03:30:00+0200"],
+    ),
+    "and over an overlap": (
+        "30 * * * *", "Europe/Berlin", "2026-10-25 01:45:00",
+        ["2026-10-25 02:30:00+0200", "2026-10-25 02:30:00+0100", "2026-10-25 03:30:00+0100"],
+    ),
+    "Lord Howe's gap of half an hour": (
+        "15 2 * * *", "Australia/Lord_Howe", "2026-10-03 12:00:00",
+        ["2026-10-04 02:30:00+1100", "2026-10-05 02:15:00+1100"],
+    ),
+    "Lord Howe's overlap": (
+        "45 1 * * *", "Australia/Lord_Howe", "2026-04-04 12:00:00",
+        ["2026-04-05 01:45:00+1100", "2026-04-06 01:45:00+1030"],
+    ),
+    "every minute of Lord Howe's second pass": (
+        "*/30 * * * *", "Australia/Lord_Howe", "2026-04-05 01:10:00",
+        ["2026-04-05 01:30:00+1100", "2026-04-05 01:30:00+1030", "2026-04-05 02:00:00+1030"],
+    ),
+    "Apia's missing day": (
+        "0 9 * * *", "Pacific/Apia", "2011-12-29 08:00:00",
+        ["2011-12-29 09:00:00-1000", "2011-12-31 00:00:00+1400", "2011-12-31 09:00:00+1400"],
+    ),
+    "hourly over Apia's missing day": (
+        "0 * * * *", "Pacific/Apia", "2011-12-29 22:30:00",
+        ["2011-12-29 23:00:00-1000", "2011-12-31 00:00:00+1400", "2011-12-31 01:00:00+1400"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_of_the_clock(case: str) -> None:
+    cron, zone, after, expected = CHANGES[case]
+    assert ticks(cron, zone, after, len(expected)) == expected
+
+
+def test_a_time_in_the_gap_can_be_skipped() -> None:
+    found = ticks("30 2 * * *", "Europe/Berlin", "2026-03-28 12:00:00", 1, skips=True)
+    assert found == ["2026-03-30 02:30:00+0200"]
+    found = ticks("30 2 * * *", "Europe/Berlin", "2026-10-24 12:00:00", 2, skips=True)
+    assert found == ["2026-10-25 02:30:00+0200", "2026-10-26 02:30:00+0100"]
+
+
+def test_an_instant_in_the_second_pass_of_an_overlap_gets_no_earlier_tick() -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    second = datetime(2026, 10, 25, 2, 10, fold=1, tzinfo=zone)
+    found = next_instant(parse_cron("30 2 * * *"), zone, int(second.timestamp()), skips=False)
+    assert found == int(datetime(2026, 10, 26, 2, 30, tzinfo=zone).timestamp())
+
+
+PATTERNS = (
+    "30 2 * * *",
+    "0 * * * *",
+    "15 1-3 * * *",
+    "0 0 * * *",
+    "30 1 * * SUN",
+    "0 12 L * *",
+    "0 9 * * MON-FRI",
+    "30 */2 * * *",
+    "0 0 1 * MON",
+    "0 3 * * 5#2",
+    "30 23 LW * *",
+    "0,30 0-4 * * *",
+)
+KNOWN = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca",
+         "America/Scoresbysund", "Asia/Tehran", "Pacific/Chatham")  # fmt: skip
+
+
+def compare(zone: str, patterns: tuple[str, ...], begin: datetime, end: datetime) -> None:
+    """Compare all ticks of a period with those of cronsim."""
+    cronsim = pytest.importorskip("cronsim")
+    tz = ZoneInfo(zone)
+    for cron in patterns:
+        at, other = int(begin.timestamp()), cronsim.CronSim(cron, begin.astimezone(tz))
+        while at < end.timestamp():
+            found = next_instant(parse_cron(cron), tz, at, skips=False)
+            assert found == int(next(other).timestamp()), f"{cron} in {zone} after {at}"
+            at = found
+
+
+@pytest.mark.parametrize("zone", KNOWN)
+def test_the_ticks_are_those_of_another_library(zone: str) -> None:
+    begin = datetime(2026, 2, 20, tzinfo=UTC)
+    compare(zone, PATTERNS, begin, begin + timedelta(days=60))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("zone", sorted(available_timezones()))
+def test_the_ticks_are_those_of_another_library_everywhere(zone: str) -> None:
+    compare(zone, PATTERNS, datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC))
+
+
+def test_a_wildcard_pattern_is_the_wall_clock_at_every_minute() -> None:
+    """A second implementation: look at each minute of two days around both changes."""
+    for zone, day in (("Australia/Lord_Howe", "2026-04-04"), ("Europe/Berlin", "2026-03-28")):
+        tz = ZoneInfo(zone)
+        begin = int(datetime.fromisoformat(day).replace(tzinfo=tz).timestamp())
+        minutes = range(begin + 60, begin + 2 * 86_400, 60)
+        expected = [at for at in minutes if datetime.fromtimestamp(at, tz).hour in (1, 2)]
+        at, found = begin, []
+        for _ in expected:
+            at = next_instant(parse_cron("* 1,2 * * *"), tz, at, skips=False) or 0
+            found.append(at)
+        assert found == expected
+        assert all(a < b for a, b in pairwise(found))
+
+
+CRONTAB = """
+17 * * * *
+25 6 * * *
+47 6 * * 7
+52 6 1 * *
+5-55/10 * * * *
+59 23 * * *
+30 3 * * 0
+0 */12 * * *
+09,39 * * * *
+10 3 * * *
+*/5 * * * *
+0 0 * * 1-5
+@hourly
+@daily
+@weekly
+@monthly
+0 4 8-14 * *
+15 14 1 * *
+0 22 * * 1-5
+23 0-23/2 * * *
+5 4 * * sun
+0 0,12 1 */2 *
+0 5 * * mon-fri
+0 9-17 * * MON-FRI
+*/10 9-17 * * 1-5
+0 2 1,15 * *
+45 23 28-31 * *
+0 0 1 1,4,7,10 *
+30 8 * * 6L
+0 18 LW * *
+"""
+
+
+def test_thirty_lines_of_real_crontabs_are_understood() -> None:
+    lines = CRONTAB.split("\n")[1:-1]
+    assert len(lines) == 30
+    for line in lines:
+        assert next_instant(parse_cron(line), UTC, 1_800_000_000, skips=False) is not None
