@@ -81,7 +81,7 @@ def send(
         "tz": tz,
         "ttl": ttl,
         "retry": retry,
-        "headers": _headers(headers),
+        "headers": parse_headers(headers),
         "on_duplicate": on_duplicate,
     }
     if file is not None:
@@ -90,15 +90,16 @@ def send(
     given = (body or "").encode("utf-8", "surrogateescape")
     data = sys.stdin.buffer.read() if body == "-" else given
     if not chosen.json:
-        click.echo(producer.send(topic, _body(data, kind), id=message_id, **options))
+        click.echo(producer.send(topic, parse_body(data, kind), id=message_id, **options))
         return
-    sent, outcome = producer.send_one(topic, _body(data, kind), id=message_id, **options)
+    sent, outcome = producer.send_one(topic, parse_body(data, kind), id=message_id, **options)
     print_json({"topic": topic, "id": sent, "outcome": outcome})
     if outcome == "rejected":
         raise click.exceptions.Exit(1)
 
 
-def _headers(pairs: Iterable[str]) -> dict[str, str]:
+def parse_headers(pairs: Iterable[str]) -> dict[str, str]:
+    """Headers from KEY=VALUE texts. Raises UsageError."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -108,7 +109,7 @@ def _headers(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _body(data: bytes, kind: str | None) -> Any:
+def parse_body(data: bytes, kind: str | None) -> Any:
     """Decode JSON, or else text; bytes that are neither stay bytes."""
     import msgspec
 
@@ -152,7 +153,7 @@ def _send_file(
                 done = 0
                 for count, line in enumerate(source, 1):
                     done += len(line)
-                    yield _body(line.rstrip(b"\r\n"), kind)
+                    yield parse_body(line.rstrip(b"\r\n"), kind)
                     if count % 500 == 0:
                         bar.update(task, completed=done, sent=count)
 

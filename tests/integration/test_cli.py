@@ -444,3 +444,33 @@ def test_the_server_from_a_configuration(redis_url: str, tmp_path: Path) -> None
         main, ["get", "orders", result.stdout.strip(), "--json"], env={"LISA_CONFIG": str(path)}
     )
     assert json.loads(found.stdout)["due"] == "2039-12-31T23:00:00.000Z"
+
+
+def test_schedules(lisa: Lisa, ask: Callable[..., Any]) -> None:
+    pair = ("orders", "daily")
+    cron = ("--cron", "0 9 * * 1-5", "--tz", "Europe/Berlin")
+    assert "daily  set" in lisa("schedules", "set", *pair, '{"n": 1}', *cron).output
+    assert not ask("schedules", "set", *pair, '{"n": 1}', *cron)["changed"]
+    (listed,) = ask("schedules", "list", "orders")["schedules"]
+    assert (listed["name"], listed["cron"], listed["body"]) == ("daily", "0 9 * * 1-5", {"n": 1})
+    assert "0 9 * * 1-5" in lisa("schedules", "list", "orders").output
+    assert "Europe/Berlin" in lisa("schedules", "show", *pair).output
+    ticks = ask("schedules", "next", *pair, "--count", "3")["ticks"]
+    assert (len(ticks), ticks[0]) == (3, listed["next"])
+    assert lisa("schedules", "next", *pair).output.count(" 09:00:00+0") == 5
+    assert ask("schedules", "pause", *pair)["changed"]
+    assert "paused" in lisa("schedules", "list", "orders").output
+    assert "paused already" in lisa("schedules", "pause", *pair).output
+    assert ask("schedules", "resume", *pair)["changed"]
+    made = lisa("schedules", "run-now", *pair).output.strip()
+    assert ask("get", "orders", made)["headers"]["lisa-schedule"] == "daily"
+    week = ("--from", "2026-03-02T00:00+00:00", "--to", "2026-03-08T00:00+00:00")
+    assert "5 created, 0 known" in lisa("schedules", "backfill", *pair, *week).output
+    assert ask("schedules", "backfill", *pair, *week)["known"] == 5
+    lisa("schedules", "set", *pair, "x", "--every", "1h", "--if-version", "1", code=1)
+    lisa("schedules", "set", *pair, "x", "--every", "1h", "--cron", "@daily", code=2)
+    lisa("schedules", "remove", *pair, stdin="n", code=1)
+    assert "removed" in lisa("schedules", "remove", *pair, "--yes").output
+    for command in ("show", "remove"):
+        lisa("schedules", command, *pair, *(["--yes"] if command == "remove" else []), code=1)
+    lisa("schedules", "next", *pair, code=2)

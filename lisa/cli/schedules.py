@@ -1,0 +1,258 @@
+"""`lisa schedules`."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lisa.cli.options import Chosen, Duration, Moment, common, together
+from lisa.cli.output import body_fields, confirm, iso, print_json, print_table, when
+from lisa.core.model.clock import datetime_ms, human
+
+if TYPE_CHECKING:
+    from lisa.producer import ScheduleInfo
+
+
+@click.group()
+def schedules() -> None:
+    """List, define or run recurring messages."""
+
+
+_topic_and_name = together(click.argument("topic"), click.argument("name"))
+
+
+@schedules.command("list")
+@click.argument("topic")
+@common
+def list_(chosen: Chosen, topic: str) -> None:
+    """List the schedules of TOPIC with their next ticks."""
+    found = chosen.producer().schedules(topic)
+    if chosen.json:
+        print_json({"topic": topic, "schedules": [_fields(one) for one in found]})
+        return
+    now_ms = time.time_ns() // 1_000_000
+    rows = (
+        [one.name, _rule(one), one.definition.tz, _next(one, now_ms), one.made, one.version]
+        for one in found
+    )
+    print_table(
+        ["name", "rule", "tz", "next", "created ", "version "], rows, drop=["version", "tz"]
+    )
+
+
+@schedules.command()
+@_topic_and_name
+@common
+def show(chosen: Chosen, topic: str, name: str) -> None:
+    """Show one schedule. Exit code 1 if there is none."""
+    found = chosen.producer().get_schedule(topic, name)
+    if found is None:
+        _fail(topic, name)
+        return
+    if chosen.json:
+        print_json(_fields(found))
+        return
+    shown = {key: value for key, value in _fields(found).items() if value not in (None, {}, "")}
+    print_table(["field", "value"], shown.items())
+
+
+@schedules.command("set")
+@_topic_and_name
+@click.argument("body", required=False)
+@click.option("--cron", metavar="PATTERN", help="Cron pattern: '0 9 * * 1-5', @daily.")
+@click.option("--every", type=Duration(), metavar="DURATION", help="Interval, at least 1s.")
+@click.option("--tz", metavar="ZONE", help="Time zone: Europe/Berlin, +01:00. Default: UTC.")
+@click.option(
+    "--dst",
+    type=click.Choice(["vixie", "skip"]),
+    default="vixie",
+    show_default=True,
+    help="A time that a change of the clock skips fires right after it, or not at all.",
+)
+@click.option("--start", type=Moment(), metavar="ISO", help="No tick before this time.")
+@click.option("--until", type=Moment(), metavar="ISO", help="No tick after this time.")
+@click.option("--count", type=click.IntRange(1), help="Maximum number of occurrences.")
+@click.option("--jitter", type=Duration(), metavar="DURATION", help="Each is later by up to this.")
+@click.option(
+    "--catch-up",
+    default="one",
+    show_default=True,
+    metavar="POLICY",
+    help="Ticks missed while no manager ran: none, one, all or 'all(max=20)'.",
+)
+@click.option("--max-late", type=Duration(), metavar="DURATION", help="Catch up nothing later.")
+@click.option(
+    "--overlap",
+    type=click.Choice(["allow", "skip", "queue_one", "replace_unstarted"]),
+    default="allow",
+    show_default=True,
+    help="A tick while an earlier occurrence is unfinished.",
+)
+@click.option("--template", is_flag=True, help="Fill ${tick}, ${previous}, ${count} into BODY.")
+@click.option("--ttl", type=Duration(), metavar="DURATION", help="Of each occurrence.")
+@click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
+@click.option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
+@click.option("--json-body", "kind", flag_value="json", help="BODY must be JSON.")
+@click.option("--text", "kind", flag_value="text", help="BODY is text even if it looks like JSON.")
+@click.option("--if-version", type=click.IntRange(0), help="Only change this version; 0: create.")
+@common
+def set_(
+    chosen: Chosen,
+    topic: str,
+    name: str,
+    body: str | None,
+    *,
+    headers: tuple[str, ...],
+    kind: str | None,
+    **options: Any,
+) -> None:
+    """Create or change a schedule of TOPIC, which sends BODY at each tick (default: null).
+
+    The same definition changes nothing. Exit code 1 if the schedule has another version.
+    """
+    from lisa.cli.send import parse_body, parse_headers
+
+    data = b"null" if body is None else body.encode("utf-8", "surrogateescape")
+    changed = chosen.producer().schedule(
+        name, topic=topic, body=parse_body(data, kind), headers=parse_headers(headers), **options
+    )
+    _report(chosen, topic, name, done="set", changed=changed, other="unchanged")
+
+
+@schedules.command()
+@_topic_and_name
+@common
+def pause(chosen: Chosen, topic: str, name: str) -> None:
+    """Stop a schedule and remove its pending occurrence."""
+    changed = chosen.producer().pause_schedule(topic, name)
+    _report(chosen, topic, name, done="paused", changed=changed, other="paused already")
+
+
+@schedules.command()
+@_topic_and_name
+@common
+def resume(chosen: Chosen, topic: str, name: str) -> None:
+    """Go on with the next tick; ticks during the pause are not caught up."""
+    changed = chosen.producer().resume_schedule(topic, name)
+    _report(chosen, topic, name, done="resumed", changed=changed, other="not paused")
+
+
+@schedules.command("run-now")
+@_topic_and_name
+@common
+def run_now(chosen: Chosen, topic: str, name: str) -> None:
+    """Create an occurrence that is due now, besides the ticks. Prints its message id."""
+    made = chosen.producer().run_schedule(topic, name)
+    if chosen.json:
+        print_json({"topic": topic, "name": name, "id": made})
+    else:
+        click.echo(made)
+
+
+@schedules.command()
+@_topic_and_name
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common
+def remove(chosen: Chosen, topic: str, name: str, *, yes: bool) -> None:
+    """Remove a schedule and its pending occurrence. Exit code 1 if there is none."""
+    confirm(f"Remove schedule {name} of topic {topic}?", yes=yes or chosen.json)
+    if not chosen.producer().remove_schedule(topic, name):
+        _fail(topic, name)
+    _report(chosen, topic, name, done="removed", changed=True, other="")
+
+
+@schedules.command("next")
+@_topic_and_name
+@click.option("--count", type=click.IntRange(1, 10_000), default=5, show_default=True)
+@common
+def next_(chosen: Chosen, topic: str, name: str, *, count: int) -> None:
+    """Show the next ticks of a schedule, in local time and in its zone."""
+    from lisa.core.model.clock import parse_zone
+
+    producer = chosen.producer()
+    ticks = producer.next_ticks(topic, name, count)
+    found = producer.get_schedule(topic, name)
+    zone = parse_zone(found.definition.tz if found else "UTC")
+    if chosen.json:
+        print_json({"topic": topic, "name": name, "ticks": [iso(datetime_ms(t)) for t in ticks]})
+        return
+    now_ms = time.time_ns() // 1_000_000
+    rows = (
+        [when(datetime_ms(tick), now_ms), tick.astimezone(zone).isoformat(sep=" ")]
+        for tick in ticks
+    )
+    print_table(["local time", f"in {found.definition.tz if found else 'UTC'}"], rows)
+
+
+@schedules.command()
+@_topic_and_name
+@click.option("--from", "start", type=Moment(), required=True, metavar="ISO", help="First tick.")
+@click.option("--to", "end", type=Moment(), required=True, metavar="ISO", help="Last tick.")
+@common
+def backfill(chosen: Chosen, topic: str, name: str, *, start: datetime, end: datetime) -> None:
+    """Create the occurrences of past ticks, due at once. Known ones are not repeated.
+
+    A time without an offset is in the local time zone.
+    """
+    created, known = chosen.producer().backfill_schedule(
+        topic, name, start.astimezone(), end.astimezone()
+    )
+    if chosen.json:
+        print_json({"topic": topic, "name": name, "created": created, "known": known})
+    else:
+        click.echo(f"{topic}  {name}  {created} created, {known} known already")
+
+
+def _fail(topic: str, name: str) -> None:
+    click.echo(f"lisa: topic {topic} has no schedule {name}", err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _report(chosen: Chosen, topic: str, name: str, *, done: str, changed: bool, other: str) -> None:
+    if chosen.json:
+        print_json({"topic": topic, "name": name, "changed": changed})
+    else:
+        click.echo(f"{topic}  {name}  {done if changed else other}")
+
+
+def _rule(one: ScheduleInfo) -> str:
+    return one.definition.cron or f"every {human(one.definition.every_ms)}"
+
+
+def _next(one: ScheduleInfo, now_ms: int) -> str:
+    return "paused" if one.is_paused else when(one.next_ms, now_ms) or "none left"
+
+
+def _fields(one: ScheduleInfo) -> dict[str, Any]:
+    """A schedule for JSON output."""
+    from lisa.core.model.recurring.definition import body_of
+
+    definition = one.definition
+    times = {"every_ms", "jitter_ms", "max_late_ms", "ttl_ms"}
+    plain = {name: getattr(definition, name) or None for name in sorted(times)}
+    return {
+        "topic": one.topic,
+        "name": one.name,
+        "version": one.version,
+        "paused": one.is_paused,
+        "next": iso(one.next_ms),
+        "last": iso(one.last_ms),
+        "created": one.made,
+        "cron": definition.cron or None,
+        "tz": definition.tz,
+        "dst": str(definition.dst),
+        "start": iso(definition.start_ms),
+        "until": iso(definition.until_ms),
+        "count": definition.most,
+        "catch_up": str(definition.catch_up),
+        "max_caught_up": definition.max_caught_up,
+        "overlap": str(definition.overlap),
+        "template": definition.template,
+        "headers": definition.headers,
+        "retry": definition.policy,
+        **plain,
+        **body_fields(body_of(definition)),
+    }
