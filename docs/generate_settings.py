@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lisa.core.model.clock import duration_ms, human
-from lisa.core.settings import ROLES, GroupSettings
+from lisa.core.settings import ROLES
 from lisa.core.settings.names import fields, is_list, kebab, sections
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
@@ -56,7 +56,7 @@ def _section_pages(name: str, done: set[type[BaseModel]]) -> list[str]:
     for model in sections(ROLES, name):
         if model not in done:
             done.add(model)
-            listed = "[]" if model is GroupSettings else ""
+            listed = "[]" if is_list(fields(ROLES)[name]) else ""
             pages += [f"### `{kebab(name)}{listed}`\n", f"{model.__doc__}\n"]
             pages.append(_table(model, set(model.model_fields), name))
     return pages

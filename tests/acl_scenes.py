@@ -15,9 +15,12 @@ from click.testing import CliRunner
 from lisa import AsyncProducer, Consumer, Manager, Outgoing, Producer
 from lisa.cli.main import main
 from lisa.core.metrics import topics as topic_metrics
+from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.signals import everywhere
 from lisa.core.store import manager_watch, presence
+from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.reclaim import Reclaim
 from lisa.core.transitions.renew import Renew
 from lisa.core.transitions.retry import Fail, Failure
@@ -28,6 +31,7 @@ from lisa.producer import sending
 from tests.acl_gateway import serve
 from tests.acl_stage import KEYS
 from tests.roles import Cast, Services
+from tests.rows import Item, enqueue
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -57,6 +61,10 @@ def produce(stage: Stage) -> None:
         assert found(producer, "r") == "ready"
         assert producer.reschedule("orders", "w", delay=2 * MINUTE) == "rescheduled"
         assert producer.fire_now("orders", "w") == "rescheduled"
+        assert producer.schedule("tick", topic="orders", body=1, every="1h", retry="0", ttl=MINUTE)
+        assert [one.name for one in producer.schedules("orders")] == ["tick"]
+        assert producer.run_schedule("orders", "tick")
+        assert producer.remove_schedule("orders", "tick")
         assert producer.cancel("orders", "m1") == "cancelled"
         producer.send("orders", "anew", id="m1", delay=MINUTE, on_duplicate="replace")
         producer.send("limited", "x", delay=MINUTE)
@@ -155,6 +163,11 @@ def manage(stage: Stage) -> None:
         kit.sweeper.step("half")
         kit.sweeper.managers()
         kit.sampler.step("orders", kit.clock.now_ms() // 3_600_000 * 3_600_000)
+        # Occurrences of topics with several shards.
+        for token, on_duplicate in (("A" * 8, OnDuplicate.KEEP), ("B" * 8, OnDuplicate.REPLACE)):
+            item = Item("tick@5", "+60000", encode_envelope(token, 1))
+            mine.store.call(enqueue("orders", token, [item], on_duplicate))
+            mine.store.call(Cancel("orders", ["tick@5"]))
         Pruner(mine.store).step(Shard("orders"))
         Sharder(mine.store).step(Topic("left"))
         mine.store.close()

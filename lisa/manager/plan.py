@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +13,7 @@ from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW
 
 if TYPE_CHECKING:
+    from lisa.core.model.recurring.definition import ScheduleDefinition
     from lisa.core.settings import ManagerSettings
 
 DEFAULT_GROUP = "lisa"
@@ -24,11 +25,13 @@ class TopicPlan:
 
     `options=None` leaves the topic's options alone; an empty mapping removes options that an
     earlier configuration declared. `batch` is the most messages that one promote call moves.
+    `schedules` are recurring messages by name.
     """
 
     groups: tuple[str, ...] = ()
     options: Mapping[str, str] | None = None
     batch: int = LARGEST_BATCH
+    schedules: Mapping[str, ScheduleDefinition] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,15 +83,20 @@ class Plan:
         """A plan from a configuration file."""
         options, batches = settings.topic_options(), settings.moving_sizes()
         server = settings.manager_server
+        topics = {
+            topic: TopicPlan(
+                groups=groups,
+                options=topic_options.encode(options.get(topic, {})),
+                batch=batches.get(topic, LARGEST_BATCH),
+            )
+            for topic, groups in settings.topics().items()
+        }
+        for one in settings.schedules:
+            plan = topics.get(one.topic, TopicPlan())
+            named = {**plan.schedules, one.name: one.definition()}
+            topics[one.topic] = replace(plan, schedules=named)
         return cls(
-            topics={
-                topic: TopicPlan(
-                    groups=groups,
-                    options=topic_options.encode(options.get(topic, {})),
-                    batch=batches.get(topic, LARGEST_BATCH),
-                )
-                for topic, groups in settings.topics().items()
-            },
+            topics=topics,
             default_group=settings.default_group,
             window=server.count,
             schedules=Schedules(

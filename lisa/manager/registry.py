@@ -28,6 +28,7 @@ from lisa.core.transitions.declare import Declare
 from lisa.manager.bulk_reads import PAGE, ask_all
 from lisa.manager.nodes import Nodes
 from lisa.manager.plan import Plan, TopicPlan
+from lisa.manager.schedule_declarer import declare
 from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.topic_log import TopicLog
 
@@ -236,6 +237,7 @@ class Registry:
             if self._store.call(Declare(topic, group)):
                 TopicLog(log, topic, group).info("declared")
         self._store.drive(spread(self._store, Topic(topic)))
+        declare(self._store, topic, plan.schedules)
 
 
 def _warn(plan: Plan) -> None:
@@ -271,6 +273,18 @@ def _differences(old: Plan, new: Plan) -> list[str]:
             "use `lisa topic group remove` to remove it"
             for name in before.groups
             if name not in after.groups
+        ]
+        changes += [
+            f"topic {topic}: schedule {name} "
+            + (
+                "no longer configured"
+                if name not in after.schedules
+                else "changed"
+                if name in before.schedules
+                else "added"
+            )
+            for name in sorted({*before.schedules, *after.schedules})
+            if before.schedules.get(name) != after.schedules.get(name)
         ]
         if before.batch != after.batch:
             changes.append(f"topic {topic}: moving-size {before.batch} -> {after.batch}")

@@ -16,14 +16,14 @@ from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import check_iterable, pieces
 from lisa.producer.plan import NOW, RetryDelays, SendOptions, SendPlan, due_text
 from lisa.producer.report import SendOutcome, SendReport
-from lisa.producer.scheduling import Scheduling
 from lisa.producer.send_call import SendCall
+from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
     from lisa.core.store.inspection import FoundMessage
 
 
-class Flows(Scheduling):
+class Flows(Sending):
     """The public methods of both producers."""
 
     def send(

@@ -27,6 +27,7 @@ from lisa.producer.calls import Single, async_pieces, check_iterable, combine, f
 from lisa.producer.flows import Flows
 from lisa.producer.plan import SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport
+from lisa.producer.scheduling import AwaitedSchedules, BlockingSchedules
 from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
 
@@ -114,7 +115,7 @@ class _Configured(Sending, ABC):
         )
 
 
-class Producer(_Configured):
+class Producer(_Configured, BlockingSchedules):
     """Sends, cancels, reschedules and looks up messages. Threads may share a producer.
 
     A context manager. The producer connects at the first call.
@@ -131,15 +132,6 @@ class Producer(_Configured):
     reschedule = blocking(Flows.reschedule)
     fire_now = blocking(Flows.fire_now)
     get = blocking(Flows.get)
-    schedule = blocking(Flows.schedule)
-    schedules = blocking(Flows.schedules)
-    get_schedule = blocking(Flows.get_schedule)
-    pause_schedule = blocking(Flows.pause_schedule)
-    resume_schedule = blocking(Flows.resume_schedule)
-    remove_schedule = blocking(Flows.remove_schedule)
-    run_schedule = blocking(Flows.run_schedule)
-    next_ticks = blocking(Flows.next_ticks)
-    backfill_schedule = blocking(Flows.backfill_schedule)
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> SyncStore:
@@ -176,7 +168,7 @@ class Producer(_Configured):
         self.close()
 
 
-class AsyncProducer(_Configured):
+class AsyncProducer(_Configured, AwaitedSchedules):
     """Asynchronous version of `Producer`, for the tasks of one event loop.
 
     An asynchronous context manager. A call in another event loop than that of the first call raises
@@ -196,15 +188,6 @@ class AsyncProducer(_Configured):
     reschedule = awaiting(Flows.reschedule)
     fire_now = awaiting(Flows.fire_now)
     get = awaiting(Flows.get)
-    schedule = awaiting(Flows.schedule)
-    schedules = awaiting(Flows.schedules)
-    get_schedule = awaiting(Flows.get_schedule)
-    pause_schedule = awaiting(Flows.pause_schedule)
-    resume_schedule = awaiting(Flows.resume_schedule)
-    remove_schedule = awaiting(Flows.remove_schedule)
-    run_schedule = awaiting(Flows.run_schedule)
-    next_ticks = awaiting(Flows.next_ticks)
-    backfill_schedule = awaiting(Flows.backfill_schedule)
 
     @staticmethod
     def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncStore:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.keys import check_topic
-from lisa.core.redis.flow import Flow
+from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.producer.plan import RetryDelays
 from lisa.producer.sending import Sending
 
@@ -170,3 +170,31 @@ def _set_paused(producer: Sending, topic: str, name: str, *, is_paused: bool) ->
     yield from producer._open_to_send(check_topic(topic))  # noqa: SLF001  a step of its methods
     flow = schedules.set_paused(producer._store, topic, name, is_paused=is_paused)  # noqa: SLF001
     return (yield from flow)
+
+
+class BlockingSchedules:
+    """The methods of `Producer`."""
+
+    schedule = blocking(Scheduling.schedule)
+    schedules = blocking(Scheduling.schedules)
+    get_schedule = blocking(Scheduling.get_schedule)
+    pause_schedule = blocking(Scheduling.pause_schedule)
+    resume_schedule = blocking(Scheduling.resume_schedule)
+    remove_schedule = blocking(Scheduling.remove_schedule)
+    run_schedule = blocking(Scheduling.run_schedule)
+    next_ticks = blocking(Scheduling.next_ticks)
+    backfill_schedule = blocking(Scheduling.backfill_schedule)
+
+
+class AwaitedSchedules:
+    """The methods of `AsyncProducer`, all coroutines."""
+
+    schedule = awaiting(Scheduling.schedule)
+    schedules = awaiting(Scheduling.schedules)
+    get_schedule = awaiting(Scheduling.get_schedule)
+    pause_schedule = awaiting(Scheduling.pause_schedule)
+    resume_schedule = awaiting(Scheduling.resume_schedule)
+    remove_schedule = awaiting(Scheduling.remove_schedule)
+    run_schedule = awaiting(Scheduling.run_schedule)
+    next_ticks = awaiting(Scheduling.next_ticks)
+    backfill_schedule = awaiting(Scheduling.backfill_schedule)

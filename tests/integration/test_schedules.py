@@ -17,8 +17,13 @@ from lisa import AsyncProducer, Consumer, Manager, Producer, ScheduleChanged
 from lisa.admin import deletion
 from lisa.admin.fsck import check
 from lisa.core.model.clock import ms_datetime
-from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.recurring.definition import body_of
+from lisa.core.settings import ManagerSettings
 from lisa.core.transitions.configure import Configure
+from lisa.manager.plan import Plan
+from lisa.manager.registry import Registry
+from lisa.manager.schedule_declarer import declare as declare_schedules
 from lisa.testing import ClockedServer, LisaTestKit
 from tests.roles import Cast
 from tests.servers import connect, no_clock, wait_until
@@ -375,3 +380,49 @@ def test_a_plain_client_finds_the_keys(redis_url: str, producer: Producer) -> No
         fence, _, _ = stored.partition(b" ")
         assert fence.startswith(b"1.%d." % tick)
         assert client.exists(f"lisa:{{orders}}:body:s@{tick}")
+
+
+def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    def declare(**bodies: str) -> None:
+        entries = [
+            {"name": name, "topic": TOPIC, "every": "1h", "body": {"nestedKey": body}}
+            for name, body in bodies.items()
+        ]
+        settings = ManagerSettings.load(redis=redis_url, schedules=entries)
+        registry = Registry(cast.store, Plan.from_settings(settings), lambda _: None)
+        registry.step()
+        if entries:
+            assert registry.topic_errors.of(TOPIC) is None
+        else:  # the topic is not configured any more
+            declare_schedules(cast.store, TOPIC, {})
+
+    def bodies() -> dict[str, object]:
+        return {one.name: body_of(one.definition) for one in producer.schedules(TOPIC)}
+
+    producer.schedule("mine", topic=TOPIC, body="mine", every="1h")
+    declare(a="1", b="1", mine="theirs")
+    assert bodies() == {"a": {"nestedKey": "1"}, "b": {"nestedKey": "1"}, "mine": "mine"}
+    before = cast.store.ask("HGETALL", cast.keys.schedules)
+    declare(a="1", b="1", mine="theirs")
+    assert cast.store.ask("HGETALL", cast.keys.schedules) == before
+    producer.schedule("b", topic=TOPIC, body="changed", every="1h")
+    producer.pause_schedule(TOPIC, "a")
+    declare(a="2", b="2")
+    assert bodies() == {"a": {"nestedKey": "2"}, "b": "changed", "mine": "mine"}
+    paused = producer.get_schedule(TOPIC, "a")
+    assert paused is not None
+    assert paused.is_paused
+    declare()
+    assert bodies() == {"b": "changed", "mine": "mine"}
+    assert cast.store.ask("HGET", cast.keys.options, "schedules") is None
+
+
+def test_wrong_schedules_in_a_file_are_refused() -> None:
+    entry = {"name": "s", "topic": TOPIC, "cron": "61 * * * *"}
+    with pytest.raises(ConfigError, match="cron field minute '61'"):
+        ManagerSettings.load(schedules=[entry])
+    entry = {"name": "s", "topic": TOPIC, "every": "1h"}
+    with pytest.raises(ConfigError, match="listed twice"):
+        ManagerSettings.load(schedules=[entry, entry])

@@ -22,6 +22,7 @@ from lisa.core.settings import (
     RoleSettings,
 )
 from lisa.core.settings.names import fields, kebab, sections
+from lisa.core.settings.schedules import ScheduleSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 Write = Callable[[str], Path]
@@ -101,7 +102,11 @@ def test_every_role_loads_every_full_file(role: type[RoleSettings], path: Path) 
 def test_a_full_file_shows_the_defaults_and_leaves_out_no_key(role: Any) -> None:
     text = (CONFIGS / f"{role.role}.full.yml").read_text(encoding="utf-8")
     loaded, default = role.load(CONFIGS / f"{role.role}.full.yml"), role.load()
-    assert loaded.model_copy(update={"groups": ()}) == default
+    examples = {"groups": (), "schedules": ()}
+    update = {name: none for name, none in examples.items() if name in role.model_fields}
+    assert loaded.model_copy(update=update) == default
+    for inner in ScheduleSettings.model_fields if "schedules" in update else ():
+        assert f" {inner.replace('_', '-')}:" in text, inner
     for name in role.model_fields:
         assert f" {name.replace('_', '-')}:" in text, name
         section = getattr(default, name)

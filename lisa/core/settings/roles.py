@@ -21,6 +21,7 @@ from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.explain import explain
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
 from lisa.core.settings.names import kebab
+from lisa.core.settings.schedules import ScheduleSettings
 from lisa.core.settings.sections import (
     ConsumerServerSettings,
     DurabilityField,
@@ -188,6 +189,21 @@ class ManagerSettings(DaemonSettings):
         description="The group declared for a topic if neither its consumers nor the settings "
         "name one.",
     )
+
+    schedules: tuple[ScheduleSettings, ...] = Field(
+        default=(), description="Recurring messages that managers define."
+    )
+
+    @model_validator(mode="after")
+    def _schedules_differ(self) -> Self:
+        seen: set[tuple[str, str]] = set()
+        for one in self.schedules:
+            if (one.topic, one.name) in seen:
+                raise ValueError(
+                    f"schedule {one.name!r} of topic {one.topic!r} is listed twice; remove one"
+                )
+            seen.add((one.topic, one.name))
+        return self
 
     def _shared_options(self) -> Mapping[str, object]:
         return self.manager_server.options()

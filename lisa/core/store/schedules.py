@@ -91,11 +91,16 @@ def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[
     return (yield from _change(store, topic, name, change)) is not None
 
 
-def remove(store: Store, topic: str, name: str) -> Flow[bool]:
-    """Remove a schedule and its waiting occurrence; returns whether there was one."""
+def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) -> Flow[bool]:
+    """Remove a schedule and its waiting occurrence; returns whether it was removed.
+
+    only_declared: keep it unless a declaration wrote its definition last.
+    """
 
     def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: ARG001, FBT001
         if record is None:
+            return None
+        if only_declared and record.declared != record.definition.fingerprint:
             return None
         drops = [record.tick] if record.is_made and record.tick is not None else []
         return TickStep(record=record, score=None, drops=drops)

@@ -1,0 +1,48 @@
+"""Declares the schedules of the configuration.
+
+A declaration changes only schedules that a declaration wrote last, so an operator's changes stay.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from lisa.core.model.recurring.definition import ScheduleDefinition
+from lisa.core.store import schedules
+from lisa.core.store.store import SyncStore
+from lisa.manager.topic_log import TopicLog
+
+FIELD = "schedules"
+"""The field of a topic's options hash with the names of declared schedules, a JSON list."""
+
+log = logging.getLogger(__name__)
+
+
+def declare(store: SyncStore, topic: str, wanted: Mapping[str, ScheduleDefinition]) -> None:
+    """Declare a topic's schedules, and remove those that are no longer declared.
+
+    Raises LisaError.
+    """
+    key = store.keys.topic(topic).options
+    stored = store.ask("HGET", key, FIELD)
+    earlier: list[str] = msgspec.json.decode(stored, type=list[str]) if stored else []
+    if not wanted and not earlier:
+        return
+    names = sorted({*earlier, *wanted})
+    if names != earlier:  # before they exist: an interrupted declaration can be taken back
+        store.ask("HSET", key, FIELD, msgspec.json.encode(names))
+    topic_log = TopicLog(log, topic)
+    for name in names:
+        definition = wanted.get(name)
+        if definition is None:
+            if store.drive(schedules.remove(store, topic, name, only_declared=True)):
+                topic_log.info("schedule %s removed", name)
+        elif store.drive(schedules.put(store, topic, name, definition, declared=True)):
+            topic_log.info("schedule %s declared", name)
+    if not wanted:
+        store.ask("HDEL", key, FIELD)
+    elif names != sorted(wanted):
+        store.ask("HSET", key, FIELD, msgspec.json.encode(sorted(wanted)))
