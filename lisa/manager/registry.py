@@ -182,6 +182,7 @@ class Registry:
         """
         pattern = self._store.keys.structure_pattern()
         cursor, found, failed = 0, set[Shard](), None
+        scheduled: set[str] = set()
         while True:
             try:
                 reply, page = self._store.ask(
@@ -192,6 +193,7 @@ class Registry:
                 cursor = self._store.connection.behind(cursor)
             else:
                 found.update(shard for key in page if (shard := self._shard_owing(text(key))))
+                scheduled.update(filter(None, (self._scheduled(text(key)) for key in page)))
                 cursor = int(reply)
             if not cursor:
                 break
@@ -200,8 +202,15 @@ class Registry:
             log.info("found unlisted topics: %s", ", ".join(lost))
             self.learn(lost)
             self._store.drive(self._store.register(lost))
+        for topic in sorted(scheduled):
+            self._store.ask("ZADD", self._store.keys.scheduled, "NX", 0, topic)
         if failed is not None:
             raise failed
+
+    def _scheduled(self, key: str) -> str | None:
+        """The topic whose schedules are under a key; None for other keys."""
+        topic = self._store.keys.shard_of(key)
+        return topic if topic and key == self._store.keys.topic(topic).schedules else None
 
     def _shard_owing(self, key: str) -> Shard | None:
         """The shard of a key that exists only while it holds messages; None for other keys."""

@@ -32,6 +32,7 @@ from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.sweeper import Sweeper
 from lisa.manager.topic_errors import TopicErrors
 from lisa.manager.trimmer import Trimmer
+from lisa.manager.zone_data import ZoneData
 
 DOUBT_S = 86_400.0
 """How long no garbage is purged after the server's clock was set forward."""
@@ -75,6 +76,7 @@ class TopicServices:
         self._promoter = Promoter(store, clock, self._expirer, self.registry.batch, self._promoted)
         self._declarer = GroupDeclarer(store, self.registry)
         self._scheduler = Scheduler(store, clock)
+        self._zone_data = ZoneData(store, clock)
         self.sweeper = Sweeper(
             store,
             self._expirer,
@@ -216,6 +218,7 @@ class TopicServices:
             self._scheduling.due_heap.add(topic)
         available = self._nodes.available(list(map(Shard, topics)))
         self._scheduling.due_heap.bring_forward(self._scheduler.poll(available))
+        self._zone_data.step(available)
 
     def refresh(self, errors: TopicErrors) -> None:
         """Look for expired leases, waiting consumers, undeclared topics and unfinished reshards."""

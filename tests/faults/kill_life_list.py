@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.recurring.define import ScheduleOptions, define
+from lisa.core.store import schedules
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
 from lisa.core.transitions.reschedule import Reschedule
 from lisa.embedded import EmbeddedServer
@@ -127,6 +130,15 @@ lisa-delay-queue:
         self.ends([cast.send_due() for _ in range(5)], "acked")
         self.ends([cast.send(delay_ms=500) for _ in range(3)], "acked")
         self._in_other_topics()
+        self._at_a_tick()
+
+    def _at_a_tick(self) -> None:
+        """A schedule whose only occurrence the manager creates."""
+        cast, tick = self.cast, self.cast.now_ms() + 300
+        only = ms_datetime(tick)
+        options = ScheduleOptions(every="1h", start=only, until=only, overlap="skip")
+        cast.store.drive(schedules.put(cast.store, cast.topic, "once", define(1, options)))
+        self.ends([f"once@{tick}"], "acked")
 
     def _in_hands_of_the_dead(self) -> None:
         """Deliveries of a dead consumer: to be retried, or without attempts left."""

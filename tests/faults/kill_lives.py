@@ -41,6 +41,7 @@ ALLOWED = {
     "history",
     "events",
     "archived",
+    "schedules",
     "reply",
 }
 """What may be left of a topic when all its messages are settled, beside an empty stream."""

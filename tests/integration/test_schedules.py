@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -18,12 +19,15 @@ from lisa.admin import deletion
 from lisa.admin.fsck import check
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
 from lisa.core.transitions.configure import Configure
 from lisa.manager.plan import Plan
 from lisa.manager.registry import Registry
 from lisa.manager.schedule_declarer import declare as declare_schedules
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.zone_data import ZoneData, data_version
 from lisa.testing import ClockedServer, LisaTestKit
 from tests.roles import Cast
 from tests.servers import connect, no_clock, wait_until
@@ -340,6 +344,85 @@ def test_a_topic_without_schedules_is_unlisted(
         wait_until(lambda: not cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC))
 
 
+def test_pending_occurrences_move_when_the_time_zone_data_changes(
+    cast: Cast, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old data has no daylight saving time, and is an hour off all year."""
+    with monkeypatch.context() as old:
+        old.setattr(ticks, "zone_of", lambda _: timezone(timedelta(hours=-7)))
+        producer.schedule("s", topic=TOPIC, body=1, cron="0 9 * * *", tz="Asia/Tokyo")
+        producer.schedule("late", topic=TOPIC, body=1, cron="0 9 * * *", overlap="skip",
+                          tz="Asia/Tokyo")  # fmt: skip
+    producer.schedule("right", topic=TOPIC, body=1, cron="0 9 * * *", tz="Asia/Tokyo")
+    (right,) = [one for one in ids_waiting(cast) if one.startswith("right@")]
+    clock = ServerClock()
+    clock.sample(cast.store)
+    ZoneData(cast.store, clock, "2026a").step([TOPIC])
+    assert cast.store.ask("HGET", cast.keys.options, "zones") == b"2026a"
+    moved = [one for one in ids_waiting(cast) if one.startswith("s@")]
+    assert ticks_of(moved) == ticks_of([right])
+    late = producer.get_schedule(TOPIC, "late")
+    assert late is not None
+    assert late.next_ms == ticks_of([right])[0]
+    # Older data, or the same, changes nothing.
+    with monkeypatch.context() as old:
+        old.setattr(ticks, "zone_of", lambda _: timezone(timedelta(hours=-7)))
+        for version in ("2025b", "2026a", ""):
+            ZoneData(cast.store, clock, version).step([TOPIC])
+    assert right in ids_waiting(cast)
+
+
+def test_the_version_of_the_time_zone_data() -> None:
+    assert re.fullmatch(r"\d{4}[a-z]+|", data_version())
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_an_edit_loses_no_tick_that_has_come(cast: Cast, producer: Producer, overlap: str) -> None:
+    """No manager runs, so the tick is still to be handled when the definition changes."""
+    producer.schedule("s", topic=TOPIC, body=1, every="1s", overlap=overlap)
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    tick = found.next_ms or 0
+    wait_until(lambda: cast.now_ms() > tick)
+    producer.schedule("s", topic=TOPIC, body=2, every="1h", overlap=overlap)
+    first = producer.get(TOPIC, f"s@{tick}")
+    assert first is not None
+    assert first.body == 1
+    found = producer.get_schedule(TOPIC, "s")
+    assert found is not None
+    assert found.next_ms == tick - 1000 + 3_600_000
+
+
+def test_a_search_lists_topics_with_schedules_again(cast: Cast, producer: Producer) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    cast.store.ask("DEL", cast.store.keys.scheduled)
+    Registry(cast.store, Plan(), lambda _: None).search()
+    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC)
+
+
+def test_a_tick_without_a_schedule_is_removed(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    producer.schedule("s", topic=TOPIC, body=1, every="1h")
+    cast.store.ask("HDEL", cast.keys.schedules, "s")
+    cast.store.ask("ZADD", cast.keys.ticks, 5, "s", 6, "other")
+    producer.schedule("last", topic=TOPIC, body=1, every="1h")
+    with manager(redis_url):
+        wait_until(lambda: cast.store.ask("ZCARD", cast.keys.ticks) == 1)
+    assert cast.store.ask("ZSCORE", cast.keys.ticks, "last")
+
+
+def test_an_unreadable_schedule_does_not_stop_others(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    cast.store.ask("HSET", cast.keys.schedules, "bad", "junk")
+    cast.store.ask("ZADD", cast.keys.ticks, 5, "bad")
+    producer.schedule("s", topic=TOPIC, body=1, every="1s", overlap="skip")
+    with manager(redis_url):
+        wait_until(lambda: len(ids_of(cast)) >= 1)
+    assert int(cast.store.ask("ZSCORE", cast.keys.ticks, "bad")) > cast.now_ms()
+
+
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
 
 
@@ -426,3 +509,20 @@ def test_wrong_schedules_in_a_file_are_refused() -> None:
     entry = {"name": "s", "topic": TOPIC, "every": "1h"}
     with pytest.raises(ConfigError, match="listed twice"):
         ManagerSettings.load(schedules=[entry, entry])
+
+
+def test_a_schedule_takes_at_most_700_bytes_with_its_occurrence(
+    cast: Cast, producer: Producer
+) -> None:
+    count = 500
+    for number in range(count):
+        body = {"kind": "daily", "customer": number}
+        name = f"customer-{number:08}"
+        producer.schedule(name, topic=TOPIC, body=body, cron="0 9 * * 1-5", tz="Europe/Berlin")
+
+    def memory(key: str) -> int:
+        return int(cast.store.ask("MEMORY", "USAGE", key, "SAMPLES", 0))
+
+    keys = cast.keys
+    shared = sum(memory(key) for key in (keys.schedules, keys.ticks, keys.waiting))
+    assert shared / count + memory(keys.body(ids_waiting(cast)[0])) <= 700

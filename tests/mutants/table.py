@@ -19,4 +19,5 @@ def _read(name: str) -> list[Mutant]:
     ]
 
 
-MUTANTS = [*_read("original.toml"), *_read("camellia.toml"), *_read("sceptic.toml")]
+_FILES = ("original.toml", "camellia.toml", "sceptic.toml", "recurring.toml")
+MUTANTS = [mutant for file in _FILES for mutant in _read(file)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -72,19 +73,29 @@ def get(store: Store, topic: str, name: str) -> Flow[ScheduleInfo | None]:
     return None if stored is None else ScheduleInfo.of(topic, name, Record.decode(stored))
 
 
-def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePage]:
-    """Some of a topic's schedules, in no particular order. Unreadable records are left out."""
+def record_page(
+    store: Store, topic: str, cursor: str | None = None
+) -> Flow[tuple[dict[str, Record], str | None]]:
+    """Some of a topic's records by name, and the cursor of the next page; None at the end.
+
+    In no particular order; unreadable records are left out.
+    """
     key = store.keys.topic(topic).schedules
     reply = yield from store.command("HSCAN", key, cursor or "0", "COUNT", PAGE)
-    flat = reply[1]
-    schedules: list[ScheduleInfo] = []
+    following, flat = text(reply[0]), reply[1]
+    records: dict[str, Record] = {}
     for name, stored in zip(flat[::2], flat[1::2], strict=True):
-        try:
-            schedules.append(ScheduleInfo.of(topic, text(name), Record.decode(stored)))
-        except InvalidMessage:
-            continue
-    following = text(reply[0])
-    return SchedulePage(schedules, None if following == "0" else following)
+        with suppress(InvalidMessage):
+            records[text(name)] = Record.decode(stored)
+    return records, None if following == "0" else following
+
+
+def page(store: Store, topic: str, cursor: str | None = None) -> Flow[SchedulePage]:
+    """Some of a topic's schedules, in no particular order; see `record_page`."""
+    records, following = yield from record_page(store, topic, cursor)
+    return SchedulePage(
+        [ScheduleInfo.of(topic, name, record) for name, record in records.items()], following
+    )
 
 
 def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:

@@ -15,7 +15,7 @@ from lisa.core.model.recurring.definition import (
     check_name,
     occurrence_id,
 )
-from lisa.core.model.recurring.ticks import TickStep, advance, begin, next_tick
+from lisa.core.model.recurring.ticks import TickStep, advance, begin, is_overdue, next_tick
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.schedule_calls import run_split, run_step, step_call
@@ -72,7 +72,10 @@ def put(
         return begin(new, now_ms, is_split=is_split)
 
     yield from _announce(store, topic)
-    return (yield from _change(store, topic, name, change)) is not None
+    done = yield from _change(store, topic, name, change, settles=True)
+    if done is not None:  # a manager may have unlisted the topic before the schedule existed
+        yield from _list(store, topic)
+    return done is not None
 
 
 def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[bool]:
@@ -88,7 +91,7 @@ def set_paused(store: Store, topic: str, name: str, *, is_paused: bool) -> Flow[
         new = msgspec.structs.replace(record, version=record.version + 1, is_paused=is_paused)
         return begin(new, now_ms, is_split=is_split)
 
-    return (yield from _change(store, topic, name, change)) is not None
+    return (yield from _change(store, topic, name, change, settles=True)) is not None
 
 
 def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) -> Flow[bool]:
@@ -106,6 +109,19 @@ def remove(store: Store, topic: str, name: str, *, only_declared: bool = False) 
         return TickStep(record=record, score=None, drops=drops)
 
     return (yield from _change(store, topic, name, change, removes=True)) is not None
+
+
+def align(store: Store, topic: str, name: str) -> Flow[bool]:
+    """Compute the next tick again, with this machine's time zone data; returns whether it moved."""
+
+    def change(record: Record | None, now_ms: int, is_split: bool) -> TickStep | None:  # noqa: FBT001
+        if record is None or record.tick is None or record.tick <= now_ms or record.is_queued:
+            return None
+        if next_tick(record.definition, record.made_ms, now_ms) == record.tick:
+            return None
+        return begin(record, now_ms, is_split=is_split)
+
+    return (yield from _change(store, topic, name, change)) is not None
 
 
 def run_now(store: Store, topic: str, name: str) -> Flow[str]:
@@ -171,8 +187,8 @@ def tick_all(
     results: list[ScheduleOutcome | LisaError | None] = [None] * len(names)
     calls: dict[int, Schedule] = {}
     for i, (name, stored) in enumerate(zip(names, records, strict=True)):
-        if stored is None:
-            yield from store.command("ZREM", store.keys.topic(topic).ticks, name)
+        if stored is None:  # removed meanwhile; or another program deleted the record
+            calls[i] = Schedule(topic, name, "", b"")
             continue
         try:
             record = Record.decode(stored)
@@ -183,7 +199,8 @@ def tick_all(
                 calls[i] = step_call(topic, name, record, step)
         except LisaError as error:
             results[i] = error
-    done = yield from store.run_many(list(calls.values()), str(layout.number))
+    number = "" if layout.is_split else str(layout.number)
+    done = yield from store.run_many(list(calls.values()), number)
     for i, result in zip(calls, done, strict=True):
         results[i] = result
     if any(isinstance(one, Misplaced) for one in results):
@@ -203,6 +220,10 @@ def _extra(record: Record, ticks: Iterable[int]) -> TickStep:
 def _announce(store: Store, topic: str) -> Flow[None]:
     """Tell the managers that a topic has schedules."""
     yield from store.register([topic])
+    yield from _list(store, topic)
+
+
+def _list(store: Store, topic: str) -> Flow[None]:
     now = int(time.time() * 1000)
     yield from store.command("ZADD", store.keys.scheduled, "NX", now, topic)
 
@@ -225,9 +246,11 @@ def _change(
     *,
     removes: bool = False,
     has_jitter: bool = True,
+    settles: bool = False,
 ) -> Flow[ScheduleOutcome | None]:
     """Apply a change to the present record, again until nobody else was faster.
 
+    settles: whether to do first what is due, as a manager would, so that no tick is lost.
     Returns None if there was nothing to change.
     """
     key = store.keys.topic(topic).schedules
@@ -240,6 +263,9 @@ def _change(
         step = change(record, now_ms, layout.is_split)
         if step is None:
             return None
+        is_due = settles and record is not None and is_overdue(record, now_ms)
+        if is_due and record is not None:
+            step = advance(record, now_ms, is_split=layout.is_split)
         try:
             done = yield from run_step(
                 store,
@@ -256,5 +282,5 @@ def _change(
                 raise
             yield from store.layout(Topic(topic))
             continue
-        if done.state != "changed":
+        if done.state != "changed" and not is_due:
             return done

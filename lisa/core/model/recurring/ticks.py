@@ -92,6 +92,11 @@ def due_ms(definition: ScheduleDefinition, name: str, tick_ms: int) -> int:
     return tick_ms + zlib.crc32(f"{name}@{tick_ms}".encode()) % (definition.jitter_ms + 1)
 
 
+def is_overdue(record: Record, now_ms: int) -> bool:
+    """Whether a tick has come that no manager has handled yet."""
+    return record.tick is not None and record.tick <= now_ms and not record.is_queued
+
+
 def begin(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
     """The step that starts a new, changed or resumed schedule: from now on, without the past."""
     tick = _next(record, now_ms)
