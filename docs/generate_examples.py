@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from itertools import groupby
@@ -36,6 +37,7 @@ ADDRESS = "http://localhost:8088"
 WIDTH = 100
 MOST_SHOWN = 2
 """Elements of a list in a response."""
+DAY_MS = 86_400_000
 NOW_MS = 1_790_000_000_000
 SHOWN_NAME = "gateway@web-1:4711:Xq3v"
 RECEIPT = encode_receipt(
@@ -95,20 +97,24 @@ class Walk:
 def _fixed(value: Any, name: str = "") -> Any:
     """A value without what differs from run to run."""
     if isinstance(value, dict):
-        return {key: _fixed(one, key) for key, one in value.items()}
+        is_process = {"name": SHOWN_NAME} if "pid" in value else {}
+        return {key: _fixed(one, key) for key, one in value.items()} | is_process
     if isinstance(value, list):
+        if value and isinstance(value[0], int):
+            return [NOW_MS + one - value[0] for one in value]
         return [_fixed(one, name) for one in value]
     if name == "receipt":
         return RECEIPT
     if name in _FIXED and value is not None:
         return _FIXED[name]
+    if isinstance(value, str):
+        return re.sub(r"@\d{13}$", f"@{NOW_MS}", value)
     return NOW_MS if isinstance(value, int) and value > NOW_MS // 2 else value
 
 
 _FIXED = {
     "host": "web-1",
     "pid": 4711,
-    "name": "billing",
     "consumer": SHOWN_NAME,
     "silent_ms": 850,
     "idle_ms": 120,
@@ -138,6 +144,7 @@ async def _walk(call: Walk, url: str) -> None:
     await _send(call)
     await _settle(call)
     await _clean_up(call)
+    await _schedule(call)
     await _operate(call, url)
 
 
@@ -187,6 +194,21 @@ async def _clean_up(call: Walk) -> None:
     await call("requeueGarbage", {"ids": ["order-47"], "group": "billing"})
     await call("purgeGarbage", {"all": True, "reason": "address"})
     await call("fireMessage", path=_ORDER)
+
+
+async def _schedule(call: Walk) -> None:
+    daily = {"topic": "reports", "name": "daily"}
+    definition = {"body": {"kind": "daily"}, "cron": "0 9 * * *", "tz": "Asia/Tokyo"}
+    await call("setSchedule", definition, daily)
+    await call("getSchedule", path=daily)
+    await call("listSchedules", path={"topic": "reports"})
+    await call("nextTicks", path=daily, query={"count": "2"})
+    await call("runSchedule", path=daily)
+    week = {"from_ms": NOW_MS - 14 * DAY_MS, "to_ms": NOW_MS - 7 * DAY_MS}
+    await call("backfillSchedule", week, daily)
+    await call("pauseSchedule", path=daily)
+    await call("resumeSchedule", path=daily)
+    await call("removeSchedule", path=daily)
 
 
 async def _operate(call: Walk, url: str) -> None:

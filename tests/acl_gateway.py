@@ -137,6 +137,13 @@ def operate(caller: Caller) -> None:
     )
     caller.get(f"{page}/messages", f"{page}/messages/m4", "/search?q=m4")
     caller.ask("DELETE", f"{ORDERS}/groups/h")
+    daily = f"{ORDERS}/schedules/daily"
+    caller.ask("PUT", daily, json={"body": 1, "cron": "@daily"})
+    caller.get(f"{ORDERS}/schedules", daily, f"{daily}/next")
+    for verb in ("pause", "resume", "run"):
+        caller.post(f"{daily}/{verb}")
+    caller.post(f"{daily}/backfill", {"from_ms": 1_760_000_000_000, "to_ms": 1_760_086_400_000})
+    caller.ask("DELETE", daily)
     caller.post("/v1/topics/passing/messages", {"body": 1, "delay_ms": 60_000})
     caller.ask("DELETE", "/v1/topics/passing?confirm=passing")
 

@@ -88,6 +88,9 @@ def test_scopes_are_as_documented() -> None:
             "listGarbage",
             "listConsumers",
             "listManagers",
+            "listSchedules",
+            "getSchedule",
+            "nextTicks",
         },
         Scope.PRODUCE: {
             "sendMessage",
@@ -95,6 +98,12 @@ def test_scopes_are_as_documented() -> None:
             "cancelMessage",
             "rescheduleMessage",
             "fireMessage",
+            "setSchedule",
+            "removeSchedule",
+            "pauseSchedule",
+            "resumeSchedule",
+            "runSchedule",
+            "backfillSchedule",
         },
         Scope.CONSUME: {
             "pull",

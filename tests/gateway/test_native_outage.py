@@ -37,6 +37,8 @@ BODIES: dict[str, Any] = {
     "purgeGarbage": {"ids": ["a"]},
     "setOptions": {"capacity": 5},
     "addGroup": {"group": "g"},
+    "setSchedule": {"body": 1, "cron": "@daily"},
+    "backfillSchedule": {"from_ms": 1, "to_ms": 2},
     "setPushTarget": {"url": "https://hooks.example/a"},
 }
 for verb in ("ack", "retry", "extend", "release"):

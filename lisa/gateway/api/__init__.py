@@ -1,8 +1,8 @@
 """The native API, `/v1`: Lisa as JSON over HTTP, with a generated OpenAPI description.
 
 Each operation is declared at its handler, in `sending`, `messages`, `deliveries`, `garbage`,
-`topics`, `events`, `pushes` or `roles`. `routing` dispatches requests, and `models` defines request
-and response types.
+`schedules`, `topics`, `events`, `pushes` or `roles`. `routing` dispatches requests, and `models`
+defines request and response types.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from lisa.gateway.api import (
     messages,
     pushes,
     roles,
+    schedules,
     sending,
     topics,
 )
@@ -31,6 +32,7 @@ OPERATIONS: list[Operation] = [
     *messages.operations,
     *deliveries.operations,
     *garbage.operations,
+    *schedules.operations,
     *topics.operations,
     *events.operations,
     *pushes.operations,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from lisa.gateway.api.models.schedules import ScheduleRequest
 from lisa.gateway.api.models.sending import SendRequest
 from lisa.gateway.api.operations import invalid, read_json
 
@@ -18,8 +19,8 @@ DEEPEST = 100
 _decoder = msgspec.json.Decoder()
 
 
-def read_body(request: SendRequest) -> Any:
-    """The message body from a send request. Raises ErrorResponse.
+def read_body(request: SendRequest | ScheduleRequest) -> Any:
+    """The message body from a request. Raises ErrorResponse.
 
     JSON is passed on as raw text, so that numbers keep their precision.
     """

@@ -30,6 +30,7 @@ _NAMES = {
 
 _ONE_OF = {
     "SendRequest": ("body", "body_base64"),
+    "ScheduleRequest": ("body", "body_base64"),
     "RescheduleRequest": ("due_ms", "delay_ms"),
     "GarbageRequest": ("ids", "all"),
 }
@@ -49,6 +50,7 @@ _PATH: Mapping[str, Mapping[str, Any]] = {
     "topic": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"},
     "group": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"},
     "id": {"type": "string", "minLength": 1, "maxLength": 256},
+    "name": {"type": "string", "minLength": 1, "maxLength": 200},
 }
 
 _ABOUT = """\

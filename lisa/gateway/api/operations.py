@@ -13,6 +13,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.retry_policy import RetryPolicy
 from lisa.gateway.access import Scope, Token
 from lisa.gateway.api.hints import mismatch
 from lisa.gateway.api.models.base import Problem
@@ -207,3 +209,13 @@ def read_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T:
         raise invalid(f"the body is not valid UTF-8 JSON: {error}") from None
     except RecursionError:
         raise invalid("the JSON is nested too deeply") from None
+
+
+def read_policy(retry: list[int] | str | None) -> RetryPolicy | None:
+    """The retry policy of a request. Raises ErrorResponse."""
+    if retry is None:
+        return None
+    try:
+        return RetryPolicy(tuple(retry)) if isinstance(retry, list) else RetryPolicy.parse(retry)
+    except InvalidMessage as error:
+        raise invalid(f"retry: {error}") from None

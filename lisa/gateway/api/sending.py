@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from lisa.core.model.errors import InvalidMessage, LisaError, ServerUnavailable
-from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.access import Scope
 from lisa.gateway.api.bodies import read_body
@@ -34,6 +33,7 @@ from lisa.gateway.api.operations import (
     invalid,
     problem_answer,
     read_json,
+    read_policy,
 )
 from lisa.gateway.context import GatewayContext, gather_parts
 from lisa.gateway.problems import ErrorResponse
@@ -207,15 +207,6 @@ def _outgoing(
         delay=None if delay is None else timedelta(milliseconds=delay),
         at_ms=request.due_ms,
         ttl=None if ttl is None else timedelta(milliseconds=ttl),
-        retry=_policy(request.retry),
+        retry=read_policy(request.retry),
         headers=with_trace(request.headers, trace),
     )
-
-
-def _policy(retry: list[int] | str | None) -> RetryPolicy | None:
-    if retry is None:
-        return None
-    try:
-        return RetryPolicy(tuple(retry)) if isinstance(retry, list) else RetryPolicy.parse(retry)
-    except InvalidMessage as error:
-        raise invalid(f"retry: {error}") from None

@@ -66,7 +66,7 @@ def response(kind: type[M], content: bytes) -> M:
         fields = {"options": fields}
     if "options" in fields:
         fields["options"] = {name: _text(value) for name, value in fields["options"].items()}
-    for one in (fields, *fields.get("deliveries", ())):
+    for one in (fields, *fields.get("deliveries", ()), *fields.get("schedules", ())):
         if "body" in one:
             one["body_json"] = msgspec.json.encode(one.pop("body")).decode()
         if "body_base64" in one:

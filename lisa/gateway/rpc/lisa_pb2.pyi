@@ -565,6 +565,196 @@ class GarbageAnswer(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, done: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ListSchedulesRequest(_message.Message):
+    __slots__ = ("topic", "cursor")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    cursor: str
+    def __init__(self, topic: _Optional[str] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class NamedScheduleRequest(_message.Message):
+    __slots__ = ("topic", "name")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class SetScheduleRequest(_message.Message):
+    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BODY_JSON_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JITTER_MS_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    MAX_LATE_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    body_json: str
+    body_bytes: bytes
+    cron: str
+    every_ms: int
+    tz: str
+    dst: str
+    start: str
+    until: str
+    count: int
+    jitter_ms: int
+    catch_up: str
+    max_late_ms: int
+    overlap: str
+    template: bool
+    headers: _containers.ScalarMap[str, str]
+    ttl_ms: int
+    retry: str
+    if_version: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ...) -> None: ...
+
+class ScheduleChangedAnswer(_message.Message):
+    __slots__ = ("name", "changed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    changed: bool
+    def __init__(self, name: _Optional[str] = ..., changed: bool = ...) -> None: ...
+
+class ScheduleAnswer(_message.Message):
+    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JITTER_MS_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    MAX_CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
+    MAX_LATE_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    BODY_JSON_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    paused: bool
+    next_ms: int
+    last_ms: int
+    created: int
+    cron: str
+    every_ms: int
+    tz: str
+    dst: str
+    start_ms: int
+    until_ms: int
+    count: int
+    jitter_ms: int
+    catch_up: str
+    max_caught_up: int
+    max_late_ms: int
+    overlap: str
+    template: bool
+    headers: _containers.ScalarMap[str, str]
+    ttl_ms: int
+    retry: str
+    body_json: str
+    body_bytes: bytes
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ...) -> None: ...
+
+class SchedulesAnswer(_message.Message):
+    __slots__ = ("schedules", "cursor")
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    schedules: _containers.RepeatedCompositeFieldContainer[ScheduleAnswer]
+    cursor: str
+    def __init__(self, schedules: _Optional[_Iterable[_Union[ScheduleAnswer, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class RunAnswer(_message.Message):
+    __slots__ = ("name", "id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    id: str
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class BackfillScheduleRequest(_message.Message):
+    __slots__ = ("topic", "name", "from_ms", "to_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    from_ms: int
+    to_ms: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ...) -> None: ...
+
+class BackfillAnswer(_message.Message):
+    __slots__ = ("name", "created", "known")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    created: int
+    known: int
+    def __init__(self, name: _Optional[str] = ..., created: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
+
+class NextTicksRequest(_message.Message):
+    __slots__ = ("topic", "name", "count")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    count: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class NextTicksAnswer(_message.Message):
+    __slots__ = ("name", "ticks_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TICKS_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ticks_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., ticks_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class TopicRequest(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]

@@ -134,6 +134,51 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GarbageRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GarbageAnswer.FromString,
                 _registered_method=True)
+        self.ListSchedules = channel.unary_unary(
+                '/lisa.v1.Lisa/ListSchedules',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListSchedulesRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.FromString,
+                _registered_method=True)
+        self.GetSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/GetSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleAnswer.FromString,
+                _registered_method=True)
+        self.SetSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/SetSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SetScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+                _registered_method=True)
+        self.RemoveSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/RemoveSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+                _registered_method=True)
+        self.PauseSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/PauseSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+                _registered_method=True)
+        self.ResumeSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/ResumeSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+                _registered_method=True)
+        self.RunSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/RunSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RunAnswer.FromString,
+                _registered_method=True)
+        self.BackfillSchedule = channel.unary_unary(
+                '/lisa.v1.Lisa/BackfillSchedule',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.BackfillScheduleRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.BackfillAnswer.FromString,
+                _registered_method=True)
+        self.NextTicks = channel.unary_unary(
+                '/lisa.v1.Lisa/NextTicks',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NextTicksRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NextTicksAnswer.FromString,
+                _registered_method=True)
         self.ListTopics = channel.unary_unary(
                 '/lisa.v1.Lisa/ListTopics',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListTopicsRequest.SerializeToString,
@@ -348,6 +393,61 @@ class LisaServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSchedules(self, request, context):
+        """Schedules
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RunSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BackfillSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NextTicks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTopics(self, request, context):
         """Topics
         """
@@ -549,6 +649,51 @@ def add_LisaServicer_to_server(servicer, server):
                     servicer.PurgeGarbage,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GarbageRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GarbageAnswer.SerializeToString,
+            ),
+            'ListSchedules': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSchedules,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListSchedulesRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.SerializeToString,
+            ),
+            'GetSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleAnswer.SerializeToString,
+            ),
+            'SetSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SetScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.SerializeToString,
+            ),
+            'RemoveSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.SerializeToString,
+            ),
+            'PauseSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.SerializeToString,
+            ),
+            'ResumeSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.SerializeToString,
+            ),
+            'RunSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RunAnswer.SerializeToString,
+            ),
+            'BackfillSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.BackfillSchedule,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.BackfillScheduleRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.BackfillAnswer.SerializeToString,
+            ),
+            'NextTicks': grpc.unary_unary_rpc_method_handler(
+                    servicer.NextTicks,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NextTicksRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NextTicksAnswer.SerializeToString,
             ),
             'ListTopics': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTopics,
@@ -1171,6 +1316,249 @@ class Lisa(object):
             '/lisa.v1.Lisa/PurgeGarbage',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GarbageRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.GarbageAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSchedules(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ListSchedules',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListSchedulesRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SchedulesAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/GetSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/SetSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SetScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/RemoveSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/PauseSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ResumeSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ScheduleChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/RunSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NamedScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.RunAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BackfillSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/BackfillSchedule',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.BackfillScheduleRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.BackfillAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NextTicks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/NextTicks',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NextTicksRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.NextTicksAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,245 @@
+"""Handlers for schedules of recurring messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.recurring.definition import body_of
+from lisa.core.store import schedule_reads
+from lisa.core.store.schedule_reads import ScheduleInfo
+from lisa.gateway.access import Scope
+from lisa.gateway.api.bodies import read_body, response_body
+from lisa.gateway.api.models.base import NoFields
+from lisa.gateway.api.models.schedules import (
+    BackfillAnswer,
+    BackfillRequest,
+    NextQuery,
+    NextTicksAnswer,
+    RunAnswer,
+    ScheduleAnswer,
+    ScheduleChangedAnswer,
+    ScheduleRequest,
+    SchedulesAnswer,
+    SchedulesQuery,
+)
+from lisa.gateway.api.operations import (
+    NO_TOPIC,
+    TOPIC,
+    Call,
+    HandlerType,
+    Operations,
+    Problems,
+    Reply,
+    answer,
+    read_policy,
+)
+from lisa.gateway.api.topics import require_topic
+from lisa.gateway.problems import ErrorResponse
+
+SCHEDULES = f"{TOPIC}/schedules"
+SCHEDULE = f"{SCHEDULES}/{{name}}"
+
+NO_SCHEDULE: Problems = {404: "The topic or the schedule is unknown."}
+FULL: Problems = {429: "The topic has reached its `capacity`."}
+
+operations = Operations("Schedules")
+
+
+@operations.add("listSchedules", "GET", SCHEDULES, answers={200: "A page."}, problems=NO_TOPIC)
+async def list_(call: Call[SchedulesQuery, None]) -> Reply[SchedulesAnswer]:
+    """List a topic's schedules.
+
+    In no particular order. A page may be short or empty; continue until `cursor` is null.
+    """
+    store = call.hub.store
+    page = await store.drive(schedule_reads.page(store, call.topic, call.query.cursor))
+    if not page.schedules and call.query.cursor is None:
+        await require_topic(call.hub, call.topic)
+    shown = [_schedule(one) for one in page.schedules]
+    return answer(SchedulesAnswer(schedules=shown, cursor=page.cursor))
+
+
+@operations.add(
+    "getSchedule", "GET", SCHEDULE, answers={200: "The schedule."}, problems=NO_SCHEDULE
+)
+async def get(call: Call[NoFields, None]) -> Reply[ScheduleAnswer]:
+    """Get a schedule."""
+    return answer(_schedule(await _known(call)))
+
+
+def _on_one(
+    name: str,
+    method: str,
+    verb: str,
+    done: str,
+    problems: Problems = NO_SCHEDULE,
+) -> Callable[[HandlerType], HandlerType]:
+    """Declare an operation that changes a schedule."""
+    return operations.add(
+        name,
+        method,
+        SCHEDULE + verb,
+        scope=Scope.PRODUCE,
+        is_audited=True,
+        answers={200: done},
+        problems=problems,
+    )
+
+
+@_on_one(
+    "setSchedule",
+    "PUT",
+    "",
+    "The schedule has this definition.",
+    {409: "The schedule has another version than `if_version`.", **FULL},
+)
+async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAnswer]:
+    """Create or change a schedule.
+
+    Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds.
+    Repeating the request changes nothing. Another definition replaces the waiting occurrence, too.
+    """
+    wanted = call.body
+    changed = await call.hub.sender.schedule(
+        call.path["name"],
+        topic=call.topic,
+        body=read_body(wanted),
+        cron=wanted.cron,
+        every=_duration(wanted.every_ms),
+        tz=wanted.tz,
+        dst=wanted.dst,
+        start=wanted.start,
+        until=wanted.until,
+        count=wanted.count,
+        jitter=_duration(wanted.jitter_ms),
+        catch_up=wanted.catch_up,
+        max_late=_duration(wanted.max_late_ms),
+        overlap=wanted.overlap,
+        template=wanted.template,
+        headers=wanted.headers,
+        ttl=_duration(wanted.ttl_ms),
+        retry=read_policy(wanted.retry),
+        if_version=wanted.if_version,
+    )
+    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+
+
+@_on_one("removeSchedule", "DELETE", "", "The schedule is removed with its waiting occurrence.")
+async def remove(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
+    """Remove a schedule."""
+    await _known(call)
+    changed = await call.hub.sender.remove_schedule(call.topic, call.path["name"])
+    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+
+
+@_on_one("pauseSchedule", "POST", "/pause", "The schedule is paused.")
+async def pause(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
+    """Pause a schedule.
+
+    Removes the waiting occurrence.
+    """
+    await _known(call)
+    changed = await call.hub.sender.pause_schedule(call.topic, call.path["name"])
+    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+
+
+@_on_one("resumeSchedule", "POST", "/resume", "The schedule runs.")
+async def resume(call: Call[NoFields, None]) -> Reply[ScheduleChangedAnswer]:
+    """Resume a schedule.
+
+    Continues with the next tick; ticks during the pause are not caught up.
+    """
+    await _known(call)
+    changed = await call.hub.sender.resume_schedule(call.topic, call.path["name"])
+    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+
+
+@_on_one("runSchedule", "POST", "/run", "The occurrence is due now.", {**NO_SCHEDULE, **FULL})
+async def run(call: Call[NoFields, None]) -> Reply[RunAnswer]:
+    """Run a schedule now.
+
+    Creates an occurrence besides those of the ticks.
+    """
+    await _known(call)
+    made = await call.hub.sender.run_schedule(call.topic, call.path["name"])
+    return answer(RunAnswer(name=call.path["name"], id=made))
+
+
+@_on_one(
+    "backfillSchedule",
+    "POST",
+    "/backfill",
+    "The occurrences are due now.",
+    {**NO_SCHEDULE, **FULL},
+)
+async def backfill(call: Call[NoFields, BackfillRequest]) -> Reply[BackfillAnswer]:
+    """Create the occurrences of past ticks.
+
+    Occurrences that exist, or existed within the topic's `retention`, are not created again.
+    """
+    await _known(call)
+    start, end = ms_datetime(call.body.from_ms), ms_datetime(call.body.to_ms)
+    created, known = await call.hub.sender.backfill_schedule(
+        call.topic, call.path["name"], start, end
+    )
+    return answer(BackfillAnswer(name=call.path["name"], created=created, known=known))
+
+
+@operations.add(
+    "nextTicks",
+    "GET",
+    f"{SCHEDULE}/next",
+    answers={200: "The ticks; fewer than asked for if the schedule ends before."},
+    problems=NO_SCHEDULE,
+)
+async def next_(call: Call[NextQuery, None]) -> Reply[NextTicksAnswer]:
+    """List the next ticks of a schedule."""
+    await _known(call)
+    ticks = await call.hub.sender.next_ticks(call.topic, call.path["name"], call.query.count)
+    shown = [datetime_ms(one) for one in ticks]
+    return answer(NextTicksAnswer(name=call.path["name"], ticks_ms=shown))
+
+
+async def _known(call: Call[Any, Any]) -> ScheduleInfo:
+    name, store = call.path["name"], call.hub.store
+    found = await store.drive(schedule_reads.get(store, call.topic, name))
+    if found is None:
+        await require_topic(call.hub, call.topic)
+        raise ErrorResponse(
+            404, "unknown-schedule", f"topic {call.topic!r} has no schedule {name!r}"
+        )
+    return found
+
+
+def _duration(value_ms: int | None) -> str | None:
+    return None if value_ms is None else f"{value_ms}ms"
+
+
+def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
+    defined = one.definition
+    body, base64 = response_body(body_of(defined))
+    shared = ScheduleAnswer.__struct_fields__
+    fields = {
+        name: value for name, value in msgspec.structs.asdict(defined).items() if name in shared
+    }
+    return ScheduleAnswer(
+        **{
+            **fields,
+            "name": one.name,
+            "version": one.version,
+            "paused": one.is_paused,
+            "next_ms": one.next_ms,
+            "last_ms": one.last_ms,
+            "created": one.made,
+            "cron": defined.cron or None,
+            "every_ms": defined.every_ms or None,
+            "count": defined.most,
+            "retry": defined.policy,
+            "body": body,
+            "body_base64": base64,
+        }
+    )

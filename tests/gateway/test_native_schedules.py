@@ -1,0 +1,138 @@
+"""The native API: schedules of recurring messages."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.gateways import declared_topic, new_topic
+
+if TYPE_CHECKING:
+    import httpx
+
+DAILY = {"body": {"kind": "daily"}, "cron": "0 9 * * *", "tz": "Asia/Tokyo"}
+HOUR_MS = 3_600_000
+
+
+def put(client: httpx.Client, topic: str, name: str, **definition: Any) -> httpx.Response:
+    return client.put(f"/v1/topics/{topic}/schedules/{name}", json=definition)
+
+
+def waiting(client: httpx.Client, topic: str) -> list[str]:
+    found = client.get(f"/v1/topics/{topic}/messages").json()["messages"]
+    return [one["id"] for one in found]
+
+
+def test_a_schedule_is_created_changed_and_removed(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/schedules/daily"
+    for changed in (True, False):
+        answer = put(client, topic, "daily", **DAILY)
+        assert (answer.status_code, answer.json()) == (200, {"name": "daily", "changed": changed})
+    found = client.get(path).json()
+    assert (found["cron"], found["tz"], found["body"]) == ("0 9 * * *", "Asia/Tokyo", DAILY["body"])
+    assert (found["version"], found["paused"]) == (1, False)
+    at = datetime.fromtimestamp(found["next_ms"] / 1000, UTC)
+    assert (at.hour, at.minute) == (0, 0)
+    assert waiting(client, topic) == [f"daily@{found['next_ms']}"]
+    assert put(client, topic, "daily", **DAILY | {"cron": "@hourly"}).json()["changed"]
+    (moved,) = waiting(client, topic)
+    assert moved == f"daily@{client.get(path).json()['next_ms']}"
+    assert client.delete(path).json() == {"name": "daily", "changed": True}
+    assert waiting(client, topic) == []
+    assert client.get(path).status_code == 404
+
+
+def test_an_interval_is_a_duration_and_its_messages_arrive(client: httpx.Client) -> None:
+    topic = declared_topic(client)
+    put(client, topic, "often", every_ms="1s", body="tick", headers={"h": "v"})
+    (one,) = client.post(f"/v1/topics/{topic}/pull", json={"wait_ms": "20s"}).json()["deliveries"]
+    assert one["body"] == "tick"
+    assert one["headers"] | {"lisa-tick": ""} == {
+        "h": "v",
+        "lisa-schedule": "often",
+        "lisa-tick": "",
+    }
+    assert one["id"] == f"often@{one['headers']['lisa-tick']}"
+    assert client.delete(f"/v1/topics/{topic}/schedules/often").status_code == 200
+
+
+def test_a_version_protects_against_concurrent_edits(client: httpx.Client) -> None:
+    topic = new_topic()
+    assert put(client, topic, "s", **DAILY, if_version=0).status_code == 200
+    for version in (0, 2):
+        refused = put(client, topic, "s", **DAILY, if_version=version, template=True)
+        assert refused.status_code == 409
+        assert refused.json()["type"] == "urn:lisa:problem:schedule-changed"
+    assert put(client, topic, "s", **DAILY, if_version=1, template=True).json()["changed"]
+
+
+def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -> None:
+    topic = new_topic()
+    put(client, topic, "hourly", cron="@hourly", body=None)
+    path = f"/v1/topics/{topic}/schedules/hourly"
+    assert client.post(f"{path}/pause").json()["changed"]
+    assert not client.post(f"{path}/pause").json()["changed"]
+    assert (client.get(path).json()["paused"], waiting(client, topic)) == (True, [])
+    assert client.post(f"{path}/resume").json()["changed"]
+    assert len(waiting(client, topic)) == 1
+    made = client.post(f"{path}/run").json()["id"]
+    assert client.get(f"/v1/topics/{topic}/message", params={"id": made}).json()["state"]
+    now_ms = int(time.time() * 1000)
+    past = {"from_ms": now_ms - 5 * HOUR_MS, "to_ms": now_ms - HOUR_MS}
+    assert client.post(f"{path}/backfill", json=past).json()["created"] in (4, 5)
+    again = client.post(f"{path}/backfill", json=past).json()
+    assert (again["created"], again["known"]) == (0, again["known"])
+    ticks = client.get(f"{path}/next", params={"count": 3}).json()["ticks_ms"]
+    assert [b - a for a, b in zip(ticks, ticks[1:], strict=False)] == [HOUR_MS, HOUR_MS]
+
+
+def test_schedules_are_listed(client: httpx.Client) -> None:
+    topic = new_topic()
+    assert client.get(f"/v1/topics/{topic}/schedules").status_code == 404
+    for name in ("a", "b/c", "d e"):
+        put(client, topic, name.replace("/", "%2F"), **DAILY)
+    page = client.get(f"/v1/topics/{topic}/schedules").json()
+    assert page["cursor"] is None
+    assert sorted(one["name"] for one in page["schedules"]) == ["a", "b/c", "d e"]
+    refused = client.get(f"/v1/topics/{topic}/schedules", params={"cursor": "x"})
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("definition", "said"),
+    [
+        ({"body": 1}, "exactly one of cron and every"),
+        ({"body": 1, "cron": "@daily", "every_ms": "1h"}, "exactly one of cron and every"),
+        ({"body": 1, "cron": "61 * * * *"}, "61"),
+        ({"body": 1, "cron": "@daily", "tz": "Mars/Olympus"}, "Mars/Olympus"),
+        ({"body": 1, "every_ms": "10ms"}, "too short"),
+        ({"body": 1, "every_ms": 60}, "too short"),
+        ({"cron": "@daily"}, "body is missing"),
+        ({"body": 1, "cron": "@daily", "catch_up": "some"}, "catch_up"),
+        ({"body": 1, "cron": "@daily", "overlap": "perhaps"}, "overlap"),
+        ({"body": "$x", "cron": "@daily", "template": True}, "template"),
+        ({"body": 1, "cron": "@daily", "start": "tomorrow"}, "ISO 8601"),
+        ({"body": 1, "interval": "1h"}, "unknown field"),
+        ({"body": 1, "cron": "@daily", "count": 0}, "count"),
+    ],
+)
+def test_an_invalid_schedule_is_rejected_with_the_reason(
+    client: httpx.Client, definition: dict[str, Any], said: str
+) -> None:
+    topic = new_topic()
+    answer = put(client, topic, "s", **definition)
+    assert (answer.status_code, said in answer.json()["detail"]) == (400, True), answer.text
+    assert client.get(f"/v1/topics/{topic}").status_code == 404
+
+
+@pytest.mark.parametrize("verb", ["", "/pause", "/resume", "/run", "/backfill", "/next"])
+def test_an_unknown_schedule_is_not_found(client: httpx.Client, verb: str) -> None:
+    path = f"/v1/topics/{declared_topic(client)}/schedules/nobody{verb}"
+    content = {"from_ms": 1_760_000_000_000, "to_ms": 1_760_000_000_000}
+    method = "GET" if verb in ("", "/next") else "POST"
+    answer = client.request(method, path, json=content if verb == "/backfill" else None)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:lisa:problem:unknown-schedule")
