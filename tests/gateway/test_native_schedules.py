@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_schedule_is_paused_resumed_run_and_backfilled(client: httpx.Client) -
     again = client.post(f"{path}/backfill", json=past).json()
     assert (again["created"], again["known"]) == (0, again["known"])
     ticks = client.get(f"{path}/next", params={"count": 3}).json()["ticks_ms"]
-    assert [b - a for a, b in zip(ticks, ticks[1:], strict=False)] == [HOUR_MS, HOUR_MS]
+    assert [b - a for a, b in pairwise(ticks)] == [HOUR_MS, HOUR_MS]
 
 
 def test_schedules_are_listed(client: httpx.Client) -> None:
