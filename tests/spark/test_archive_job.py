@@ -169,8 +169,10 @@ def test_a_trimmed_journal(
     client.xtrim(Keys().topic("orders").events, minid=entry(rest[0])[0], approximate=False)
     numbers = f"{gone[0]['number']} to {gone[-1]['number']}"
     if on_gap == "fail":
-        with pytest.raises(LisaError, match=f"'orders' lacks events {numbers}"):
+        with pytest.raises(LisaError, match=f"'orders' lacks events {numbers}") as caught:
             archive(spark, where, url=redis_url, once=True)
+        assert "--on-gap record" in str(caught.value)
+        assert "fail_on_gap" not in str(caught.value)
         check(spark, where, first)
         return
     done = archive(spark, where, url=redis_url, once=True, on_gap="record")

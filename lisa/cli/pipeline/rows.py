@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from lisa.core.model.clock import duration_ms, parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -13,8 +14,19 @@ ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 CORRUPT = "_corrupt_record"
 
 
-def read(spark: SparkSession, source: str, kind: str | None, options: dict[str, str]) -> DataFrame:
-    """Read a file, directory, URL or table; kind None derives the format from the name."""
+def read(
+    spark: SparkSession,
+    source: str,
+    kind: str | None,
+    options: dict[str, str],
+    schema: str | None = None,
+) -> DataFrame:
+    """Read a file, directory, URL or table; kind None derives the format from the name.
+
+    schema: types as DDL, as in "order long, paid boolean". A CSV's other columns are text; of JSON
+    lines, only these fields are read. Raises ConfigError for other formats, and for a column that
+    the CSV lacks.
+    """
     if kind is None:
         ends = (
             mark
@@ -22,18 +34,55 @@ def read(spark: SparkSession, source: str, kind: str | None, options: dict[str, 
             if source.lower().removesuffix(".gz").endswith(ending)
         )
         kind = next(ends, "parquet")
+    if schema is not None and kind not in ("csv", "json"):
+        raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
     if kind == "table":
         return spark.table(source)
     reader = spark.read.format(kind)
     if kind == "csv":
-        # Types are not inferred: id 007 stays text. `_column` converts times and numbers.
+        # Spark's own inference would read 007 as 7.
         reader = reader.options(header="true")
-    return reader.options(**options).load(source)
+    elif schema is not None:
+        reader = reader.schema(f"{schema}, {CORRUPT} string")
+    table = reader.options(**options).load(source)
+    return _typed(table, schema) if kind == "csv" and schema is not None else table
 
 
-def as_messages(table: DataFrame, named: dict[str, str | None], *, all_to: str | None) -> DataFrame:
-    """Select the message columns: those named by options, else those with the standard names."""
+def _typed(table: DataFrame, schema: str) -> DataFrame:
+    """Convert text columns to declared types; mark rows with a value that does not fit."""
+    declared = {one.name: one.dataType for one in _parsed(schema).fields}
+    for name in declared:
+        _existing(table, "schema", name)
+    columns, misfit = [], sf.lit(None).cast("string")
+    for name in table.columns:
+        column = sf.col(f"`{name}`")
+        if name not in declared:
+            columns.append(column)
+            continue
+        converted = column.try_cast(declared[name])
+        misfit = sf.when(column.isNotNull() & converted.isNull(), column).otherwise(misfit)
+        columns.append(converted.alias(name))
+    return table.select(*columns, misfit.alias(CORRUPT))
+
+
+def _parsed(schema: str) -> StructType:
+    parsed = StructType.fromDDL(schema)
+    if not isinstance(parsed, StructType):
+        raise ConfigError(f"--schema {schema!r} is not of the form 'order long, paid boolean'")
+    return parsed
+
+
+def as_messages(
+    table: DataFrame, named: dict[str, str | None], *, all_to: str | None, infer: bool = False
+) -> DataFrame:
+    """Select the message columns: those named by options, else those with the standard names.
+
+    Without --body and a column `body`, the body is the row without the columns that became other
+    parts of the message. infer: find the types of the body's text columns, which reads the table
+    once more.
+    """
     made: list[Column] = []
+    used: set[str] = {CORRUPT}
     for name, wanted in named.items():
         if name == "body":
             continue
@@ -45,15 +94,58 @@ def as_messages(table: DataFrame, named: dict[str, str | None], *, all_to: str |
                 continue
             wanted = name  # noqa: PLW2901
         made.append(_column(table, name, wanted).alias(name))
-    body = named["body"] or ("body" if "body" in table.columns else "*")
-    if body == "*":
-        whole = [sf.col(f"`{name}`") for name in table.columns if name != CORRUPT]
-        content = sf.struct(*whole)
+        used.add(wanted)
+    body = named["body"] or ("body" if "body" in table.columns else None)
+    if body is None or body == "*":
+        content = _whole_row(table, used if body is None else {CORRUPT}, infer=infer)
     else:
         content = _existing(table, "body", body)
     if CORRUPT in table.columns:
         content = sf.when(sf.col(CORRUPT).isNull(), content)  # null bodies are refused
     return table.select(*made, content.alias("body"))
+
+
+def _whole_row(table: DataFrame, without: set[str], *, infer: bool) -> Column:
+    names = [name for name in table.columns if name not in without]
+    if not names:
+        raise ConfigError(
+            f"no column is left for the body ({', '.join(table.columns)}): name one with --body, "
+            "or give --body '*' for all of them"
+        )
+    kinds = _inferred(table, names) if infer else {}
+    columns = (
+        sf.col(f"`{name}`").cast(kinds[name]).alias(name) if name in kinds else sf.col(f"`{name}`")
+        for name in names
+    )
+    return sf.struct(*columns)
+
+
+_FORMS = {
+    "bigint": "^-?(0|[1-9][0-9]{0,17})$",
+    # At most 15 digits, which a double holds exactly.
+    "double": "^(?=.{1,16}$)-?(0|[1-9][0-9]*)([.][0-9]+)?$",
+    "boolean": "^(true|false)$",
+}
+"""Type -> the form that all values of a text column must have; the first type that fits is used.
+Leading zeros are part of an identifier, and not of a number."""
+
+
+def _inferred(table: DataFrame, names: list[str]) -> dict[str, str]:
+    """Column -> its type, for text columns whose values are all numbers or all Booleans."""
+    texts = [name for name in names if table.schema[name].dataType.simpleString() == "string"]
+    tests = [
+        sf.bool_and(sf.col(f"`{name}`").rlike(form)) for name in texts for form in _FORMS.values()
+    ]
+    row = table.agg(*tests).first() if tests else None
+    kinds: dict[str, str] = {}
+    if row is None:
+        return kinds
+    for index, name in enumerate(texts):
+        answers = row[index * len(_FORMS) : (index + 1) * len(_FORMS)]
+        fitting = [kind for kind, fits in zip(_FORMS, answers, strict=True) if fits]
+        if fitting:
+            kinds[name] = fitting[0]
+    return kinds
 
 
 def _existing(table: DataFrame, name: str, wanted: str) -> Column:

@@ -40,7 +40,16 @@ COLUMN_OPTIONS = ("id", "due", "delay", "ttl", "retry", "headers", "body")
     help="Option for Spark's reader, as in sep=';'; may be repeated.",
 )
 @click.option(
-    "--body", metavar="COL|*", help="Body; * is the row as JSON. Default: column body, else *."
+    "--schema",
+    metavar="DDL",
+    help="Types of a CSV or of JSON lines, as in 'order long, paid boolean'. Default: a CSV's "
+    "numbers and Booleans are recognised, which reads it twice.",
+)
+@click.option(
+    "--body",
+    metavar="COL|*",
+    help="Body; * is the whole row as JSON. Default: column body, else the row without the columns "
+    "of other parts.",
 )
 @click.option(
     "--body-format",
@@ -113,6 +122,7 @@ def schedule(
     topic_column: str | None,
     kind: str | None,
     read_option: dict[str, str],
+    schema: str | None,
     **options: Any,
 ) -> None:
     """Send the rows of SOURCE (a file, directory, URL or table) as messages.
@@ -131,8 +141,8 @@ def schedule(
         from lisa.cli.pipeline.rows import as_messages, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
-        table = read(spark, source, kind, read_option)
-        rows = as_messages(table, columns, all_to=topic)
+        table = read(spark, source, kind, read_option, schema)
+        rows = as_messages(table, columns, all_to=topic, infer=schema is None)
         done = run_job(rows, topic=topic, progress=progress, **connection, **options)
     _print_result(done, options["refused"], as_json=shared.json)
     if done.refused:

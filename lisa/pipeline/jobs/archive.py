@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.archive import default_name
 from lisa.pipeline.archive.base import ArchiveWriter
 from lisa.pipeline.archive.checkpoint import check_checkpoint
@@ -20,6 +20,7 @@ from lisa.pipeline.jobs.archive_run import ArchiveRun, Progress
 from lisa.pipeline.jobs.journal_record import JournalRecord
 from lisa.pipeline.server import Server
 from lisa.pipeline.source import register
+from lisa.pipeline.source.marks import ADVICE, ARCHIVE_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,6 +92,7 @@ def archive(
     record = JournalRecord(server, name or default_name(where))
     options = _options(server, record.name, topics, max_events, on_gap)
     with (
+        _own_advice(),
         unwrapped(),
         closing(record),
         closing(_writer(spark, where, keep, properties or {}, record)) as writer,
@@ -115,6 +117,17 @@ def archive(
         dict(writer.offsets()),
         tuple(run.gaps),
     )
+
+
+@contextmanager
+def _own_advice() -> Iterator[None]:
+    """Replace the data source's option in the error of a gap by the option of this job."""
+    try:
+        yield
+    except LisaError as error:
+        if ADVICE not in str(error):
+            raise
+        raise LisaError(str(error).replace(ADVICE, ARCHIVE_ADVICE)) from error
 
 
 def _writer(

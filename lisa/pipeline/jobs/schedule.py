@@ -23,6 +23,7 @@ from lisa.pipeline.source import register
 from lisa.pipeline.source.columns import check_columns
 from lisa.pipeline.source.files import write as write_file
 from lisa.pipeline.source.outcome import Counts
+from lisa.pipeline.source.writer import TOGETHER
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -121,8 +122,11 @@ def schedule(
         given = {name: str(value) for name, value in options.items() if value is not None}
         what = f"lisa schedule: {job or 'rows'} to {topic or 'their topics'}"
         with unwrapped(), _spark_job_group(df.sparkSession.sparkContext, what, progress):
-            together = df if "id" in df.columns else _equal_rows_together(df)
-            together.write.format("lisa").options(**given).mode("append").save()
+            rows = df
+            if "id" not in df.columns:
+                rows = _equal_rows_together(df)
+                given[TOGETHER] = "true"
+            rows.write.format("lisa").options(**given).mode("append").save()
         document = counts.read_bytes()
     if report is not None:
         write_file(report, document)

@@ -16,6 +16,13 @@ from lisa.core.model.sharding import shard_suffix, topic_of
 _LARGEST = 2**63 - 1  # largest sequence number in Spark's bigint; Redis allows larger ones
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+ARCHIVE_ADVICE = (
+    "To record this gap and continue, run the archive again with --on-gap record (in a program: "
+    "on_gap='record'). To prevent gaps, run the archive more often, or raise the topic's "
+    "journal_max"
+)
+"""The advice of the job `archive`, instead of `ADVICE`."""
+
 ADVICE = (
     "To continue without these events, set option fail_on_gap=false: each gap is then one row of "
     "state 'gap'. To prevent gaps, read more often, raise the topic's journal_max, or set option "

@@ -34,7 +34,10 @@ LONGEST_FULL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """The parsed options of a write."""
+    """The parsed options of a write.
+
+    together: all equal rows are in one task, so that tasks need not report what they sent.
+    """
 
     server: Server
     topic: str | None = None
@@ -45,6 +48,7 @@ class WriteOptions:
     dedupe_for: timedelta | None = None
     refused: str | None = None
     json_text: bool = False
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Task:
         whole = SendPart(numbers, ids, rows.dues, rows.tails, rows.ttls_ms, rows.policies)
         for topic, part in self._by_topic(rows.topics, whole):
             for sent, outcomes in self._sender.send(topic, part):
-                if self._identity is not None:
+                if self._identity is not None and not self._options.together:
                     self._remember(topic, sent, outcomes)
 
     def _by_topic(

@@ -25,6 +25,7 @@ from lisa.pipeline.source.options import (
     SERVER,
     choice,
     duration,
+    flag,
     number,
     refuse_unknown,
     whole_number,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
+TOGETHER = "equal_rows_together"
+"""Set by the job `schedule`, which arranges that all equal rows are in one task."""
+
 OPTIONS = SERVER | {
     "topic",
     "on_duplicate",
@@ -49,6 +53,7 @@ OPTIONS = SERVER | {
     "refused",
     "patience",
     "body_format",
+    TOGETHER,
 }
 """The options of a write."""
 
@@ -89,6 +94,7 @@ def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
         job=job if "id" not in schema.fieldNames() else None,
         dedupe_for=duration(given, "dedupe_for"),
         refused=given.get("refused") or None,
+        together=flag(given, TOGETHER, default=False),
         json_text=choice(given, "body_format", ("text", "json"), "text") == "json",
     )
 
@@ -119,7 +125,7 @@ def _finish(
     results = [one for one in messages if isinstance(one, TaskResult)]
     whole = added(results)
     try:
-        if options.job is not None:
+        if options.job is not None and not options.together:
             with options.server.open() as store:
                 duplicate_rows.send_missing(options, store, run, results, whole)
     finally:
