@@ -7,49 +7,119 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lisa.core.model.errors import ConfigError
 from lisa.pipeline.java import use_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL_SETTINGS = {
+_JAVA_OPTIONS = (
+    f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
+)
+
+SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC {_JAVA_OPTIONS}",
+    # The same name for an object everywhere: Hadoop only knows s3a, other programs only s3.
+    "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+}
+"""Default settings of a new session."""
+
+LOCAL_SETTINGS = {
+    **SETTINGS,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # Jobs on one machine are usually small; Spark's default of 200 partitions would slow them.
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Djava.net.preferIPv4Stack=true "
-    f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}",
+    f"{_JAVA_OPTIONS}",
 }
-"""Default settings of a new session on one machine."""
+"""Default settings of a new session on one machine, which listens only on loopback."""
+
+ENVIRONMENT = "environment"
+"""The directory into which executors unpack the Python environment."""
+
+
+def is_local(master: str) -> bool:
+    """Whether a Spark master is this machine: local, local[4], local-cluster[...]."""
+    return master.startswith("local")
+
+
+def settings_for(
+    master: str, settings: Mapping[str, str] | None = None, environment: str | None = None
+) -> dict[str, str]:
+    """The settings of a new session: the defaults for this master, then the given ones.
+
+    environment: path or URL of an archive with `bin/python`, which executors unpack and use. Raises
+    ConfigError if the master is local, because its tasks use the present environment.
+    """
+    made = {**(LOCAL_SETTINGS if is_local(master) else SETTINGS), **(settings or {})}
+    if environment is not None:
+        if is_local(master):
+            raise ConfigError(
+                f"an environment for executors needs a cluster; tasks of --master {master} use the "
+                "Python that runs this command"
+            )
+        others = f"{made['spark.archives']}," if made.get("spark.archives") else ""
+        made["spark.archives"] = f"{others}{environment}#{ENVIRONMENT}"
+        # Only for executors: the driver plans reads and writes with its own Python.
+        made["spark.sql.execution.pyspark.python"] = f"./{ENVIRONMENT}/bin/python"
+    return made
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks the cluster runs at the same time, 2 or more; runs a small job.
+
+    This is Spark's `spark.default.parallelism`: the cores of all executors, unless it is set.
+    """
+    from pyspark.sql import functions as sf
+
+    tasks = spark.range(1 << 16).select(sf.spark_partition_id().alias("task"))
+    row = tasks.agg(sf.max("task")).first()
+    return max(2, 1 if row is None else int(row[0]) + 1)
 
 
 def spark_session(
-    *, app: str = "lisa", master: str = "local[*]", settings: Mapping[str, str] | None = None
+    *,
+    app: str = "lisa",
+    master: str = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    environment: str | None = None,
 ) -> SparkSession:
     """The running Spark session or a new one, with the data source `lisa` registered.
 
     Under spark-submit, `master` is ignored, and the given configuration is kept; so is that of a
-    running session in a notebook. Raises ConfigError if Java is missing.
+    running session in a notebook. environment: see `settings_for`.
+
+    Raises ConfigError if Java is missing, or if executors of a cluster cannot run Lisa;
+    ServerUnavailable if a cluster's master does not answer, or grants no executor (see
+    `lisa.pipeline.executors`).
     """
     under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
     if not under_submit:
         use_java()
-        # Bind Spark's web page and ports to this machine only.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if is_local(master):
+            # Bind Spark's web page and ports to this machine only.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
+    from lisa.pipeline.executors import check_executors, check_master
+
     builder = SparkSession.builder.appName(app)
-    if not under_submit and SparkSession.getActiveSession() is None:
+    is_running = SparkSession.getActiveSession() is not None
+    chosen = dict(settings or {})
+    if not under_submit and not is_running:
+        check_master(master)
         builder = builder.master(master)
-        for name, value in LOCAL_SETTINGS.items():
-            builder = builder.config(name, value)
-    for name, value in (settings or {}).items():
+        chosen = settings_for(master, settings, environment)
+    for name, value in chosen.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    if not is_running:
+        check_executors(spark)
     from lisa.pipeline.source import register
 
     register(spark)

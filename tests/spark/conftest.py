@@ -48,6 +48,9 @@ def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 IN_MAKE_TEST = (
     "test_archive_job.py::test_once_archives_everything_and_a_second_run_nothing",
+    "test_cluster.py::test_a_master_that_does_not_answer",
+    "test_cluster.py::test_an_environment",
+    "test_cluster.py::test_only_local_masters",
     "test_audit.py::TestAgainstTheServer::test_a_message_lost_without_an_end_is_missing",
     "test_journal_stream.py::TestGaps::test_all_trimmed",
     "test_journal_stream.py::test_a_run_continues_after_the_previous_one",

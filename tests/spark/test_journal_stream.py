@@ -175,6 +175,17 @@ def test_a_batch_is_read_by_several_tasks(
     assert following.tasks[0] == 4
 
 
+def test_small_journals_share_tasks(
+    client: redis.Redis, spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    """One task per journal would take seconds for a hundred topics."""
+    for number in range(60):
+        Journal(client, f"topic{number}").write(3)
+    following = Following(spark, redis_url, tmp_path, partitions=2)
+    assert numbers(following.run()) == sorted([1, 2, 3] * 60)
+    assert following.tasks[0] <= 2
+
+
 def test_events_written_during_a_run_are_read_by_the_next_one(
     journal: Journal, spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -14,7 +14,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.source import register
-from tests.servers import JVM_PATIENCE
+from tests.servers import JVM_PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +136,38 @@ def test_a_streams_batch_that_is_repeated_adds_nothing(
     assert told(2) == (500, 0)  # same answers as the first time
     assert client.zcard(KEYS.waiting) == 1500
     assert client.hget(KEYS.stats, "sent") == b"1500"
+
+
+def wait_for_more_than(client: redis.Redis, count: int) -> None:
+    wait_until(lambda: client.zcard(KEYS.waiting) > count, timeout=JVM_PATIENCE)
+
+
+def test_a_stream_of_the_rate_source_continues_after_each_restart(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """The last batch of each run is repeated, as after a kill before its commit."""
+    register(spark)
+    checkpoint = tmp_path / "checkpoint"
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 200).load()
+    df = rate.selectExpr("cast(value AS string) AS id", "'x' AS body", "4102444800000 AS due")
+    given = {"url": redis_url, "topic": TOPIC, "checkpointLocation": str(checkpoint)}
+    for run in range(2):
+        before = client.zcard(KEYS.waiting)
+        query = df.writeStream.format("lisa").options(**given).start()
+        try:
+            wait_for_more_than(client, before)
+        finally:
+            query.stop()
+        assert query.exception() is None
+        commits = [file for file in (checkpoint / "commits").iterdir() if file.name.isdigit()]
+        if run == 0 and commits:
+            last = max(commits, key=lambda file: int(file.name))
+            last.unlink()
+            (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    ids: Any = client.zrange(KEYS.waiting, 0, -1)
+    sent = sorted(map(int, ids))
+    assert sent == list(range(len(sent)))
+    assert client.hget(KEYS.stats, "sent") == str(len(sent)).encode()
 
 
 def test_equal_rows_of_later_batches_are_new_messages(

@@ -37,6 +37,7 @@ class JobOptions:
     chosen: Chosen
     master: str
     spark_conf: Mapping[str, str]
+    environment: str | None = None
 
     @property
     def json(self) -> bool:
@@ -66,7 +67,12 @@ class JobOptions:
 
         together = {**(settings or {}), **self.spark_conf}
         with unwrapped():
-            spark = spark_session(app=f"lisa {name}", master=self.master, settings=together)
+            spark = spark_session(
+                app=f"lisa {name}",
+                master=self.master,
+                settings=together,
+                environment=self.environment,
+            )
             try:
                 yield spark
             finally:
@@ -124,6 +130,12 @@ _spark_options = together(
         callback=pairs("spark.driver.memory=2g", prefix="spark."),
         help="A Spark setting; may be repeated.",
     ),
+    click.option(
+        "--environment",
+        metavar="FILE",
+        help="Archive of the Python environment for the executors of a cluster, made by venv-pack "
+        "or conda-pack: a path or URL.",
+    ),
     common,
 )
 
@@ -133,9 +145,14 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def call(
-        chosen: Chosen, *args: Any, master: str, spark_conf: dict[str, str], **rest: Any
+        chosen: Chosen,
+        *args: Any,
+        master: str,
+        spark_conf: dict[str, str],
+        environment: str | None,
+        **rest: Any,
     ) -> Any:
-        return command(JobOptions(chosen, master, spark_conf), *args, **rest)
+        return command(JobOptions(chosen, master, spark_conf, environment), *args, **rest)
 
     return _spark_options(call)
 

@@ -19,6 +19,7 @@ from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.archive_run import ArchiveRun, Progress
 from lisa.pipeline.jobs.journal_record import JournalRecord
 from lisa.pipeline.server import Server
+from lisa.pipeline.session import parallelism
 from lisa.pipeline.source import register
 from lisa.pipeline.source.marks import ADVICE, ARCHIVE_ADVICE
 
@@ -91,6 +92,7 @@ def archive(
     server = Server.of(url, prefix)
     record = JournalRecord(server, name or default_name(where))
     options = _options(server, record.name, topics, max_events, on_gap)
+    options["partitions"] = str(parallelism(spark))
     with (
         _own_advice(),
         unwrapped(),

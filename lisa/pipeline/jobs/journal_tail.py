@@ -13,6 +13,7 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store, SyncStore
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs.lookup import by_topic
+from lisa.pipeline.session import parallelism
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.following import TRIMMED, journals
 from lisa.pipeline.source.journal_range import read_range
@@ -136,7 +137,8 @@ def read(spark: SparkSession, server: Server, remainders: Iterable[Remainder]) -
     if not spans:
         return None
     columns = "journal string, after string, after_number bigint, last string, last_number bigint"
-    planned = spark.createDataFrame(spans, columns).repartition(len(spans), "journal")
+    planned = spark.createDataFrame(spans, columns)
+    planned = planned.repartition(min(len(spans), parallelism(spark)), "journal")
 
     def events(batches: Iterator[Any]) -> Iterator[Any]:
         schema = arrow_schema(EVENT_SCHEMA)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +27,8 @@ from lisa.pipeline.source.writer import TOGETHER
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.connect.shell.progress import StageInfo
     from pyspark.sql.types import DataType
 
 POLL_S = 0.2
@@ -121,7 +122,7 @@ def schedule(
         }
         given = {name: str(value) for name, value in options.items() if value is not None}
         what = f"lisa schedule: {job or 'rows'} to {topic or 'their topics'}"
-        with unwrapped(), _spark_job_group(df.sparkSession.sparkContext, what, progress):
+        with unwrapped(), _reporting(df.sparkSession, what, progress):
             rows = df
             if "id" not in df.columns:
                 rows = _equal_rows_together(df)
@@ -165,6 +166,39 @@ def _partition_key(name: str, kind: DataType) -> Column | None:
     if name == "topic" and isinstance(kind, StringType):
         return column
     return None
+
+
+@contextmanager
+def _reporting(spark: SparkSession, what: str, progress: Progress | None) -> Iterator[None]:
+    """Report the progress of the jobs in this block, and name them in Spark's UI.
+
+    Only a session of its own process has names for jobs, and a status tracker. Spark Connect
+    calls a handler instead.
+    """
+    from pyspark.sql.utils import is_remote
+
+    if not is_remote():
+        with _spark_job_group(spark.sparkContext, what, progress):
+            yield
+        return
+    if progress is None:
+        yield
+        return
+
+    def handler(
+        stages: Iterable[StageInfo] | None,
+        inflight_tasks: int,  # noqa: ARG001  Spark's signature
+        operation_id: str | None,  # noqa: ARG001
+        done: bool,  # noqa: ARG001, FBT001
+    ) -> None:
+        known = list(stages or ())
+        progress(sum(one.num_completed_tasks for one in known), sum(one.num_tasks for one in known))
+
+    spark.registerProgressHandler(handler)  # type: ignore[arg-type]  # any callable will do
+    try:
+        yield
+    finally:
+        spark.removeProgressHandler(handler)  # type: ignore[arg-type]
 
 
 @contextmanager

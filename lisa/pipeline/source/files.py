@@ -1,14 +1,18 @@
 """Writes the small files of a job (reports and refused rows) to any file system Arrow supports.
 
-Python data sources run outside the JVM, so Spark's own file systems are not available here.
+Python data sources run outside the JVM, so Spark's own file systems are not available here. The
+same URLs are accepted: `s3a:` means `s3:`.
 """
 
 from __future__ import annotations
 
+import os
 import posixpath
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import getnode, uuid4
 
 from pyarrow import fs
 
@@ -18,11 +22,11 @@ from lisa.core.model.errors import ConfigError
 def check_target(target: str, option: str) -> None:
     """Raises ConfigError unless `target`, the value of an option, is a usable path or URL."""
     try:
-        _find(target)
+        found(target)
     except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(
             f'format("lisa"), option {option!r}: {target!r} cannot be used ({error}); give a path, '
-            "or a file:, s3:, gs: or hdfs: URL that pyarrow supports"
+            "or a file:, s3a:, gs: or hdfs: URL that pyarrow supports"
         ) from None
 
 
@@ -37,7 +41,7 @@ def open_new(target: str) -> Any:
     Raises ConfigError if the file cannot be written.
     """
     try:
-        system, path = _find(target)
+        system, path = found(target)
         system.create_dir(posixpath.dirname(path), recursive=True)
         return system.open_output_stream(path, compression=None)
     except (OSError, ValueError) as error:
@@ -47,7 +51,7 @@ def open_new(target: str) -> Any:
 def write(target: str, content: bytes) -> None:
     """Write or replace a file atomically. Raises ConfigError if it cannot be written."""
     try:
-        system, path = _find(target)
+        system, path = found(target)
         system.create_dir(posixpath.dirname(path), recursive=True)
         fresh = f"{path}.{uuid4().hex[:8]}"
         with system.open_output_stream(fresh, compression=None) as stream:
@@ -57,8 +61,26 @@ def write(target: str, content: bytes) -> None:
         raise ConfigError(f"cannot write {target}: {error}") from None
 
 
-def _find(target: str) -> tuple[fs.FileSystem, str]:
+def is_local(target: str) -> bool:
+    """Whether a target is a path or a file: URL, which means another file on each machine."""
+    return isinstance(found(target)[0], fs.LocalFileSystem)
+
+
+def machine() -> str:
+    """Identifies the file system that this process sees: machine, container, mount namespace."""
+    named = [socket.gethostname(), str(getnode())]
+    with suppress(OSError):
+        named.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
+        named.append(os.readlink("/proc/self/ns/mnt"))  # noqa: PTH115  not a path
+    return " ".join(named)
+
+
+def found(target: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URL, and the path in it."""
+    for scheme in ("s3a://", "s3n://"):
+        if target.startswith(scheme):
+            target = f"s3://{target.removeprefix(scheme)}"
     if "://" in target or target.startswith("file:/"):
-        found = fs.FileSystem.from_uri(target)
-        return found[0], found[1]
+        system, path = fs.FileSystem.from_uri(target)
+        return system, path
     return fs.LocalFileSystem(), str(Path(target).resolve())

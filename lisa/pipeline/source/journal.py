@@ -32,9 +32,17 @@ from lisa.pipeline.source.following import (
     raise_last_id,
     record_archived,
 )
-from lisa.pipeline.source.journal_offsets import JournalRange, Offset, range_of, stored_offset
+from lisa.pipeline.source.journal_offsets import (
+    TASK_EVENTS,
+    JournalBundle,
+    JournalRange,
+    Offset,
+    bundled,
+    range_of,
+    stored_offset,
+)
 from lisa.pipeline.source.journal_options import JournalOptions
-from lisa.pipeline.source.journal_range import read_range
+from lisa.pipeline.source.journal_range import joined, read_range
 from lisa.pipeline.source.marks import ADVICE, START, JournalGap, Mark, shares
 from lisa.pipeline.source.read_columns import arrow_schema, checked
 
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 
     from lisa.core.store.store import SyncStore
 
-_WORTH_A_TASK = 5_000  # events; a task costs some 10 ms
+_EVENTS_PER_TASK = 25_000  # without option `partitions`
 _LIST_JOURNALS_EVERY_S = 1.0  # Spark calls latestOffset a hundred times per second
 _log = logging.getLogger("lisa.pipeline")
 
@@ -187,21 +195,25 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._news
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The batch between two offsets as ranges; larger journals are split into more ranges."""
+        """The batch between two offsets, distributed over tasks.
+
+        Large journals are split; a task reads any number of small ones.
+        """
         batch = [
             range_of(journal, start.get(journal), ends)
             for journal, ends in end.items()
             if ends != start.get(journal)
         ]
         total = sum(max(0, one.end.number - one.begin.number) for one in batch)
-        pieces: list[InputPartition] = []
+        most = self._options.partitions or max(2, total // _EVENTS_PER_TASK)
+        pieces: list[JournalRange] = []
         for one in batch:
             if one.gap is not None:
                 pieces.append(JournalRange(one.journal, one.begin, one.begin, one.gap))
             count = one.end.number - one.begin.number
-            tasks = min(self._options.partitions * count // max(total, 1), count // _WORTH_A_TASK)
+            tasks = min(most * count // max(total, 1), count // TASK_EVENTS)
             pieces += self._split(one, max(1, tasks))
-        return pieces
+        return bundled(pieces, most)
 
     def _split(self, whole: JournalRange, tasks: int) -> list[JournalRange]:
         store, pieces, begin = self._store, [], whole.begin
@@ -219,17 +231,18 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of one range as record batches. Raises LisaError as `latestOffset` does."""
-        if not isinstance(partition, JournalRange):
-            return
+        """The events of one task as record batches. Raises LisaError as `latestOffset` does."""
+        if isinstance(partition, JournalBundle):
+            with self._options.server.open() as store:
+                yield from joined(self._pieces(store, partition))
+
+    def _pieces(self, store: SyncStore, bundle: JournalBundle) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(self._schema)
-        if partition.gap is not None:
-            yield gap_batch(partition.gap, schema)
-            return
-        with self._options.server.open() as store:
-            for piece in read_range(
-                store, partition.journal, partition.begin, partition.end, schema
-            ):
+        for one in bundle.ranges:
+            if one.gap is not None:
+                yield gap_batch(one.gap, schema)
+                continue
+            for piece in read_range(store, one.journal, one.begin, one.end, schema):
                 if isinstance(piece, JournalGap):
                     _handle_gap(piece, fail=self._options.fail_on_gap)
                     yield gap_batch(piece, schema)

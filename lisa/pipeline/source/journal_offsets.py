@@ -10,8 +10,9 @@ journals that are created later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
@@ -20,6 +21,12 @@ from lisa.pipeline.source.following import Unread
 from lisa.pipeline.source.marks import JournalGap, Mark
 
 Offset = dict[str, dict[str, Any]]
+
+TASK_EVENTS = 5_000
+"""Minimum number of events of a task; a task costs some 10 ms."""
+
+JOURNAL_EVENTS = 50
+"""Events that take as long to read as the round trip that each range needs."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,30 @@ class JournalRange(InputPartition):
     begin: Mark
     end: Mark
     gap: JournalGap | None = None
+
+
+@dataclass(frozen=True)
+class JournalBundle(InputPartition):
+    """Ranges of any journals that one task reads one after the other."""
+
+    ranges: tuple[JournalRange, ...]
+
+
+def bundled(ranges: Sequence[JournalRange], most: int) -> list[JournalBundle]:
+    """Distribute ranges over at most `most` tasks of similar size.
+
+    There are fewer tasks if some of them would not be worth starting.
+    """
+    weights = [JOURNAL_EVENTS + max(0, one.end.number - one.begin.number) for one in ranges]
+    count = min(most, len(ranges), max(1, sum(weights) // TASK_EVENTS))
+    loads = [(0, number) for number in range(count)]
+    bundles: list[list[JournalRange]] = [[] for _ in range(count)]
+    by_weight = sorted(zip(weights, ranges, strict=True), key=lambda pair: -pair[0])
+    for weight, one in by_weight:
+        load, number = heappop(loads)
+        bundles[number].append(one)
+        heappush(loads, (load + weight, number))
+    return [JournalBundle(tuple(one)) for one in bundles if one]
 
 
 def range_of(journal: str, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> JournalRange:

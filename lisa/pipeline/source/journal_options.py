@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -30,6 +29,7 @@ class JournalOptions:
     topics: one or several, separated by commas; default: all topics with a journal, including new
         ones.
     from_earliest: start at the first event (`starting` = earliest) or after the last (latest).
+    partitions: maximum number of tasks of a batch; None to derive it from the number of events.
     archive: the name under which this reader reports its progress to the journal.
     """
 
@@ -37,7 +37,7 @@ class JournalOptions:
     topics: tuple[str, ...]
     from_earliest: bool
     max_events: int
-    partitions: int
+    partitions: int | None
     fail_on_gap: bool
     archive: str | None
 
@@ -47,13 +47,12 @@ class JournalOptions:
         options.refuse_unknown(given, _NAMES, "readStream")
         named = [one.strip() for one in given.get("topic", "").split(",")]
         starting = options.choice(given, "starting", ("earliest", "latest"), "earliest")
-        cores = max(2, os.cpu_count() or 2)
         return cls(
             server=Server.of(given.get("url"), given.get("prefix")),
             topics=tuple(check_topic(one) for one in named if one),
             from_earliest=starting == "earliest",
             max_events=options.whole_number(given, "max_events_per_batch") or _MAX_EVENTS,
-            partitions=options.whole_number(given, "partitions") or cores,
+            partitions=options.whole_number(given, "partitions"),
             fail_on_gap=options.flag(given, "fail_on_gap", default=True),
             archive=_archive_name(given),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lisa.core.transitions.read import Read
@@ -38,6 +38,27 @@ def read_range(
         yield events.take()
     if here.number < end.number:
         yield JournalGap(journal, TRIMMED, here.entry, here.number + 1, end.number, None)
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer record batches, because each batch has a cost in Spark."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = sum(map(len, waiting)), sum(one.nbytes for one in waiting)
+        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield from _one_batch(waiting)
+            waiting.clear()
+    yield from _one_batch(waiting)
+
+
+def _one_batch(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    import pyarrow as pa
+
+    if len(batches) < 2:
+        return list(batches)
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found
 
 
 def _gaps(journal: str, here: Mark, items: Sequence[Item]) -> Iterator[JournalGap]:

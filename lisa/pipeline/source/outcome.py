@@ -47,6 +47,8 @@ class TaskResult(WriterCommitMessage):
 
     digests: concatenated digests of all sent rows whose ids were derived (see `identity`).
     duplicates: digest -> row, for those that were answered as duplicates; limited in size.
+    unwritten: file -> its content, for files of a directory on the driver's machine; limited in
+        size. The driver writes them.
     """
 
     topics: dict[str, Counts] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class TaskResult(WriterCommitMessage):
     files: list[str] = field(default_factory=list)
     digests: bytes = b""
     duplicates: dict[bytes, DuplicateRow] = field(default_factory=dict)
+    unwritten: dict[str, bytes] = field(default_factory=dict)
 
     def counts(self, topic: str) -> Counts:
         """The counts of one topic, which callers may change."""
@@ -85,6 +88,13 @@ def report_of(result: TaskResult, **about: Any) -> dict[str, Any]:
         "reasons": result.reasons,
         "refused_files": sorted(result.files),
     }
+
+
+def write_unwritten(results: Iterable[TaskResult]) -> None:
+    """Write the files that tasks on other machines could not write. Called on the driver."""
+    for one in results:
+        for path, content in one.unwritten.items():
+            files.write(path, content)
 
 
 def write_report(target: str, document: dict[str, Any]) -> None:

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import socket
+from io import BytesIO
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from lisa.core.model.errors import LisaError
 from lisa.pipeline.source import files
 from lisa.pipeline.source.outcome import REASONS, TaskResult
+
+RETURNED_BYTES = 4 << 20
+"""Maximum size of the refused rows that one task returns to the driver."""
 
 
 class Refused:
     """Writes the refused rows of one task to a file of JSON lines `{topic, id, reason, row}`.
 
     The file name contains run and partition, so a repeated attempt of the task replaces the file.
-    Without a directory, only the first reasons are kept, in the result.
+    Without a directory, only the first reasons are kept, in the result. If the directory is a path
+    on the driver's machine, and the task runs on another one, the rows are returned to the driver.
+
+    machine: the driver's, as from `files.machine`; None if it does not matter.
     """
 
-    def __init__(self, directory: str | None, name: str, result: TaskResult) -> None:
+    def __init__(
+        self, directory: str | None, name: str, result: TaskResult, *, machine: str | None = None
+    ) -> None:
         self._path = files.join(directory, f"{name}.jsonl") if directory else None
+        self._is_elsewhere = bool(
+            directory and machine and files.is_local(directory) and files.machine() != machine
+        )
         self._result = result
         self._stream: Any = None
 
@@ -39,15 +53,24 @@ class Refused:
         if self._path is None:
             return
         if self._stream is None:
-            self._stream = files.open_new(self._path)
+            self._stream = BytesIO() if self._is_elsewhere else files.open_new(self._path)
             self._result.files.append(self._path)
         row = None
         if batch is not None:
             row = batch.slice(number, 1).to_pylist(maps_as_pydicts="lossy")[0]
         line = {"topic": topic, "id": message_id, "reason": reason, "row": row}
         self._stream.write(msgspec.json.encode(line, enc_hook=str) + b"\n")
+        if self._is_elsewhere and self._stream.tell() > RETURNED_BYTES:
+            raise LisaError(
+                f"option 'refused': a task on {socket.gethostname()} refused more rows than it can "
+                f"return to the driver's directory {self._path}; name a directory that all "
+                "machines share, as in s3a://bucket/refused, and run the job again"
+            )
 
     def close(self) -> None:
         """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
+        if self._stream is None:
+            return
+        if self._is_elsewhere and self._path is not None:
+            self._result.unwritten[self._path] = self._stream.getvalue()
+        self._stream.close()

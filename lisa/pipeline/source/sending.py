@@ -36,6 +36,7 @@ LONGEST_FULL_S = 1.0
 class WriteOptions:
     """The parsed options of a write.
 
+    machine: the driver's, as from `files.machine`.
     together: all equal rows are in one task, so that tasks need not report what they sent.
     """
 
@@ -47,6 +48,7 @@ class WriteOptions:
     job: str | None = None
     dedupe_for: timedelta | None = None
     refused: str | None = None
+    machine: str | None = None
     json_text: bool = False
     together: bool = False
 
@@ -89,7 +91,9 @@ class Sender:
         self._full_since: float | None = None
         self._pace = SharedRate(store, run, options.max_rate) if options.max_rate else None
         self._result = result
-        self._refused = Refused(options.refused, f"refused-{run}-{partition}", result)
+        self._refused = Refused(
+            options.refused, f"refused-{run}-{partition}", result, machine=options.machine
+        )
         self.batch: pa.RecordBatch | None = None
         """The Arrow batch of the messages being sent."""
 

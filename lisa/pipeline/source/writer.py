@@ -30,7 +30,7 @@ from lisa.pipeline.source.options import (
     refuse_unknown,
     whole_number,
 )
-from lisa.pipeline.source.outcome import TaskResult, added, report_of, write_report
+from lisa.pipeline.source.outcome import TaskResult, added, report_of, write_report, write_unwritten
 from lisa.pipeline.source.sending import WriteOptions
 from lisa.pipeline.source.task import Task
 
@@ -94,6 +94,7 @@ def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
         job=job if "id" not in schema.fieldNames() else None,
         dedupe_for=duration(given, "dedupe_for"),
         refused=given.get("refused") or None,
+        machine=files.machine(),
         together=flag(given, TOGETHER, default=False),
         json_text=choice(given, "body_format", ("text", "json"), "text") == "json",
     )
@@ -124,6 +125,7 @@ def _finish(
     """Run on the driver after all tasks: send missing duplicate rows, and write the report."""
     results = [one for one in messages if isinstance(one, TaskResult)]
     whole = added(results)
+    write_unwritten(results)
     try:
         if options.job is not None and not options.together:
             with options.server.open() as store:
