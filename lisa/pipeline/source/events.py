@@ -47,14 +47,25 @@ def number_of(item: Item) -> int | None:
 
 
 class Events:
-    """Collects entries of one journal, and returns them as record batches of a schema."""
+    """Collects entries of journals, and returns them as record batches of a schema.
+
+    A record batch takes as long to make as hundreds of events, so small journals share one.
+    """
 
     def __init__(self, journal: str, schema: pa.Schema) -> None:
         self._journal = journal
         self._schema = schema
         self._clear()
 
+    def turn_to(self, journal: str) -> None:
+        """Add the following entries as those of another journal."""
+        if journal != self._journal:
+            self._earlier.append((self._journal, len(self)))
+            self._journal = journal
+
     def _clear(self) -> None:
+        self._earlier: list[tuple[str, int]] = []
+        """Journals before the present one, and how many entries there were at their end."""
         self._entries: list[bytes] = []
         self._heads: list[Sequence[bytes]] = []
         self._extras: dict[bytes, list[tuple[int, bytes]]] = {}
@@ -99,13 +110,12 @@ class Events:
         return numbers
 
     def take(self) -> pa.RecordBatch:
-        """The events added since the last batch, in journal order."""
+        """The events added since the last batch, in the order of each journal."""
         rows = len(self._entries)
         numbers, actors, ids, states, groups, attempts = zip(*self._heads, strict=True)
         stamps = b"-".join(self._entries).split(b"-")
         columns: dict[str, Any] = {
-            "topic": pa.repeat(pa.scalar(topic_of(self._journal)), rows),
-            "shard": pa.repeat(pa.scalar(shard_suffix(self._journal), pa.string()), rows),
+            **self._names(rows),
             "group": _texts([one or None for one in groups]),
             "id": _texts([one or None for one in ids]),
             "state": _texts(states),
@@ -127,6 +137,17 @@ class Events:
             columns.update(opened(envelopes))
         self._clear()
         return to_batch(self._schema, columns, rows)
+
+    def _names(self, rows: int) -> dict[str, pa.Array]:
+        """The columns topic and shard."""
+        topics: list[str] = []
+        shards: list[str | None] = []
+        for journal, end in (*self._earlier, (self._journal, rows)):
+            count = end - len(topics)
+            if count:
+                topics += [topic_of(journal)] * count
+                shards += [shard_suffix(journal)] * count
+        return {"topic": pa.array(topics, pa.string()), "shard": pa.array(shards, pa.string())}
 
     def _sparse(self, name: bytes, rows: int) -> list[bytes | None]:
         """The column of an optional field."""

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import topic_of, topics_of
-from lisa.pipeline.source.events import gap_batch
+from lisa.pipeline.source.events import Events, gap_batch
 from lisa.pipeline.source.following import (
     Unread,
     archived,
@@ -42,7 +42,7 @@ from lisa.pipeline.source.journal_offsets import (
     stored_offset,
 )
 from lisa.pipeline.source.journal_options import JournalOptions
-from lisa.pipeline.source.journal_range import joined, read_range
+from lisa.pipeline.source.journal_range import add_range
 from lisa.pipeline.source.marks import ADVICE, START, JournalGap, Mark, shares
 from lisa.pipeline.source.read_columns import arrow_schema, checked
 
@@ -234,20 +234,23 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The events of one task as record batches. Raises LisaError as `latestOffset` does."""
         if isinstance(partition, JournalBundle):
             with self._options.server.open() as store:
-                yield from joined(self._pieces(store, partition))
+                yield from self._pieces(store, partition)
 
     def _pieces(self, store: SyncStore, bundle: JournalBundle) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(self._schema)
+        events = Events(bundle.ranges[0].journal, schema)
         for one in bundle.ranges:
             if one.gap is not None:
                 yield gap_batch(one.gap, schema)
                 continue
-            for piece in read_range(store, one.journal, one.begin, one.end, schema):
+            for piece in add_range(store, one.journal, one.begin, one.end, events):
                 if isinstance(piece, JournalGap):
                     _handle_gap(piece, fail=self._options.fail_on_gap)
                     yield gap_batch(piece, schema)
                 else:
                     yield piece
+        if len(events):
+            yield events.take()
 
     def commit(self, end: Offset) -> None:
         """Report this reader's progress to the journal, if option `archive` is set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lisa.core.transitions.read import Read
@@ -23,7 +23,18 @@ def read_range(
     store: SyncStore, journal: str, begin: Mark, end: Mark, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | JournalGap]:
     """The events after `begin` up to `end`, and each gap between them at its position."""
-    events, here, is_last = Events(journal, schema), begin, False
+    events = Events(journal, schema)
+    yield from add_range(store, journal, begin, end, events)
+    if len(events):
+        yield events.take()
+
+
+def add_range(
+    store: SyncStore, journal: str, begin: Mark, end: Mark, events: Events
+) -> Iterator[pa.RecordBatch | JournalGap]:
+    """As `read_range`, but the last events, too few for a record batch, are left in `events`."""
+    here, is_last = begin, False
+    events.turn_to(journal)
     while not is_last:
         is_last, items = store.call(Read(journal, f"({here.entry}", end.entry))
         if not items:
@@ -34,31 +45,8 @@ def read_range(
         here = Mark(items[-1][0].decode(), numbers[-1] if numbers else here.number)
         if len(events) >= BATCH_ROWS or events.size >= BATCH_BYTES:
             yield events.take()
-    if len(events):
-        yield events.take()
     if here.number < end.number:
         yield JournalGap(journal, TRIMMED, here.entry, here.number + 1, end.number, None)
-
-
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer record batches, because each batch has a cost in Spark."""
-    waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        rows, size = sum(map(len, waiting)), sum(one.nbytes for one in waiting)
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield from _one_batch(waiting)
-            waiting.clear()
-    yield from _one_batch(waiting)
-
-
-def _one_batch(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    import pyarrow as pa
-
-    if len(batches) < 2:
-        return list(batches)
-    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return found
 
 
 def _gaps(journal: str, here: Mark, items: Sequence[Item]) -> Iterator[JournalGap]:
