@@ -251,6 +251,12 @@ def test_types_of_json_lines_can_be_declared(bodies_of: Callable[..., list[Any]]
     assert bodies == [{"order": "41"}]
 
 
+def test_text_of_json_lines_stays_text(bodies_of: Callable[..., list[Any]]) -> None:
+    """Only a CSV lacks types."""
+    lines = '{"order": "41", "delay": 60000}\n'
+    assert bodies_of(lines, name="orders.jsonl") == [{"order": "41"}]
+
+
 def test_a_value_that_does_not_fit_its_declared_type_is_refused(
     pipeline: Callable[..., Result], redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

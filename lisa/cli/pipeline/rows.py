@@ -14,6 +14,13 @@ ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 CORRUPT = "_corrupt_record"
 
 
+def format_of(source: str, kind: str | None) -> str:
+    """The format of a source: `kind`, else from its name, else parquet."""
+    name = source.lower().removesuffix(".gz")
+    found = (mark for ending, mark in ENDINGS.items() if name.endswith(ending))
+    return kind or next(found, "parquet")
+
+
 def read(
     spark: SparkSession,
     source: str,
@@ -21,19 +28,13 @@ def read(
     options: dict[str, str],
     schema: str | None = None,
 ) -> DataFrame:
-    """Read a file, directory, URL or table; kind None derives the format from the name.
+    """Read a file, directory, URL or table; kind: see `format_of`.
 
     schema: types as DDL, as in "order long, paid boolean". A CSV's other columns are text; of JSON
     lines, only these fields are read. Raises ConfigError for other formats, and for a column that
     the CSV lacks.
     """
-    if kind is None:
-        ends = (
-            mark
-            for ending, mark in ENDINGS.items()
-            if source.lower().removesuffix(".gz").endswith(ending)
-        )
-        kind = next(ends, "parquet")
+    kind = format_of(source, kind)
     if schema is not None and kind not in ("csv", "json"):
         raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
     if kind == "table":

@@ -138,11 +138,12 @@ def schedule(
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
     with shared.session("pipeline schedule") as spark, _progress_bar() as progress:
-        from lisa.cli.pipeline.rows import as_messages, read
+        from lisa.cli.pipeline.rows import as_messages, format_of, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
         table = read(spark, source, kind, read_option, schema)
-        rows = as_messages(table, columns, all_to=topic, infer=schema is None)
+        is_untyped = schema is None and format_of(source, kind) == "csv"
+        rows = as_messages(table, columns, all_to=topic, infer=is_untyped)
         done = run_job(rows, topic=topic, progress=progress, **connection, **options)
     _print_result(done, options["refused"], as_json=shared.json)
     if done.refused:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import posixpath
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import getnode, uuid4
@@ -68,11 +67,12 @@ def is_local(target: str) -> bool:
 
 def machine() -> str:
     """Identifies the file system that this process sees: machine, container, mount namespace."""
-    named = [socket.gethostname(), str(getnode())]
-    with suppress(OSError):
-        named.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
-        named.append(os.readlink("/proc/self/ns/mnt"))  # noqa: PTH115  not a path
-    return " ".join(named)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        mounts = os.readlink("/proc/self/ns/mnt")  # noqa: PTH115  not a path
+    except OSError:  # not Linux
+        boot, mounts = str(getnode()), ""
+    return f"{socket.gethostname()} {boot} {mounts}"
 
 
 def found(target: str) -> tuple[fs.FileSystem, str]:
