@@ -83,6 +83,14 @@ def test_a_tick_creates_the_next_occurrence() -> None:
     assert (step.score, step.drops) == (at(2), [])
 
 
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_a_clock_that_is_slightly_behind_repeats_no_tick(overlap: str) -> None:
+    record = started({"overlap": overlap})
+    step = advance(record, at(1) - 5, is_split=False)
+    assert created(step) == ([2] if overlap == "allow" else [1])
+    assert step.record.tick == at(2)
+
+
 def test_ticks_that_are_a_little_late_all_run() -> None:
     record = started({"every": "2s", "catch_up": "one"})
     step = advance(record, START + 2_000 + ON_TIME_MS, is_split=False)

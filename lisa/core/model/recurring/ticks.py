@@ -117,6 +117,8 @@ def advance(record: Record, now_ms: int, *, is_split: bool) -> TickStep:
     """The step for a schedule whose tick has come."""
     if record.tick is None:
         return TickStep(record=record, score=None)
+    # A manager's estimate of the server's clock may go back by some milliseconds.
+    now_ms = max(now_ms, record.tick)
     if record.is_made:
         return _advance_made(record, now_ms, is_split=is_split)
     ticks = _wanted(record, [record.tick - 1, now_ms])
