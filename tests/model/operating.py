@@ -85,6 +85,8 @@ def configure(topic: Topic, values: Mapping[str, str | None], *, declared: bool)
         if not declared or is_its_own:
             write(topic, name, value)
             changes += is_set != value
+            if name == "paused" and (is_set or "0") != (value or "0"):
+                topic.count("pauses" if value == "1" else "resumes")
     return changes
 
 
