@@ -79,13 +79,14 @@ if n > 0 and is_held() then
 end
 
 local settings = call('HMGET', OPTIONS, 'capacity', 'journal')
-if settings[1] and n > 0 then
+local capacity = tonumber(settings[1] or '') -- empty: unlimited
+if capacity and n > 0 then
   local held = 0
   for _, group in ipairs(groups) do
     held = math.max(held, call('HLEN', group.entries) + call('ZCARD', group.retry))
   end
   local live = call('ZCARD', WAITING) + held
-  if live + n - drops > tonumber(settings[1]) then return {'FULL', live, tonumber(settings[1])} end
+  if live + n - drops > capacity then return {'FULL', live, capacity} end
 end
 
 begin_freeing()

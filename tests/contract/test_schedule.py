@@ -175,6 +175,11 @@ def test_the_capacity_of_the_topic_counts(bench: Bench) -> None:
     assert bench.call(call(drops=["x"])).outcomes == "a"
 
 
+def test_an_unlimited_capacity_is_stored_as_empty_text(bench: Bench) -> None:
+    bench.put(options={"capacity": ""}, schedules={"s": BEFORE})
+    assert bench.call(call()).outcomes == "a"
+
+
 def test_a_shard_of_another_layout_refuses(bench: Bench) -> None:
     bench.put(options={"accepts": "-3"}, schedules={"s": BEFORE})
     with pytest.raises(Misplaced):

@@ -318,6 +318,8 @@ def test_a_table_is_sent_and_its_columns_may_name_topics(
             "n",
             "--delay",
             "wait",
+            "--body",
+            "*",
             "--on-duplicate",
             "reject",
             "--dedupe-for",
