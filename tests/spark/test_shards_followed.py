@@ -21,7 +21,7 @@ from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.source.following import record_archived
 from lisa.pipeline.source.journal import JournalReader
-from lisa.pipeline.source.journal_offsets import JournalRange
+from lisa.pipeline.source.journal_offsets import JournalBundle
 from lisa.pipeline.source.marks import Mark
 from tests.shards import Split
 from tests.spark.journals import Journal
@@ -147,8 +147,9 @@ class TestStartPositions:
             end = reader.latestOffset(offset, ReadMaxRows(5))
             if end == offset:
                 break
+            tasks = reader.partitions(offset, end)
             pieces = [
-                one for one in reader.partitions(offset, end) if isinstance(one, JournalRange)
+                one for task in tasks if isinstance(task, JournalBundle) for one in task.ranges
             ]
             assert 1 <= sum(one.end.number - one.begin.number for one in pieces) <= 5
             for one in pieces:
