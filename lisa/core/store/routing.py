@@ -78,6 +78,8 @@ class Router(Runner):
 
     def layouts(self, topics: Sequence[Topic]) -> Flow[list[Layout]]:
         """Read the layouts of many topics from the server, in the same order."""
+        if not topics:
+            return []
         replies = yield from self.commands(
             [("HGET", self.keys.topic(topic).options, "layout") for topic in topics]
         )
