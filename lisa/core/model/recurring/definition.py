@@ -170,14 +170,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         state = msgspec.structs.replace(self, version=0, tick=None, made_ms=0)
         return self.fence.encode() + b" " + msgspec.json.encode(state)
 
-    @classmethod
-    def decode(cls, stored: bytes) -> Self:
+    @staticmethod
+    def decode(stored: bytes) -> Record:
         """The reverse of `encode`. Raises InvalidMessage."""
         try:
             fence, _, rest = stored.partition(b" ")
             version, tick, made_ms = fence.decode().split(".")
             tick = tick.removesuffix("q")
-            record = msgspec.json.decode(rest, type=cls)
+            record = _record_decoder.decode(rest)
             return msgspec.structs.replace(
                 record,
                 version=int(version),
@@ -186,6 +186,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
         except (ValueError, msgspec.DecodeError) as error:
             raise InvalidMessage(f"the record of a schedule cannot be read: {error}") from None
+
+
+# Created at import: msgspec crashes if several threads prepare the decoder of one type at once.
+_record_decoder = msgspec.json.Decoder(Record)
 
 
 def check_name(name: str) -> str:
