@@ -1,9 +1,9 @@
 """Runs one step of a schedule: its record and its occurrences.
 
-On a topic with one shard, a step is one script call. On a topic with several, schedules stand in
-the topic's own slot while occurrences are spread over its shards: there each is created at its
-tick, by a send that is idempotent by id, before the schedule goes on to the next tick. A crash
-between the two repeats the send.
+On a topic with one shard, a step is one script call. On a topic with several shards, schedules are
+stored in the topic's own slot, but occurrences are spread over the shards. Each occurrence is then
+created at its tick, by a send that is idempotent by id, before the schedule advances to the next
+tick. A crash between the two repeats the send.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _change(
     has_jitter: bool = True,
     settles: bool = False,
 ) -> Flow[ScheduleOutcome | None]:
-    """Apply a change to the present record, again until nobody else was faster.
+    """Apply a change to the stored record; retry if another process changed the record first.
 
     settles: whether to do first what is due, as a manager would, so that no tick is lost.
     Returns None if there was nothing to change.

@@ -35,7 +35,7 @@ _LONGEST_MONTH = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
 class CronPattern:
     """A parsed pattern; the fields hold the allowed values, sorted.
 
-    days: days of the month. nearest: days of which the nearest working day counts (`15W`).
+    days: days of the month. nearest: days replaced by their nearest weekday (`15W`).
     has_last_day, has_last_working_day: whether `L` and `LW` are among the days of the month.
     weekdays: 0 (Sunday) to 6. nth_weekdays: weekdays with their number in the month, or `LAST`.
     needs_both: whether day of month and day of week must both match; otherwise one suffices.
