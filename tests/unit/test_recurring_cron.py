@@ -128,6 +128,16 @@ def test_a_pattern_that_never_fires_again_has_no_next_instant() -> None:
     assert next_instant(pattern, UTC, 1_800_000_000, skips=False) is None
 
 
+@pytest.mark.parametrize("cron", ["0 9 * * *", "*/5 * * * *"])
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_instants_at_the_ends_of_the_calendar(zone: str, cron: str) -> None:
+    tz = ZoneInfo(zone)
+    first = next_instant(parse_cron(cron), tz, -62_135_596_800, skips=False)  # year 1
+    assert first is not None
+    assert 0 <= first <= 86_400
+    assert next_instant(parse_cron(cron), tz, 253_402_300_799, skips=False) is None  # year 9999
+
+
 CHANGES = {
     "in the gap: right after": (
         "30 2 * * *", "Europe/Berlin", "2026-03-28 12:00:00",

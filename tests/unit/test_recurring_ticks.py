@@ -56,6 +56,13 @@ def test_an_interval_keeps_its_phase() -> None:
     assert ticks == [start, start + 600_000, start + 600_000, start + 1_200_000]
 
 
+def test_an_interval_ends_with_the_year_9999() -> None:
+    record = made({"every": "10m"})
+    last = next_tick(record.definition, START, 253_402_300_799_999 - 600_000)
+    assert last is not None
+    assert next_tick(record.definition, START, last) is None
+
+
 def test_start_and_until_are_included() -> None:
     options: ScheduleOptions = {
         "cron": "0 9 * * *",

@@ -22,14 +22,19 @@ YEARS_AHEAD = 50
 NEAR_S = 26 * 3600
 """Longer than any change of a clock: Apia skipped a whole day."""
 
-_SECOND = timedelta(seconds=1)
+_END_S = int(datetime(LAST_YEAR + 1, 1, 2, tzinfo=UTC).timestamp())
+"""After the last year, in every time zone."""
 
 
 def next_instant(pattern: CronPattern, zone: tzinfo, after_s: int, *, skips: bool) -> int | None:
     """The pattern's first instant after `after_s`, in epoch seconds; None if none is left.
 
-    skips: whether times within a gap of the wall clock do not fire.
+    skips: whether times within a gap of the wall clock do not fire. The search covers the years
+    1970 to 2199: near the years 1 and 9999, a wall time may lie outside datetime's range.
     """
+    if after_s >= _END_S:
+        return None
+    after_s = max(after_s, -1)
     if pattern.is_wildcard:
         return _next_elapsed(pattern, zone, after_s)
     wall = _wall(zone, after_s)

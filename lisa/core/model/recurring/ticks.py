@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from lisa.core.model.clock import MAX_DUE_MS
 from lisa.core.model.recurring.calendar import next_instant
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
@@ -52,7 +53,10 @@ class TickStep:
 
 
 def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> int | None:
-    """The first tick after an instant; None if none is left."""
+    """The first tick after an instant; None if none is left.
+
+    Patterns tick from 1970 to 2199, intervals until the year 9999.
+    """
     start, until = definition.start_ms, definition.until_ms
     if definition.cron:
         after_s = (after_ms if start is None else max(after_ms, start - 1)) // 1000
@@ -66,7 +70,8 @@ def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> in
         tick = anchor
         if after_ms >= anchor:
             tick += ((after_ms - anchor) // definition.every_ms + 1) * definition.every_ms
-    return None if tick is None or (until is not None and tick > until) else tick
+    last_ms = MAX_DUE_MS if until is None else until
+    return None if tick is None or tick > last_ms else tick
 
 
 def ticks_between(record: Record, after_ms: int, up_to_ms: int, most: int) -> list[int]:
