@@ -63,8 +63,9 @@ class Intake:
         if not self._sub.closing.is_set():
             self._woken.wait(seconds)
 
-    def release_collected(self) -> None:
-        """Release the deliveries of an incomplete batch."""
+    def release_unstarted(self) -> None:
+        """Release unopened entries and the deliveries of an incomplete batch."""
+        self._stream.release_unopened()
         if self._collector:
             self._sub.give_back(self._collector.take())
 
@@ -77,8 +78,7 @@ class Intake:
     def close(self) -> None:
         """Settle finished deliveries and release the others."""
         self._settler.flush_now_for(self._sub)
-        self._stream.release_unopened()
-        self.release_collected()
+        self.release_unstarted()
         self._stream.close()
 
     def step(self) -> None:
@@ -191,8 +191,8 @@ class Intake:
             return
         sub = self._sub
         try:
-            if sub.closing.is_set():
-                return
+            if sub.is_interrupted():
+                return  # a request to end the read that arrives just before it has no effect
             deliveries = self._stream.open()
             if sub.outcomes.failures or sub.outcomes.expired:
                 self._settler.notify()

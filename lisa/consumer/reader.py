@@ -166,10 +166,10 @@ class Reader:
         elif sub.membership.is_removed:
             self._await_group()
         elif sub.is_paused_here:
-            self._intake.release_collected()
+            self._intake.release_unstarted()
             self._intake.pause(LOOK_AGAIN_S)
         elif sub.is_paused_topic:
-            self._intake.release_collected()
+            self._intake.release_unstarted()
             self._intake.pause(LOOK_AGAIN_S)
             sub.check_paused()
         else:

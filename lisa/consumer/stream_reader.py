@@ -105,7 +105,6 @@ class StreamReader:
             del self._unopened[:opened]
             if total >= AHEAD_BYTES and count >= self._startable and self._unopened:
                 self.release_unopened()
-                self.drop_unopened()
         sub.pace.size.measured(total, count)
         return taken
 
@@ -117,6 +116,7 @@ class StreamReader:
         """Release the unopened entries."""
         if self._unopened:
             self._sub.release([(entry.id, entry.entry) for entry in self._unopened])
+            self._unopened.clear()
 
     def _release_lost(self) -> bool:
         """Release entries whose reply was lost; returns whether to check again soon."""

@@ -225,10 +225,32 @@ def test_pause_and_resume_here_only(bench: Bench) -> None:
     with consumer:
         wait_until(presences_running(bench))
         consumer.pause(TOPIC)
-        time.sleep(0.1)
         [sent] = bench.send(TOPIC, [1])
         time.sleep(0.3)
         assert bench.states(TOPIC, sent) == ["ready"]
+        consumer.resume()
+        wait_until(lambda: seen == [1])
+
+
+def test_what_a_read_brings_after_a_pause_is_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request to end the read may arrive just before the read, and end nothing."""
+    bench.declare(TOPIC)
+    seen: list[int] = []
+    consumer = Consumer(bench.url)
+    consumer.on(TOPIC, lambda message: seen.append(message.attempt))
+    with consumer:
+        wait_until(lambda: b"blocked_clients:1\r" in bench.ask("INFO", "clients"))
+        monkeypatch.setattr(StreamReader, "interrupt", lambda _: True)
+        consumer.pause(TOPIC)
+        [sent] = bench.send(TOPIC, [1])
+        ready = bench.store.keys.topic(TOPIC).group("lisa").ready
+        wait_until(lambda: bench.stat(TOPIC, "released") == 1)
+        assert bench.states(TOPIC, sent) == ["ready"]
+        assert bench.ask("XPENDING", ready, "lisa")[0] == 0
+        assert seen == []
+        monkeypatch.undo()
         consumer.resume()
         wait_until(lambda: seen == [1])
 
