@@ -10,7 +10,7 @@ import click
 
 from lisa.cli.options import Chosen, Duration, Moment, common, together
 from lisa.cli.output import body_fields, confirm, iso, print_json, print_table, when
-from lisa.core.model.clock import datetime_ms, human
+from lisa.core.model.clock import datetime_ms
 
 if TYPE_CHECKING:
     from lisa.producer import ScheduleInfo
@@ -35,7 +35,14 @@ def list_(chosen: Chosen, topic: str) -> None:
         return
     now_ms = time.time_ns() // 1_000_000
     rows = (
-        [one.name, _rule(one), one.definition.tz, _next(one, now_ms), one.made, one.version]
+        [
+            one.name,
+            one.definition.rule,
+            one.definition.tz,
+            _next(one, now_ms),
+            one.made,
+            one.version,
+        ]
         for one in found
     )
     print_table(
@@ -216,10 +223,6 @@ def _report(chosen: Chosen, topic: str, name: str, *, done: str, changed: bool, 
         print_json({"topic": topic, "name": name, "changed": changed})
     else:
         click.echo(f"{topic}  {name}  {done if changed else other}")
-
-
-def _rule(one: ScheduleInfo) -> str:
-    return one.definition.cron or f"every {human(one.definition.every_ms)}"
 
 
 def _next(one: ScheduleInfo, now_ms: int) -> str:

@@ -40,6 +40,9 @@ PAGES = {
     "dead": "/topics/orders/messages?state=garbage",
     "message": "/topics/orders/messages/dead-order",
     "waiting": "/topics/orders/messages/order-1",
+    "schedules": "/topics/reports.nightly/schedules",
+    "schedule": "/topics/reports.nightly/schedule?name=nightly",
+    "schedule-form": "/topics/reports.nightly/schedule/edit?name=nightly",
     "search": "/search",
     "found-nothing": "/search?q=none-such",
     "consumers": "/consumers",
@@ -78,6 +81,10 @@ def site() -> Iterator[Site]:
         running.kill("orders", "dead-order", {"order": 7, "note": HOSTILE}, "no stock <left>")
         running.kill("orders", HOSTILE_ID, {HOSTILE: HOSTILE}, HOSTILE)
         running.kill("orders", "bytes", b"\x00\xff<b>", "cannot read this")
+        running.producer.schedule(
+            "nightly", topic="reports.nightly", body={HOSTILE: 1}, cron="15 3 * * MON-FRI",
+            tz="America/Argentina/Buenos_Aires", headers={"source": "shop"},
+        )  # fmt: skip
         running.raw.hset("lisa:{sms}:options", "paused", "1")
         for topic in ("sms", "stock.release"):  # due, but paused, or without a consumer
             running.producer.send(topic, 1)

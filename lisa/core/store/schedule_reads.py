@@ -69,19 +69,25 @@ class SchedulePage(NamedTuple):
 
 def get(store: Store, topic: str, name: str) -> Flow[ScheduleInfo | None]:
     """One schedule; None if there is none of that name."""
+    record = yield from get_record(store, topic, name)
+    return None if record is None else ScheduleInfo.of(topic, name, record)
+
+
+def get_record(store: Store, topic: str, name: str) -> Flow[Record | None]:
+    """The record of one schedule; None if there is none of that name. Raises InvalidMessage."""
     stored = yield from store.command("HGET", store.keys.topic(topic).schedules, name)
-    return None if stored is None else ScheduleInfo.of(topic, name, Record.decode(stored))
+    return None if stored is None else Record.decode(stored)
 
 
 def record_page(
-    store: Store, topic: str, cursor: str | None = None
+    store: Store, topic: str, cursor: str | None = None, count: int = PAGE
 ) -> Flow[tuple[dict[str, Record], str | None]]:
     """Some of a topic's records by name, and the cursor of the next page; None at the end.
 
-    In no particular order; unreadable records are left out.
+    In no particular order; unreadable records are left out. count: about how many.
     """
     key = store.keys.topic(topic).schedules
-    reply = yield from store.command("HSCAN", key, cursor or "0", "COUNT", PAGE)
+    reply = yield from store.command("HSCAN", key, cursor or "0", "COUNT", count)
     following, flat = text(reply[0]), reply[1]
     records: dict[str, Record] = {}
     for name, stored in zip(flat[::2], flat[1::2], strict=True):
@@ -110,11 +116,14 @@ def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
             return [found_[name] for name in sorted(found_)]
 
 
-def upcoming(schedule: ScheduleInfo, made_ms: int, after_ms: int, count: int) -> list[int]:
-    """The next ticks after an instant, at most `count` of them."""
+def upcoming(record: Record, now_ms: int, count: int) -> list[int]:
+    """The next ticks, at most `count` of them, and no more than the schedule may still create."""
+    most = record.definition.most
+    if most is not None:
+        count = min(count, max(0, most - record.made + record.is_made))
     ticks: list[int] = []
     while len(ticks) < count:
-        tick = next_tick(schedule.definition, made_ms, ticks[-1] if ticks else after_ms)
+        tick = next_tick(record.definition, record.made_ms, ticks[-1] if ticks else now_ms)
         if tick is None:
             break
         ticks.append(tick)
@@ -123,13 +132,9 @@ def upcoming(schedule: ScheduleInfo, made_ms: int, after_ms: int, count: int) ->
 
 def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:
     """The next ticks of a schedule, in epoch ms. Raises InvalidMessage if there is none."""
-    stored = yield from store.command("HGET", store.keys.topic(topic).schedules, name)
-    record = known(Record.decode(stored) if stored else None, topic, name)
+    record = known((yield from get_record(store, topic, name)), topic, name)
     now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
-    most = record.definition.most
-    if most is not None:
-        count = min(count, max(0, most - record.made + record.is_made))
-    return upcoming(ScheduleInfo.of(topic, name, record), record.made_ms, now_ms, count)
+    return upcoming(record, now_ms, count)
 
 
 def scheduled_topics(store: Store) -> Flow[list[str]]:

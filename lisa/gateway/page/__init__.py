@@ -22,6 +22,8 @@ from lisa.gateway.page import (
     messages,
     overview,
     roles,
+    schedule_forms,
+    schedules,
     search,
     topic,
 )
@@ -38,6 +40,9 @@ VIEWS: dict[str, View] = {
     "/managers": roles.managers,
     "/topics/{topic}": topic.show,
     "/topics/{topic}/garbage": garbage.show,
+    "/topics/{topic}/schedules": schedules.show_list,
+    "/topics/{topic}/schedule": schedules.show,
+    "/topics/{topic}/schedule/edit": schedule_forms.show,
     "/topics/{topic}/messages": messages.show,
     "/topics/{topic}/message": message.show,
     "/topics/{topic}/messages/{id:path}": message.show,

@@ -6,9 +6,7 @@ Actions that cannot be undone, or that affect more than the selected messages, a
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
@@ -21,10 +19,11 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
 from lisa.gateway import audit
 from lisa.gateway.access import Forbidden, Scope
-from lisa.gateway.page import garbage_runs, resending, sessions
+from lisa.gateway.page import garbage_runs, resending, schedule_actions, sessions
 from lisa.gateway.page.garbage import FIELDS, selection_of
 from lisa.gateway.page.garbage_runs import GarbageRun
 from lisa.gateway.page.rendering import message_link
+from lisa.gateway.page.verbs import Done, FormAction, Verb
 from lisa.gateway.page.view_context import NOTICE, PageRequest, read_form, safe_path
 from lisa.gateway.problems import ErrorResponse
 
@@ -32,38 +31,6 @@ _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 MOST_COUNTED = 100_000
 """Dead messages that a question with a filter by reason counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class FormAction:
-    """A posted form: the action and the messages it applies to."""
-
-    visit: PageRequest
-    topic: str
-    verb: str
-    picked: tuple[tuple[str, str], ...]
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def id(self) -> str:
-        """The id of the message to act on. Raises InvalidMessage."""
-        return check_id(self.fields.get("id", ""))
-
-
-class _Done(NamedTuple):
-    """The result of an action; `back` is the page to show instead of the form's."""
-
-    did: str
-    n: int | str = ""
-    of: int | str = ""
-    back: str = ""
-
-
-class _Verb(NamedTuple):
-    scope: Scope
-    work: Callable[[FormAction], Awaitable[_Done]]
-    name: str = ""
-    warning: str | None = None
-    """The text of the page that asks for confirmation; None runs the action immediately."""
 
 
 async def act(visit: PageRequest) -> Response:
@@ -89,11 +56,12 @@ async def act(visit: PageRequest) -> Response:
         action = replace(action, fields={**fields, "until": until})
         kept = [(name, value) for name, value in pairs if name not in ("key", "until", "pace")]
         kept.append(("until", until))
-        count = await _how_many(action)
+        asks = known.asks or _about_messages
+        title, count = await asks(action)
         return visit.page(
             "confirm.html",
             topic=topic,
-            action=f"{known.name} {count:,} {'message' if count == 1 else 'messages'}",
+            action=f"{known.name} {title}",
             warning=known.warning,
             count=count,
             has_pace=verb == "requeue_all",
@@ -101,12 +69,14 @@ async def act(visit: PageRequest) -> Response:
             back=safe_path(fields.get("back", "/")),
         )
     done = await known.work(action)
+    if isinstance(done, Response):
+        return done
     _audit(action, done)
     visit.snapshots.clear()
     return RedirectResponse(_back(fields, done), 303)
 
 
-def _audit(action: FormAction, done: _Done) -> None:
+def _audit(action: FormAction, done: Done) -> None:
     visit, fields = action.visit, action.fields
     audit.changed(
         visit.request,
@@ -115,13 +85,14 @@ def _audit(action: FormAction, done: _Done) -> None:
         topic=action.topic,
         id=fields.get("id"),
         new_id=fields.get("new"),
+        schedule=fields.get("schedule"),
         session=visit.session_name,
         **{name: fields.get(name) for name in (*FIELDS, "pace")},
         done=done.n,
     )
 
 
-def _back(fields: dict[str, str], done: _Done) -> str:
+def _back(fields: dict[str, str], done: Done) -> str:
     path = done.back or safe_path(fields.get("back", "/"))
     notice = {name: value for name in NOTICE if (value := getattr(done, name)) != ""}
     return f"{path}{'&' if '?' in path else '?'}{urlencode(notice)}"
@@ -164,13 +135,18 @@ async def _how_many(action: FormAction) -> int:
     return sum(one.messages for one in counts)
 
 
-async def _switch(action: FormAction) -> _Done:
+async def _about_messages(action: FormAction) -> tuple[str, int]:
+    count = await _how_many(action)
+    return f"{count:,} {'message' if count == 1 else 'messages'}", count
+
+
+async def _switch(action: FormAction) -> Done:
     store, flow = action.visit.hub.store, _SWITCHES[action.verb]
     await store.drive(flow(store, action.topic))
-    return _Done(f"{action.verb}d")
+    return Done(f"{action.verb}d")
 
 
-async def _some(action: FormAction) -> _Done:
+async def _some(action: FormAction) -> Done:
     store, flow = action.visit.hub.store, _FLOWS[action.verb]
     by_group: dict[str, list[str]] = {}
     for group, message_id in action.picked:
@@ -178,45 +154,45 @@ async def _some(action: FormAction) -> _Done:
     done = 0
     for group, ids in by_group.items():
         done += sum(await store.drive(flow(store, action.topic, group, ids)))
-    return _Done(f"{action.verb}d", done, len(action.picked))
+    return Done(f"{action.verb}d", done, len(action.picked))
 
 
-async def _all(action: FormAction) -> _Done:
+async def _all(action: FormAction) -> Done:
     visit, verb = action.visit, action.verb.removesuffix("_all")
     rate = garbage_runs.pace(action.fields.get("pace", ""))
     run = GarbageRun(verb, await _how_many(action), rate)
     await visit.snapshots.runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
     if not run.is_running:
-        return _Done(f"{verb}d", run.done)
-    run.on_end(lambda: _audit(action, _Done(f"{verb}d", run.done)))
-    return _Done(f"{verb}_continues", run.done)
+        return Done(f"{verb}d", run.done)
+    run.on_end(lambda: _audit(action, Done(f"{verb}d", run.done)))
+    return Done(f"{verb}_continues", run.done)
 
 
-async def _stop(action: FormAction) -> _Done:
-    return _Done("stopped", action.visit.snapshots.runs.stop(action.topic))
+async def _stop(action: FormAction) -> Done:
+    return Done("stopped", action.visit.snapshots.runs.stop(action.topic))
 
 
 _FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}
 _SWITCHES = {"pause": topic_flows.pause, "resume": topic_flows.resume}
 
 
-async def _cancel(action: FormAction) -> _Done:
+async def _cancel(action: FormAction) -> Done:
     outcome = await action.visit.hub.sender.cancel(action.topic, action.id())
-    return _Done("cancel", str(outcome))
+    return Done("cancel", str(outcome))
 
 
-async def _fire(action: FormAction) -> _Done:
+async def _fire(action: FormAction) -> Done:
     outcome = await action.visit.hub.sender.fire_now(action.topic, action.id())
-    return _Done("fire", str(outcome))
+    return Done("fire", str(outcome))
 
 
-async def _reschedule(action: FormAction) -> _Done:
+async def _reschedule(action: FormAction) -> Done:
     delay = parse_duration(action.fields.get("delay", ""))
     outcome = await action.visit.hub.sender.reschedule(action.topic, action.id(), delay=delay)
-    return _Done("reschedule", str(outcome))
+    return Done("reschedule", str(outcome))
 
 
-async def _again(action: FormAction) -> _Done:
+async def _again(action: FormAction) -> Done:
     fields = action.fields
     new_id, outcome = await resending.copy(
         action.visit.hub,
@@ -225,29 +201,30 @@ async def _again(action: FormAction) -> _Done:
         new_id=fields.get("new", ""),
         delay=fields.get("delay", ""),
     )
-    return _Done("again", outcome, back=message_link(action.topic, new_id))
+    return Done("again", outcome, back=message_link(action.topic, new_id))
 
 
-async def _edit(action: FormAction) -> _Done:
+async def _edit(action: FormAction) -> Done:
     topic, token = action.topic, action.visit.token
     if not token.allows(Scope.PRODUCE, topic):
         raise Forbidden(f"token {token.name!r} does not allow scope {Scope.PRODUCE} on {topic}")
     body = action.fields.get("body", "")
-    return _Done("edit", await resending.edit(action.visit.hub, topic, action.id(), body))
+    return Done("edit", await resending.edit(action.visit.hub, topic, action.id(), body))
 
 
 _FINAL = "This cannot be undone."
 VERBS = {
-    "pause": _Verb(Scope.OPERATE, _switch),
-    "resume": _Verb(Scope.OPERATE, _switch),
-    "requeue": _Verb(Scope.OPERATE, _some),
-    "purge": _Verb(Scope.OPERATE, _some, "Purge", _FINAL),
-    "requeue_all": _Verb(Scope.OPERATE, _all, "Requeue", "They become due immediately."),
-    "stop": _Verb(Scope.OPERATE, _stop),
-    "purge_all": _Verb(Scope.OPERATE, _all, "Purge", _FINAL),
-    "cancel": _Verb(Scope.PRODUCE, _cancel, "Cancel", _FINAL),
-    "fire": _Verb(Scope.PRODUCE, _fire),
-    "again": _Verb(Scope.PRODUCE, _again),
-    "edit": _Verb(Scope.OPERATE, _edit),
-    "reschedule": _Verb(Scope.PRODUCE, _reschedule),
+    "pause": Verb(Scope.OPERATE, _switch),
+    "resume": Verb(Scope.OPERATE, _switch),
+    "requeue": Verb(Scope.OPERATE, _some),
+    "purge": Verb(Scope.OPERATE, _some, "Purge", _FINAL),
+    "requeue_all": Verb(Scope.OPERATE, _all, "Requeue", "They become due immediately."),
+    "stop": Verb(Scope.OPERATE, _stop),
+    "purge_all": Verb(Scope.OPERATE, _all, "Purge", _FINAL),
+    "cancel": Verb(Scope.PRODUCE, _cancel, "Cancel", _FINAL),
+    "fire": Verb(Scope.PRODUCE, _fire),
+    "again": Verb(Scope.PRODUCE, _again),
+    "edit": Verb(Scope.OPERATE, _edit),
+    "reschedule": Verb(Scope.PRODUCE, _reschedule),
+    **schedule_actions.VERBS,
 }

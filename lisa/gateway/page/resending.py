@@ -91,7 +91,7 @@ async def edit(hub: GatewayContext, topic: str, message_id: str, body: str) -> s
     if "garbage" not in states or states & {"ready", "in_flight", "retry"}:
         return "duplicate"
     outgoing = Outgoing(
-        _edited(one.envelope.kind, body),
+        edited_body(one.envelope.kind, body),
         id=message_id,
         headers=one.envelope.headers,
         retry=one.policy,
@@ -107,7 +107,8 @@ def _body(envelope: Envelope) -> Any:
     return envelope.body.decode() if envelope.kind == "s" else envelope.body
 
 
-def _edited(kind: str, body: str) -> Any:
+def edited_body(kind: str, body: str) -> Any:
+    """The body of a form in the form in which producers take it. Raises InvalidMessage."""
     plain = body.replace("\r\n", "\n")  # browsers send every line break as two characters
     if kind == "s":
         return plain

@@ -114,6 +114,16 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
             raise InvalidMessage("until is before start")
 
     @property
+    def rule(self) -> str:
+        """The pattern, or the interval in words."""
+        return self.cron or f"every {human(self.every_ms)}"
+
+    @property
+    def encoded_body(self) -> bytes:
+        """The body, or its template, as bytes."""
+        return base64.b64decode(self.body) if self.kind == "b" else self.body.encode()
+
+    @property
     def is_ahead(self) -> bool:
         """Whether an occurrence is created ahead of its tick.
 
@@ -130,7 +140,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def body_at(self, name: str, tick_ms: int, previous_ms: int | None, count: int) -> bytes:
         """The envelope of an occurrence after its head. Raises InvalidMessage."""
         headers = {**self.headers, SCHEDULE_HEADER: name, TICK_HEADER: str(tick_ms)}
-        body = base64.b64decode(self.body) if self.kind == "b" else self.body.encode()
+        body = self.encoded_body
         if self.template:
             body = _filled(self, body, tick_ms, previous_ms, count)
         return self.kind.encode() + encode_headers(headers) + body
@@ -218,8 +228,8 @@ def stored_body(body: object) -> tuple[str, str]:
 def body_of(definition: ScheduleDefinition) -> Any:
     """The body as it was given."""
     if definition.kind == "b":
-        return base64.b64decode(definition.body)
-    return decode_body(definition.kind, definition.body.encode())
+        return definition.encoded_body
+    return decode_body(definition.kind, definition.encoded_body)
 
 
 @lru_cache(maxsize=4096)

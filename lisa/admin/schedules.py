@@ -1,0 +1,63 @@
+"""What became of the latest occurrences of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lisa.core.model.recurring.definition import Record, occurrence_id
+from lisa.core.model.recurring.ticks import next_tick, ticks_between
+from lisa.core.redis.flow import Flow
+from lisa.core.store.inspection import FoundMessage, found
+from lisa.core.store.store import Store
+from lisa.core.transitions.inspect import Inspect
+
+
+@dataclass(frozen=True, slots=True)
+class PastTick:
+    """A tick that has come, and its message.
+
+    message: None if none was created, or if its tombstone has expired.
+    """
+
+    tick_ms: int
+    id: str
+    message: FoundMessage | None
+
+
+def past(
+    store: Store, topic: str, records: Mapping[str, Record], now_ms: int, count: int
+) -> Flow[dict[str, list[PastTick]]]:
+    """The latest ticks of schedules by name, at most `count` each, the newest first."""
+    ticks = {
+        name: ticks_between(record, record.made_ms, _newest(record, now_ms), count)[::-1]
+        for name, record in records.items()
+    }
+    ids = [occurrence_id(name, tick) for name, some in ticks.items() for tick in some]
+    seen = (yield from store.run_by_id(Inspect(topic, ids, bodies=False))) if ids else []
+    messages = {one: found(topic, one, what) for one, what in zip(ids, seen, strict=True)}
+    return {
+        name: [_past_tick(name, tick, messages) for tick in some] for name, some in ticks.items()
+    }
+
+
+def _newest(record: Record, now_ms: int) -> int:
+    """The instant up to which the schedule had ticks."""
+    is_over = record.tick is None and not record.is_paused
+    if is_over and record.last is not None:
+        return min(now_ms, record.last)
+    return now_ms
+
+
+def _past_tick(name: str, tick: int, messages: Mapping[str, FoundMessage | None]) -> PastTick:
+    message_id = occurrence_id(name, tick)
+    return PastTick(tick, message_id, messages[message_id])
+
+
+def count_ticks(record: Record, from_ms: int, to_ms: int, most: int) -> int:
+    """The number of ticks in a range, both ends included; more than `most` count as `most + 1`."""
+    count, tick = 0, next_tick(record.definition, record.made_ms, from_ms - 1)
+    while tick is not None and tick <= to_ms and count <= most:
+        count += 1
+        tick = next_tick(record.definition, record.made_ms, tick)
+    return count

@@ -1,0 +1,129 @@
+"""The pages of schedules: a topic's list, and one schedule with its ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from lisa.admin.schedules import PastTick, past
+from lisa.core.model.clock import ms_datetime
+from lisa.core.model.envelope import Envelope
+from lisa.core.model.recurring.definition import Record, ScheduleDefinition, check_name, zone_of
+from lisa.core.redis.flow import Flow
+from lisa.core.store import schedule_reads
+from lisa.core.store.store import Store
+from lisa.gateway.page.bodies import Body, shown
+from lisa.gateway.page.message import BODY_BYTES
+from lisa.gateway.page.topic import require_topic
+from lisa.gateway.page.view_context import PageRequest
+from lisa.gateway.problems import ErrorResponse
+
+PER_PAGE = 100
+TICKS = 10
+READ_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """One schedule of the list, and its latest tick."""
+
+    name: str
+    record: Record
+    last: PastTick | None
+
+
+class _Listed(NamedTuple):
+    rows: list[ScheduleRow]
+    cursor: str | None
+    total: int
+
+
+async def show_list(visit: PageRequest) -> Response:
+    """A page of a topic's schedules."""
+    line = await require_topic(visit)
+    topic, store = line.topic, visit.hub.store
+    now_ms = (await visit.snapshot()).at_ms
+    cursor = visit.query.get("cursor", "")
+    cursor = cursor if cursor.isdecimal() and len(cursor) <= 20 else ""
+    listed = await visit.snapshots.flow(
+        ("schedules", topic, cursor), READ_S, lambda: _listed(store, topic, cursor, now_ms)
+    )
+    return visit.page(
+        "schedules.html",
+        topic=topic,
+        rows=listed.rows,
+        total=listed.total,
+        cursor=listed.cursor,
+        now_ms=now_ms,
+    )
+
+
+def _listed(store: Store, topic: str, cursor: str, now_ms: int) -> Flow[_Listed]:
+    total = yield from store.command("HLEN", store.keys.topic(topic).schedules)
+    records, following = yield from schedule_reads.record_page(
+        store, topic, cursor or None, PER_PAGE
+    )
+    latest = yield from past(store, topic, records, now_ms, 1)
+    rows = [
+        ScheduleRow(name, records[name], latest[name][0] if latest[name] else None)
+        for name in sorted(records)
+    ]
+    return _Listed(rows, following, total)
+
+
+async def show(visit: PageRequest) -> Response:
+    """The page of one schedule."""
+    topic, name = visit.topic(), check_name(visit.query.get("name", ""))
+    now_ms, store = (await visit.snapshot()).at_ms, visit.hub.store
+    if "hx-request" in visit.request.headers:  # refreshes of open pages share a read
+        record, latest = await visit.snapshots.flow(
+            ("schedule", topic, name), READ_S, lambda: _one(store, topic, name, now_ms)
+        )
+    else:
+        record, latest = await store.drive(_one(store, topic, name, now_ms))
+    record = known(record, topic, name)
+    upcoming = [] if record.is_paused else schedule_reads.upcoming(record, now_ms, TICKS)
+    return visit.page(
+        "schedule.html",
+        topic=topic,
+        name=name,
+        record=record,
+        defined=record.definition,
+        upcoming=[(tick, in_zone(tick, record.definition)) for tick in upcoming],
+        latest=latest,
+        body=body_of(record.definition),
+        now_ms=now_ms,
+        in_zone=in_zone,
+    )
+
+
+def _one(
+    store: Store, topic: str, name: str, now_ms: int
+) -> Flow[tuple[Record | None, list[PastTick]]]:
+    record = yield from schedule_reads.get_record(store, topic, name)
+    if record is None:
+        return None, []
+    records: Mapping[str, Record] = {name: record}
+    latest = yield from past(store, topic, records, now_ms, TICKS)
+    return record, latest[name]
+
+
+def known(record: Record | None, topic: str, name: str) -> Record:
+    """The record. Raises ErrorResponse 404 if there is none."""
+    if record is None:
+        raise ErrorResponse(404, "unknown-schedule", f"topic {topic!r} has no schedule {name!r}")
+    return record
+
+
+def in_zone(tick_ms: int, definition: ScheduleDefinition) -> str:
+    """An instant in the schedule's zone, with weekday and offset."""
+    return f"{ms_datetime(tick_ms).astimezone(zone_of(definition.tz)):%a %Y-%m-%d %H:%M:%S %z}"
+
+
+def body_of(definition: ScheduleDefinition) -> Body:
+    """The body, or its template, formatted."""
+    data = definition.encoded_body
+    return shown(Envelope("", "", definition.kind, {}, data), most=BODY_BYTES)
