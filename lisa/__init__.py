@@ -13,6 +13,7 @@ the scheduler.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -79,12 +80,21 @@ if TYPE_CHECKING:
         State,
     )
     from lisa.producer.shared import (
+        backfill_schedule,
         cancel,
         cancel_many,
         close,
         fire_now,
         get,
+        get_schedule,
+        next_ticks,
+        pause_schedule,
+        remove_schedule,
         reschedule,
+        resume_schedule,
+        run_schedule,
+        schedule,
+        schedules,
         send,
         send_many,
         send_one,
@@ -141,18 +151,27 @@ __all__ = [
     "TopicFull",
     "TopicOptions",
     "__version__",
+    "backfill_schedule",
     "cancel",
     "cancel_many",
     "close",
     "fire_now",
     "get",
+    "get_schedule",
     "message_acked",
     "message_dead",
     "message_expired",
     "message_received",
     "message_retrying",
+    "next_ticks",
+    "pause_schedule",
+    "remove_schedule",
     "replicas",
     "reschedule",
+    "resume_schedule",
+    "run_schedule",
+    "schedule",
+    "schedules",
     "send",
     "send_many",
     "send_one",
@@ -205,12 +224,21 @@ _HOMES = {
         "State",
     ),
     "lisa.producer.shared": (
+        "backfill_schedule",
         "cancel",
         "cancel_many",
         "close",
         "fire_now",
         "get",
+        "get_schedule",
+        "next_ticks",
+        "pause_schedule",
+        "remove_schedule",
         "reschedule",
+        "resume_schedule",
+        "run_schedule",
+        "schedule",
+        "schedules",
         "send",
         "send_many",
         "send_one",
@@ -252,6 +280,10 @@ def _other_folders() -> Iterator[str]:
 
 __path__.extend(_other_folders())
 sys.meta_path.append(_FullDistribution)
+
+# The client has no manager: `from lisa import *` imports what is installed.
+if importlib.machinery.PathFinder.find_spec("lisa.manager", __path__) is None:
+    del __all__[__all__.index("Manager")]  # type checkers know it nevertheless
 
 
 def __getattr__(name: str) -> object:

@@ -35,12 +35,15 @@ class Manager:
         The keys `group` and `groups` name groups to declare. The manager also finds and serves
         topics that are not listed here.
     groups: groups to declare by topic, such as `{"orders": ["billing"]}`.
+    schedules: recurring messages, each a mapping of the arguments of `Producer.schedule`, such as
+        `[{"name": "daily", "topic": "reports", "body": 1, "cron": "0 9 * * *"}]`. The manager
+        declares them: it changes and removes only what a manager declared last.
     default_group: the group to declare when a consumer waits on a topic without any group.
     move, clean, process_pending, sweep: maximum interval between runs of each service, as a cron
         expression or a timedelta.
     http: the `HOST:PORT` that serves `/healthz` and `/metrics`.
 
-    Raises ConfigError if an option is invalid, and InvalidMessage if a topic or group name is.
+    Raises ConfigError if an option is invalid, and InvalidMessage if a name or a schedule is.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Manager:
         *,
         topics: Mapping[str, Mapping[str, object]] | Iterable[str] = (),
         groups: Mapping[str, Iterable[str]] | None = None,
+        schedules: Iterable[Mapping[str, Any]] = (),
         prefix: str | None = None,
         default_group: str = DEFAULT_GROUP,
         name: str | None = None,
@@ -58,8 +62,15 @@ class Manager:
         sweep: str | timedelta = _SCHEDULES.sweep,
         http: str | None = None,
     ) -> None:
-        schedules = Schedules(move=move, clean=clean, process_pending=process_pending, sweep=sweep)
-        plan = Plan.of(topics, groups or {}, default_group=default_group, schedules=schedules)
+        plan = Plan.of(
+            topics,
+            groups or {},
+            default_group=default_group,
+            schedules=Schedules(
+                move=move, clean=clean, process_pending=process_pending, sweep=sweep
+            ),
+            recurring=schedules,
+        )
         prefix = Keys.of(prefix).prefix
         self._set_up(Address.of(server), plan, prefix=prefix, name=name, http=http, read=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lisa.core.model import options as topic_options
 from lisa.core.model.errors import ConfigError
@@ -32,6 +32,10 @@ class TopicPlan:
     options: Mapping[str, str] | None = None
     batch: int = LARGEST_BATCH
     schedules: Mapping[str, ScheduleDefinition] = field(default_factory=dict)
+
+    def scheduling(self, name: str, definition: ScheduleDefinition) -> TopicPlan:
+        """The same plan with one more schedule."""
+        return replace(self, schedules={**self.schedules, name: definition})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +68,11 @@ class Plan:
         *,
         default_group: str,
         schedules: Schedules,
+        recurring: Iterable[Mapping[str, Any]] = (),
     ) -> Self:
-        """A plan from the arguments of `Manager`.
+        """A plan from the arguments of `Manager`; `recurring` is its `schedules`.
 
-        Raises ConfigError if an option is invalid, and InvalidMessage if a name is.
+        Raises ConfigError if an option is invalid, and InvalidMessage if a name or a schedule is.
         """
         plans: dict[str, TopicPlan] = {}
         if isinstance(topics, str):
@@ -76,6 +81,8 @@ class Plan:
         for topic in [*given, *groups]:
             plans[check_topic(topic)] = _topic_plan(given.get(topic), groups.get(topic, ()))
         check_group(default_group)
+        for one in recurring:
+            _add_schedule(plans, one)
         return cls(topics=plans, default_group=default_group, schedules=schedules)
 
     @classmethod
@@ -92,9 +99,9 @@ class Plan:
             for topic, groups in settings.topics().items()
         }
         for one in settings.schedules:
-            plan = topics.get(one.topic, TopicPlan())
-            named = {**plan.schedules, one.name: one.definition()}
-            topics[one.topic] = replace(plan, schedules=named)
+            topics[one.topic] = topics.get(one.topic, TopicPlan()).scheduling(
+                one.name, one.definition()
+            )
         return cls(
             topics=topics,
             default_group=settings.default_group,
@@ -134,6 +141,21 @@ def _topic_plan(given: Mapping[str, object] | None, groups: Iterable[str]) -> To
     if "paused" in encoded:
         raise ConfigError("paused cannot be declared; use `lisa topic pause`")
     return TopicPlan(groups=_checked(names), options=encoded)
+
+
+def _add_schedule(plans: dict[str, TopicPlan], given: Mapping[str, Any]) -> None:
+    """Add a schedule from the arguments of `Producer.schedule`. Raises LisaError, TypeError."""
+    from lisa.core.model.recurring.define import define  # late: few managers declare schedules
+    from lisa.core.model.recurring.definition import check_name
+
+    options = dict(given)
+    if missing := {"name", "topic"} - options.keys():
+        raise ConfigError(f"a schedule needs a {max(missing)}: {dict(given)!r}")
+    name, topic = check_name(options.pop("name")), check_topic(options.pop("topic"))
+    plan = plans.get(topic, TopicPlan())
+    if name in plan.schedules:
+        raise ConfigError(f"schedule {name!r} of topic {topic!r} is listed twice")
+    plans[topic] = plan.scheduling(name, define(options.pop("body", None), options))  # type: ignore[arg-type]
 
 
 def _checked(names: Iterable[object]) -> tuple[str, ...]:

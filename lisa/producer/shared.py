@@ -80,6 +80,15 @@ cancel_many = _on_shared(Producer.cancel_many)
 reschedule = _on_shared(Producer.reschedule)
 fire_now = _on_shared(Producer.fire_now)
 get = _on_shared(Producer.get)
+schedule = _on_shared(Producer.schedule)
+schedules = _on_shared(Producer.schedules)
+get_schedule = _on_shared(Producer.get_schedule)
+pause_schedule = _on_shared(Producer.pause_schedule)
+resume_schedule = _on_shared(Producer.resume_schedule)
+remove_schedule = _on_shared(Producer.remove_schedule)
+run_schedule = _on_shared(Producer.run_schedule)
+next_ticks = _on_shared(Producer.next_ticks)
+backfill_schedule = _on_shared(Producer.backfill_schedule)
 
 
 def close() -> None:

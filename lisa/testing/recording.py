@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import tzinfo
+from datetime import timedelta, tzinfo
 from typing import Any, TypeVar
 
 import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
-from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.keys import Keys, check_id, check_topic
 from lisa.core.model.middleware import BaseMiddleware
+from lisa.core.redis.address import Address
+from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.inspection import FoundMessage, State
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
+from lisa.core.transitions.schedule import NewOccurrence
 from lisa.producer.producer import AsyncProducer, Producer
 from lisa.producer.sending import Sending
+from lisa.testing.recorded_schedules import AsyncRecordedStore, RecordedStore
 from lisa.testing.records import SentMessage, delay_of, sent_by
 
 T = TypeVar("T")
@@ -30,7 +34,10 @@ class _Recording(Sending):
     Time stands still: every message that was sent can be cancelled or rescheduled.
     """
 
+    _store: RecordedStore | AsyncRecordedStore
+
     def _start(self) -> None:
+        self._store.begin(self._offer)
         self.sent: list[SentMessage] = []
         self.cancelled: list[SentMessage] = []
         self._live: dict[tuple[str, str], SentMessage] = {}
@@ -40,6 +47,17 @@ class _Recording(Sending):
 
     def _open(self) -> Flow[None]:
         return _answer(None)
+
+    def _open_to_send(self, _topic: str) -> Flow[None]:
+        return _answer(None)
+
+    def _offer(self, topic: str, one: NewOccurrence) -> bool:
+        """Record an occurrence of a schedule, unless its id is known."""
+        call = Enqueue(
+            topic, "", [one.id], [str(one.due_ms)], [one.envelope], [one.ttl_ms], [one.policy]
+        )
+        (message,) = sent_by(call, call.dues)
+        return self._accept(call, message) is Sent.ACCEPTED
 
     def _write(self, call: ById[Any], _ids: Sequence[str]) -> Flow[list[Any]]:
         if isinstance(call, Enqueue):
@@ -112,8 +130,11 @@ class RecordingProducer(_Recording, Producer):
     cancelled: the messages that were cancelled.
 
     The methods take the same arguments, raise InvalidMessage for the same mistakes, and return the
-    same results as those of `Producer`; a cancelled id is forgotten.
+    same results as those of `Producer`; a cancelled id is forgotten. Schedules are kept, but never
+    tick: `sent` only has the messages of `run_schedule` and `backfill_schedule`.
     """
+
+    _store: RecordedStore
 
     get = blocking(_Recording._get)  # noqa: SLF001  a flow of the class above
 
@@ -123,9 +144,15 @@ class RecordingProducer(_Recording, Producer):
         super().__init__(zone=zone, middleware=middleware)
         self._start()
 
+    @staticmethod
+    def _store_on(address: Address, keys: Keys, patience: timedelta) -> RecordedStore:
+        return RecordedStore(Connection(address), keys, patience)
+
 
 class AsyncRecordingProducer(_Recording, AsyncProducer):
     """Asynchronous version of `RecordingProducer`; every method is a coroutine."""
+
+    _store: AsyncRecordedStore
 
     get = awaiting(_Recording._get)  # noqa: SLF001  a flow of the class above
 
@@ -134,3 +161,7 @@ class AsyncRecordingProducer(_Recording, AsyncProducer):
     ) -> None:
         super().__init__(zone=zone, middleware=middleware)
         self._start()
+
+    @staticmethod
+    def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncRecordedStore:
+        return AsyncRecordedStore(AsyncConnection(address), keys, patience)

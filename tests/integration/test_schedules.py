@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -18,7 +18,7 @@ from lisa import AsyncProducer, Consumer, Manager, Producer, ScheduleChanged
 from lisa.admin import deletion
 from lisa.admin.fsck import check
 from lisa.core.model.clock import ms_datetime
-from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError
 from lisa.core.model.recurring import ticks
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.settings import ManagerSettings
@@ -500,6 +500,43 @@ def test_a_managers_file_defines_schedules_and_respects_an_operators_changes(
     declare()
     assert bodies() == {"b": "changed", "mine": "mine"}
     assert cast.store.ask("HGET", cast.keys.options, "schedules") is None
+
+
+def test_a_manager_in_code_declares_schedules(
+    redis_url: str, cast: Cast, producer: Producer
+) -> None:
+    daily = {"name": "daily", "topic": TOPIC, "body": 1, "cron": "0 9 * * *", "tz": "Asia/Tokyo"}
+    sync = {"name": "sync", "topic": "syncs", "every": timedelta(minutes=10)}
+
+    def declared(*schedules: dict[str, Any]) -> None:
+        with Manager(redis_url, topics=[TOPIC], schedules=schedules):
+            names = {one["name"] for one in schedules if one["topic"] == TOPIC}
+            wait_until(lambda: {one.name for one in producer.schedules(TOPIC)} == names)
+            if sync in schedules:
+                wait_until(lambda: [one.name for one in producer.schedules("syncs")] == ["sync"])
+
+    declared(daily, sync)
+    found = producer.get_schedule(TOPIC, "daily")
+    assert found is not None
+    assert found.definition.tz == "Asia/Tokyo"
+    declared(daily)
+    assert producer.get_schedule(TOPIC, "daily") == found
+    declared()
+    assert ids_waiting(cast) == []
+
+
+def test_wrong_schedules_of_a_manager_in_code_are_refused() -> None:
+    entry = {"name": "s", "topic": TOPIC, "every": "1h"}
+    for wrong, said in (
+        ([{**entry, "every": "1ms"}], "too short"),
+        ([{"name": "s", "every": "1h"}], "needs a topic"),
+        ([{"topic": TOPIC, "every": "1h"}], "needs a name"),
+        ([entry, entry], "listed twice"),
+    ):
+        with pytest.raises(LisaError, match=said):
+            Manager(schedules=wrong)
+    with pytest.raises(TypeError, match="'crom'"):
+        Manager(schedules=[{**entry, "crom": "@daily"}])
 
 
 def test_wrong_schedules_in_a_file_are_refused() -> None:

@@ -89,6 +89,11 @@ def test_the_client_alone_sends_and_handles(client: Path, redis_url: str, tmp_pa
     assert sends_and_handles(client, redis_url, tmp_path)
 
 
+def test_the_client_exports_every_name_that_it_has(client: Path, tmp_path: Path) -> None:
+    program = "from lisa import *; print(send.__name__, 'Manager' in globals())"
+    assert run(client / "python", "-c", program, cwd=tmp_path) == "send False\n"
+
+
 def test_the_client_installs_six_packages_and_no_other_command(client: Path) -> None:
     packages = {one["name"] for one in json.loads(pip(client, "list", "--format=json"))}
     needed = {"blinker", "hiredis", "msgspec", "redis", "tzdata", "uuid-utils"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from lisa import DuplicateMessage, InvalidMessage, Outgoing, Producer
+from lisa import DuplicateMessage, InvalidMessage, Outgoing, Producer, ScheduleChanged
 from lisa.testing import AsyncRecordingProducer, RecordingProducer, SentMessage
 
 HOUR = timedelta(hours=1)
@@ -108,3 +111,75 @@ async def test_asynchronous_producers() -> None:
         assert found is not None
         assert found.body == 1
         assert await producer.cancel("orders", sent) == "cancelled"
+
+
+def test_schedules_are_kept_and_checked() -> None:
+    producer = RecordingProducer(zone="Europe/Berlin")
+    daily: dict[str, Any] = {"topic": "reports", "body": {"kind": "daily"}, "cron": "0 9 * * 1-5"}
+    assert producer.schedule("daily", **daily)
+    assert not producer.schedule("daily", **daily)
+    with pytest.raises(ScheduleChanged, match="has version 1, not 0"):
+        producer.schedule("daily", **{**daily, "body": 1}, if_version=0)
+    assert producer.schedule("sync", topic="reports", body="sync", every="10m", count=2)
+    mistakes: list[dict[str, Any]] = [
+        {"cron": "61 * * * *"},
+        {"every": "10ms"},
+        {"every": "1h", "tz": "Europe/Berlim"},
+    ]
+    for wrong in mistakes:
+        with pytest.raises(InvalidMessage):
+            producer.schedule("wrong", topic="reports", body=1, **wrong)
+    assert [one.name for one in producer.schedules("reports")] == ["daily", "sync"]
+    found = producer.get_schedule("reports", "daily")
+    assert found is not None
+    assert (found.definition.cron, found.definition.tz) == ("0 9 * * 1-5", "Europe/Berlin")
+    ticks = producer.next_ticks("reports", "daily", 3)
+    assert [tick.astimezone(ZoneInfo("Europe/Berlin")).hour for tick in ticks] == [9, 9, 9]
+    assert len(producer.next_ticks("reports", "sync", 5)) == 2
+    assert producer.sent == []
+
+
+def test_schedules_are_paused_run_backfilled_and_removed() -> None:
+    producer = RecordingProducer()
+    producer.schedule(
+        "s", topic="jobs", body={"n": "${tick_ms}"}, template=True, cron="0 9 * * *", ttl="1h"
+    )
+    assert producer.pause_schedule("jobs", "s")
+    assert not producer.pause_schedule("jobs", "s")
+    assert producer.resume_schedule("jobs", "s")
+    first, second = producer.run_schedule("jobs", "s"), producer.run_schedule("jobs", "s")
+    start, end = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 3, tzinfo=UTC)
+    assert producer.backfill_schedule("jobs", "s", start, end) == (2, 0)
+    assert producer.backfill_schedule("jobs", "s", start, end) == (0, 2)
+    assert [one.id for one in producer.sent[:2]] == [first, second]
+    assert first != second
+    tick = datetime(2026, 3, 1, 9, tzinfo=UTC)
+    assert producer.sent[2].due == tick
+    assert producer.sent[2].body == {"n": int(tick.timestamp() * 1000)}
+    assert producer.sent[2].ttl == HOUR
+    assert producer.sent[2].headers["lisa-schedule"] == "s"
+    assert producer.remove_schedule("jobs", "s")
+    assert not producer.remove_schedule("jobs", "s")
+    assert producer.schedules("jobs") == []
+    with pytest.raises(InvalidMessage, match="no schedule 's'"):
+        producer.run_schedule("jobs", "s")
+
+
+def test_an_asynchronous_recording_producer_keeps_schedules() -> None:
+    async def main() -> None:
+        producer = AsyncRecordingProducer()
+        assert await producer.schedule("s", topic="jobs", body=1, every="1h")
+        assert [one.name for one in await producer.schedules("jobs")] == ["s"]
+        assert await producer.run_schedule("jobs", "s") == producer.sent[0].id
+
+    asyncio.run(main())
+
+
+def test_an_edit_of_a_recorded_schedule_keeps_what_it_does_not_change() -> None:
+    """A pending occurrence, which a server would move, is not among the sent messages."""
+    producer = RecordingProducer()
+    for every in ("1h", "2h"):
+        assert producer.schedule("s", topic="jobs", body=1, every=every)
+    found = producer.get_schedule("jobs", "s")
+    assert found is not None
+    assert (found.version, found.made, producer.sent) == (2, 1, [])
