@@ -35,7 +35,6 @@ from tests.servers import connect, no_clock, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers import Process, Processes
     from tests.shards import Split
 
 pytestmark = pytest.mark.timeout(120)
@@ -240,25 +239,6 @@ def test_a_body_larger_than_the_topic_allows_is_refused(cast: Cast, producer: Pr
         producer.schedule("s", topic=TOPIC, body="x" * 101, every="1h")
 
 
-def test_many_producers_define_the_same_schedules_at_once(redis_url: str, cast: Cast) -> None:
-    changes: list[bool] = []
-
-    def define() -> None:
-        with Producer(redis_url) as producer:
-            for number in range(20):
-                changed = producer.schedule(f"s{number}", topic=TOPIC, body=number, every="1h")
-                changes.append(changed)
-
-    threads = [threading.Thread(target=define) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert changes.count(True) == 20
-    assert len(ids_waiting(cast)) == 20
-    assert cast.store.ask("ZCARD", cast.keys.ticks) == 20
-
-
 def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> None:
     """Without a manager no tick is handled; the first one handles those that were missed."""
     for policy in ("one", "all", "none"):
@@ -275,40 +255,6 @@ def test_managers_catch_up_after_an_outage(cast: Cast, producer: Producer) -> No
 def ids_of(cast: Cast) -> list[str]:
     found = cast.store.ask("KEYS", cast.keys.body("*"))
     return [one.decode().removeprefix(cast.keys.body("")) for one in found]
-
-
-def killed_and_replaced(url: str, processes: Processes, managers: int, kills: int) -> None:
-    """Kill one manager each second, and start another."""
-    alive: list[Process] = []
-
-    def start() -> None:
-        alive.append(processes.start("-m", "lisa.cli.manager", "--redis", url))
-
-    for _ in range(managers):
-        start()
-    for process in alive:
-        process.wait_for("is reachable")
-    for _ in range(kills):
-        time.sleep(1.0)  # the rate of the kills, not a wait for anything
-        alive.pop(0).kill()
-        start()
-    alive[-1].wait_for("is reachable")
-
-
-@pytest.mark.parametrize(
-    ("managers", "kills"),
-    [(3, 8), pytest.param(5, 600, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
-)
-def test_each_tick_is_created_once_while_managers_are_killed(
-    cast: Cast, producer: Producer, processes: Processes, managers: int, kills: int
-) -> None:
-    redis_url = cast.store.connection.address.url
-    producer.schedule("s", topic=TOPIC, body=1, every="1s", catch_up="all")
-    killed_and_replaced(redis_url, processes, managers, kills)
-    wait_until(lambda: len(ids_of(cast)) >= kills)
-    assert_complete(ids_of(cast), 1000)
-    sent = int(cast.store.ask("HGET", cast.keys.stats, "sent"))
-    assert abs(sent - len(ids_of(cast))) <= 1  # a tick may pass between the two reads
 
 
 def test_schedules_of_a_topic_with_several_shards(split: Split) -> None:

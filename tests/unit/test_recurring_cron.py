@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -242,11 +243,57 @@ def test_the_ticks_are_those_of_another_library(zone: str) -> None:
     compare(zone, PATTERNS, begin, begin + timedelta(days=60))
 
 
+def test_the_ticks_around_apias_missing_day_are_those_of_another_library() -> None:
+    begin = datetime(2011, 12, 20, tzinfo=UTC)
+    compare("Pacific/Apia", PATTERNS, begin, begin + timedelta(days=30))
+
+
+BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
+OFTEN = ("0 * * * *", "30 */2 * * *", "0,30 0-4 * * *", "15 1-3 * * *")
+"""Patterns that are compared around each change of the clock only: they have most of the ticks."""
+
+
+def changes(zone: str) -> tuple[tuple[int, float], ...]:
+    """The instants at which a zone's offset changes, to the second, and the offsets."""
+    tz, found = ZoneInfo(zone), list[tuple[int, float]]()
+
+    def offset(at: int) -> float:
+        return datetime.fromtimestamp(at, tz).utcoffset().total_seconds()  # type: ignore[union-attr]
+
+    first, last, day = int(BEGIN.timestamp()), int(END.timestamp()), 86_400
+    found.append((first, offset(first)))
+    for at in range(first, last, day):
+        if offset(at + day) != offset(at):
+            before, after = at, at + day
+            while after - before > 1:
+                middle = (before + after) // 2
+                if offset(middle) == offset(at):
+                    before = middle
+                else:
+                    after = middle
+            found.append((after, offset(after)))
+    return tuple(found)
+
+
+PARTS = 8
+
+
+@cache
+def distinct() -> list[str]:
+    """One zone of each set of zones that have the same offsets at all times."""
+    return sorted({changes(zone): zone for zone in sorted(available_timezones())}.values())
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("zone", sorted(available_timezones()))
-def test_the_ticks_are_those_of_another_library_everywhere(zone: str) -> None:
-    compare(zone, PATTERNS, datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_ticks_are_those_of_another_library_everywhere(part: int) -> None:
+    seldom = tuple(set(PATTERNS) - set(OFTEN))
+    for zone in distinct()[part::PARTS]:
+        compare(zone, seldom, BEGIN, END)
+        for at, _ in changes(zone):
+            moment = datetime.fromtimestamp(at, UTC)
+            compare(zone, OFTEN, moment - timedelta(days=2), moment + timedelta(days=2))
 
 
 def test_a_wildcard_pattern_is_the_wall_clock_at_every_minute() -> None:
