@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -138,6 +139,10 @@ def test_a_streams_batch_that_is_repeated_adds_nothing(
     assert client.hget(KEYS.stats, "sent") == b"1500"
 
 
+def holds_more(client: redis.Redis, key: str, than: int) -> bool:
+    return client.zcard(key) > than
+
+
 def test_a_stream_of_the_rate_source_continues_after_each_restart(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -157,9 +162,7 @@ def test_a_stream_of_the_rate_source_continues_after_each_restart(
         before = client.zcard(keys.waiting)
         query = writer.start()
         try:
-            wait_until(
-                lambda least=before: client.zcard(keys.waiting) > least, timeout=JVM_PATIENCE
-            )
+            wait_until(partial(holds_more, client, keys.waiting, before), timeout=JVM_PATIENCE)
         finally:
             query.stop()
         assert query.exception() is None
