@@ -7,13 +7,18 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from lisa import Manager
 from lisa.embedded.server import free_port
+from tests.browser.conftest import browser
 from tests.clients.conformance import SCENARIOS, ProcessRunner, Scenario
 from tests.clients.python_runner import PythonRunner
 from tests.gateways import Gateway
@@ -23,7 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from playwright.sync_api import Browser
+
     from lisa.embedded import EmbeddedServer
+
+__all__ = ["browser"]
+"""A fixture of another package."""
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
@@ -136,6 +146,65 @@ def test_the_typescript_client_passes(
     scenario: dict[str, Any], typescript: Path, redis_url: str, gateway: Gateway
 ) -> None:
     run_http(scenario, ["node", str(typescript / "build" / "runner.js")], redis_url, gateway)
+
+
+class Shop(SimpleHTTPRequestHandler):
+    """A web server as the client's README describes it: it passes /v1 on with a token."""
+
+    def __init__(self, *arguments: Any, upstream: str, **options: Any) -> None:
+        self._upstream = upstream
+        super().__init__(*arguments, **options)
+
+    def do_POST(self) -> None:
+        kept = {name: value for name, value in self.headers.items() if name != "Connection"}
+        answer = httpx.post(
+            self._upstream + self.path,
+            content=self.rfile.read(int(self.headers["Content-Length"])),
+            headers={**kept, "Authorization": f"Bearer {TOKEN}"},
+        )
+        self.send_response(answer.status_code)
+        self.send_header("Content-Type", answer.headers["Content-Type"])
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  the base class's
+        """Keep quiet."""
+
+
+@contextmanager
+def shop(folder: Path, upstream: str) -> Iterator[str]:
+    """The address of a web server for the files of a folder."""
+    handler = partial(Shop, directory=str(folder), upstream=upstream)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+SEND = """async () => {
+  const { Client } = await import("/dist/index.js");
+  const client = new Client({ url: location.origin });
+  const [topic, delay_ms] = ["from-a-browser", 3600000];
+  await client.send(topic, { body: { order: 42 }, id: "order-42", delay_ms });
+  await client.send(topic, { body: new Uint8Array([1, 255]), id: "b", delay_ms });
+}"""
+
+
+def test_the_typescript_client_sends_from_a_browser(
+    typescript: Path, browser: Browser, gateway: Gateway
+) -> None:
+    (typescript / "index.html").write_text("<!doctype html><title>Shop</title>", encoding="utf-8")
+    with shop(typescript, gateway.url) as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.evaluate(SEND)
+        page.close()
+    topic = "/v1/topics/from-a-browser/messages"
+    assert gateway.client.get(f"{topic}/order-42").json()["body"] == {"order": 42}
+    assert gateway.client.get(f"{topic}/b").json()["body_base64"] == "Af8="
 
 
 def run_http(
