@@ -54,6 +54,8 @@ def unwrapped() -> Iterator[None]:
         if found is not None:
             raise found from error
         kind = type(error).__module__
+        if kind in {"_internal", "deltalake.exceptions"}:  # delta-rs, such as a full disk
+            raise LisaError(f"the archive's table failed: {one_line(error)}") from error
         if not kind.startswith(("pyspark.", "py4j.")):
             raise
         from pyspark.errors import AnalysisException, ParseException

@@ -9,7 +9,7 @@ import pytest
 
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.retry import Fail, Failure
-from lisa.pipeline.archive.parquet import ParquetArchive
+from lisa.pipeline.archive import Archive, open_archive
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.audit import audit
 from lisa.pipeline.jobs.restore import restore
@@ -58,8 +58,8 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
     cast.store.call(Cancel("orders", ["gone", "m30"]))
     server, where = Server(stage.url), f"{tmp_path}/archive"
 
-    def opened() -> ParquetArchive:
-        return ParquetArchive.open(spark, where)
+    def opened() -> Archive:
+        return open_archive(spark, where)
 
     with stage.watched():
         rows = spark.range(0, 40, 1, 2).selectExpr("concat('x', id) AS body")

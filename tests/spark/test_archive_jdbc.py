@@ -21,7 +21,7 @@ from lisa.pipeline.archive.database import Database, JdbcConnection
 from lisa.pipeline.archive.drivers import jdbc_settings
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.jdbc import JdbcWriter
-from lisa.pipeline.archive.parquet import with_log_columns
+from lisa.pipeline.archive.reading import with_log_columns
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, GAP_STATE, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.jobs.archive import ArchiveResult, archive

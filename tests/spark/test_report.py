@@ -21,7 +21,7 @@ from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
-from lisa.pipeline.archive.writing import ParquetWriter
+from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.report import report, without_password
 from lisa.pipeline.jobs.report.tables import ERROR
 from tests.servers import JVM_PATIENCE
@@ -88,7 +88,7 @@ class Journal:
     def write(self, where: str) -> None:
         """Write the events to a real archive."""
         assert self.spark is not None
-        writer = ParquetWriter(self.spark, where)
+        writer = FileWriter(self.spark, where)
         try:
             writer.write(self.frame(), 0, "q")
             writer.fold()

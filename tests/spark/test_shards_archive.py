@@ -274,7 +274,7 @@ def make_old(target: Target) -> None:
             if "shard" in table.column_names:
                 pq.write_table(table.drop_columns(["shard"]), file)
                 (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
-        for file in Path(target.where, "_lisa").glob("0*.json"):
+        for file in Path(target.where, "_lisa/state").glob("*.json"):
             told = json.loads(file.read_text())
             assert "shard" not in json.dumps(told), "nothing of it where there are no shards"
         return

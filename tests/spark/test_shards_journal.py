@@ -13,7 +13,7 @@ from lisa.core.model.sharding import Topic
 from lisa.manager.pruner import Pruner
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.fold import fold
-from lisa.pipeline.archive.writing import ParquetWriter
+from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.source.marks import Mark
 from tests.shards import Split
 from tests.spark.journals import Following, Journal
@@ -220,7 +220,7 @@ class TestFoldAcrossShards:
 
     def test_an_end_archived_after_the_next_life(self, spark: SparkSession, tmp_path: Path) -> None:
         """Journals are read independently: one may be archived less far than another."""
-        writer = ParquetWriter(spark, str(tmp_path))
+        writer = FileWriter(spark, str(tmp_path))
         ends = [
             at(6000, 2, id="m", shard="1of3", state="cancelled", settled=True),
             at(1100, 2, id="m", shard="0of2", state="acked", group="g", settled=True),
@@ -239,7 +239,7 @@ class TestFoldAcrossShards:
                 "firstfir": ("acked", True),
                 "secondse": ("cancelled", True),
             }
-            assert writer.manifest.live_events == 0
+            assert writer.live_events == 0
             assert archive.offsets() == {"orders~0of2": ("1100-0", 2), "orders~1of3": ("6000-0", 2)}
         finally:
             writer.close()

@@ -13,6 +13,7 @@ __all__ = ["JOBS", "pipeline", "run"]
 JOBS = {
     "schedule": "Send the rows of files or of a table.",
     "archive": "Write every transition to tables, exactly once.",
+    "convert": "Convert an archive in files that an earlier version wrote.",
     "report": "Make a page of plots and tables from an archive.",
     "search": "Find messages in an archive and in the queue.",
     "restore": "Restore the messages of a lost server.",

@@ -139,15 +139,13 @@ def _catch(stop: threading.Event) -> None:
 
 def _compact(spark: SparkSession, where: str, keep: timedelta, *, as_json: bool) -> None:
     from lisa.pipeline.archive import open_archive
-    from lisa.pipeline.archive.writing import ParquetWriter
+    from lisa.pipeline.archive.writing import FileWriter
 
     open_archive(spark, where)  # raises ConfigError if there is none; the writer would create it
-    writer = ParquetWriter(spark, where, keep=keep)
-    try:
-        files = writer.compact(everything=True)
-        left = len(writer.manifest.files)
-    finally:
-        writer.close()
+    writer = FileWriter(spark, where, keep=keep)
+    files = writer.compact(everything=True)
+    writer.delete_old()
+    left = writer.file_count()
     if as_json:
         print_json({"where": where, "compacted": files, "files": left})
     else:

@@ -1,4 +1,4 @@
-"""The archive: every transition and the last state of every message, in Parquet or a database."""
+"""The archive: every transition and the last state of every message, in files or a database."""
 
 from __future__ import annotations
 
@@ -30,9 +30,15 @@ def open_archive(
         from lisa.pipeline.archive.jdbc_reader import JdbcArchive
 
         return JdbcArchive(spark, Database.of(where, properties or {}))
-    from lisa.pipeline.archive.parquet import ParquetArchive
+    from lisa.pipeline.archive.folder import Folder
+    from lisa.pipeline.archive.old_layout import OldArchive, is_old
+    from lisa.pipeline.archive.reading import FileArchive, Tables
 
-    return ParquetArchive.open(spark, where)
+    folder = Folder(spark, where)
+    tables = Tables(spark, folder)
+    if not tables.state.number and is_old(folder):
+        return OldArchive(spark, folder)
+    return FileArchive.of(tables)
 
 
 def default_name(where: str) -> str:

@@ -24,12 +24,14 @@ class BatchSummary:
     journals: names of the journals with events or gaps in the batch.
     events: number of events.
     offsets: journal -> entry id and number of its last event; lacks journals with gaps only.
+    first_ms: time of the earliest event or gap; 0 without any.
     """
 
     journals: tuple[str, ...]
     events: int
     offsets: dict[str, tuple[str, int]]
     gaps: tuple[ArchiveGap, ...]
+    first_ms: int = 0
 
 
 def summarize(rows: DataFrame) -> BatchSummary:
@@ -39,6 +41,7 @@ def summarize(rows: DataFrame) -> BatchSummary:
         sf.max(sf.when(~is_gap, _numbered_position())).alias("last"),
         sf.count_if(~is_gap).alias("events"),
         sf.count_if(is_gap).alias("gaps"),
+        sf.min(sf.unix_millis("at")).alias("first_ms"),
     )
     found = grouped.collect()
     lasts = {row["journal"]: _offset(row["last"]) for row in found}
@@ -47,6 +50,7 @@ def summarize(rows: DataFrame) -> BatchSummary:
         sum(row["events"] for row in found),
         {journal: last for journal, last in lasts.items() if last is not None},
         _gaps(rows) if any(row["gaps"] for row in found) else (),
+        min((row["first_ms"] for row in found), default=0),
     )
 
 

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_S3 = {
+    "AWS_ACCESS_KEY_ID": "access.key",
+    "AWS_SECRET_ACCESS_KEY": "secret.key",
+    "AWS_SESSION_TOKEN": "session.token",
+    "AWS_ENDPOINT_URL": "endpoint",
+    "AWS_REGION": "endpoint.region",
+}
+"""Names of delta-rs -> names of Hadoop after `fs.s3a.`; without them, the environment counts."""
+
+
 class Stored(NamedTuple):
     """A file: its path below the folder, and its size in bytes."""
 
@@ -50,6 +60,23 @@ class Folder:
         """The URL of a path, for Spark's readers and writers."""
         return f"{self.where}/{path}" if path else self.where
 
+    def delta_address(self, path: str) -> tuple[str, dict[str, str]]:
+        """The URL of a path for delta-rs, and its settings, from Hadoop's settings for S3."""
+        url = self.url(path)
+        if url.startswith("file:"):
+            return url.removeprefix("file:"), {}
+        scheme, _, rest = url.partition(":")
+        if scheme not in {"s3", "s3a", "s3n"}:
+            return url, {}
+        found = {name: self._conf.get(f"fs.s3a.{theirs}") for name, theirs in _S3.items()}
+        settings = {name: str(value) for name, value in found.items() if value}
+        endpoint = settings.get("AWS_ENDPOINT_URL", "")
+        if endpoint and "://" not in endpoint:
+            settings["AWS_ENDPOINT_URL"] = f"https://{endpoint}"
+        if endpoint.startswith("http:"):
+            settings["AWS_ALLOW_HTTP"] = "true"
+        return f"s3:{rest}", settings
+
     def exists(self, path: str) -> bool:
         """Whether the file or directory exists."""
         return bool(self._fs.exists(self._path(path)))
@@ -84,18 +111,6 @@ class Folder:
             self.rename(temporary, path)
         self.sync(path.rpartition("/")[0])
 
-    def write_new(self, path: str, text: str) -> bool:
-        """Create a text file; False if the file already exists."""
-        try:
-            stream = self._texts.create(self._path(path), False)  # noqa: FBT003  Java's
-        except Py4JJavaError as error:
-            if "AlreadyExists" in error.java_exception.getClass().getName():
-                return False
-            raise
-        stream.write(text.encode())
-        stream.close()
-        return True
-
     def rename(self, path: str, to: str) -> None:
         """Move a file, creating the target directory. Raises OSError if the move fails."""
         target = self._path(to)
@@ -103,14 +118,6 @@ class Folder:
         self.sync(path)
         if not self._fs.rename(self._path(path), target):
             raise OSError(f"cannot move {self.url(path)} to {self.url(to)}")
-        self.sync(to.rpartition("/")[0])
-
-    def copy(self, path: str, to: str) -> None:
-        """Copy a file, replacing the target."""
-        util = self._jvm.org.apache.hadoop.fs.FileUtil
-        self._fs.mkdirs(self._path(to).getParent())
-        util.copy(self._fs, self._path(path), self._fs, self._path(to), False, True, self._conf)  # noqa: FBT003  Java's
-        self.sync(to)
         self.sync(to.rpartition("/")[0])
 
     def sync(self, path: str) -> None:

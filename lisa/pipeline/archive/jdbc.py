@@ -37,7 +37,7 @@ from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.database import Database, JdbcConnection
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.jdbc_reader import JdbcArchive
-from lisa.pipeline.archive.parquet import with_log_columns
+from lisa.pipeline.archive.reading import with_log_columns
 from lisa.pipeline.archive.rows import (
     JSON_COLUMNS,
     LOG_COLUMNS,

@@ -1,58 +1,61 @@
-"""Writes an archive in Parquet, each batch of the journal exactly once (see `commits`)."""
+"""Writes an archive in files, each batch of the journal exactly once (see `table`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import topics_of
 from lisa.pipeline.archive.base import PresentTopics
-from lisa.pipeline.archive.batches import is_new, summarize
-from lisa.pipeline.archive.commits import COMPRESSION, LIVE, Commits
-from lisa.pipeline.archive.compaction import candidates, compact, exchange
+from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.fold import fold_lives
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.lives import LIFE_SCHEMA_FIELDS, lives, with_gone
-from lisa.pipeline.archive.manifest import HIDDEN, Manifest
-from lisa.pipeline.archive.parquet import (
-    DATED_MESSAGES,
+from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old
+from lisa.pipeline.archive.reading import (
     LOG,
     MESSAGES,
-    ParquetArchive,
+    FileArchive,
+    Tables,
     day_of,
-    rows_of,
-    unsettled,
     with_log_columns,
 )
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
-from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.schemas import LOG_SCHEMA
+from lisa.pipeline.archive.shared_path import check_shared
+from lisa.pipeline.archive.state import HIDDEN, FoldState, age_s, new_number, path, save, sweep
+from lisa.pipeline.archive.table import STATE, another_writer
+from lisa.pipeline.archive.writing_files import StagedFile, WrittenFile, place_files, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEEP = timedelta(hours=1)
 FOLD_EVENTS, FOLD_EVENTS_BEHIND = 500_000, 20_000_000
-FOLD_FILES = 2_000
-"""Number of unfolded files that triggers a fold, however few events they have: each version lists
-all of them, and they are not compacted before."""
-LIVE_EVENTS_A_FILE = 5_000
-"""Rewriting this many live events takes about as long as opening a file."""
+FOLD_EVERY_S = 60.0
+FOLD_SHARE = 20
+"""Folds take at most a twentieth of the time, unless there are many new events."""
+
+TIDY_EVERY_S = 600.0
 
 
-class ParquetWriter:
-    """The only writer of an archive's directory; `close` it.
+class FileWriter:
+    """The only writer of an archive in files.
 
     keep: how long replaced files are kept for readers that have opened the archive.
     topics: called at each commit.
+    converting: whether an archive of the old layout may be in the directory.
 
-    Raises ConfigError if another process writes to the directory.
+    Raises ConfigError if the archive has the old layout, or if Spark's executors do not share the
+    directory with the driver.
     """
 
     def __init__(
@@ -62,137 +65,183 @@ class ParquetWriter:
         *,
         keep: timedelta = KEEP,
         topics: PresentTopics = lambda _: {},
+        converting: bool = False,
     ) -> None:
-        self._spark = spark
         self._folder = Folder(spark, where)
-        self._keep_ms = int(keep.total_seconds() * 1000)
-        self._topics = topics
-        self._unfolded_events = 0
+        self._keep, self._topics = keep, topics
         self._following: str | None = None
-        self.commits = Commits(self._folder, self._keep_ms)
-        try:
-            # INT96 timestamps have no statistics: a search by time would read every file.
-            spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-            if paths := self.manifest.unfolded:
-                unfolded = rows_of(spark, self._folder, LOG, paths, LOG_SCHEMA)
-                self._unfolded_events = unfolded.count()
-        except BaseException:
-            self.commits.close()
-            raise
-
-    @property
-    def manifest(self) -> Manifest:
-        """The current version of the archive."""
-        return self.commits.manifest
+        self._swept = 0.0
+        # INT96 timestamps have no statistics: a search by time would read every file.
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        self._tables = Tables(spark, self._folder)
+        if not self._tables.state.number and not converting and is_old(self._folder):
+            raise ConfigError(convert_first(where))
+        check_shared(spark, self._folder)
+        self._tables.log.adapt()
+        self._tables.messages.adapt()
 
     def close(self) -> None:
-        """Release the lease, so that another process can write."""
-        self.commits.close()
+        """Nothing to release: a second writer is refused at its commit."""
 
-    def archive(self) -> ParquetArchive:
+    def archive(self) -> FileArchive:
         """Open the archive for reading."""
-        return ParquetArchive(self._spark, self._folder, self.manifest)
+        return FileArchive.of(Tables(self._tables.spark, self._folder))
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
         """Journal -> entry id and number of its last archived event."""
-        return self.manifest.offsets
+        return self._tables.state.offsets
 
     def gaps(self) -> Sequence[ArchiveGap]:
         """The recorded gaps."""
-        return self.manifest.gaps
+        return self._tables.state.gaps
+
+    @property
+    def live_events(self) -> int:
+        """Number of events of messages that had not ended at the last fold."""
+        return self._tables.fold.live_events
+
+    def file_count(self) -> int:
+        """Number of files of both tables."""
+        return len(self._tables.log.files()) + len(self._tables.messages.files())
 
     def tidy(self, *, last: bool, behind: bool) -> None:
-        """Fold and compact, if due."""
+        """Fold, compact and delete old files, if due."""
         if self.wants_fold(catching_up=behind) or (last and self.worth_a_fold):
             self.fold()
-        if not behind:
-            self.compact()
+        if not behind and (last or time.monotonic() - self._swept > TIDY_EVERY_S):
+            self._swept = time.monotonic()
+            if self.compact():
+                self.delete_old()
 
     def write(
         self, events: DataFrame, batch: int, query: str
     ) -> tuple[int, tuple[ArchiveGap, ...]]:
         """Add a batch exactly once; returns the number of new events, and the gaps in it."""
-        if self.manifest.queries.get(query, -1) >= batch:
+        tables, before = self._tables, self._tables.state.number
+        tables.refresh()
+        if self._following is not None and tables.state.number != before:
+            raise ConfigError(another_writer(self._folder.where))
+        committed = tables.log.transaction(query)
+        if committed is not None and committed >= batch:
             return 0, ()
         if self._following != query:
             # If the query's checkpoint was lost, its first batch may repeat committed events under
             # another batch number. Later batches are consecutive.
-            events = events.where(is_new(self.manifest.offsets))
-        staged = self.commits.stage(with_log_columns(events), LOG)
+            events = events.where(is_new(tables.state.offsets))
+        number = new_number()
+        rows = with_log_columns(events).sortWithinPartitions("day", "topic", "at", "seq")
+        staged = self._stage(rows, number)
         self._following = query
         if not staged:
             return 0, ()
-        rows = self._staged_rows(staged)
-        found = summarize(rows)
-        fresh = self.commits.move(staged)
-        made = self.manifest
-        self.commits.commit(
-            replace(
-                made,
-                files=made.files | fresh,
-                unfolded=made.unfolded | fresh,
-                offsets=made.offsets | found.offsets,
-                gaps=made.gaps + found.gaps,
-                topics=made.topics | self._records(topics_of(found.journals)),
-                queries=made.queries | {query: batch},
-            )
-        )
-        self._unfolded_events += found.events
+        root = f"{HIDDEN}/staging/{number}"
+        reader = tables.spark.read.schema(LOG_SCHEMA)
+        found = summarize(reader.parquet(self._folder.url(root)))
+        files = place_files(self._folder, staged, root, LOG, str(number))
+        self._commit_log(files, number, found, {query: batch})
         return found.events, found.gaps
 
-    def wants_fold(self, *, catching_up: bool = False) -> bool:
-        """Whether enough events arrived since the last fold to make reading slow.
+    def copy(self, old: OldArchive) -> int:
+        """Commit the log of an archive of the old layout, unless it was; returns its events."""
+        tables, number = self._tables, new_number()
+        known = old.manifest
+        if tables.state.number:
+            return tables.log.row_count()
+        staged = self._stage(old.log().sortWithinPartitions("day", "topic", "at", "seq"), number)
+        count = sum(one.rows for one in staged)
+        files = place_files(self._folder, staged, f"{HIDDEN}/staging/{number}", LOG, str(number))
+        tables.state = msgspec.structs.replace(tables.state, topics=known.topics)
+        found = BatchSummary((), count, known.offsets, known.gaps)
+        self._commit_log(files, number, found, known.queries)
+        return count
 
-        A fold rewrites the events of all live messages, so the threshold grows with their number:
-        the cost per event stays constant. While catching up, the threshold is higher.
+    def _commit_log(
+        self,
+        files: Sequence[WrittenFile],
+        number: int,
+        found: BatchSummary,
+        queries: Mapping[str, int],
+    ) -> None:
+        old, fold = self._tables.state, self._tables.fold
+        folded = fold.log == old.number
+        state = msgspec.structs.replace(
+            old,
+            number=number,
+            offsets=old.offsets | found.offsets,
+            gaps=old.gaps + found.gaps,
+            topics=old.topics | self._records(topics_of(found.journals)),
+            fold=fold.number,
+            unfolded_events=found.events + (0 if folded else old.unfolded_events),
+            unfolded_from_ms=(
+                found.first_ms if folded else min(found.first_ms, old.unfolded_from_ms)
+            ),
+        )
+        save(self._folder, state)
+        self._tables.log.commit(files, {**queries, STATE: number})
+        self._tables.state = state
+
+    def wants_fold(self, *, catching_up: bool = False) -> bool:
+        """Whether `messages` is out of date, or enough events arrived to make reading slow.
+
+        A fold rewrites the events of all live messages. The threshold grows with their number, and
+        the time until the next fold with the duration of the last: the cost per event stays
+        constant. While catching up, only the threshold counts, and it is higher.
         """
+        new = self._unfolded
         least = FOLD_EVENTS_BEHIND if catching_up else FOLD_EVENTS
-        live = self.manifest.live_events
-        many = len(self.manifest.unfolded) >= max(FOLD_FILES, live // LIVE_EVENTS_A_FILE)
-        return many or self._unfolded_events >= max(least, live)
+        if new >= max(least, self.live_events):
+            return True
+        fold = self._tables.fold
+        pause = max(FOLD_EVERY_S, FOLD_SHARE * fold.seconds)
+        return new > 0 and not catching_up and fold.number > 0 and age_s(fold.number) > pause
 
     @property
     def worth_a_fold(self) -> bool:
         """Whether a fold pays off at the end of a run; its threshold is below `wants_fold`'s."""
-        return self._unfolded_events > max(0, self.manifest.live_events // 10)
+        return self._unfolded > max(0, self.live_events // 10)
+
+    @property
+    def _unfolded(self) -> int:
+        state, fold = self._tables.state, self._tables.fold
+        return 0 if fold.log == state.number else state.unfolded_events
 
     def fold(self) -> None:
-        """Update the table `messages`: add the messages that ended since the last fold."""
-        if not self.manifest.unfolded:
+        """Bring the table `messages` up to date with the log."""
+        tables = self._tables
+        if tables.fold.log == tables.state.number:
             return
-        made = self.manifest
-        tagged = with_gone(lives(unsettled(self._spark, self._folder, made)))
-        tagged = tagged.persist(StorageLevel.DISK_ONLY)
+        began, number = time.monotonic(), new_number()
+        tagged = with_gone(lives(tables.unsettled())).persist(StorageLevel.DISK_ONLY)
         try:
-            gone = tagged.where("gone").drop("gone")
-            rows = fold_lives(gone).withColumn("day", day_of(sf.col("settled_at")))
-            if made.gaps:
-                rows = self._without_known_lives(rows)
-            ended = self.commits.move(self.commits.stage(rows, MESSAGES))
-            left = tagged.where("not gone").drop("gone", *LIFE_SCHEMA_FIELDS)
+            gone = fold_lives(tagged.where("gone").drop("gone"))
+            if tables.state.gaps:
+                gone = self._without_known_lives(gone)
+            gone = gone.withColumn("day", day_of(sf.col("settled_at")))
+            events = tagged.where("not gone").drop("gone")
+            live = fold_lives(events).withColumn("day", sf.lit(None).cast("date"))
+            rows = gone.unionByName(live).sortWithinPartitions("day", "topic", "settled_at", "id")
+            staged = self._stage(rows, number)
             # The number is not needed here, but all files must have the same columns.
-            left = left.withColumn("number", sf.lit(0).cast("long"))
-            folder = f"{LIVE}/{made.version + 1:08}-{self.commits.token}"
-            left.write.option("compression", COMPRESSION).parquet(self._folder.url(folder))
-            count = tagged.where("not gone").count()
+            events = events.drop(*LIFE_SCHEMA_FIELDS).withColumn("number", sf.lit(0).cast("long"))
+            folder = f"{HIDDEN}/live/{number}"
+            written = write_files(events, self._folder, folder)
         finally:
             tagged.unpersist()
-        live = tuple(one.path for one in self._folder.files(folder)) if count else ()
-        for path in live:
-            self._folder.sync(path)
-        until = int(time.time() * 1000) + self._keep_ms
-        olds = {path.rpartition("/")[0] for path in made.live}
-        self.commits.commit(
-            replace(
-                made,
-                files=made.files | ended,
-                unfolded={},
-                live=live,
-                live_events=count,
-                dropped=made.dropped + tuple((old, until) for old in sorted(olds)),
-            )
+        for one in written:
+            self._folder.sync(one.path)
+        root = f"{HIDDEN}/staging/{number}"
+        files = place_files(self._folder, staged, root, MESSAGES, str(number))
+        fold = FoldState(
+            number=number,
+            log=tables.state.number,
+            offsets=tables.state.offsets,
+            live=folder,
+            live_events=sum(one.rows for one in written),
+            seconds=time.monotonic() - began,
         )
-        self._unfolded_events = 0
+        save(self._folder, fold)
+        tables.messages.commit(files, {STATE: number}, replace_undated=True)
+        tables.fold = fold
 
     def compact(self, *, everything: bool = False) -> int:
         """Merge small files where that pays off; returns the number of merged files.
@@ -200,57 +249,25 @@ class ParquetWriter:
         everything: also merge groups of only a few files, and today's files.
         """
         today = ms_datetime(int(time.time() * 1000)).date().isoformat()
-        waiting = {path for swap in self.manifest.swaps for path in (*swap.old, *swap.new)}
-        took = 0
-        made = self.manifest
-        for group in candidates(made, today, skip=waiting, everything=everything):
-            schema = LOG_SCHEMA if group.table == LOG else DATED_MESSAGES
-            files = {path: made.files[path] for path in group.paths}
-            rows = rows_of(self._spark, self._folder, group.table, files, schema)
-            staged = self.commits.stage(compact(rows, group), group.table)
-            made = self.manifest
-            fresh = self.commits.move(staged, hidden=True)
-            self.commits.commit(exchange(made, group, fresh))
-            made = self.manifest
-            took += len(group.paths)
-        self.settle_swaps()
-        return took
+        both = (self._tables.log, self._tables.messages)
+        return sum(table.compact(today, everything=everything) for table in both)
 
-    def settle_swaps(self) -> None:
-        """Replace old files by the compacted ones once `keep` has passed since the compaction."""
-        now = int(time.time() * 1000)
-        for swap in self.manifest.swaps:
-            if swap.since_ms + self._keep_ms > now:
-                continue
-            made = self.manifest
-            seen = {path.removeprefix(f"{HIDDEN}/compacted/"): path for path in swap.new}
-            self.commits.note(list(seen))
-            for path, hidden in seen.items():
-                self._folder.copy(hidden, path)
-            files = {path: size for path, size in made.files.items() if path not in swap.new}
-            files |= {path: made.files[hidden] for path, hidden in seen.items()}
-            self.commits.commit(
-                replace(
-                    made,
-                    files=files,
-                    swaps=tuple(one for one in made.swaps if one != swap),
-                    dropped=(
-                        *made.dropped,
-                        *((old, 0) for old in swap.old),
-                        *((hidden, now + self._keep_ms) for hidden in swap.new),
-                    ),
-                )
-            )
+    def delete_old(self) -> None:
+        """Delete what neither the current version nor a running reader needs."""
+        tables = self._tables
+        for table in (tables.log, tables.messages):
+            table.vacuum(self._keep)
+        used = {path(tables.state.number), path(tables.fold.number), tables.fold.live}
+        sweep(self._folder, used, self._keep.total_seconds())
 
-    def _staged_rows(self, staged: list[tuple[str, str, int]]) -> DataFrame:
-        root = staged[0][0].partition("/day=")[0]
-        return self._spark.read.schema(LOG_SCHEMA).parquet(self._folder.url(root))
+    def _stage(self, rows: DataFrame, number: int) -> list[StagedFile]:
+        return write_files(rows, self._folder, f"{HIDDEN}/staging/{number}", by_day=True)
 
     def _records(self, topics: Sequence[str]) -> dict[str, TopicRecord]:
         """Present options and groups of topics; earlier ones if the server has lost them."""
         found = {}
         for topic, record in self._topics(topics).items():
-            known = self.manifest.topics.get(topic, TopicRecord({}, ()))
+            known = self._tables.state.topics.get(topic, TopicRecord({}, ()))
             found[topic] = TopicRecord(
                 record.options or known.options, record.groups or known.groups
             )
@@ -261,9 +278,7 @@ class ParquetWriter:
 
         After a gap, the server may have an older state in which ended messages are live again.
         """
-        known = rows_of(
-            self._spark, self._folder, MESSAGES, self.manifest.files, MESSAGES_SCHEMA
-        ).select("topic", "id")
+        known = self._tables.messages.rows(dated=True).select("topic", "id")
         return rows.where("token is not null").unionByName(
             rows.where("token is null")
             .join(known, ["topic", "id"], "left_anti")

@@ -14,7 +14,7 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.archive import default_name
 from lisa.pipeline.archive.base import ArchiveWriter
 from lisa.pipeline.archive.checkpoint import check_checkpoint
-from lisa.pipeline.archive.writing import ParquetWriter
+from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.archive_run import ArchiveRun, Progress
 from lisa.pipeline.jobs.journal_record import JournalRecord
@@ -143,7 +143,7 @@ def _writer(
         from lisa.pipeline.archive.jdbc import JdbcWriter
 
         return JdbcWriter(spark, where, properties, topics=record.topics)
-    return ParquetWriter(spark, where, keep=keep, topics=record.topics)
+    return FileWriter(spark, where, keep=keep, topics=record.topics)
 
 
 def _options(
@@ -152,6 +152,7 @@ def _options(
     options = {
         **server.as_options(),
         "archive": name,
+        "report_progress": "false",  # this job reports the archive's offsets, not the stream's
         "max_events_per_batch": str(max_events),
         "fail_on_gap": str(on_gap == "fail").lower(),
     }

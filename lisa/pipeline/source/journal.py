@@ -254,7 +254,7 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Report this reader's progress to the journal, if option `archive` is set."""
-        if self._options.archive is not None:
+        if self._options.archive is not None and self._options.report_progress:
             store, known = self._store, set(self._known_journals())
             marks = {
                 journal: Mark.of(stored)

@@ -18,6 +18,7 @@ _NAMES = options.SERVER | {
     "partitions",
     "fail_on_gap",
     "archive",
+    "report_progress",
 }
 _MAX_EVENTS = 500_000
 
@@ -31,6 +32,8 @@ class JournalOptions:
     from_earliest: start at the first event (`starting` = earliest) or after the last (latest).
     partitions: maximum number of tasks of a batch; None to derive it from the number of events.
     archive: the name under which this reader reports its progress to the journal.
+    report_progress: whether it reports each batch that Spark has committed; the job `archive`
+        reports what the archive contains instead.
     """
 
     server: Server
@@ -40,6 +43,7 @@ class JournalOptions:
     partitions: int | None
     fail_on_gap: bool
     archive: str | None
+    report_progress: bool
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -55,6 +59,7 @@ class JournalOptions:
             partitions=options.whole_number(given, "partitions"),
             fail_on_gap=options.flag(given, "fail_on_gap", default=True),
             archive=_archive_name(given),
+            report_progress=options.flag(given, "report_progress", default=True),
         )
 
 

@@ -1,0 +1,37 @@
+"""`lisa pipeline convert`."""
+
+from __future__ import annotations
+
+import click
+
+from lisa.cli.output import print_json
+from lisa.cli.pipeline import run
+from lisa.cli.pipeline.options import JobOptions, job_options
+
+
+@click.command()
+@click.argument("where", metavar="ARCHIVE")
+@job_options
+def convert(shared: JobOptions, where: str) -> None:
+    """Convert an archive in files that an earlier version wrote to Delta tables, in place.
+
+    ARCHIVE is a directory or a URL that Hadoop supports. It needs space for a second copy of the
+    log; stop `lisa pipeline archive` first. If the conversion is interrupted, run it again. A
+    converted archive remains as it is.
+    """
+    if where.startswith("jdbc:"):
+        raise click.UsageError("an archive in a database needs no conversion")
+    with shared.session("pipeline convert") as spark:
+        from lisa.pipeline.archive.conversion import convert as run_job
+
+        events = run_job(spark, where)
+    if shared.json:
+        print_json({"where": where, "events": events})
+    elif events:
+        click.echo(f"{events:,} events converted: {where}")
+    else:
+        click.echo(f"{where} has the present layout already")
+
+
+if __name__ == "__main__":
+    run(convert)

@@ -1,0 +1,231 @@
+"""A Delta table: Spark writes its Parquet files, and delta-rs commits them to its log.
+
+Each commit is one file in `_delta_log`, created only if it does not exist yet. A process that is
+killed before the commit leaves files that no reader sees and that `vacuum` deletes. Commits carry
+application transactions: a name and a number that the table keeps, so that a process finds out
+after a kill whether its commit took place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from deltalake import (
+    BloomFilterProperties,
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    Schema,
+    Transaction,
+    WriterProperties,
+)
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from lisa.core.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lisa.pipeline.archive.folder import Folder
+    from lisa.pipeline.archive.writing_files import WrittenFile
+
+STATE = "lisa.state"
+"""Name of the application transaction that changes with every commit of Lisa."""
+
+DAY = "day"
+FULL_BYTES = 128 * 1024 * 1024
+MANY = 64
+"""Number of small files of the current day that are worth a compaction."""
+
+LOG_RETENTION = "interval 1 days"
+"""How long old commits are kept: at a batch every five seconds, 17,000 a day."""
+
+_TRIES = 5
+_WRITER = WriterProperties(
+    compression="ZSTD",
+    column_properties={
+        "id": ColumnProperties(bloom_filter_properties=BloomFilterProperties(True, fpp=0.01))  # noqa: FBT003
+    },
+)
+
+
+class ArchiveTable:
+    """A table of an archive, partitioned by day, as of its last `refresh`.
+
+    schema: with the column `day`; columns that an older table lacks are read as null, and added
+    by `adapt`.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Folder, name: str, schema: StructType) -> None:
+        self._spark, self._folder, self.name, self.schema = spark, folder, name, schema
+        self._uri, self._options = folder.delta_address(name)
+        self._delta: DeltaTable | None = None
+        self.refresh()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the table has been created."""
+        return self._delta is not None
+
+    @property
+    def delta(self) -> DeltaTable:
+        """The table as delta-rs sees it. Raises ConfigError if it does not exist."""
+        if self._delta is None:
+            raise ConfigError(f"there is no table in {self._folder.url(self.name)}")
+        return self._delta
+
+    def refresh(self) -> None:
+        """Read the current version."""
+        if self._delta is not None:
+            self._delta.update_incremental()
+            return
+        try:
+            self._delta = DeltaTable(self._uri, storage_options=self._options)
+        except TableNotFoundError:
+            self._delta = None
+
+    def adapt(self) -> None:
+        """Create the table, or add the columns that it lacks."""
+        wanted = _schema(self.schema)
+        if self._delta is None:
+            settings = {"delta.logRetentionDuration": LOG_RETENTION}
+            self._delta = DeltaTable.create(
+                self._uri,
+                wanted,
+                mode="ignore",
+                partition_by=[DAY],
+                configuration=settings,
+                storage_options=self._options,
+            )
+        known = {field.name for field in self.delta.schema().fields}
+        if missing := [field for field in wanted.fields if field.name not in known]:
+            self.delta.alter.add_columns(missing)
+        self.refresh()
+
+    def transaction(self, name: str) -> int | None:
+        """The last committed number of an application transaction."""
+        found: int | None = None if self._delta is None else self.delta.transaction_version(name)
+        return found
+
+    def files(self) -> list[dict[str, Any]]:
+        """The files: `path` below the table, `size_bytes`, `num_records`, `day` (date or None)."""
+        if self._delta is None:
+            return []
+        names = ("path", "size_bytes", "num_records", f"partition.{DAY}")
+        found = self.delta.get_add_actions(flatten=True)
+        columns = [found.column(name).to_pylist() for name in names]
+        keys = (*names[:3], DAY)
+        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def row_count(self) -> int:
+        """Number of rows, from the log of the table."""
+        return sum(one["num_records"] for one in self.files())
+
+    def rows(self, *, dated: bool | None = None) -> DataFrame:
+        """The rows of all files; only of those with a day (`dated`), or only of those without."""
+        files = self.files()
+        paths = [
+            self._folder.url(f"{self.name}/{one['path']}")
+            for one in files
+            if dated is None or (one[DAY] is not None) == dated
+        ]
+        if not paths:
+            return self._spark.createDataFrame([], self.schema)
+        # Spark would start a job with a task for each file to list them; the driver lists faster.
+        self._spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "10000")
+        self._spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "64")
+        reader = self._spark.read.schema(self.schema)
+        return reader.option("basePath", self._folder.url(self.name)).parquet(*paths)
+
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        transactions: Mapping[str, int],
+        *,
+        replace_undated: bool = False,
+    ) -> None:
+        """Add files, and with `replace_undated` remove all present files without a day.
+
+        transactions: name -> number, committed together with the files.
+
+        Raises ConfigError if another process of Lisa has committed since the last `refresh`.
+        """
+        before = self.transaction(STATE)
+        now = int(time.time() * 1000)
+        for left in reversed(range(_TRIES)):
+            actions: list[AddAction | RemoveAction] = [one.action(now) for one in files]
+            if replace_undated:
+                olds = [one["path"] for one in self.files() if one[DAY] is None]
+                actions += [RemoveAction(path, True, now) for path in olds]  # noqa: FBT003
+            try:
+                self.delta.create_write_transaction(
+                    actions,
+                    "append",
+                    self.delta.schema(),
+                    [DAY],
+                    commit_properties=CommitProperties(
+                        max_commit_retries=0,
+                        app_transactions=[Transaction(*one) for one in transactions.items()],
+                    ),
+                )
+            except CommitFailedError:
+                self.refresh()
+                if self.transaction(STATE) != before:
+                    raise ConfigError(another_writer(self._folder.where)) from None
+                if not left:
+                    raise
+            else:
+                break  # otherwise another program has compacted the table, for example
+        self.refresh()
+        self._folder.sync(f"{self.name}/_delta_log/{self.delta.version():020}.json")
+        self._folder.sync(f"{self.name}/_delta_log")
+
+    def compact(self, today: str, *, everything: bool = False) -> int:
+        """Merge small files of the same day; returns the number of merged files.
+
+        today: the current day; its files are merged only if there are many, or for `everything`.
+        """
+        small = Counter(
+            one[DAY].isoformat()
+            for one in self.files()
+            if one[DAY] is not None and one["size_bytes"] < FULL_BYTES // 2
+        )
+        merged = 0
+        for day, count in sorted(small.items()):
+            if count >= (2 if everything or day < today else MANY):
+                done = self.delta.optimize.compact(
+                    partition_filters=[(DAY, "=", day)],
+                    target_size=FULL_BYTES,
+                    writer_properties=_WRITER,
+                )
+                merged += int(done["numFilesRemoved"])
+        self.refresh()
+        return merged
+
+    def vacuum(self, keep: timedelta) -> None:
+        """Delete files that have not been part of the table for `keep`, in whole hours."""
+        self.delta.vacuum(
+            math.ceil(keep / timedelta(hours=1)),
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+        )
+        self.refresh()
+
+
+def another_writer(where: str) -> str:
+    """The error message of a process that is not the only one to write to an archive."""
+    return f"another process has written to {where} meanwhile; only one process may write to it"
+
+
+def _schema(schema: StructType) -> Schema:
+    """The schema for delta-rs. All columns may be null, so that columns can be added later."""
+    return Schema.from_arrow(to_arrow_schema(schema.toNullable(), timezone="UTC"))
