@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
@@ -22,7 +23,7 @@ from lisa.pipeline.archive import default_name, open_archive, shared_path
 from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
-from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.shared_path import hosts_without
 from lisa.pipeline.archive.table import ArchiveTable
 from lisa.pipeline.archive.writing import FileWriter
@@ -85,9 +86,30 @@ def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> N
     assert writer.file_count() < files
     check(spark, where, events)
     assert writer.compact(everything=True) == 0
-    on_disk = set((tmp_path / "archive").glob("me*/day=*/*.parquet"))
+    on_disk = set((tmp_path / "archive").glob("me*/day=*/*"))  # also no checksum files
     assert len(on_disk) == writer.file_count()
     assert len(list((tmp_path / "archive" / "_lisa" / "state").glob("[!.]*.json"))) == 2
+
+
+def test_files_have_bloom_filters_on_the_id(spark: SparkSession, tmp_path: Path) -> None:
+    """Both the batches by Spark, if they have too many ids for a dictionary, and merged files."""
+
+    def has_filter() -> set[bool]:
+        found = set()
+        for uri in DeltaTable(tmp_path / "message_log").file_uris():
+            footer = pq.read_metadata(uri)
+            index = footer.schema.names.index("id")
+            found.add(footer.row_group(0).column(index).bloom_filter_offset is not None)
+        return found
+
+    one = frame(spark, [event("orders", 1_790_000_000_000, 0, 1, id="a", state="sent")])
+    many = one.drop("id").crossJoin(spark.range(60_000).selectExpr("uuid() AS id"))
+    writer = FileWriter(spark, str(tmp_path))
+    for batch in range(2):
+        writer.write(many.select(*EVENT_SCHEMA.names).coalesce(1), batch, "q")
+    assert has_filter() == {True}
+    assert writer.compact(everything=True) == 2
+    assert has_filter() == {True}
 
 
 def test_outside_readers_see_live_messages_and_times(spark: SparkSession, tmp_path: Path) -> None:

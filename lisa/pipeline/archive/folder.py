@@ -112,11 +112,14 @@ class Folder:
         self.sync(path.rpartition("/")[0])
 
     def rename(self, path: str, to: str) -> None:
-        """Move a file, creating the target directory. Raises OSError if the move fails."""
+        """Move a file, creating the target directory. Raises OSError if the move fails.
+
+        A checksum file of Hadoop stays behind.
+        """
         target = self._path(to)
         self._fs.mkdirs(target.getParent())
         self.sync(path)
-        if not self._fs.rename(self._path(path), target):
+        if not self._texts.rename(self._path(path), target):
             raise OSError(f"cannot move {self.url(path)} to {self.url(to)}")
         self.sync(to.rpartition("/")[0])
 

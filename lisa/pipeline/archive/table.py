@@ -139,9 +139,11 @@ class ArchiveTable:
         ]
         if not paths:
             return self._spark.createDataFrame([], self.schema)
-        # Spark would start a job with a task for each file to list them; the driver lists faster.
-        self._spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "10000")
-        self._spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "64")
+        # By default Spark lists more than 32 files with a job that has a task for each file.
+        local = self._folder.where.startswith("file:")
+        listing = "spark.sql.sources.parallelPartitionDiscovery"
+        self._spark.conf.set(f"{listing}.threshold", "100000" if local else "32")
+        self._spark.conf.set(f"{listing}.parallelism", "64")
         reader = self._spark.read.schema(self.schema)
         return reader.option("basePath", self._folder.url(self.name)).parquet(*paths)
 

@@ -139,6 +139,7 @@ class FileWriter:
         found = summarize(reader.parquet(self._folder.url(root)))
         files = place_files(self._folder, staged, root, LOG, str(number))
         self._commit_log(files, number, found, {query: batch})
+        self._folder.delete(root)
         return found.events, found.gaps
 
     def copy(self, old: OldArchive) -> int:
