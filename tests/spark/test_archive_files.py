@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.pipeline.archive import default_name, open_archive, shared_path
+from lisa.pipeline.archive import default_name, open_archive, shared_path, writing
 from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
@@ -89,6 +89,28 @@ def test_batches_folds_and_compactions(spark: SparkSession, tmp_path: Path) -> N
     on_disk = set((tmp_path / "archive").glob("me*/day=*/*"))  # also no checksum files
     assert len(on_disk) == writer.file_count()
     assert len(list((tmp_path / "archive" / "_lisa" / "state").glob("[!.]*.json"))) == 2
+
+
+def test_messages_are_brought_up_to_date_at_intervals(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with few events; a long fold makes the interval longer."""
+    journal = Stories("orders")
+    writer = FileWriter(spark, str(tmp_path))
+    assert not writer.wants_fold()
+    writer.write(frame(spark, journal.extend(1)), 0, "q")
+    assert writer.wants_fold()
+    assert not writer.wants_fold(catching_up=True)
+    writer.tidy(last=False, behind=False)
+    assert not writer.wants_fold()
+    writer.write(frame(spark, journal.extend(1)), 1, "q")
+    assert not writer.wants_fold()
+    monkeypatch.setattr(writing, "age_s", lambda _: 61)
+    monkeypatch.setattr(writing, "FOLD_SHARE", 0)
+    assert writer.wants_fold()
+    monkeypatch.setattr(writing, "FOLD_SHARE", 1e9)
+    assert not writer.wants_fold()
+    check(spark, str(tmp_path), journal.events)
 
 
 def test_files_have_bloom_filters_on_the_id(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import json
 import random
 import shutil
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from pyspark.sql import functions as sf
@@ -22,6 +24,7 @@ from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.archive.folder import Folder
+from lisa.pipeline.jobs import archive_run
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.archive_run import Progress
 from tests.servers import JVM_PATIENCE, wait_until
@@ -108,6 +111,32 @@ def test_what_the_driver_does_not_see_is_not_reported(
     assert recorded(client, "orders") == {}
     assert archive(spark, where, url=redis_url, once=True, name="mine").events == len(orders.events)
     check(spark, where, orders.events)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_idle_archive_is_kept_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """Without further events there is no further batch, which would do it."""
+    monkeypatch.setattr(archive_run, "TIDY_S", 0.01)
+    monkeypatch.setattr(archive_run, "POLL_S", 0.01)
+    query, tables = Mock(isActive=True), Mock()
+
+    def tidy(**_: Any) -> None:
+        query.isActive = tables.tidy.call_count < 2
+        if fails:
+            raise LisaError("the disk is full")
+
+    tables.tidy.side_effect = tidy
+    query.exception.return_value = None
+    run = archive_run.ArchiveRun(tables, Mock(), lambda _: None, threading.Event(), 9)
+    if fails:
+        with pytest.raises(LisaError, match="disk is full"):
+            run.follow(lambda: query)
+        query.stop.assert_called_once()
+        return
+    run.follow(lambda: query)
+    assert tables.tidy.call_count == 2
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ class FileWriter:
             return True
         fold = self._tables.fold
         pause = max(FOLD_EVERY_S, FOLD_SHARE * fold.seconds)
-        return new > 0 and not catching_up and fold.number > 0 and age_s(fold.number) > pause
+        return new > 0 and not catching_up and (not fold.number or age_s(fold.number) > pause)
 
     @property
     def worth_a_fold(self) -> bool:

@@ -24,6 +24,9 @@ REPORT_S = 600.0
 """How often an idle archive reports its progress: the journal stops waiting for it after two days
 without a report."""
 
+TIDY_S = 60.0
+"""How often an idle archive brings its tables up to date."""
+
 POLL_S = 0.25
 
 STARTS_FOR_S = 180.0
@@ -123,8 +126,8 @@ class ArchiveRun:
             )
 
     def _wait(self, query: StreamingQuery) -> None:
-        """Wait until the query ends, or stop it, and report the progress of an idle archive."""
-        reported = time.monotonic()
+        """Wait until the query ends, or stop it; keep the tables of an idle archive up to date."""
+        reported = tidied = time.monotonic()
         while query.isActive:
             if self._stop.wait(POLL_S):
                 with self._at_work:  # wait for the running batch
@@ -132,6 +135,15 @@ class ArchiveRun:
                 with suppress(Exception):  # a refused batch raises _Stopped
                     query.stop()
                 break
+            if time.monotonic() - tidied > TIDY_S:
+                try:
+                    with self._at_work:
+                        self._tables.tidy(last=False, behind=False)
+                except Exception as error:  # noqa: BLE001  `follow` raises it
+                    self.failure = error
+                    query.stop()
+                    break
+                tidied = time.monotonic()
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
                 with suppress(ServerUnavailable):
