@@ -34,7 +34,8 @@ def client_parts() -> tuple[str, ...]:
 
 def without_checkout() -> dict[str, str]:
     """The environment of a process that does not see the checkout."""
-    return {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "LISA_"))}
+    hidden = ("PYTHON", "PYSPARK", "LISA_")
+    return {n: v for n, v in os.environ.items() if not n.startswith(hidden)}
 
 
 def start(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -47,7 +47,7 @@ def test_the_section_runs_as_written(binaries: Path, redis_url: str, tmp_path: P
     clean = {
         n: v
         for n, v in os.environ.items()
-        if not n.startswith(("PYTHON", "LISA_", "JAVA", "SPARK_CONF"))
+        if not n.startswith(("PYTHON", "PYSPARK", "LISA_", "JAVA", "SPARK_CONF"))
     }
     tools = binaries.parent.parent / "tools"
     environment = {**clean, "PATH": f"{binaries}:{tools}", "LISA_REDIS_URL": redis_url}
