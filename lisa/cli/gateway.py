@@ -44,7 +44,9 @@ EXIT_CONFIG = 2
     help="Allow the web page to requeue, purge, cancel, fire and pause.",
 )
 @click.option(
-    "--archive", type=click.Path(path_type=Path), help="Archive that /mykit/reStore restores from."
+    "--archive",
+    type=click.Path(path_type=Path),
+    help="Archive that the web page searches and /mykit/reStore restores from.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))

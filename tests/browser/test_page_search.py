@@ -1,18 +1,22 @@
-"""The search for messages: by a prefix of the id, and by text in headers and body."""
+"""The search for messages, live and archived: by the id's start, and by text."""
 
 from __future__ import annotations
 
 import html
 import re
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from lisa import Consumer, Producer
 from lisa.admin.messages import LiveState
 from lisa.admin.search import MessageQuery, SearchPage, search
 from lisa.core.model.errors import ConfigError
+from lisa.gateway.page import archived
+from lisa.gateway.page.archived import ArchivePage, ArchiveQuery
 from tests.gateways import Gateway, new_topic
 from tests.roles import Cast
 from tests.servers import wait_until
@@ -164,3 +168,158 @@ def test_a_token_finds_messages_of_its_topics_only(site: Site, tmp_path: Path) -
             assert f"shared-{other}" not in page
             hidden = guarded.client.get("/search", params={**params, "topic": other}).text
             assert f"shared-{other}" not in hidden
+
+
+# Archived messages
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+COLUMNS = pa.schema(
+    {
+        "topic": pa.string(),
+        "id": pa.string(),
+        "token": pa.string(),
+        "state": pa.string(),
+        "attempts": pa.int32(),
+        "kind": pa.string(),
+        "headers": pa.map_(pa.string(), pa.string()),
+        "body": pa.binary(),
+        **dict.fromkeys(("due", "sent_at", "settled_at", "updated_at"), pa.timestamp("us", "UTC")),
+        "reason": pa.string(),
+        "day": pa.date32(),
+    }
+)
+"""The columns that the search reads; tests/spark searches an archive written by the job."""
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    """A message; its day is one of four."""
+    settled = NOON + timedelta(days=number % 4)
+    return {
+        "topic": "orders",
+        "id": f"m{number:03}",
+        "token": "tokentok",
+        "state": "acked",
+        "attempts": 0,
+        "kind": "j",
+        "headers": [("trace", f"T-{number}")],
+        "body": b'{"order": %d}' % number,
+        "due": NOON,
+        "sent_at": NOON,
+        "settled_at": settled,
+        "updated_at": settled,
+        "reason": None,
+        "day": settled.date(),
+        **changes,
+    }
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """An archive with these messages."""
+    table = pa.Table.from_pylist(rows, COLUMNS)
+    write_deltalake(folder / "messages", table, partition_by=["day"])
+    return folder
+
+
+def whole(archive: Path, query: ArchiveQuery, **limits: Any) -> list[ArchivePage]:
+    """The pages of a search."""
+    pages: list[ArchivePage] = []
+    while not pages or pages[-1].cursor is not None:
+        cursor = pages[-1].cursor if pages else None
+        pages.append(archived.search(archive, query, sees=lambda _: True, cursor=cursor, **limits))
+    return pages
+
+
+def test_archived_messages_are_found_once_newest_day_first(tmp_path: Path) -> None:
+    live = [row(number, day=None, settled_at=None, state="waiting") for number in range(200, 207)]
+    archive = write(tmp_path, [*map(row, range(100)), *live])
+    for limits in ({}, {"most": 3}, {"within_s": 0.0}):
+        pages = whole(archive, ArchiveQuery(wanted="m"), **limits)
+        found = [hit for page in pages for hit in page.hits]
+        assert sorted(hit.id for hit in found) == sorted(
+            [f"m{number:03}" for number in (*range(100), *range(200, 207))]
+        )
+        days = [datetime.max.replace(tzinfo=UTC).timestamp()] * 7
+        days += [hit.settled_ms / 1000 for hit in found if hit.settled_ms]
+        assert days == sorted(days, reverse=True)
+    assert [page.day for page in whole(archive, ArchiveQuery(wanted="m"), within_s=0.0)] == [
+        None,
+        *(date(2026, 11, day) for day in (4, 3, 2, 1)),
+    ]
+
+
+def test_an_archived_message_is_found_by_its_id_first(tmp_path: Path) -> None:
+    archive = write(tmp_path, [row(1), row(2, id="m001-b"), row(3, id="m001", topic="mail")])
+    (page,) = whole(archive, ArchiveQuery(wanted="m001"))
+    assert [(hit.topic, hit.id) for hit in page.hits] == [
+        ("mail", "m001"),
+        ("orders", "m001"),
+        ("orders", "m001-b"),
+    ]
+    (page,) = whole(archive, ArchiveQuery(wanted="m001", topic="mail"))
+    (hit,) = page.hits
+    assert (hit.sent_ms, hit.headers) == (1_793_534_400_000, {"trace": "T-3"})
+    assert hit.body is not None
+    assert hit.body.text == '{\n  "order": 3\n}'
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        ("gr\u00fc\u00dfe", ["utf8"]),
+        ("t-77", ["header"]),
+        ("it's", ["quote"]),
+        ("\\", ["slash"]),
+        ("%", []),
+        ("x' OR 'a' = 'a", []),
+    ],
+)
+def test_text_is_found_in_archived_messages(tmp_path: Path, wanted: str, ids: list[str]) -> None:
+    rows = [
+        row(1, id="utf8", kind="s", body="GR\u00dcSSE Gr\u00fc\u00dfe".encode()),
+        row(2, id="header", headers=[("trace", "T-77")], body=None),
+        row(3, id="quote", kind="s", body=b"IT'S"),
+        row(4, id="slash", kind="s", body=b"a\\b"),
+        row(5, id="bytes", kind="b", body=b"\xff\x00"),
+        row(6, id="empty", kind=None, headers=None, body=None),
+    ]
+    (page,) = whole(write(tmp_path, rows), ArchiveQuery(wanted=wanted, in_text=True))
+    assert [hit.id for hit in page.hits] == ids
+
+
+def test_large_archived_bodies_are_not_read(tmp_path: Path) -> None:
+    archive = write(tmp_path, [row(1, kind="s", body=b"x" * 40_000)])
+    (page,) = whole(archive, ArchiveQuery(wanted="m001"))
+    assert (page.hits[0].body, page.hits[0].body_bytes) == (None, 40_000)
+
+
+@pytest.mark.parametrize("cursor", ["x", "live", "2026-13-01:0", "2026-11-01:x"])
+def test_a_foreign_cursor_of_the_archive_is_refused(tmp_path: Path, cursor: str) -> None:
+    archive = write(tmp_path, [row(1)])
+    with pytest.raises(ConfigError, match="is not a cursor"):
+        archived.search(archive, ArchiveQuery(wanted="x"), sees=lambda _: True, cursor=cursor)
+
+
+def test_the_page_searches_the_archive(site: Site, tmp_path: Path) -> None:
+    old = [row(number, topic="mail", id=f"<old>{number}") for number in range(60)]
+    archive = write(tmp_path / "archive", [*old, row(1, id="<old>hidden")])
+    tokens = tmp_path / "tokens.yml"
+    tokens.write_text(
+        "tokens: [{name: m, token: mail-mail-mail-mail, topics: ['mail']}]", encoding="utf-8"
+    )
+    headers = {"Authorization": "Bearer mail-mail-mail-mail"}
+    given = ("--tokens-file", str(tokens), "--archive", str(archive))
+    with Gateway(site.server.url, *given, headers=headers) as gateway:
+        live = gateway.client.get("/search", params={"q": "<old>"}).text
+        link = re.search(r'href="([^"]+)">search the archive', live)
+        assert link is not None
+        pages = [gateway.client.get(html.unescape(link[1])).text]
+        while further := re.search(r'href="([^"]+)">Search further back', pages[-1]):
+            pages.append(gateway.client.get(html.unescape(further[1])).text)
+        found = re.findall(r'title="&lt;old&gt;(\w+)"', "".join(pages))
+        assert sorted(found) == sorted(map(str, range(60)))
+        assert "Searched the whole archive" in pages[-1]
+        (archive / "messages").rename(archive / "moved")
+        gone = gateway.client.get("/search", params={"q": "x", "where": "archive"})
+        assert "lisa pipeline convert" in html.unescape(gone.text)
+    # Without an archive, the page names the command.
+    assert "lisa pipeline search" in site.gateway.client.get("/search?q=x&where=archive").text

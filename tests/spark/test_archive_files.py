@@ -19,6 +19,8 @@ from pyspark.sql.types import StructType
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
+from lisa.gateway.page import archived
+from lisa.gateway.page.archived import ArchiveQuery
 from lisa.pipeline.archive import default_name, open_archive, shared_path, writing
 from lisa.pipeline.archive.checkpoint import check_checkpoint
 from lisa.pipeline.archive.folder import Folder
@@ -148,6 +150,11 @@ def test_outside_readers_see_live_messages_and_times(spark: SparkSession, tmp_pa
     log = DeltaTable(tmp_path / "message_log").to_pandas(filters=[("state", "=", "sent")])
     assert sorted(log["at"].astype("int64") // 1000) == sorted(
         one["at"] for one in journal.events if one["state"] == "sent"
+    )
+    page = archived.search(tmp_path, ArchiveQuery(wanted=""), sees=lambda _: True, most=1_000)
+    assert page.cursor is None
+    assert sorted((one.topic, one.id, one.state) for one in page.hits) == sorted(
+        zip(found.topic, found.id, found.state, strict=True)
     )
 
 

@@ -100,7 +100,9 @@ class GatewayServerSettings(Section):
         description="How long a push target may take to answer.",
     )
     archive: Path | None = Field(
-        default=None, description="The archive that `/mykit/reStore` restores from."
+        default=None,
+        description="The archive that the web page searches (with the extra `archive`), and that "
+        "`/mykit/reStore` restores from (with the extra `pipeline`).",
     )
     mykit_clear_all: bool = Field(
         default=False, description="Let `/mykit/clearAll` cancel what `/mykit/push` sent."

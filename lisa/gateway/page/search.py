@@ -1,17 +1,26 @@
-"""The search for messages: by id in all topics at once, by a prefix or by text with a cursor."""
+"""The search for messages: by id in all topics at once, by a prefix or by text with a cursor.
+
+Searches live messages, or the archive if the gateway knows one.
+"""
 
 from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import search
-from lisa.admin.search import MessageQuery
-from lisa.core.model.errors import LisaError
+from lisa.admin.search import MessageQuery, SearchPage
+from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.sharding import Topic, topic_of
 from lisa.core.store.inspection import found
 from lisa.core.store.store import chunks
 from lisa.core.transitions.inspect import Inspect
+from lisa.gateway.page import archived
+from lisa.gateway.page.archived import ArchivePage, ArchiveQuery
 from lisa.gateway.page.rendering import message_link
 from lisa.gateway.page.view_context import PageRequest
 
@@ -20,6 +29,9 @@ TOPICS_PER_STEP = 100
 MOST_IDS = 20_000
 MOST_BODIES = 2_000
 """Messages that one request examines at most, in a search by id and by text."""
+
+_archive_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
+"""Searches of the archive run one after the other, because each may use all cores."""
 
 
 async def show(visit: PageRequest) -> Response:
@@ -31,12 +43,16 @@ async def show(visit: PageRequest) -> Response:
     topics = [check_topic(named)] if named else list(snapshot.lines)
     topics = [topic for topic in topics if visit.token.sees(topic)]
     exact: list[str] = []
-    page = None
-    if wanted and not in_text and cursor is None:
+    page: SearchPage | ArchivePage | None = None
+    has_archive = visit.hub.settings.gateway_server.archive is not None
+    in_archive = has_archive and visit.query.get("where") == "archive"
+    if wanted and in_archive:
+        page = await _archived(visit, ArchiveQuery(wanted=wanted, in_text=in_text, topic=named))
+    elif wanted and not in_text and cursor is None:
         exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
         if len(exact) == 1 and "in" not in visit.query:
             return RedirectResponse(message_link(exact[0], wanted), 303)
-    if wanted:
+    if wanted and not in_archive:
         flow = search.search(
             visit.hub.store,
             topics,
@@ -49,6 +65,8 @@ async def show(visit: PageRequest) -> Response:
         "search.html",
         wanted=wanted,
         in_text=in_text,
+        has_archive=has_archive,
+        in_archive=in_archive,
         named=named,
         exact=exact,
         page=page,
@@ -57,6 +75,17 @@ async def show(visit: PageRequest) -> Response:
         names=[topic for topic in snapshot.lines if visit.token.sees(topic)],
         body_kib=search.BODY_BYTES // 1024,
     )
+
+
+async def _archived(visit: PageRequest, query: ArchiveQuery) -> ArchivePage:
+    """Search the archive, for topics that the visitor may see. Raises ConfigError."""
+    archive = visit.hub.settings.gateway_server.archive
+    if archive is None:
+        raise ConfigError("the gateway knows no archive: set gateway-server.archive")
+    search_it = partial(
+        archived.search, archive, query, sees=visit.token.sees, cursor=visit.query.get("cursor")
+    )
+    return await asyncio.get_running_loop().run_in_executor(_archive_thread, search_it)
 
 
 async def _exact(visit: PageRequest, topics: list[str], message_id: str) -> list[str]:

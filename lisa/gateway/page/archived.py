@@ -1,0 +1,211 @@
+"""Searches the table `messages` of an archive in files, newest day first, without Spark.
+
+Each call stops after some hits or seconds, and returns a cursor for the next call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from lisa.core.model.clock import datetime_ms
+from lisa.core.model.envelope import Envelope
+from lisa.core.model.errors import ConfigError
+from lisa.gateway.page import bodies
+
+MOST_HITS = 50
+WITHIN_S = 2.0
+BODY_BYTES = 32 * 1024
+"""Larger bodies are not shown."""
+
+_LIVE = "live"
+"""The day, in a cursor, of messages that had not ended when the table was written."""
+
+_COLUMNS = ("topic", "id", "state", "attempts", "due", "sent_at", "settled_at", "reason", "headers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveQuery:
+    """What to search for. in_text: in headers and body, ignoring case, instead of the id."""
+
+    wanted: str
+    in_text: bool = False
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedMessage:
+    """A row of the table. `body` is None if it is larger than BODY_BYTES, or unknown."""
+
+    topic: str
+    id: str
+    state: str
+    attempts: int
+    due_ms: int | None
+    sent_ms: int | None
+    settled_ms: int | None
+    reason: str | None
+    headers: Mapping[str, str]
+    body: bodies.Body | None
+    body_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePage:
+    """The result of one call.
+
+    written_ms: when the table was written. day: the last day that was searched, None for messages
+    that had not ended. cursor: where the next call continues; None at the end.
+    """
+
+    hits: tuple[ArchivedMessage, ...]
+    written_ms: int
+    day: date | None
+    cursor: str | None
+
+
+def search(
+    archive: Path,
+    query: ArchiveQuery,
+    *,
+    sees: Callable[[str], bool],
+    cursor: str | None = None,
+    most: int = MOST_HITS,
+    within_s: float = WITHIN_S,
+) -> ArchivePage:
+    """Search an archive; `sees` tells which topics may be shown. Blocks the thread.
+
+    An id is first searched for in all days at once, and then, as a prefix, day by day. Raises
+    ConfigError if the archive or the package `deltalake` is missing, or for an unknown cursor.
+    """
+    table = _Table(archive)
+    ends, hits = time.monotonic() + within_s, list[ArchivedMessage]()
+    start, skipped = _position(cursor)
+    if cursor is None and not query.in_text:
+        hits += table.rows([*_topic(query), f"id = {_text(query.wanted)}"], most, 0)
+    days = table.days()
+    if cursor is not None:
+        days = [one for one in days if _order(one) <= _order(start)]
+    day, following = None, None
+    conditions = _topic(query) + _matches(query)
+    for index, day in enumerate(days):
+        found = list(table.rows([_on(day), *conditions], most, skipped if day == start else 0))
+        hits += found
+        if len(found) == most:
+            following = f"{day or _LIVE}:{(skipped if day == start else 0) + most}"
+            break
+        is_over = len(hits) >= most or time.monotonic() > ends
+        if is_over and index + 1 < len(days):
+            following = f"{days[index + 1] or _LIVE}:0"
+            break
+    seen = tuple(one for one in hits if sees(one.topic))
+    return ArchivePage(seen, table.written_ms, day, following)
+
+
+class _Table:
+    """The current version of the table `messages`."""
+
+    def __init__(self, archive: Path) -> None:
+        try:
+            from deltalake import DeltaTable, QueryBuilder
+            from deltalake.exceptions import TableNotFoundError
+        except ImportError:
+            raise ConfigError(
+                "searching the archive needs a package: pip install 'lisa-delay-queue[archive]'"
+            ) from None
+        try:
+            table = DeltaTable(archive / "messages")
+        except TableNotFoundError:
+            raise ConfigError(
+                f"{archive} has no archive in the present format; `lisa pipeline convert` converts "
+                "older ones"
+            ) from None
+        self._files = table.get_add_actions(flatten=True)
+        self._sql = QueryBuilder().register("messages", table)
+        self.written_ms = max(self._files.column("modification_time").to_pylist(), default=0)
+
+    def days(self) -> list[date | None]:
+        """The days with rows, newest first; None, for rows without a day, comes first."""
+        found = set(self._files.column("partition.day").to_pylist())
+        return sorted(found, key=_order, reverse=True)
+
+    def rows(self, conditions: list[str], most: int, skipped: int) -> Iterator[ArchivedMessage]:
+        """The rows that meet all conditions, in a fixed order."""
+        names = ", ".join(_COLUMNS)
+        # Only what `_text` has quoted comes from outside. The size of a binary value can only be
+        # had by converting it, which the outer query does for the rows that are returned.
+        found = self._sql.execute(
+            f"SELECT {names}, kind, body_bytes, "  # noqa: S608
+            f"CASE WHEN body_bytes <= {BODY_BYTES} THEN body END AS body FROM ("
+            f"SELECT {names}, kind, body, octet_length(encode(body, 'hex')) / 2 AS body_bytes "
+            f"FROM (SELECT * FROM messages WHERE {' AND '.join(conditions)} "
+            f"ORDER BY updated_at DESC, topic, id, token LIMIT {most} OFFSET {skipped}))"
+        ).read_all()
+        columns = [found.column(name).to_pylist() for name in found.schema.names]
+        for row in zip(*columns, strict=True):
+            yield _message(dict(zip(found.schema.names, row, strict=True)))
+
+
+def _message(row: Mapping[str, Any]) -> ArchivedMessage:
+    body = None
+    if row["body"] is not None:
+        whole = Envelope("", "", row["kind"] or "b", {}, bytes(row["body"]))
+        body = bodies.shown(whole, most=BODY_BYTES)
+    return ArchivedMessage(
+        row["topic"],
+        row["id"],
+        row["state"],
+        row["attempts"],
+        _ms(row["due"]),
+        _ms(row["sent_at"]),
+        _ms(row["settled_at"]),
+        row["reason"],
+        dict(row["headers"] or {}),
+        body,
+        row["body_bytes"],
+    )
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else datetime_ms(at)
+
+
+def _topic(query: ArchiveQuery) -> list[str]:
+    return [] if query.topic is None else [f"topic = {_text(query.topic)}"]
+
+
+def _matches(query: ArchiveQuery) -> list[str]:
+    wanted = _text(query.wanted)
+    if not query.in_text:
+        return [f"starts_with(id, {wanted})", f"id <> {wanted}"]
+    values = "array_to_string(map_values(headers), ' ')"
+    texts = (values, "TRY_CAST(body AS VARCHAR)")
+    return [f"({' OR '.join(f'contains(lower({one}), lower({wanted}))' for one in texts)})"]
+
+
+def _on(day: date | None) -> str:
+    return "day IS NULL" if day is None else f"day = DATE '{day}'"
+
+
+def _text(value: str) -> str:
+    """A text literal of SQL, in which only the quote needs escaping."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _order(day: date | None) -> date:
+    return day or date.max
+
+
+def _position(cursor: str | None) -> tuple[date | None, int]:
+    """The day and the number of its rows that were returned before. Raises ConfigError."""
+    if cursor is None:
+        return None, 0
+    day, _, skipped = cursor.partition(":")
+    try:
+        return None if day == _LIVE else date.fromisoformat(day), max(0, int(skipped))
+    except ValueError:
+        raise ConfigError(f"{cursor!r} is not a cursor of this search") from None
