@@ -34,7 +34,7 @@ from tests.model.interleaving import TOPIC, answered
 from tests.rows import Item, enqueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from lisa.core.model.stream import Entry
     from lisa.core.redis.flow import Flow, Step
@@ -164,7 +164,7 @@ def settle(
             story.append(("settled", *who))
 
 
-def canceller(ids: str = "a", times: int = 1) -> Role:
+def canceller(ids: Sequence[str] = "a", times: int = 1) -> Role:
     """Cancels; repeatedly if its reply was lost."""
 
     def role(store: Store, story: list[Event]) -> Flow[None]:

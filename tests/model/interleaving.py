@@ -73,7 +73,7 @@ class Explorer:
 
     connection: Connection
     roles: Sequence[Role]
-    ids: str
+    ids: Sequence[str]
     groups: tuple[str, ...]
     judge: Callable[[Moment], None]
     witness: Callable[[Moment, Sequence[Event]], None]
@@ -182,11 +182,11 @@ def one_by_one(flow: Flow[T]) -> Flow[T]:
     return answered(flow, answer)
 
 
-def reads_of(ids: str, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def reads_of(ids: Sequence[str], groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The read command for each possible key."""
     keys = Keys().topic(TOPIC)
-    zsets = [Keys().topics, keys.waiting, keys.expiry]
-    hashes = [keys.policy, keys.options, keys.groups, keys.consumers]
+    zsets = [Keys().topics, keys.waiting, keys.expiry, keys.ticks]
+    hashes = [keys.policy, keys.options, keys.groups, keys.consumers, keys.schedules]
     strings = [key(id_) for id_ in ids for key in (keys.body, keys.done)]
     streams = []
     for own in map(keys.group, groups):
