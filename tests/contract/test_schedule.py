@@ -73,10 +73,18 @@ def test_an_id_that_is_known_is_not_created_again(bench: Bench, known: dict[str,
     bench.check(schedules={"s": AFTER.decode()}, ticks={"s": 6}, **known)
 
 
-def test_ttl_and_retry_policy_of_an_occurrence(bench: Bench) -> None:
-    bench.call(call(fence="", creates=[NewOccurrence("s@6", FAR, envelope("A-"), 50, "0,5")]))
+@pytest.mark.parametrize("policy", ["0,5", ""])
+def test_ttl_and_retry_policy_of_an_occurrence(bench: Bench, policy: str) -> None:
+    """An empty policy means no retries."""
+    bench.call(call(fence="", creates=[NewOccurrence("s@6", FAR, envelope("A-"), 50, policy)]))
     state = bench.state()
-    assert (state["expiry"], state["policy"]) == ({"s@6": FAR + 50}, {"s@6": "0,5"})
+    assert state["expiry"] == {"s@6": FAR + 50}
+    assert state.get("policy") == {"s@6": policy}
+
+
+def test_an_occurrence_without_a_policy_has_that_of_its_topic(bench: Bench) -> None:
+    bench.call(call(fence="", creates=[NewOccurrence("s@6", FAR, envelope("A-"))]))
+    assert "policy" not in bench.state()
 
 
 def test_removing_a_schedule_drops_its_waiting_occurrence_only(bench: Bench) -> None:

@@ -79,7 +79,8 @@ class Schedule(Recorded, Transition[ScheduleOutcome]):
         ]
         for one in self.creates:
             ttl = "" if one.ttl_ms is None else one.ttl_ms
-            arguments += (one.due_ms, one.envelope, ttl, one.policy or "")
+            policy = "" if one.policy is None else f"={one.policy}"  # "": no retries
+            arguments += (one.due_ms, one.envelope, ttl, policy)
         return arguments
 
     def parse(self, reply: Sequence[Any]) -> ScheduleOutcome:
