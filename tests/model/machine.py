@@ -9,11 +9,12 @@ from tests.model.play_consumers import Consumers
 from tests.model.play_managers import Managers
 from tests.model.play_operators import Operators
 from tests.model.play_producers import Producers
+from tests.model.play_schedules import Schedules
 from tests.model.sending import Outgoing, Send
 from tests.model.stage import check_places
 
 
-class Machine(Producers, Consumers, Managers, Operators):
+class Machine(Producers, Consumers, Managers, Operators, Schedules):
     """All roles, on three topics: one group, two, and two with a journal."""
 
     @initialize(batch=batches, lease=leases, timeout=timeouts, policy=policies)

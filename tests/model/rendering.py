@@ -26,6 +26,8 @@ def render(topic: Topic) -> dict[str, tuple[str, Any, Any]]:
     put("waiting", "zset", topic.waiting)
     put("expiry", "zset", topic.expiry)
     put("policy", "hash", topic.policy)
+    put("schedules", "hash", topic.schedules)
+    put("ticks", "zset", topic.ticks)
     put("options", "hash", texts(topic.options))
     put("consumers", "hash", topic.alive)
     put("stats", "hash", texts(topic.stats))

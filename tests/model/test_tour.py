@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from lisa.core.transitions.enqueue import OnDuplicate
 from tests.model.draws import FAR, HOUR
 from tests.model.machine import Machine
+from tests.model.play_schedules import OVERLAPS
+from tests.model.scheduling import Made
 from tests.model.sending import Outgoing
 
 if TYPE_CHECKING:
@@ -47,9 +49,20 @@ REACHED = {
         for name in ("Release", "Extend", "Requeue", "Purge", "Trim")
         for answer in (True, False)
     ),
+    *("Schedule " + one for one in ("done", "held", "changed", "refused: full")),
     *(
         f"{name} repeated"
-        for name in ("Fail", "Release", "Reclaim", "Requeue", "Purge", "Expire", "Pull", "Declare")
+        for name in (
+            "Schedule",
+            "Fail",
+            "Release",
+            "Reclaim",
+            "Requeue",
+            "Purge",
+            "Expire",
+            "Pull",
+            "Declare",
+        )
     ),
 }
 
@@ -59,7 +72,7 @@ def test_every_answer_is_met(valkey_server: EmbeddedServer) -> None:
     play = type("Machine", (Machine,), {"url": valkey_server.url, "seen": seen})()
     try:
         play.three_topics([Outgoing("b", "1000"), Outgoing("c", FAR)], None, "0", "0")
-        for tour in (sends, failures, deliveries, ends, groups, a_foreign_hand):
+        for tour in (sends, failures, deliveries, ends, schedules, groups, a_foreign_hand):
             tour(play)
             look_at_all(play)
     finally:
@@ -152,6 +165,31 @@ def ends(play: Machine) -> None:
     for pick in ALL:
         play.reschedule("pair", pick, int(FAR))
     play.cancel("plain", ALL)
+
+
+def schedules(play: Machine) -> None:
+    """Each overlap, with an earlier message in each state; a full topic; a lost race."""
+    for overlap in dict.fromkeys(OVERLAPS):
+        for how in ("ticks", "drops", "swaps", "ends", "removes"):
+            for is_current in (True, False):
+                play.change_a_schedule(
+                    "told",
+                    "p",
+                    is_current=is_current,
+                    creates=[Made(f"{overlap}-{how}", int(FAR)), Made("due", 1_000, 0, "0")],
+                    drops=ALL[::2],
+                    earlier=ALL[1::2],
+                    overlap=overlap,
+                    how=how,
+                )
+        play.promote("told", 500)
+        play.take_by_another("told", "g")
+    play.configure("told", {"capacity": "1"}, declared=False)
+    play.change_a_schedule(
+        "told", "q", is_current=True, creates=[Made("full", 1_000), Made("more", 1_000)],
+        drops=[], earlier=[], overlap="allow", how="ticks",
+    )  # fmt: skip
+    play.configure("told", {"capacity": None}, declared=False)
 
 
 def groups(play: Machine) -> None:

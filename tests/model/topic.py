@@ -161,6 +161,9 @@ class Topic:
     policy: dict[str, str] = field(default_factory=dict)
     expiry: dict[str, Time] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
+    schedules: dict[str, str] = field(default_factory=dict)
+    """Records of schedules by name."""
+    ticks: dict[str, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     stats: Counter[str] = field(default_factory=Counter)
     alive: dict[str, str] = field(default_factory=dict)
