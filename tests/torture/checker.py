@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.torture import calls, timing
+from tests.torture import calls, ticking, timing
 from tests.torture.case import Case
 from tests.torture.causes import ACK_US, MARGIN_US, SETTLES_US, Hold
 from tests.torture.repairs import repairs
@@ -70,6 +70,7 @@ def check(run: Run) -> Verdicts:
         calls.answers,
         repairs,
         growth,
+        ticking.judge,
     ):
         alone(case)
     return case.verdicts

@@ -38,6 +38,7 @@ class Papers:
         self.findings: list[dict[str, Any]] = []
         self.stats: dict[str, Any] = {topic.name: {} for topic in TOPICS}
         self.bodies: int | None = None
+        self.ticks: dict[str, Any] | None = None
         self.archived: list[int] = []
         self.logs: dict[str, str] = {}
         self.samples: list[dict[str, Any]] = []
@@ -203,6 +204,7 @@ class Papers:
             "bodies": bodies,
             "stats": self.stats,
             "findings": self.findings,
+            "ticks": self.ticks,
         }
         (self.out / "logs").mkdir()
         for name, text in self.logs.items():

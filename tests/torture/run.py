@@ -14,6 +14,7 @@ from lisa.admin.fsck import check
 from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import LisaError
 from lisa.core.store.store import chunks
+from tests.torture import ticking
 from tests.torture.faults import begin
 from tests.torture.foreign import numbers_in, repair
 from tests.torture.plan import FOREIGN, draw
@@ -84,6 +85,7 @@ class _Run:
         self._sampler = Sampler(stage)
         self._next_sample = self._next_word = 0.0
         self._doing = ""
+        self._first_ticks: dict[str, int] | None = None
 
     def whole(self) -> None:
         stage, options = self._stage, self._stage.options
@@ -91,6 +93,8 @@ class _Run:
             self._start(kind)
         self._await_groups()
         self._await_gateway()
+        if not options.restore:
+            self._first_ticks = ticking.begin(stage.store)
         self._start("producer")
         if options.restore:
             self._await_archive()
@@ -216,12 +220,13 @@ class _Run:
     def _final(self) -> dict[str, Any]:
         """All live messages, the findings of fsck, and the counters."""
         store = self._stage.store
-        report = store.drive(check(store))
+        report = store.drive(check(store, [topic.name for topic in TOPICS]))
         rows = [row for topic in TOPICS for row in self._live(topic.name)]
         stats = {one.name: store.drive(store.stats(one.name)) for one in TOPICS}
         return {
             "live": rows,
             "bodies": report.bodies,
+            "ticks": None if self._first_ticks is None else ticking.found(store, self._first_ticks),
             "stats": stats,
             "findings": [
                 {

@@ -27,6 +27,8 @@ from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E4
 from tests.torture.world import (  # noqa: E402
     POISON_RETRIES,
     RETRY_AFTER_MS,
+    SCHEDULES,
+    TICKS,
     Do,
     body_of,
     own_id,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BULK_TICK_S = 0.15
+DEFINES_EVERY_S = 2.0
 FICKLE_TICK_S = 0.1
 MOST_SINGLY = 20
 TRIES_FOR = timedelta(seconds=4)  # for a call; after that it is an error, and the process continues
@@ -55,20 +58,32 @@ class Bulk:
         self._chance = random.Random(orders.seed)
         self._longest_s = orders.longest_s
         self._producer = Producer(orders.redis, patience=TRIES_FOR)
+        # An earlier build has no schedules, and a run that restores defines none.
+        has_schedules = bool(os.environ.get("TORTURE_SCHEDULES"))
+        self._schedule: Any = has_schedules and getattr(self._producer, "schedule", None)
         self._ways = [(self._alike, 45), (self._each, 35), (self._stream, 10), (self._singly, 10)]
 
     def _delay_ms(self) -> int:
         return delay_ms(self._chance, self._longest_s)
 
     def run(self, rate: float) -> None:
-        told, pace = leaving(), Pace(rate, max(1, int(rate)))
+        told, pace, next_s = leaving(), Pace(rate, max(1, int(rate))), 0.0
         while not told:
             n = pace.take()
             if n:
                 self._tick(n)
+            if self._schedule and time.monotonic() >= next_s:
+                next_s = time.monotonic() + DEFINES_EVERY_S
+                self._define()
             time.sleep(BULK_TICK_S)
         self._book.commit()
         self._producer.close()
+
+    def _define(self) -> None:
+        """Define the schedules as they are, as services do when they start."""
+        with suppress(LisaError):  # during a fault; the schedules exist nevertheless
+            for name, options in SCHEDULES.items():
+                self._schedule(name, topic=TICKS, body=name, **options)
 
     def _tick(self, n: int) -> None:
         (topic,) = self._chance.choices(("bulk", "two", "batch"), (80, 8, 12))

@@ -200,6 +200,7 @@ class Stage:
                 "TORTURE_RATE": str(self._rate(which)),
                 "TORTURE_LONGEST_S": str(self.options.longest_s),
                 "TORTURE_KIND": self._sender(which),
+                "TORTURE_SCHEDULES": "" if self.options.restore else "1",
             }
         return env
 

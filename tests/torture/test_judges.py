@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -511,3 +511,39 @@ def test_a_skipped_or_later_fault_is_no_cause(
     papers.handle(number, 5.0, attempt=2, process=3)
     papers.fault("server-kill", "server", since_s, since_s + 1, **more)
     assert accused(papers) == {"unexplained": 1}
+
+
+# Schedules
+
+
+def ticks(expected: list[int], found: list[int], **more: int | None) -> dict[str, Any]:
+    one = {"version": 1, "behind_ms": 0, "expected": expected, "found": found, **more}
+    return {"schedules": {"s": one}, "sent": len(found), "findings": []}
+
+
+def test_schedules_whose_ticks_are_all_there(papers: Papers) -> None:
+    papers.ticks = ticks([1, 2, 3], [1, 2, 3])
+    assert accused(papers) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        (ticks([1, 2, 3], [1, 3]), "lost"),
+        (ticks([1, 2], [1, 2, 5]), "unexplained"),
+        (ticks([1, 2], [1, 2], version=2), "unexplained"),
+        (ticks([1, 2], [1, 2], behind_ms=60_000), "stuck"),
+        (ticks([1, 2], [1, 2], behind_ms=None), "stuck"),
+        ({**ticks([1, 2], [1, 2]), "sent": 3}, "unexplained"),
+        ({**ticks([1, 2], [1, 2]), "findings": ["a tick without a schedule"]}, "unexplained"),
+    ],
+)
+def test_schedules_with_a_fault(papers: Papers, wrong: dict[str, Any], fault: str) -> None:
+    papers.ticks = wrong
+    assert accused(papers) == {fault: 1}
+
+
+def test_a_tick_may_be_lost_with_the_servers_data(papers: Papers) -> None:
+    papers.loss(10.0, 11.0)
+    papers.ticks = ticks([1, 2, 3], [1, 3])
+    assert accused(papers) == {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ACK_S = 3.0
 """The ack timeout of every topic; all bounds of a run are multiples of it."""
@@ -39,6 +40,16 @@ TOPICS = (
     Topic("http"),
 )
 """Ledgers identify a topic by its number here."""
+
+
+TICKS = "ticks"
+"""The topic of schedules. No consumer handles it, so every occurrence can be counted at the end."""
+
+SCHEDULES: Mapping[str, Mapping[str, Any]] = {
+    "ahead": {"every": "1s", "start": "2026-01-01T00:00", "catch_up": "all"},
+    "at-tick": {"every": "1s", "start": "2026-01-01T00:00", "catch_up": "all", "max_late": "1h"},
+    "cron": {"cron": "*/2 * * * * *", "tz": "Europe/Berlin", "catch_up": "all"},
+}
 
 
 class Do(IntEnum):

@@ -180,6 +180,10 @@ CHANGES = {
         "0 9 * * *", "Pacific/Apia", "2011-12-29 08:00:00",
         ["2011-12-29 09:00:00-1000", "2011-12-31 00:00:00+1400", "2011-12-31 09:00:00+1400"],
     ),
+    "even hours after a gap of three": (
+        "30 */2 * * *", "Antarctica/Casey", "2020-10-03 22:00:00",
+        ["2020-10-03 22:30:00+0800", "2020-10-04 04:30:00+1100", "2020-10-04 06:30:00+1100"],
+    ),
     "hourly over Apia's missing day": (
         "0 * * * *", "Pacific/Apia", "2011-12-29 22:30:00",
         ["2011-12-29 23:00:00-1000", "2011-12-31 00:00:00+1400", "2011-12-31 01:00:00+1400"],
@@ -252,6 +256,9 @@ BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
 OFTEN = ("0 * * * *", "30 */2 * * *", "0,30 0-4 * * *", "15 1-3 * * *")
 """Patterns that are compared around each change of the clock only: they have most of the ticks."""
 
+WRONG_IN_CRONSIM = {("Antarctica/Casey", "30 */2 * * *")}
+"""After a gap of three hours cronsim leaves out 04:30 and 06:30, which the wall clock shows."""
+
 
 def changes(zone: str) -> tuple[tuple[int, float], ...]:
     """The instants at which a zone's offset changes, to the second, and the offsets."""
@@ -293,7 +300,8 @@ def test_the_ticks_are_those_of_another_library_everywhere(part: int) -> None:
         compare(zone, seldom, BEGIN, END)
         for at, _ in changes(zone):
             moment = datetime.fromtimestamp(at, UTC)
-            compare(zone, OFTEN, moment - timedelta(days=2), moment + timedelta(days=2))
+            often = tuple(one for one in OFTEN if (zone, one) not in WRONG_IN_CRONSIM)
+            compare(zone, often, moment - timedelta(days=2), moment + timedelta(days=2))
 
 
 def test_a_wildcard_pattern_is_the_wall_clock_at_every_minute() -> None:
