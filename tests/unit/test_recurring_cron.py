@@ -12,6 +12,7 @@ import pytest
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.recurring.calendar import next_instant
 from lisa.core.model.recurring.grammar import parse_cron
+from lisa.testing import RecordingProducer
 
 
 def ticks(cron: str, zone: str, after: str, count: int, *, skips: bool = False) -> list[str]:
@@ -229,12 +230,18 @@ KNOWN = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Cas
          "America/Scoresbysund", "Asia/Tehran", "Pacific/Chatham")  # fmt: skip
 
 
-def compare(zone: str, patterns: tuple[str, ...], begin: datetime, end: datetime) -> None:
-    """Compare all ticks of a period with those of cronsim."""
+def compare(
+    zone: str,
+    patterns: tuple[str, ...],
+    begin: datetime,
+    end: datetime,
+    others: str | None = None,
+) -> None:
+    """Compare all ticks of a period with those of cronsim. others: its words for the pattern."""
     cronsim = pytest.importorskip("cronsim")
     tz = ZoneInfo(zone)
     for cron in patterns:
-        at, other = int(begin.timestamp()), cronsim.CronSim(cron, begin.astimezone(tz))
+        at, other = int(begin.timestamp()), cronsim.CronSim(others or cron, begin.astimezone(tz))
         while at < end.timestamp():
             found = next_instant(parse_cron(cron), tz, at, skips=False)
             assert found == int(next(other).timestamp()), f"{cron} in {zone} after {at}"
@@ -353,8 +360,26 @@ CRONTAB = """
 """
 
 
-def test_thirty_lines_of_real_crontabs_are_understood() -> None:
+SAME = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+}
+"""Nicknames in the other library's words."""
+
+
+def test_thirty_lines_of_real_crontabs_become_schedules() -> None:
     lines = CRONTAB.split("\n")[1:-1]
     assert len(lines) == 30
-    for line in lines:
-        assert next_instant(parse_cron(line), UTC, 1_800_000_000, skips=False) is not None
+    producer = RecordingProducer()
+    for number, line in enumerate(lines):
+        name = f"line-{number}"
+        assert producer.schedule(name, topic="jobs", body=line, cron=line, tz="Europe/Berlin")
+        assert len(producer.next_ticks("jobs", name, 3)) == 3
+
+
+@pytest.mark.parametrize("line", [one for one in CRONTAB.split("\n")[1:-1] if "W" not in one])
+def test_real_crontab_lines_tick_as_in_another_library(line: str) -> None:
+    begin = datetime(2026, 3, 1, tzinfo=UTC)
+    compare("Europe/Berlin", (line,), begin, begin + timedelta(days=45), SAME.get(line))
