@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TooManyGroups,
         TopicFull,
     )
+    from lisa.core.model.late import LateAction, LatePolicy, Ramp
     from lisa.core.model.message import Message
     from lisa.core.model.options import TopicOptions
     from lisa.core.model.outcomes import Discard, Retry
@@ -120,6 +121,8 @@ __all__ = [
     "GroupRemoved",
     "HandlerOptions",
     "InvalidMessage",
+    "LateAction",
+    "LatePolicy",
     "Lifespan",
     "LisaError",
     "Manager",
@@ -129,6 +132,7 @@ __all__ = [
     "OnDuplicate",
     "Outgoing",
     "Producer",
+    "Ramp",
     "RemovalUnfinished",
     "Replicas",
     "Rescheduled",
@@ -193,6 +197,7 @@ _HOMES = {
     "lisa.core.model.message": ("Message",),
     "lisa.core.model.options": ("TopicOptions",),
     "lisa.core.model.outcomes": ("Discard", "Retry"),
+    "lisa.core.model.late": ("LateAction", "LatePolicy", "Ramp"),
     "lisa.core.model.retry_policy": ("RetryPolicy",),
     "lisa.core.model.signals": (
         "message_acked",

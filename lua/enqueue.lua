@@ -9,7 +9,7 @@
 --       distinct, any; known: act only on ids known here); n; the number of dues (n, or 1 for
 --       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
---       the number of own retry policies, then pairs of message number and policy
+--       the number of messages with own policies, then pairs of message number and policies
 -- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, x rejected;
 --       for known: u unknown here, s settled here and to be replaced in its new shard;
 --       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
@@ -167,7 +167,7 @@ else
     accepted = {}
     for i = 1, n do accepted[i] = i end
   end
-  local read, written, ready = {}, {}, 0 -- many messages of a call share a due time
+  local read, written, ready, oldest = {}, {}, 0, now -- many messages of a call share a due time
   local ordered, previous = true, nil
   for _, i in ipairs(accepted) do
     local spec = ARGV[DUES + (common and 1 or i)]
@@ -178,6 +178,7 @@ else
     end
     due[i] = at
     if at <= now then ready = ready + 1 end
+    if at < oldest then oldest = at end
     ordered = ordered and (not previous or previous <= at)
     previous = at
   end
@@ -186,6 +187,15 @@ else
   local free = ready
   if GROUP_COUNT == 0 or settings[3] == '1' or (waiting_head and waiting_head <= now) then
     free = 0
+  end
+  -- Promote applies late policies and ramps.
+  if free > 0 and now - oldest >= MIN_LATE_MS then
+    local policies = call('HMGET', OPTIONS, 'late', 'ramp')
+    if policies[1] or policies[2] then free = 0 end
+    local at = EXTRAS + 2 + 2 * tonumber(ARGV[EXTRAS + 1])
+    for p = 1, tonumber(ARGV[at]) do
+      if string.find(ARGV[at + 2 * p], ';', 1, true) then free = 0 end
+    end
   end
   for _, group in ipairs(groups) do
     local retry_head = free > 0 and head(group.retry)
@@ -229,7 +239,7 @@ end
 at = at + 2 * ttls + 1
 for p = 1, tonumber(ARGV[at]) do
   local i = tonumber(ARGV[at + 2 * p - 1])
-  if due[i] then call('HSET', POLICY, ids[i], ARGV[at + 2 * p]) end
+  if due[i] then put_policy(ids[i], ARGV[at + 2 * p]) end
 end
 
 count('sent', accepted and #accepted or n)

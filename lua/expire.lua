@@ -1,10 +1,14 @@
--- expire: waiting, retry, ready past its ttl -> settled (expired).
+-- expire: waiting, retry, ready past its ttl -> settled (expired); waiting, too late for a late policy
+-- -> settled (skipped), or the garbage of every group.
 -- Guarantee: re-checks each id given by the caller; deliveries in flight finish. Messages in garbage
--- have no ttl. A repeated call returns the first answer.
+-- have no ttl. A late policy concerns only messages that were never promoted. Collapse skips a message
+-- if a newer occurrence of its schedule waits and is due, or was promoted, as the caller saw. A message
+-- that it keeps has no late policy any more. A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
--- ARGV  n; n times id
--- Returns {'OK', letters}: x expired, f in flight, n ttl not exceeded,
---       o no longer live; {'GROUPS', ...}
+-- ARGV  n; n times id, the number of newer occurrences of its schedule (for collapse; -1 if one was
+--       promoted; the ids of all follow at the end)
+-- Returns {'OK', letters}: x expired, s skipped, g garbage, k kept by collapse, f in flight,
+--       n neither past its ttl nor too late, o no longer live; {'GROUPS', ...}
 local changed = answered() or changed_groups()
 if changed then return changed end
 
@@ -54,9 +58,68 @@ local function expire(i, id, guard)
   return 'x'
 end
 
+-- Newer occurrences of each message's schedule, as far as the caller knows them.
+local newer, up_to = {}, first + 2 * n
+for i = 1, n do
+  local many = tonumber(ARGV[first + 2 * i])
+  newer[i] = {from = up_to + 1, to = up_to + many, was_promoted = many < 0}
+  up_to = up_to + math.max(many, 0)
+end
+
+local function has_newer(i)
+  if newer[i].was_promoted then return true end
+  for j = newer[i].from, newer[i].to do
+    local due = call('ZSCORE', WAITING, ARGV[j])
+    if due and tonumber(due) <= now then return true end
+  end
+  return false
+end
+
+local late, own_late = late_policies()
+local skipped, buried, kept = 0, 0, 0
+
+local function bury(id, due)
+  local why = string.format('LatePolicy: first promoted %s ms after its due time', int(now - due))
+  for _, group in ipairs(groups) do
+    call('ZADD', group.garbage, int(now), id)
+    call('HSET', group.reasons, id, why)
+    if journaled then events[#events + 1] = {id, 'garbage', group.name, 0, 'reason', why} end
+  end
+  call('ZREM', WAITING, id)
+  call('ZREM', EXPIRY, id)
+  buried = buried + 1
+end
+
+-- Applies the late policy of a message that was never promoted.
+local function judge(i, id, guard)
+  local due = (late or own_late) and tonumber(call('ZSCORE', WAITING, id) or '')
+  if not due or GROUP_COUNT == 0 then return 'n' end
+  local own = own_late and call('HGET', POLICY, id) or nil
+  local action = late_action(id, due, now, late, own)
+  if not action then return 'n' end
+  if action == 'garbage' then
+    bury(id, due)
+    return 'g'
+  end
+  if action == 'collapse' and not has_newer(i) then
+    own = call('HGET', POLICY, id)
+    put_policy(id, (own and string.match(own, '^[^;]*') or '*') .. ';0,run')
+    kept = kept + 1
+    return 'k'
+  end
+  local m = #ids + 1
+  call('ZREM', WAITING, id)
+  ended[id], ids[m] = true, id
+  bodies[m], dones[m] = KEYS[ID_KEYS + 2 * i - 1], KEYS[ID_KEYS + 2 * i]
+  stones[m] = tombstone(guard, 'skipped', int(due), 0, now)
+  if journaled then events[#events + 1] = {id, 'skipped', '', 0, 'end', 1} end
+  skipped = skipped + 1
+  return 's'
+end
+
 begin_freeing()
 for i = 1, n do
-  local id, body = ARGV[first + i], KEYS[ID_KEYS + 2 * i - 1]
+  local id, body = ARGV[first + 2 * i - 1], KEYS[ID_KEYS + 2 * i - 1]
   local ends, guard = tonumber(call('ZSCORE', EXPIRY, id) or ''), fence(body)
   letters[i] = 'n'
   if ends and guard == '' then
@@ -64,10 +127,14 @@ for i = 1, n do
     letters[i] = 'o'
   elseif ends and ends <= now and not ended[id] then
     letters[i] = expire(i, id, guard)
+  elseif guard ~= '' and not ended[id] then
+    letters[i] = judge(i, id, guard)
   end
 end
 finish(ids, bodies, dones, stones)
-count('expired', #ids)
+count('expired', #ids - skipped)
+count('skipped', skipped)
+for _, group in ipairs(groups) do count('garbage', buried, group) end
 journal(events)
 local reply = {'OK', table.concat(letters)}
-return #ids > 0 and remember(reply) or reply
+return #ids + buried + kept > 0 and remember(reply) or reply

@@ -2,6 +2,7 @@
 -- Guarantee: never early; never more than `max_ready` unread entries in a group. With several groups,
 -- messages without room in a group, or beyond this call's limit, go to that group's retry and do not
 -- delay the others. A repeated call moves what became due since; only metrics depend on its count.
+-- Late policies decide here, before a message is first promoted; retries have none.
 -- An entry may carry the ack timeout and the envelope of its message, so that a consumer that waits
 -- for the entry need not ask for them: only in a topic with one group and few messages in its
 -- stream, without ttls and journal, on a first attempt, and for a short body that the caller expected.
@@ -10,10 +11,10 @@
 -- Returns {'OK', moved, names of the full groups joined by commas, next due or '', now in ms,
 --       paused 0/1, 1 if the call was cut short by its limit, promote_interval in ms,
 --       messages promoted from waiting so far (0 if paused), {the ids to expect next, as many as moved,
---       at most 8}, past-ttl id, ...}; {'GROUPS', ...}.
+--       at most 8}, id to end, ...}; {'GROUPS', ...}.
 --       With several groups, the overdue retries of a full group affect neither the next due time
---       nor the cut-short flag: they wait for room. Past-ttl ids are not moved: only a script that
---       has their bodies' keys may end them (expire).
+--       nor the cut-short flag: they wait for room. Ids past their ttl, or too late for a late
+--       policy, are not moved: only a script that has their bodies' keys may end them (expire).
 local changed = changed_groups()
 if changed then return changed end
 
@@ -26,17 +27,27 @@ if GROUP_COUNT == 0 then return {'OK', 0, '', '', int(now), 0, 0, interval, 0, {
 local max_ready = tonumber(settings[2] or DEFAULT.max_ready)
 local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / GROUP_COUNT))
 
--- Due ids of a sorted set as {ids, dues}; ids past their ttl are collected separately.
+-- Due ids of a sorted set as {ids, dues}; ids past their ttl, and of waiting those that are too late,
+-- are collected separately.
 local has_ttls = call('EXISTS', EXPIRY) == 1
 local expired, is_expired, cut = {}, {}, 0
 local function due_of(zset, waits_for_room)
   local found = call('ZRANGEBYSCORE', zset, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, limit)
   local ids, dues, n = {}, {}, 0
+  local late, own_late
+  if zset == WAITING and found[2] and now - tonumber(found[2]) >= MIN_LATE_MS then
+    late, own_late = late_policies()
+  end
   if #found == 2 * limit and not waits_for_room then cut = 1 end
   for i = 1, #found, 2 do
     local id = found[i]
     local ends = has_ttls and call('ZSCORE', EXPIRY, id)
-    if ends and tonumber(ends) <= now then
+    local is_over = ends and tonumber(ends) <= now
+    if (late or own_late) and not is_over then
+      local own = own_late and call('HGET', POLICY, id)
+      is_over = late_action(id, tonumber(found[i + 1]), now, late, own)
+    end
+    if is_over then
       if not is_expired[id] then expired[#expired + 1] = id end
       is_expired[id] = true
     else

@@ -4,7 +4,7 @@
 -- A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
 -- ARGV  the layout's number ('' to skip the check);
---       n; n times id, envelope, due, end of its ttl or '', own retry policy or '', its states as
+--       n; n times id, envelope, due, end of its ttl or '', own policies or '', its states as
 --       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts'
 --       separated by spaces, the kind r for retry or g for garbage), its last failure's reason
 -- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a state names
@@ -67,7 +67,7 @@ for i = 1, n do
       put_in_group(id, i, number, kind, score, attempts)
     end
     if ARGV[at - 3] ~= '' then call('ZADD', EXPIRY, ARGV[at - 3], id) end
-    if ARGV[at - 2] ~= '' then call('HSET', POLICY, id, ARGV[at - 2]) end
+    if ARGV[at - 2] ~= '' then put_policy(id, ARGV[at - 2]) end
   end
 end
 count('restored', restored)

@@ -10,7 +10,7 @@
 --       the record if they do; when to look next then;
 --       1 if the first message replaces the dropped ones and is not created unless they were waiting;
 --       the number of messages to drop; of earlier messages; n; n times due (epoch ms), envelope,
---       ttl in ms or '', '=' and its own retry policy (may be empty: no retries) or ''
+--       ttl in ms or '', '=' and its own policies (may be empty: no retries) or ''
 -- Returns {'OK', what happened (changed, held, done), the fence found, outcomes}, one letter per
 --       message: a accepted, d known already, n not created; {'FULL', live, capacity}; {'SHARDS'};
 --       {'GROUPS', ...}
@@ -143,7 +143,7 @@ for i = 1, n do
     end
     if policy ~= '' then
       local own = string.sub(policy, 2)
-      call('HSET', POLICY, id, own)
+      put_policy(id, own)
       event[#event + 1], event[#event + 2] = 'policy', own
     end
     events[#events + 1] = event

@@ -37,7 +37,7 @@ def counts_fields(counts: TopicState) -> dict[str, Any]:
         ],
         **{
             name: counts.total(name)
-            for name in ("sent", "acked", "retried", "cancelled", "expired")
+            for name in ("sent", "acked", "retried", "cancelled", "expired", "skipped")
         },
     }
 

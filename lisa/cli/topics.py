@@ -120,8 +120,8 @@ def show(chosen: Chosen, topic: str) -> None:
         ("waiting", found.waiting),
         ("next due", when(found.next_due_ms, now_ms) or "-"),
     ]
-    counters = ("sent", "acked", "retried", "garbage", "cancelled", "expired", "reclaimed")
-    rows += [(name, found.total(name)) for name in counters]
+    counters = "sent acked retried garbage cancelled expired skipped reclaimed"
+    rows += [(name, found.total(name)) for name in counters.split()]
     rows.append(
         ("lateness p50 / p99", f"{number(p50)} / {number(p99)} ms" if p50 is not None else "-")
     )

@@ -1,4 +1,4 @@
-"""End messages past their ttl, and fire their signals."""
+"""End messages past their ttl or too late for their late policy, and fire their signals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from lisa.core.model.errors import LisaError
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.inspect import Inspect, Inspection
+from lisa.manager.collapse import newer_occurrences
 from lisa.manager.signal_queue import SignalQueue
+
+_MOVED = (Expired.EXPIRED, Expired.SKIPPED, Expired.GARBAGE)
 
 
 class Expirer:
-    """Ends messages past their ttl for the promoter, which comes across them, and the sweeper."""
+    """Ends messages for the promoter, which comes across them, and the sweeper."""
 
     def __init__(self, store: SyncStore, signals: SignalQueue) -> None:
         self.moved = Tally()
@@ -30,16 +33,17 @@ class Expirer:
         self._unanswered.pop(topic, None)
 
     def end(self, topic: str, ids: Sequence[str]) -> list[Expired]:
-        """End the messages that are past their ttl and not in flight.
+        """End the messages that are past their ttl or too late, and not in flight.
 
         Returns the outcome of each id. Raises LisaError.
         """
         self._repeat(topic)
         outcomes: list[Expired] = []
-        listening = self._signals.listens_to_expiry(topic)
+        listening = self._signals.listens_to_ends(topic)
         for some in chunks(ids, self._store.batch_size(topic, Inspect)):
             before = self._store.call(Inspect(topic, some)) if listening else []
-            outcomes += self._run(Expire(topic, some), before)
+            newer = newer_occurrences(self._store, topic, some)
+            outcomes += self._run(Expire(topic, some, newer), before)
         return outcomes
 
     def _repeat(self, topic: str) -> None:
@@ -58,7 +62,8 @@ class Expirer:
             self._unanswered.setdefault(call.topic, []).append((call, before))
             raise
         for message_id, outcome, inspection in zip(call.ids, ended, before, strict=False):
-            if outcome is Expired.EXPIRED:
-                self._signals.expired(call.topic, message_id, inspection)
-        self.moved.add(ended.count(Expired.EXPIRED), "expired")
+            if outcome in _MOVED:
+                self._signals.ended(call.topic, message_id, inspection, outcome)
+        for kind in _MOVED:
+            self.moved.add(ended.count(kind), kind.value)
         return ended

@@ -22,6 +22,8 @@ KINDS = (
     "promoted",
     "reclaimed",
     "expired",
+    "skipped",
+    "garbage",
     "purged",
     "cleared",
     "trimmed",

@@ -22,6 +22,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.sharding import topic_of
 from lisa.core.model.signals import call_receivers, everywhere
 from lisa.core.store.store import SyncStore, chunks
+from lisa.core.transitions.expire import Expired
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.core.transitions.reclaim import ReclaimedMessage
 from lisa.core.transitions.retry import Failed
@@ -94,24 +95,31 @@ class SignalQueue:
                 signal = everywhere.dead if dead else everywhere.retrying
                 self._put(signal, message, inspection.envelope)
 
-    def listens_to_expiry(self, topic: str) -> bool:
-        """Whether `message_expired` has receivers for the topic."""
-        return bool(everywhere.expired.has_receivers_for(topic_of(topic)))
+    def listens_to_ends(self, topic: str) -> bool:
+        """Whether `message_expired` or `message_dead` has receivers for the topic."""
+        signals = (everywhere.expired, everywhere.dead)
+        return any(one.has_receivers_for(topic_of(topic)) for one in signals)
 
-    def expired(self, topic: str, message_id: str, before: Inspection) -> None:
-        """Queue the signal for a message past its ttl; `before` is its state before it ended."""
+    def ended(self, topic: str, message_id: str, before: Inspection, how: Expired) -> None:
+        """Queue the signal for a message past its ttl, or one that a late policy ended.
+
+        before: its state before it ended. Garbage concerns every group, so each has its signal.
+        """
         state = before.group_states[0] if before.group_states else None
         groups = self._store.known_groups(topic) or ()
-        message = Message(
-            id=message_id,
-            topic=topic,
-            group=state.group if state else groups[0] if len(groups) == 1 else "",
-            body=None,
-            due_ms=before.waiting_due_ms or (state.due_ms if state else None) or 0,
-            attempt=1 + (state.failed_attempts if state else 0),
-            reason="past its ttl",
-        )
-        self._put(everywhere.expired, message, before.envelope)
+        own = state.group if state else groups[0] if len(groups) == 1 else ""
+        for group in groups if how is Expired.GARBAGE else (own,):
+            message = Message(
+                id=message_id,
+                topic=topic,
+                group=group,
+                body=None,
+                due_ms=before.waiting_due_ms or (state.due_ms if state else None) or 0,
+                attempt=1 + (state.failed_attempts if state else 0),
+                reason="past its ttl" if how is Expired.EXPIRED else "too late (late policy)",
+            )
+            signal = everywhere.dead if how is Expired.GARBAGE else everywhere.expired
+            self._put(signal, message, before.envelope)
 
     def _put(self, signal: Signal, message: Message, envelope: bytes) -> None:
         """Queue the signal; `message` has a shard as its topic, and its body is in `envelope`."""

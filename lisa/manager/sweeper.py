@@ -146,7 +146,8 @@ class Sweeper:
                 break
             outcomes = self._expirer.end(topic, [text(message_id) for message_id in found])
             # Skip the messages that stay in the list; those that ended were removed from it.
-            passed += sum(one in (Expired.IN_FLIGHT, Expired.NOT_DUE) for one in outcomes)
+            stays = (Expired.IN_FLIGHT, Expired.NOT_DUE, Expired.KEPT)
+            passed += sum(one in stays for one in outcomes)
             ended += outcomes.count(Expired.EXPIRED)
         if ended:
             TopicLog(log, topic).info("ended %d messages past their ttl", ended)

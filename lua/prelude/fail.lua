@@ -14,6 +14,13 @@ local function nth_delay(policy, n)
   return known[n] and math.ceil(known[n] * (1 + known.jitter * math.random()))
 end
 
+-- The retry delays among a message's own policies; nil if it has only others.
+local function own_delays(policies)
+  local ends = string.find(policies, ';', 1, true)
+  if not ends then return policies end
+  return string.byte(policies) ~= 42 and string.sub(policies, 1, ends - 1) or nil
+end
+
 -- The reason of a failure, at most 1 KiB, and what follows its first zero byte: that byte and a
 -- traceback, at most 2 KiB.
 local function parted(reason)
@@ -35,7 +42,7 @@ local function fail(group, ids, entries, delays, reasons)
   local dues, attempts, notes, again, dead, dead_ids, events = {}, {}, {}, {}, {}, {}, {}
   for i, id in ipairs(ids) do
     failed[i] = tonumber(failed[i] or 0) + 1
-    local pause = nth_delay(own[i] or policy, failed[i])
+    local pause = nth_delay(own[i] and own_delays(own[i]) or policy, failed[i])
     local reason, traceback = parted(reasons[i])
     if pause and delays[i] ~= 'discard' then
       local delay = tonumber(delays[i] or '') or pause

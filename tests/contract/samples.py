@@ -132,9 +132,11 @@ SAMPLES: dict[str, Sample] = {
         state={
             "body": LIVE,
             "expiry": {"a": 5, "b": 5, "x": 5},
+            "options": {"late": "1000,skip"},
+            "waiting": {"c": 1},
             "lisa": G(ready=[Row("a", 1, 1, "c1")], retry={"b": 3}),
         },
-        ids=("a", "b", "x"),
+        ids=("a", "b", "c", "x"),
         moves_messages=True,
     ),
     "extend": Sample(

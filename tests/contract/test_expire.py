@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tests.contract.bench import Bench
 
 FAR = 4_000_000_000_000
-EXPIRED, IN_FLIGHT, NOT_DUE, ORPHAN = Expired
+EXPIRED, IN_FLIGHT = Expired.EXPIRED, Expired.IN_FLIGHT
+NOT_DUE, ORPHAN = Expired.NOT_DUE, Expired.ORPHAN
 READY, HELD = Row("a", 1), Row("a", 1, 1, "c1")
 FAILED: dict[str, Any] = {"attempts": {"a": 2}, "reasons": {"a": "no"}}
 

@@ -54,6 +54,11 @@ class Case:
     events: Callable[[Bench], list[tuple[Any, ...]]]
 
 
+def reason_of(bench: Bench, group: str) -> str:
+    reason: str = bench.state()[f"{group}:reasons"]["b"]
+    return reason
+
+
 def held(bench: Bench, *, attempt: int = 1, fence: str = "AAAAAAAA-") -> Settlement:
     return bench.settlement("a", fence=fence, due=7, attempt=attempt)
 
@@ -321,6 +326,21 @@ CASES: dict[str, Case] = {
             ("a", "expired", "", 0, {"end": 1}),
             ("b", "expired", "", 0, {"end": 1}),
             ("c", "expired", "lisa", 0, {}),
+        ],
+    ),
+    "expire, too late for a late policy": Case(
+        {
+            "options": {"own_late": "1"},
+            "body": LIVE,
+            "policy": {"a": "*;1000,skip", "b": "*;1000,garbage", "c": "*;1000,run"},
+            "waiting": dict.fromkeys("abc", 5),
+            "lisa": G(),
+            "audit": G(),
+        },
+        lambda _: Expire(TOPIC, ["a", "b", "c"]),
+        lambda bench: [
+            ("a", "skipped", "", 0, {"end": 1}),
+            *[("b", "garbage", g, 0, {"reason": reason_of(bench, g)}) for g in ("audit", "lisa")],
         ],
     ),
     "undeclare, the last and not the last group": Case(

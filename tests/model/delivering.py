@@ -194,7 +194,8 @@ def fail(
     id_ = entry.id
     failed = group.attempts[id_] = group.attempts.get(id_, 0) + 1
     group.reasons[id_] = reason
-    pause = nth_delay(topic.policy.get(id_, topic.option("retry_delays")), failed)
+    own = topic.policy.get(id_, "*").partition(";")[0]
+    pause = nth_delay(topic.option("retry_delays") if own == "*" else own, failed)
     group.drop(entry)
     group.leases.pop(id_, None)
     if pause is None or delay == "discard":

@@ -1,13 +1,15 @@
-"""What managers do: promote, reclaim, expire, forget, trim."""
+"""What managers do: promote, reclaim, expire (also by late policies), forget, trim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tests.model.delivering import fail
 from tests.model.topic import STEPS, Entry, Group, Time, Topic, earliest, in_order
-from tests.model.unknowns import Clock
+from tests.model.unknowns import Clock, LateReason
+
+FOREVER = 10**15
 
 
 class Promoted(NamedTuple):
@@ -40,7 +42,12 @@ def promote(topic: Topic, limit: int, clock: Clock) -> Promoted:
     def due_of(zset: dict[str, Time], *, cuts_short: bool = True) -> list[tuple[str, Time]]:
         due = [item for item in in_order(zset) if item[1] <= clock.now][:most]
         cuts.append(cuts_short and len(due) == most)
-        past = [id_ for id_, _ in due if id_ in topic.expiry and topic.expiry[id_] <= clock.now]
+        past = [
+            id_
+            for id_, _ in due
+            if (id_ in topic.expiry and topic.expiry[id_] <= clock.now)
+            or (zset is topic.waiting and late_action(topic, id_, clock))
+        ]
         expired.extend(id_ for id_ in past if id_ not in expired)
         return [item for item in due if item[0] not in past]
 
@@ -132,7 +139,48 @@ def reclaim(
     return Reclaimed(seen[-1] if len(seen) == window else None, cleared, moved)
 
 
-def expire(topic: Topic, ids: Sequence[str], clock: Clock) -> list[str]:
+def late_action(topic: Topic, id_: str, clock: Clock) -> str:
+    """What a late policy does with a message that was never promoted; empty if it has none."""
+    own = topic.policy.get(id_, "").partition(";")[2]
+    after, _, action = (own or topic.option("late")).partition(",")
+    due = topic.waiting.get(id_)
+    if not after or action == "run" or due is None or due + int(after) >= clock.now:
+        return ""
+    if action == "collapse" and "@" not in id_:
+        return ""
+    return "" if any(id_ in group.attempts for group in topic.groups) else action
+
+
+def end_late(topic: Topic, id_: str, newer: Sequence[str], clock: Clock) -> str:
+    """Waiting, and too late -> settled, or garbage."""
+    action = late_action(topic, id_, clock)
+    if not action or not topic.groups:
+        return "not_due"
+    due = topic.waiting[id_]
+    if action == "garbage":
+        del topic.waiting[id_]
+        topic.expiry.pop(id_, None)
+        for group in topic.groups:
+            reason = LateReason(clock.now - due)
+            group.garbage[id_] = clock.now
+            group.reasons[id_] = reason
+            topic.count("garbage", 1, group)
+            topic.tell(clock, id_, "garbage", group.name, 0, reason=reason)
+        return "garbage"
+    if action == "collapse" and all(topic.waiting.get(n, FOREVER) > clock.now for n in newer):
+        topic.policy[id_] = topic.policy.get(id_, "*").partition(";")[0] + ";0,run"
+        topic.options["own_late"] = "1"
+        return "kept"
+    del topic.waiting[id_]
+    topic.settle(clock, id_, "skipped", due=due)
+    topic.count("skipped")
+    topic.tell(clock, id_, "skipped", "", 0, end=1)
+    return "skipped"
+
+
+def expire(
+    topic: Topic, ids: Sequence[str], newer: Mapping[str, Sequence[str]], clock: Clock
+) -> list[str]:
     """Waiting, ready, retry past its ttl -> settled. In-flight messages finish."""
     answers = []
     for id_ in ids:
@@ -140,8 +188,10 @@ def expire(topic: Topic, ids: Sequence[str], clock: Clock) -> list[str]:
         if ends is not None and id_ not in topic.live:
             del topic.expiry[id_]
             answers.append("orphan")
-        elif ends is None or ends > clock.now:
+        elif id_ not in topic.live:
             answers.append("not_due")
+        elif ends is None or ends > clock.now:
+            answers.append(end_late(topic, id_, newer.get(id_, ()), clock))
         else:
             answers.append(expire_one(topic, id_, clock))
     return answers

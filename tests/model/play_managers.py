@@ -11,7 +11,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.reclaim import FIRST, Reclaim
 from lisa.core.transitions.trim import Trim
 from tests.model import managing
-from tests.model.draws import consumers, groups, ids, topics
+from tests.model.draws import OCCURRENCES, consumers, groups, ids, topics
 from tests.model.play import Play
 from tests.model.topic import Entry
 from tests.model.unknowns import Clock
@@ -66,7 +66,11 @@ class Managers(Play):
 
     def _expire(self, topic: str, ids: list[str]) -> None:
         its = self.stage.topic(topic)
-        self.stage.call(Expire(topic, ids), lambda clock: managing.expire(its, ids, clock))
+        newer = {OCCURRENCES[0]: OCCURRENCES[1:]}
+        self.stage.call(
+            Expire(topic, ids, [newer.get(one, ()) for one in ids]),
+            lambda clock: managing.expire(its, ids, newer, clock),
+        )
 
     @rule(topic=topics, group=groups, window=st.sampled_from([1, 2, 200]))
     def reclaim(self, topic: str, group: str, window: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tests.model.unknowns import EntryId, Instant
+from tests.model.unknowns import EntryId, Instant, LateReason
 
 if TYPE_CHECKING:
     from tests.model.topic import Group, Tombstone, Topic
@@ -52,7 +52,8 @@ def render(topic: Topic) -> dict[str, tuple[str, Any, Any]]:
 
 def texts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as in a hash: text, except for those that only the server knows."""
-    return {k: v if isinstance(v, Instant) else str(v) for k, v in values.items()}
+    unknown = (Instant, LateReason)
+    return {k: v if isinstance(v, unknown) else str(v) for k, v in values.items()}
 
 
 def tombstone(stone: Tombstone) -> list[Any]:

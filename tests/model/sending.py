@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from tests.model.topic import Message, Time, Tombstone, Topic, earliest
 from tests.model.unknowns import Clock
 
+A_SECOND = 1_000
+"""No late policy concerns messages less late than this."""
+
 
 @dataclass(frozen=True)
 class Outgoing:
@@ -132,7 +135,9 @@ def has_ended(topic: Topic, id_: str) -> bool:
 def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, clock: Clock) -> None:
     """Put them into waiting; due messages skip to ready unless they would overtake others."""
     dues = {number: instant(call.messages[number].due, clock) for number in placed}
-    room = room_for(topic, sum(due <= clock.now for due in dues.values()), clock)
+    is_late = min(dues.values()) + A_SECOND <= clock.now and has_late_policy(topic, call)
+    # Promote decides what happens to late messages.
+    room = 0 if is_late else room_for(topic, list(dues.values()), clock)
     if room:
         placed = sorted(placed, key=lambda number: (dues[number], number))
     straight = [number for number in placed if dues[number] <= clock.now][:room]
@@ -147,7 +152,7 @@ def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, cloc
         if one.ttl is not None:
             topic.expiry[one.id] = due + one.ttl
         if one.policy is not None:
-            topic.policy[one.id] = one.policy
+            keep_policy(topic, one.id, one.policy)
     topic.count("promoted", len(straight))
     topic.count("sent", len(placed))
     for number in placed:
@@ -170,8 +175,19 @@ def place(topic: Topic, placed: list[int], outcomes: list[str], call: Send, cloc
             topic.tell(clock, call.messages[number].id, "ready", group.name, 1, due=dues[number])
 
 
-def room_for(topic: Topic, due: int, clock: Clock) -> int:
+def keep_policy(topic: Topic, id_: str, policy: str) -> None:
+    topic.policy[id_] = policy
+    if ";" in policy:
+        topic.options["own_late"] = "1"
+
+
+def has_late_policy(topic: Topic, call: Send) -> bool:
+    return "late" in topic.options or any(";" in (one.policy or "") for one in call.messages)
+
+
+def room_for(topic: Topic, dues: Sequence[Time], clock: Clock) -> int:
     """How many due messages may go straight to ready."""
+    due = sum(one <= clock.now for one in dues)
     heads = [earliest(topic.waiting)] + [earliest(group.retry) for group in topic.groups]
     is_overtaken = any(head is not None and head <= clock.now for head in heads)
     if not topic.groups or topic.is_paused or is_overtaken:

@@ -43,7 +43,7 @@ REACHED = {
     "Declare True",
     "Declare False",
     "Declare refused: removal unfinished",
-    *("Expire " + one for one in ("expired", "in_flight", "not_due")),
+    *("Expire " + one for one in ("expired", "in_flight", "not_due", "skipped", "garbage", "kept")),
     *(
         f"{name} {answer}"
         for name in ("Release", "Extend", "Requeue", "Purge", "Trim")
@@ -72,7 +72,8 @@ def test_every_answer_is_met(valkey_server: EmbeddedServer) -> None:
     play = type("Machine", (Machine,), {"url": valkey_server.url, "seen": seen})()
     try:
         play.three_topics([Outgoing("b", "1000"), Outgoing("c", FAR)], None, "0", "0")
-        for tour in (sends, failures, deliveries, ends, schedules, groups, a_foreign_hand):
+        tours = (sends, failures, deliveries, ends, lates, schedules, groups, a_foreign_hand)
+        for tour in tours:
             tour(play)
             look_at_all(play)
     finally:
@@ -190,6 +191,17 @@ def schedules(play: Machine) -> None:
         drops=[], earlier=[], overlap="allow", how="ticks",
     )  # fmt: skip
     play.configure("told", {"capacity": None}, declared=False)
+
+
+def lates(play: Machine) -> None:
+    """Messages that are too late for a late policy of their own, or of the topic."""
+    play.configure("pair", {"late": f"{HOUR},collapse"}, declared=False)
+    skip, bury = f"*;{HOUR},skip", f"0;{HOUR},garbage"
+    mine = [Outgoing("l", "1000", policy=skip), Outgoing("m", "1000", policy=bury)]
+    play.send("pair", [*mine, Outgoing("e@1", "1000"), Outgoing("e@2", "2000")], KEEP)
+    play.promote("pair", 500)
+    play.promote("pair", 500)
+    play.configure("pair", {"late": None}, declared=False)
 
 
 def groups(play: Machine) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.unknowns import Clock, EntryId, Instant
+from tests.model.unknowns import Clock, EntryId, Instant, LateReason
 
 Time = int | Instant
 """Epoch milliseconds."""
@@ -95,7 +95,7 @@ class Group:
     retry: dict[str, Time] = field(default_factory=dict)
     garbage: dict[str, Time] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str | LateReason] = field(default_factory=dict)
     leases: dict[str, Time] = field(default_factory=dict)
     last_number: int = 0
 

@@ -76,6 +76,23 @@ class Instant:
         return str(low) if low == high else f"<{low} to {high}>"
 
 
+class LateReason:
+    """The reason for which a late policy moved a message to garbage: it names the lateness."""
+
+    def __init__(self, late_ms: Instant | int) -> None:
+        self._late_ms = late_ms
+
+    def settle(self, seen: Any) -> bool:
+        words = str(seen).split(" ")
+        is_it = words[:3] == ["LatePolicy:", "first", "promoted"]
+        if isinstance(self._late_ms, int) or not is_it:
+            return is_it and words[3] == str(self._late_ms)
+        return self._late_ms.settle(words[3])
+
+    def __str__(self) -> str:
+        return f"LatePolicy: first promoted {int(self._late_ms)} ms after its due time"
+
+
 class Clock:
     """One call's instants, from readings of Redis's clock (microseconds) before and after it.
 
@@ -124,7 +141,7 @@ class EntryId:
 
 def differences(expected: Any, seen: Any, where: str = "") -> list[str]:
     """How two values differ, in words; placeholders in `expected` are set from `seen`."""
-    if isinstance(expected, Instant | EntryId):
+    if isinstance(expected, Instant | EntryId | LateReason):
         fits = seen is not None and expected.settle(seen)
         return [] if fits else [f"{where}: expected {expected!r}, found {seen!r}"]
     if isinstance(expected, dict) and isinstance(seen, dict):

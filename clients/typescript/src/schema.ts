@@ -109,7 +109,7 @@ export interface MessageAnswer {
   body_base64?: string;
 }
 
-/** A message's state. The last four are final. */
+/** A message's state. The last five are final. */
 export type State =
   | "acked"
   | "cancelled"
@@ -119,6 +119,7 @@ export type State =
   | "purged"
   | "ready"
   | "retry"
+  | "skipped"
   | "waiting";
 
 /** The state of a message in one group. */

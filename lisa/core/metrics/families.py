@@ -66,6 +66,7 @@ TOPIC_COUNTERS = _counters(
         "duplicate": "Sends of a known id, live or remembered, that changed nothing.",
         "promoted": "Due messages moved to ready.",
         "expired": "Messages that exceeded their ttl.",
+        "skipped": "Messages that a late policy skipped at their first promotion.",
         "cancelled": "Messages cancelled.",
         "rescheduled": "Messages whose due time was changed.",
         "overlapped": "Ticks of schedules that an unfinished occurrence prevented or delayed.",
@@ -203,8 +204,9 @@ _MANAGER = (
     _gauge("lisa_manager_topics", "Topics handled by this manager."),
     _counter(
         "lisa_manager_moved_total",
-        "Messages that this manager promoted, reclaimed, expired or purged, or created for "
-        "schedules, and stream entries that it cleared, trimmed or mended.",
+        "Messages that this manager promoted, reclaimed, expired, skipped as too late (or moved "
+        "to garbage for it), purged, or created for schedules, and stream entries that it "
+        "cleared, trimmed or mended.",
         ("kind",),
     ),
     Family(

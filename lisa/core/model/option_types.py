@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 from lisa.core.model.clock import duration_ms, human, parse_duration
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.late import LatePolicy, Ramp
 from lisa.core.model.retry_policy import RetryPolicy
 
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
@@ -148,6 +149,45 @@ class PolicyType(OptionType):
         runs = [(ms, sum(1 for _ in same)) for ms, same in groupby(value.delays_ms)]
         pauses = ", ".join(human(ms) if n == 1 else f"{n} x {human(ms)}" for ms, n in runs)
         return (pauses or "none") + (f", jitter {value.jitter:g}" if value.jitter else "")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _TextType(OptionType):
+    """A value that is None, stored as "", or of a class with `parse`, `encode` and `decode`."""
+
+    kind: ClassVar[type[LatePolicy | Ramp]]
+
+    def encode(self, value: object) -> str:
+        return "" if value in (None, "", "none") else self.kind.parse(value).encode()
+
+    def decode(self, text: str) -> LatePolicy | Ramp | None:
+        return self.kind.decode(text) if text else None
+
+    def plain(self, value: LatePolicy | Ramp | None) -> str:
+        return self.show(value)
+
+    def show(self, value: LatePolicy | Ramp | None) -> str:
+        return "none" if value is None else str(value)
+
+
+class LateType(_TextType):
+    """A late policy, or None."""
+
+    kind = LatePolicy
+
+    @property
+    def bounds(self) -> str:
+        return "run, skip, garbage or collapse, then `after` and 1s or more; or none"
+
+
+class RampType(_TextType):
+    """A ramp, or None."""
+
+    kind = Ramp
+
+    @property
+    def bounds(self) -> str:
+        return "messages per s, m or h, and perhaps `newest first`; or none"
 
 
 def _in_one_unit(ms: int) -> str:

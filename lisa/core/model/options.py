@@ -16,12 +16,15 @@ from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.late import MIN_AFTER, LatePolicy, Ramp
 from lisa.core.model.option_types import (
     CountType,
     DurationType,
     FlagType,
+    LateType,
     OptionType,
     PolicyType,
+    RampType,
 )
 from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_DELAY, RetryPolicy
 from lisa.core.model.sharding import MOST_SHARDS
@@ -62,6 +65,12 @@ BYTES_IN_ENTRY = 1_000
 
 BODIES_IN_ENTRIES = 64
 """A group's stream with this many entries gets no further envelopes: consumers are behind."""
+
+MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
+"""No late policy or ramp applies to messages less late than this."""
+
+RAMP_LATE_MS = 10_000
+"""Messages later than this are the backlog that a ramp limits: an outage, not a fail-over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
@@ -174,6 +183,20 @@ class TopicOptions:
         kind=CountType(MOST_SHARDS),
         text="Number of shards, each with its own key tag, which spread a hot topic over the nodes "
         "of a cluster.",
+    )
+    late: LatePolicy | None = _option(
+        default=None,
+        kind=LateType(),
+        text="What happens to messages that are late at their first promotion: run, skip, garbage, "
+        "or collapse (only the newest late occurrence of a schedule runs).",
+        example="skip after 10m",
+    )
+    ramp: Ramp | None = _option(
+        default=None,
+        kind=RampType(),
+        text="How many messages per second that are more than 10 s late a manager promotes, the "
+        "oldest first unless `newest first` follows. Messages on time are not limited.",
+        example="200/s",
     )
     paused: bool = _option(
         default=False,

@@ -46,7 +46,7 @@ class Signals:
         self.acked = MessageSignal("Redis confirmed that a message is settled.")
         self.retrying = MessageSignal("A message failed and will be tried again.")
         self.dead = MessageSignal("A message moved to garbage.")
-        self.expired = MessageSignal("A message exceeded its ttl and will not be handled.")
+        self.expired = MessageSignal("A message exceeded its ttl, or was skipped as too late.")
 
 
 everywhere = Signals()

@@ -19,13 +19,14 @@ from pydantic import (
     model_validator,
 )
 
+from lisa.core.model import option_types as kinds
 from lisa.core.model.addresses import check_server_url
 from lisa.core.model.clock import parse_duration, parse_zone
 from lisa.core.model.cron import read_schedule
 from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
-from lisa.core.model.option_types import CountType, DurationType, FlagType, PolicyType
+from lisa.core.model.late import LatePolicy, Ramp
 from lisa.core.model.options import (
     GRACE,
     LARGEST_BATCH,
@@ -41,6 +42,8 @@ T = TypeVar("T")
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Millis = Annotated[timedelta, BeforeValidator(partial(parse_duration, bare_ms=True))]
 Policy = Annotated[InstanceOf[RetryPolicy], BeforeValidator(RetryPolicy.parse)]
+LateField = Annotated[InstanceOf[LatePolicy], BeforeValidator(LatePolicy.parse)]
+RampField = Annotated[InstanceOf[Ramp], BeforeValidator(Ramp.parse)]
 
 
 def checked(read: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -164,7 +167,14 @@ class _GroupEntry(Section):
     )
 
 
-_YAML_TYPES = {DurationType: Duration, PolicyType: Policy, CountType: int, FlagType: bool}
+_YAML_TYPES = {
+    kinds.DurationType: Duration,
+    kinds.PolicyType: Policy,
+    kinds.CountType: int,
+    kinds.FlagType: bool,
+    kinds.LateType: LateField,
+    kinds.RampType: RampField,
+}
 
 
 def _option_field(name: str, option: Option) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from lisa.core.transitions.inspect import GroupState, Inspection
 
 
 class State(StrEnum):
-    """A message's state. The last four are final."""
+    """A message's state. The last five are final."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -24,6 +24,7 @@ class State(StrEnum):
     ACKED = "acked"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    SKIPPED = "skipped"
     PURGED = "purged"
 
 

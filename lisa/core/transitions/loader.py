@@ -17,9 +17,15 @@ USUAL = "usual"
 
 A usual case either returns the script's reply, or changes nothing and lets the script run.
 """
-_NUMBERS = ("BYTES_PER_CALL", "BYTES_IN_ENTRY", "BODIES_IN_ENTRIES")
+_NUMBERS = (
+    "BYTES_PER_CALL",
+    "BYTES_IN_ENTRY",
+    "BODIES_IN_ENTRIES",
+    "MIN_LATE_MS",
+    "RAMP_LATE_MS",
+)
 """Constants of `core.model.options` that scripts may name."""
-_PARTS = ("call", "topic", "group", "settle", "fail")
+_PARTS = ("call", "topic", "late", "group", "settle", "fail")
 """The prelude's files, in order: a file uses only functions of files before it."""
 
 

@@ -127,7 +127,7 @@ def _message(found: FoundMessage) -> MessageAnswer:
     )
 
 
-_SETTLED = (FoundState.ACKED, FoundState.CANCELLED, FoundState.EXPIRED, FoundState.PURGED)
+_SETTLED = tuple(map(FoundState, ("acked", "cancelled", "expired", "skipped", "purged")))
 
 
 def _group_state(found: FoundInGroup) -> GroupStateAnswer:

@@ -61,6 +61,7 @@ COUNTERS = (
     "purged",
     "cancelled",
     "expired",
+    "skipped",
     "reclaimed",
     "released",
     "duplicate",

@@ -70,7 +70,7 @@ async def _look(visit: PageRequest, topic: str, message_id: str) -> Inspection:
     )
 
 
-_FINAL = ("acked", "cancelled", "expired", "purged")
+_FINAL = ("acked", "cancelled", "expired", "skipped", "purged")
 
 
 class _History:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from lisa.pipeline.archive import Archive
 
-ENDS = ("acked", "cancelled", "expired", "purged", "replaced", "live", "missing")
+ENDS = ("acked", "cancelled", "expired", "skipped", "purged", "replaced", "live", "missing")
 """Possible verdicts: the message ended, was replaced by another send, is live, or is missing."""
 
 FIRST_LINES = 20

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LIVE_STATES = ("in_flight", "ready", "retry", "garbage", "waiting")
 """In order of precedence: a message of several groups has the first of these states."""
 
-STATES = (*LIVE_STATES, "acked", "cancelled", "expired", "purged", "lost")
+STATES = (*LIVE_STATES, "acked", "cancelled", "expired", "skipped", "purged", "lost")
 
 COLUMNS = (
     "topic",

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType, defstruct
 
-from lisa.core.model.option_types import CountType, DurationType, FlagType, PolicyType
+from lisa.core.model.option_types import (
+    CountType,
+    DurationType,
+    FlagType,
+    LateType,
+    PolicyType,
+    RampType,
+)
 from lisa.core.model.options import OPTIONS, Option
 from lisa.gateway.api.models.base import Answer, DurationText, Limit, Name, Request
 
@@ -15,8 +22,17 @@ _GIVEN = {
     PolicyType: list[int | str] | str,
     CountType: int | str,
     FlagType: bool,
+    LateType: dict[str, str] | str,
+    RampType: str,
 }
-_SHOWN = {DurationType: str, PolicyType: str, CountType: int, FlagType: bool}
+_SHOWN = {
+    DurationType: str,
+    PolicyType: str,
+    CountType: int,
+    FlagType: bool,
+    LateType: str,
+    RampType: str,
+}
 
 
 def _given(option: Option) -> Any:
@@ -26,7 +42,7 @@ def _given(option: Option) -> Any:
 
 def _shown(option: Option) -> Any:
     kind = _SHOWN[type(option.kind)]
-    return kind | Literal["unlimited"] if option.default is None else kind
+    return kind | Literal["unlimited"] if option.default is None and kind is int else kind
 
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ _STATUS = {
     State.ACKED: CONSUMED,
     State.CANCELLED: DELETED,
     State.PURGED: DELETED,
+    State.SKIPPED: EXPIRED,
 }
 _ALIVE = (State.WAITING, State.READY, State.IN_FLIGHT, State.RETRY)
 

@@ -26,7 +26,7 @@ log = logging.getLogger("lisa.gateway.camellia")
 
 Counters = dict[str, tuple[int, int, int]]
 
-_COUNTED = (("promoted",), ("expired", "garbage"), ("reclaimed",))
+_COUNTED = (("promoted",), ("expired", "skipped", "garbage"), ("reclaimed",))
 """The topic's own counters behind triggerMsgReady, triggerMsgEndLife and triggerMsgTimeout."""
 
 

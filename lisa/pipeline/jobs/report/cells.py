@@ -22,6 +22,7 @@ _STATES = {
     "acked": "handled",
     "garbage": "garbage",
     "expired": "expired",
+    "skipped": "skipped",
     "cancelled": "cancelled",
     "purged": "purged",
     "lost": "lost",

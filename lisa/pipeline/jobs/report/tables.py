@@ -29,6 +29,7 @@ COUNTED = (
     "retried",
     "garbage",
     "expired",
+    "skipped",
     "cancelled",
     "purged",
     "lost",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LINES = ("p50", "p90", "p99", "max")
 _LABELS = {"p50": "half (p50)", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "maximum"}
 _DASHES: dict[str, Any] = {"p50": "-", "p90": (0, (5, 1.5)), "p99": "-", "max": (0, (1, 1.5))}
-OTHER_OUTCOMES = ("retried", "garbage", "expired", "cancelled", "purged", "lost")
+OTHER_OUTCOMES = ("retried", "garbage", "expired", "skipped", "cancelled", "purged", "lost")
 MOST_BARS = 8
 LEAST_US = 100
 """Lower bound of logarithmic axes in microseconds; smaller values are drawn there."""

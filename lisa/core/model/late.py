@@ -1,0 +1,182 @@
+"""Late policies and ramps: what happens to messages whose due time passed during an outage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Self
+
+from lisa.core.model.clock import duration_ms, human, named_duration
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.retry_policy import MAX_DELAY
+
+MIN_AFTER = timedelta(seconds=1)
+"""A manager that takes over from another may be late by less than a second without an outage."""
+
+TOPICS_DELAYS = "*"
+"""In a stored message policy, in place of the message's own retry delays: it has none."""
+
+MAX_RATE = 1_000_000
+_PER_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
+_RAMP = re.compile(r"(\d{1,7})\s*/\s*([smh])(?:[\s,]+(oldest|newest)(?:\s+first)?)?")
+_TEXT = re.compile(r"(\w+)(?:\s+after\s+(\S.*))?")
+
+
+class LateAction(StrEnum):
+    """What happens to a late message."""
+
+    RUN = "run"
+    SKIP = "skip"
+    GARBAGE = "garbage"
+    COLLAPSE = "collapse"
+
+
+@dataclass(frozen=True, slots=True)
+class LatePolicy:
+    """What happens to a message whose first promotion comes more than `after` past its due time.
+
+    Raises InvalidMessage (a `ValueError`) for a bound out of range.
+    """
+
+    after: timedelta
+    then: LateAction
+
+    def __post_init__(self) -> None:
+        """Check the bound."""
+        if self.then is not LateAction.RUN and not MIN_AFTER <= self.after <= MAX_DELAY:
+            raise InvalidMessage(
+                f"late: after is {human(duration_ms(MIN_AFTER))} to {MAX_DELAY.days}d, "
+                f"not {human(duration_ms(self.after))}"
+            )
+
+    def __str__(self) -> str:
+        """The text that `parse` reads: `skip after 10m`, or `run`."""
+        if self.then is LateAction.RUN:
+            return "run"
+        return f"{self.then} after {human(duration_ms(self.after)).replace(' ', '')}"
+
+    @classmethod
+    def parse(cls, value: object) -> LatePolicy:
+        """Read a policy: `{"after": "10m", "then": "skip"}`, `"skip after 10m"` or `"run"`.
+
+        Raises InvalidMessage.
+        """
+        if isinstance(value, LatePolicy):
+            return value
+        if isinstance(value, str) and (found := _TEXT.fullmatch(value.strip())):
+            value = {"then": found[1], "after": found[2]}
+        if not isinstance(value, Mapping) or value.keys() - {"after", "then"}:
+            raise InvalidMessage(
+                f"not a late policy: {value!r}; write {{'after': '10m', 'then': 'skip'}} "
+                "or 'skip after 10m'"
+            )
+        after, then = value.get("after"), value.get("then")
+        if then not in tuple(LateAction):
+            raise InvalidMessage(f"late: then is one of {', '.join(LateAction)}, not {then!r}")
+        action = LateAction(then)
+        if after is None:
+            if action is not LateAction.RUN:
+                raise InvalidMessage(f"late: {action} needs after, as in '{action} after 10m'")
+            after = timedelta(0)
+        return cls(named_duration("after", after), action)
+
+    def encode(self) -> str:
+        """The form that scripts read: milliseconds and the action, as in `600000,skip`."""
+        return f"{duration_ms(self.after)},{self.then}"
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The reverse of `encode`. Raises ValueError."""
+        after, _, then = text.partition(",")
+        return cls(timedelta(milliseconds=int(after)), LateAction(then))
+
+
+def message_policy(retry: str | None, late: LatePolicy | None) -> str | None:
+    """What a topic stores of one message's policies; None if the message has none of its own.
+
+    retry: the encoded retry policy, None without its own. The result is the retry policy alone, or
+    `<retry policy>;<late policy>`, in which `*` stands for a missing retry policy.
+    """
+    if late is None:
+        return retry
+    return f"{TOPICS_DELAYS if retry is None else retry};{late.encode()}"
+
+
+def split_policy(stored: str | None) -> tuple[str | None, str | None]:
+    """The encoded retry policy and late policy of a stored message policy; None for a missing one.
+
+    The reverse of `message_policy`.
+    """
+    if stored is None:
+        return None, None
+    retry, mark, late = stored.partition(";")
+    return (None if retry == TOPICS_DELAYS else retry), (late if mark else None)
+
+
+def own_late(value: object) -> LatePolicy | None:
+    """The late policy of a single message. Raises InvalidMessage.
+
+    `collapse` keeps the newest occurrence of a schedule, so it needs a schedule or a topic.
+    """
+    if value is None:
+        return None
+    policy = LatePolicy.parse(value)
+    if policy.then is LateAction.COLLAPSE:
+        raise InvalidMessage(
+            "late: collapse keeps the newest occurrence of a schedule; a single message takes "
+            "run, skip or garbage"
+        )
+    return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """At most `count` messages of a backlog are promoted per `per`, the oldest or newest first.
+
+    Raises InvalidMessage for a rate out of range.
+    """
+
+    count: int
+    per: timedelta = timedelta(seconds=1)
+    newest_first: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the rate."""
+        if not 1 <= self.count <= MAX_RATE:
+            raise InvalidMessage(f"ramp: a rate is 1 to {MAX_RATE:,} messages, not {self.count:,}")
+
+    def __str__(self) -> str:
+        """The text that `parse` reads: `200/s`, or `200/s newest first`."""
+        unit = next(unit for unit, ms in _PER_MS.items() if ms == duration_ms(self.per))
+        return f"{self.count}/{unit}" + (" newest first" if self.newest_first else "")
+
+    @classmethod
+    def parse(cls, value: object) -> Ramp:
+        """Read `200/s`, `30/m` or `1000/h`, followed by `newest first` or `oldest first`.
+
+        Raises InvalidMessage.
+        """
+        if isinstance(value, Ramp):
+            return value
+        found = _RAMP.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+        if not found:
+            raise InvalidMessage(f"not a ramp: {value!r}; write '200/s' or '200/s newest first'")
+        per = timedelta(milliseconds=_PER_MS[found[2]])
+        return cls(int(found[1]), per, found[3] == "newest")
+
+    def encode(self) -> str:
+        """The form that scripts read: messages, milliseconds, order, as in `200,1000,oldest`."""
+        return f"{self.count},{duration_ms(self.per)},{'newest' if self.newest_first else 'oldest'}"
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The reverse of `encode`. Raises ValueError."""
+        count, per, order = text.split(",")
+        return cls(int(count), timedelta(milliseconds=int(per)), order == "newest")
+
+    def lasts(self, backlog: int) -> timedelta:
+        """How long the promotion of a backlog takes."""
+        return backlog * self.per / self.count
