@@ -19,7 +19,10 @@ type Message struct {
 	TTL     time.Duration
 	Headers map[string]string
 	// Retry is the message's own retry delays; nil means the topic's, an empty slice no retry.
-	Retry       []time.Duration
+	Retry []time.Duration
+	// Late is what to do if a manager promotes the message too late, as after an outage: "skip after
+	// 10m", "garbage after 10m" or "run"; by default the topic's policy.
+	Late        string
 	OnDuplicate OnDuplicate // by default Keep
 }
 
@@ -113,6 +116,7 @@ type sendRequest struct {
 	TTL         int64             `json:"ttl_ms,omitempty"`
 	Headers     map[string]string `json:"headers,omitempty"`
 	Retry       *[]int64          `json:"retry,omitempty"`
+	Late        string            `json:"late,omitempty"`
 	OnDuplicate OnDuplicate       `json:"on_duplicate,omitempty"`
 }
 
@@ -120,7 +124,7 @@ type sendRequest struct {
 func (m Message) request() (sendRequest, error) {
 	found := sendRequest{
 		ID: m.ID, Delay: milliseconds(m.Delay), TTL: milliseconds(m.TTL), Headers: m.Headers,
-		OnDuplicate: m.OnDuplicate,
+		Late: m.Late, OnDuplicate: m.OnDuplicate,
 	}
 	if found.ID == "" {
 		found.ID = randomID()

@@ -11,6 +11,7 @@ import click
 from lisa.cli.options import Chosen, Duration, Moment, common, together
 from lisa.cli.output import body_fields, confirm, iso, print_json, print_table, when
 from lisa.core.model.clock import datetime_ms
+from lisa.core.model.late import late_text
 
 if TYPE_CHECKING:
     from lisa.producer import ScheduleInfo
@@ -101,6 +102,7 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
 @click.option("--template", is_flag=True, help="Fill ${tick}, ${previous}, ${count} into BODY.")
 @click.option("--ttl", type=Duration(), metavar="DURATION", help="Of each occurrence.")
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
+@click.option("--late", metavar="POLICY", help="'collapse after 10m', or skip, garbage or run.")
 @click.option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
 @click.option("--json-body", "kind", flag_value="json", help="BODY must be JSON.")
 @click.option("--text", "kind", flag_value="text", help="BODY is text even if it looks like JSON.")
@@ -256,6 +258,7 @@ def _fields(one: ScheduleInfo) -> dict[str, Any]:
         "template": definition.template,
         "headers": definition.headers,
         "retry": definition.policy,
+        "late": late_text(definition.late),
         **plain,
         **body_fields(body_of(definition)),
     }

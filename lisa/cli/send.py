@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     "--ttl", type=Duration(), metavar="DURATION", help="Expires this long after the due time."
 )
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
+@click.option("--late", metavar="POLICY", help="If it is late: 'skip after 10m', garbage or run.")
 @click.option(
     "--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; may be repeated."
 )
@@ -58,6 +59,7 @@ def send(
     message_id: str | None,
     ttl: timedelta | None,
     retry: str | None,
+    late: str | None,
     headers: tuple[str, ...],
     on_duplicate: str,
     kind: str | None,
@@ -81,6 +83,7 @@ def send(
         "tz": tz,
         "ttl": ttl,
         "retry": retry,
+        "late": late,
         "headers": parse_headers(headers),
         "on_duplicate": on_duplicate,
     }

@@ -12,7 +12,7 @@ from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import Single
-from lisa.producer.plan import Outgoing, RetryDelays, SendOptions
+from lisa.producer.plan import Late, Outgoing, RetryDelays, SendOptions
 from lisa.producer.producer import AsyncProducer, Producer
 from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall
@@ -29,6 +29,7 @@ __all__ = [
     "FoundInGroup",
     "FoundMessage",
     "GatewayProducer",
+    "Late",
     "OnDuplicate",
     "Outgoing",
     "Producer",

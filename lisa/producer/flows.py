@@ -14,7 +14,7 @@ from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.producer.calls import check_iterable, pieces
-from lisa.producer.plan import NOW, RetryDelays, SendOptions, SendPlan, due_text
+from lisa.producer.plan import NOW, Late, RetryDelays, SendOptions, SendPlan, due_text
 from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
@@ -38,6 +38,7 @@ class Flows(Sending):
         id: str | None = None,  # noqa: A002  the name that users expect
         ttl: timedelta | str | None = None,
         retry: RetryDelays | None = None,
+        late: Late | None = None,
         headers: Mapping[str, str] | None = None,
         on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
     ) -> Flow[str]:
@@ -53,6 +54,9 @@ class Flows(Sending):
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.
         ttl: how long after its due time the message is still worth handling; timedelta or text.
         retry: the pauses between attempts for this message; `[]` for a single attempt.
+        late: what to do if a manager comes to the message too late, as after an outage:
+            `{"after": "10m", "then": "skip"}` or "skip after 10m"; also "garbage", or "run".
+            Default: the topic's option.
         on_duplicate: if the id is known, "keep" the earlier message, "keep_live" (keep it only if
             it has not ended), "replace" it, or "reject".
 
@@ -67,6 +71,7 @@ class Flows(Sending):
             tz=tz,
             ttl=ttl,
             retry=retry,
+            late=late,
             headers=headers,
             on_duplicate=on_duplicate,
         )

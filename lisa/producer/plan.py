@@ -19,11 +19,15 @@ from lisa.core.model.clock import (
 )
 from lisa.core.model.envelope import encode_headers
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.late import LatePolicy, message_policy, own_late, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
 
 RetryDelays = RetryPolicy | Sequence[timedelta | str] | str
 """A policy, a list of delays, or text: `"0,0,2m"`. Empty means no retries."""
+
+Late = LatePolicy | Mapping[str, timedelta | str] | str
+"""A policy, `{"after": "10m", "then": "skip"}`, or text: `"skip after 10m"`."""
 
 _MODES: dict[str, OnDuplicate] = {mode.value: mode for mode in OnDuplicate}
 NOW = "+0"
@@ -38,6 +42,7 @@ class SendOptions(TypedDict, total=False):
     tz: tzinfo | str | None
     ttl: timedelta | str | None
     retry: RetryDelays | None
+    late: Late | None
     headers: Mapping[str, str] | None
     on_duplicate: OnDuplicate | str
 
@@ -62,6 +67,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     at_ms: int | None = None
     ttl: timedelta | str | None = None
     retry: RetryDelays | None = None
+    late: Late | None = None
     headers: Mapping[str, str] | None = None
 
 
@@ -92,7 +98,7 @@ class SendPlan(NamedTuple):
         return cls(
             due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone) or NOW,
             _ttl_ms(options.get("ttl")),
-            _policy(options.get("retry")),
+            _policy(options.get("retry"), options.get("late")),
             encode_headers(options.get("headers")),
             _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
             zone,
@@ -104,10 +110,19 @@ class SendPlan(NamedTuple):
         return SendPlan(
             due_text(message.delay, message.at, message.at_ms, self.zone) or self.due,
             self.ttl_ms if message.ttl is None else _ttl_ms(message.ttl),
-            self.policy if message.retry is None else _policy(message.retry),
+            self._policy_of(message),
             self.headers if message.headers is None else encode_headers(message.headers),
             self.on_duplicate,
             self.zone,
+        )
+
+    def _policy_of(self, message: Outgoing) -> str | None:
+        if message.retry is None and message.late is None:
+            return self.policy
+        retry, late = split_policy(self.policy)
+        own_retry, own = split_policy(_policy(message.retry, message.late))
+        return message_policy(
+            retry if message.retry is None else own_retry, late if own is None else own
         )
 
 
@@ -156,8 +171,9 @@ def _ttl_ms(ttl: timedelta | str | None) -> int | None:
     return min(ttl_ms, MAX_DUE_MS)
 
 
-def _policy(retry: RetryDelays | None) -> str | None:
-    return None if retry is None else RetryPolicy.parse(retry).encode()
+def _policy(retry: RetryDelays | None, late: Late | None) -> str | None:
+    delays = None if retry is None else RetryPolicy.parse(retry).encode()
+    return delays if late is None else message_policy(delays, own_late(late))
 
 
 def _on_duplicate(value: OnDuplicate | str) -> OnDuplicate:

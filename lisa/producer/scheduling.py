@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.keys import check_topic
 from lisa.core.redis.flow import Flow, awaiting, blocking
-from lisa.producer.plan import RetryDelays
+from lisa.producer.plan import Late, RetryDelays
 from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Scheduling(Sending):
         headers: Mapping[str, str] | None = None,
         ttl: timedelta | str | None = None,
         retry: RetryDelays | None = None,
+        late: Late | None = None,
         if_version: int | None = None,
     ) -> Flow[bool]:
         """Create or change the schedule `name` of a topic; returns whether anything changed.
@@ -64,7 +65,8 @@ class Scheduling(Sending):
             "replace_unstarted".
         template: fill `${tick}`, `${tick_ms}`, `${previous}`, `${previous_ms}` and `${count}` into
             the texts of the body.
-        headers, ttl, retry: of each occurrence, see `send`.
+        headers, ttl, retry, late: of each occurrence, see `send`. "collapse after 10m" runs only
+            the newest of several late occurrences.
         if_version: change only this version of the schedule; 0: only create it.
 
         Raises InvalidMessage, TopicFull, and what `send` raises; ScheduleChanged if `if_version` is
@@ -89,6 +91,7 @@ class Scheduling(Sending):
             headers=headers,
             ttl=ttl,
             retry=retry,
+            late=late,
         )
         definition = define(body, options, self._zone)
         yield from self._open_to_send(check_topic(topic))

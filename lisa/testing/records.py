@@ -10,6 +10,7 @@ import msgspec
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.envelope import decode_content
+from lisa.core.model.late import late_text, split_policy
 from lisa.core.model.message import Message
 from lisa.core.transitions.enqueue import Enqueue
 
@@ -21,6 +22,7 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     due: the due time, aware, UTC. A recording producer has no clock: None for a delay.
     ttl: the message's own ttl, or None.
     retry: the message's own retry policy as text, or None.
+    late: its own late policy as text, or None.
     """
 
     id: str
@@ -31,6 +33,7 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     due: datetime | None
     ttl: timedelta | None = None
     retry: str | None = None
+    late: str | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,7 @@ def sent_by(call: Enqueue, dues: Sequence[str], now_ms: int | None = None) -> It
     for message_id, due, envelope, ttl_ms, policy in columns:
         body, headers = decode_content(envelope)
         delay = delay_of(due)
+        retry, late = split_policy(policy)
         due_ms = due if now_ms is None else dated(due, now_ms)
         yield SentMessage(
             id=message_id,
@@ -72,7 +76,8 @@ def sent_by(call: Enqueue, dues: Sequence[str], now_ms: int | None = None) -> It
             delay=delay,
             due=None if due_ms.startswith("+") else ms_datetime(int(due_ms)),
             ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms),
-            retry=policy,
+            retry=retry,
+            late=late_text(late),
         )
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa import Manager, Outgoing, Producer
+from lisa import InvalidMessage, Manager, Outgoing, Producer
+from lisa.admin import topics
 from lisa.admin.fsck import check
 from lisa.core.model import signals
-from tests.roles import Cast
-from tests.servers import wait_until
+from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.sharding import Topic
+from lisa.manager.scheduler import Scheduler
+from lisa.testing import ClockedServer
+from tests.roles import Cast, Services
+from tests.servers import no_clock, wait_until
+from tests.shards import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,3 +106,70 @@ def test_the_end_of_a_late_message_is_signalled(cast: Cast, redis_url: str) -> N
                 wait_until(lambda: len(heard) == 2)
     why = "too late (late policy)"
     assert heard == [("expired", "a", why, {"n": 1}), ("dead", "b", why, {"n": 2})]
+
+
+def test_a_message_may_have_its_own_policy(cast: Cast, redis_url: str) -> None:
+    """A message's policy replaces the topic's, and its retry delays stay what they are."""
+    cast.configure(late=f"{LATE},garbage")
+    due = cast.now_ms() - 11 * MINUTE
+    with Producer(redis_url) as producer:
+        producer.send("orders", 1, id="skip", at_ms=due, late="skip after 10m", retry="7s")
+        messages = [
+            Outgoing(1, id="topic's", late=None, retry=[]),
+            Outgoing(1, id="run", late="run"),
+            Outgoing(1, id="later", late={"after": timedelta(hours=1), "then": "skip"}),
+        ]
+        producer.send_many("orders", messages, at_ms=due, retry="9s")
+        with pytest.raises(InvalidMessage, match="a single message takes run, skip or garbage"):
+            producer.send("orders", 1, late="collapse after 10m")
+    policies = cast.store.ask("HGETALL", cast.keys.policy)
+    assert dict(zip(policies[::2], policies[1::2], strict=True)) == {
+        b"skip": b"7000;600000,skip",
+        b"topic's": b"",
+        b"run": b"9000;0,run",
+        b"later": b"9000;3600000,skip",
+    }
+    with managers(redis_url):
+        wait_until(lambda: not cast.store.ask("EXISTS", cast.keys.waiting))
+    found = {name: cast.state(name) for name in ("skip", "topic's", "run", "later")}
+    assert found == {"skip": "skipped", "topic's": "garbage", "run": "ready", "later": "ready"}
+
+
+@pytest.mark.skipif(no_clock() is not None, reason=str(no_clock()))
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("by", ["schedule", "topic"])
+def test_after_an_outage_collapse_runs_only_the_newest_occurrence(by: str, shards: int) -> None:
+    """Promotion starts before the schedule has caught up: the pending occurrence looks newest."""
+    with ClockedServer() as server, Producer(server.url) as producer:
+        cast = Cast(server.url).declare()
+        if shards > 1:
+            Split(server.url).into(shards)
+        options: dict[str, Any] = {"late": "collapse after 5m"} if by == "schedule" else {}
+        start = ms_datetime(cast.now_ms() // 1000 * 1000 + MINUTE)
+        producer.schedule(
+            "job", topic="orders", body=1, every="10m", start=start, catch_up="all", **options
+        )
+        if by == "topic":
+            late = {"late": "collapse after 5m"}
+            cast.store.drive(topics.set_options(cast.store, "orders", late))
+        producer.send("orders", 1, id="mail@5", delay="1m")
+        server.set_time((datetime_ms(start, None) + 67 * MINUTE) * 1000)
+        settle(cast)
+        ticks = [datetime_ms(start, None) + n * 10 * MINUTE for n in range(7)]
+        found = [producer.get("orders", f"job@{tick}") for tick in ticks]
+        assert [one.state if one else None for one in found] == ["skipped"] * 6 + ["ready"]
+        other = producer.get("orders", "mail@5")
+        assert other is not None
+        assert other.state == "ready", "an id that looks like an occurrence is of no schedule"
+        cast.store.close()
+
+
+def settle(cast: Cast) -> None:
+    """Let a manager's services work until nothing is due."""
+    services = Services(cast)
+    scheduler = Scheduler(cast.store, services.clock)
+    shards = cast.store.drive(cast.store.layout(Topic("orders"))).active(Topic("orders"))
+    for _ in range(5):
+        for _ in range(5):
+            services.promoter.step(shards)
+        scheduler.step(["orders"])

@@ -21,6 +21,11 @@ export interface SendRequest {
    */
   retry?: Array<number | string> | string | null;
   /**
+   * What to do if a manager promotes the message too late: `{'after': '10m', 'then': 'skip'}`
+   * or text such as 'skip after 10m'; also garbage, or run. By default the topic's option.
+   */
+  late?: Record<string, string> | string | null;
+  /**
    * If the id exists: keep the earlier message (the default), keep it only until it is
    * settled, cancelled or garbage, replace it, or reject the new one.
    */

@@ -94,15 +94,15 @@ class LatePolicy:
         return cls(timedelta(milliseconds=int(after)), LateAction(then))
 
 
-def message_policy(retry: str | None, late: LatePolicy | None) -> str | None:
+def message_policy(retry: str | None, late: str | None) -> str | None:
     """What a topic stores of one message's policies; None if the message has none of its own.
 
-    retry: the encoded retry policy, None without its own. The result is the retry policy alone, or
+    retry, late: encoded; None without its own. The result is the retry policy alone, or
     `<retry policy>;<late policy>`, in which `*` stands for a missing retry policy.
     """
     if late is None:
         return retry
-    return f"{TOPICS_DELAYS if retry is None else retry};{late.encode()}"
+    return f"{TOPICS_DELAYS if retry is None else retry};{late}"
 
 
 def split_policy(stored: str | None) -> tuple[str | None, str | None]:
@@ -116,8 +116,8 @@ def split_policy(stored: str | None) -> tuple[str | None, str | None]:
     return (None if retry == TOPICS_DELAYS else retry), (late if mark else None)
 
 
-def own_late(value: object) -> LatePolicy | None:
-    """The late policy of a single message. Raises InvalidMessage.
+def own_late(value: object) -> str | None:
+    """The encoded late policy of a single message; None for None. Raises InvalidMessage.
 
     `collapse` keeps the newest occurrence of a schedule, so it needs a schedule or a topic.
     """
@@ -129,7 +129,12 @@ def own_late(value: object) -> LatePolicy | None:
             "late: collapse keeps the newest occurrence of a schedule; a single message takes "
             "run, skip or garbage"
         )
-    return policy
+    return policy.encode()
+
+
+def late_text(stored: str | None) -> str | None:
+    """An encoded late policy as text for people; None for None."""
+    return None if stored is None else str(LatePolicy.decode(stored))
 
 
 @dataclass(frozen=True, slots=True)

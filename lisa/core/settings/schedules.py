@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from lisa.core.model.keys import check_topic
 from lisa.core.model.recurring.define import ScheduleOptions, define
 from lisa.core.model.recurring.definition import ScheduleDefinition, check_name
-from lisa.core.settings.sections import Duration, Policy, Section
+from lisa.core.settings.sections import Duration, LateField, Policy, Section
 
 
 class ScheduleSettings(Section):
@@ -46,6 +46,7 @@ class ScheduleSettings(Section):
     headers: dict[str, str] = Field(default_factory=dict, description="Of each occurrence.")
     ttl: Duration | None = Field(default=None, description="Of each occurrence.")
     retry: Policy | None = Field(default=None, description="Retry policy of each occurrence.")
+    late: LateField | None = Field(default=None, description="Late policy of each occurrence.")
 
     @model_validator(mode="after")
     def _can_be_defined(self) -> Self:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from lisa.core.model.envelope import encode_head, new_token
+from lisa.core.model.late import message_policy
 from lisa.core.model.recurring.definition import Overlap, Record, occurrence_id
 from lisa.core.model.recurring.ticks import TickStep, due_ms
 from lisa.core.model.sharding import Layout
@@ -89,7 +90,7 @@ def _occurrences(
             due_ms(definition, name, tick) if has_jitter else tick,
             head + definition.body_at(name, tick, previous, number),
             definition.ttl_ms,
-            definition.policy,
+            message_policy(definition.policy, definition.late),
         )
         for tick, number, previous in step.creates
     ]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.store import schedule_reads
 from lisa.core.store.schedule_reads import ScheduleInfo
@@ -123,6 +124,7 @@ async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAns
         headers=wanted.headers,
         ttl=_duration(wanted.ttl_ms),
         retry=read_policy(wanted.retry),
+        late=wanted.late,
         if_version=wanted.if_version,
     )
     return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
@@ -239,6 +241,7 @@ def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
             "every_ms": defined.every_ms or None,
             "count": defined.most,
             "retry": defined.policy,
+            "late": late_text(defined.late),
             "body": body,
             "body_base64": base64,
         }

@@ -208,5 +208,6 @@ def _outgoing(
         at_ms=request.due_ms,
         ttl=None if ttl is None else timedelta(milliseconds=ttl),
         retry=read_policy(request.retry),
+        late=request.late,
         headers=with_trace(request.headers, trace),
     )

@@ -10,6 +10,7 @@ from lisa.admin.shards import shards_of_id
 from lisa.core.model.envelope import Envelope, decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_id
+from lisa.core.model.late import LatePolicy, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
@@ -33,7 +34,8 @@ class StoredMessage(NamedTuple):
 
     seen: Inspection
     envelope: Envelope
-    policy: RetryPolicy | None
+    retry: RetryPolicy | None
+    late: LatePolicy | None
 
 
 def is_editable(body: Body) -> bool:
@@ -43,28 +45,33 @@ def is_editable(body: Body) -> bool:
 
 
 async def stored(hub: GatewayContext, topic: str, message_id: str) -> StoredMessage:
-    """A live message with its body and its own retry policy. Raises ErrorResponse."""
+    """A live message with its body and its own policies. Raises ErrorResponse."""
     seen = await hub.settler.look(topic, message_id)
     if not seen.envelope:
         raise ErrorResponse(
             409, "no-body", f"message {message_id!r} is settled, so its body was deleted"
         )
-    policy = await hub.store.drive(_policy(hub.store, topic, message_id))
-    return StoredMessage(seen, decode_envelope(seen.envelope), policy)
+    retry, late = split_policy(await hub.store.drive(_policy(hub.store, topic, message_id)))
+    return StoredMessage(
+        seen,
+        decode_envelope(seen.envelope),
+        RetryPolicy.decode(retry) if retry else None,
+        LatePolicy.decode(late) if late else None,
+    )
 
 
-def _policy(store: Store, topic: str, message_id: str) -> Flow[RetryPolicy | None]:
+def _policy(store: Store, topic: str, message_id: str) -> Flow[str | None]:
     for shard in (yield from shards_of_id(store, topic, message_id)):
         found = yield from store.command("HGET", store.keys.topic(shard).policy, message_id)
         if found:
-            return RetryPolicy.decode(text(found))
+            return text(found)
     return None
 
 
 async def copy(
     hub: GatewayContext, topic: str, message_id: str, *, new_id: str, delay: str
 ) -> tuple[str, str]:
-    """Send a copy with body, headers and retry policy of a message; returns its id and outcome.
+    """Send a copy with body, headers and policies of a message; returns its id and outcome.
 
     The form chooses `new_id`, so a form that is sent twice sends one message.
     """
@@ -74,7 +81,8 @@ async def copy(
         id=check_id(new_id),
         delay=delay or None,
         headers=one.envelope.headers,
-        retry=one.policy,
+        retry=one.retry,
+        late=one.late,
     )
     outcome = await hub.sender.offer(topic, outgoing)
     return outcome.id, str(outcome.outcome)
@@ -83,7 +91,7 @@ async def copy(
 async def edit(hub: GatewayContext, topic: str, message_id: str, body: str) -> str:
     """Replace a dead message by one with another body, due now; returns the outcome.
 
-    Id, headers and retry policy stay the same. Nothing changes if the message has left the garbage
+    Id, headers and policies stay the same. Nothing changes if the message has left the garbage
     or if a group still handles it. Raises InvalidMessage if a JSON body is no longer JSON.
     """
     one = await stored(hub, topic, message_id)
@@ -94,7 +102,8 @@ async def edit(hub: GatewayContext, topic: str, message_id: str, body: str) -> s
         edited_body(one.envelope.kind, body),
         id=message_id,
         headers=one.envelope.headers,
-        retry=one.policy,
+        retry=one.retry,
+        late=one.late,
     )
     outcome = await hub.sender.offer(topic, outgoing, OnDuplicate.KEEP_LIVE)
     return str(outcome.outcome)

@@ -28,7 +28,7 @@ class Problem(_message.Message):
     def __init__(self, type: _Optional[str] = ..., title: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., id: _Optional[str] = ..., outcome: _Optional[str] = ..., state: _Optional[str] = ..., held: bool = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OutgoingMessage(_message.Message):
-    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate")
+    __slots__ = ("body_json", "body_bytes", "delay_ms", "due_ms", "id", "ttl_ms", "headers", "retry", "on_duplicate", "late")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class OutgoingMessage(_message.Message):
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     ON_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     body_json: str
     body_bytes: bytes
     delay_ms: int
@@ -54,7 +55,8 @@ class OutgoingMessage(_message.Message):
     headers: _containers.ScalarMap[str, str]
     retry: str
     on_duplicate: str
-    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ...) -> None: ...
+    late: str
+    def __init__(self, body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., retry: _Optional[str] = ..., on_duplicate: _Optional[str] = ..., late: _Optional[str] = ...) -> None: ...
 
 class SendMessageRequest(_message.Message):
     __slots__ = ("topic", "message")
@@ -582,7 +584,7 @@ class NamedScheduleRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SetScheduleRequest(_message.Message):
-    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version")
+    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version", "late")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -610,6 +612,7 @@ class SetScheduleRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     name: str
     body_json: str
@@ -630,7 +633,8 @@ class SetScheduleRequest(_message.Message):
     ttl_ms: int
     retry: str
     if_version: int
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ...) -> None: ...
+    late: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ..., late: _Optional[str] = ...) -> None: ...
 
 class ScheduleChangedAnswer(_message.Message):
     __slots__ = ("name", "changed")
@@ -641,7 +645,7 @@ class ScheduleChangedAnswer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., changed: bool = ...) -> None: ...
 
 class ScheduleAnswer(_message.Message):
-    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes")
+    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes", "late")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -673,6 +677,7 @@ class ScheduleAnswer(_message.Message):
     RETRY_FIELD_NUMBER: _ClassVar[int]
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     paused: bool
@@ -697,7 +702,8 @@ class ScheduleAnswer(_message.Message):
     retry: str
     body_json: str
     body_bytes: bytes
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ...) -> None: ...
+    late: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., late: _Optional[str] = ...) -> None: ...
 
 class SchedulesAnswer(_message.Message):
     __slots__ = ("schedules", "cursor")

@@ -10,6 +10,7 @@ from typing import TypedDict, TypeVar
 
 from lisa.core.model.clock import datetime_ms, duration_ms, named_duration, parse_zone
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.late import LatePolicy
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
     CatchUp,
@@ -42,6 +43,7 @@ class ScheduleOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     ttl: timedelta | str | None
     retry: RetryPolicy | Sequence[timedelta | str] | str | None
+    late: LatePolicy | Mapping[str, timedelta | str] | str | None
 
 
 def define(
@@ -61,7 +63,7 @@ def define(
     name = _zone_name(named_zone if named_zone is not None else zone)
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
-    retry = options.get("retry")
+    retry, late = options.get("retry"), options.get("late")
     return ScheduleDefinition(
         cron=_pattern(options.get("cron")),
         every_ms=_ms("every", options.get("every")) or 0,
@@ -81,6 +83,7 @@ def define(
         headers=dict(options.get("headers") or {}),
         ttl_ms=_ms("ttl", options.get("ttl")),
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
+        late=None if late is None else LatePolicy.parse(late).encode(),
     ).check()
 
 

@@ -61,7 +61,8 @@ class Dst(StrEnum):
 class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What users define. Durations in ms, instants in epoch ms; exactly one of cron and every_ms.
 
-    body is text: JSON (kind "j"), a string ("s") or base64 ("b"). policy: an encoded retry policy.
+    body is text: JSON (kind "j"), a string ("s") or base64 ("b"). policy, late: an encoded retry
+    policy and late policy.
     """
 
     cron: str = ""
@@ -82,6 +83,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     headers: dict[str, str] = {}
     ttl_ms: int | None = None
     policy: str | None = None
+    late: str | None = None
 
     def check(self) -> Self:
         """The definition. Raises InvalidMessage that names the parameter and the fix."""

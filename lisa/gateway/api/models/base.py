@@ -56,6 +56,7 @@ ReceiptText = Annotated[
 ]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 ReasonText = Annotated[str, Meta(max_length=1_024)]
+Late: TypeAlias = dict[str, str] | Annotated[str, Meta(max_length=64)]
 Retries: TypeAlias = Annotated[list[RetryPause], Meta(max_length=MAX_RETRIES)] | str
 Cursor = Annotated[
     str,

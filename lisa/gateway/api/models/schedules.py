@@ -10,6 +10,7 @@ from lisa.core.model.recurring.definition import MIN_EVERY_MS, CatchUp, Dst, Ove
 from lisa.gateway.api.models.base import (
     Answer,
     Instant,
+    Late,
     Milliseconds,
     Request,
     Retries,
@@ -75,6 +76,10 @@ class ScheduleRequest(Request):
     headers: dict[str, str] | None = None
     ttl_ms: Ttl | None = None
     retry: Retries | None = None
+    late: Annotated[
+        Late | None,
+        Meta(description="The late policy of each occurrence, such as 'collapse after 10m'."),
+    ] = None
     if_version: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Change only this version of the schedule; 0: only create it."),
@@ -106,6 +111,7 @@ class ScheduleAnswer(Answer):
     headers: dict[str, str]
     ttl_ms: int | None
     retry: str | None
+    late: str | None
     body: Any | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 

@@ -11,6 +11,7 @@ from lisa.gateway.api.models.base import (
     MOST_ITEMS,
     Answer,
     Instant,
+    Late,
     MessageId,
     Milliseconds,
     Problem,
@@ -53,6 +54,14 @@ class SendRequest(Request):
         Meta(
             description="The message's own retry delays: a list of durations, or text such as "
             "'0,0,2m'. An empty list means a single attempt."
+        ),
+    ] = None
+    late: Annotated[
+        Late | None,
+        Meta(
+            description="What to do if a manager promotes the message too late: "
+            "`{'after': '10m', 'then': 'skip'}` or text such as 'skip after 10m'; also garbage, or "
+            "run. By default the topic's option."
         ),
     ] = None
     on_duplicate: Annotated[
