@@ -2,7 +2,9 @@
 -- Guarantee: never early; never more than `max_ready` unread entries in a group. With several groups,
 -- messages without room in a group, or beyond this call's limit, go to that group's retry and do not
 -- delay the others. A repeated call moves what became due since; only metrics depend on its count.
--- Late policies decide here, before a message is first promoted; retries have none.
+-- Late policies decide here, before a message is first promoted; retries have none. Of messages more
+-- than RAMP_LATE_MS late, a topic with a ramp promotes only as many as the ramp allows since the last
+-- call of any manager, and at most a tenth of a second's at once.
 -- An entry may carry the ack timeout and the envelope of its message, so that a consumer that waits
 -- for the entry need not ask for them: only in a topic with one group and few messages in its
 -- stream, without ttls and journal, on a first attempt, and for a short body that the caller expected.
@@ -18,7 +20,7 @@
 local changed = changed_groups()
 if changed then return changed end
 
-local _, now = clock()
+local now_us, now = clock()
 local settings = call('HMGET', OPTIONS, 'paused', 'max_ready', 'journal', 'promote_interval', 'ack_timeout')
 -- Adding 0 raises an error here, and so for this topic alone, if the option is not a number.
 local interval = tonumber(settings[4] or DEFAULT.promote_interval) + 0
@@ -31,23 +33,69 @@ local limit = math.max(1, math.floor(math.min(tonumber(ARGV[ARGS + 1]), 250) / G
 -- are collected separately.
 local has_ttls = call('EXISTS', EXPIRY) == 1
 local expired, is_expired, cut = {}, {}, 0
+
+-- The ramp of a topic with a backlog: the pause between two of its messages and the instant up to
+-- which the ramp is used, in us; nil without any. The instant is at most a tenth of a second old.
+local ramp
+local function read_ramp()
+  local set = call('HMGET', OPTIONS, 'ramp', 'ramped')
+  local many, per, order = string.match(set[1] or '', '^(%d+),(%d+),(%a+)$')
+  if not many then return nil end
+  local pause = tonumber(per) * 1000 / tonumber(many)
+  local used = math.max(tonumber(set[2] or 0), now_us - math.max(pause, 100000))
+  if used > now_us then used = now_us end -- the clock was set back
+  return {pause = pause, used = used, is_newest_first = order == 'newest', taken = {}}
+end
+
+-- The due messages that are on time, and those of the backlog up to the ramp's budget, in order of
+-- due time. Those that end need no budget.
+local function due_on_ramp(is_over, may_end)
+  local from = int(now - RAMP_LATE_MS)
+  local found = call('ZRANGEBYSCORE', WAITING, '(' .. from, int(now), 'WITHSCORES', 'LIMIT', 0, limit)
+  if #found == 2 * limit then cut = 1 end
+  local budget = math.min(math.floor((now_us - ramp.used) / ramp.pause), limit - #found / 2)
+  local most = may_end and limit or budget
+  local late = ramp.is_newest_first
+    and call('ZREVRANGEBYSCORE', WAITING, from, '-inf', 'WITHSCORES', 'LIMIT', 0, most)
+    or call('ZRANGEBYSCORE', WAITING, '-inf', from, 'WITHSCORES', 'LIMIT', 0, most)
+  local all, taken = {}, 0
+  for i = 1, #late, 2 do
+    local is_ending = is_over(late[i], late[i + 1])
+    if is_ending or taken < budget then
+      if not is_ending then ramp.taken[late[i]], taken = true, taken + 1 end
+      local at = ramp.is_newest_first and 1 or #all + 1
+      table.insert(all, at, late[i])
+      table.insert(all, at + 1, late[i + 1])
+    end
+  end
+  for i = 1, #found do all[#all + 1] = found[i] end
+  return all
+end
+
 local function due_of(zset, waits_for_room)
   local found = call('ZRANGEBYSCORE', zset, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, limit)
-  local ids, dues, n = {}, {}, 0
-  local late, own_late
-  if zset == WAITING and found[2] and now - tonumber(found[2]) >= MIN_LATE_MS then
-    late, own_late = late_policies()
+  local late, own_late, lateness = nil, nil, 0
+  if zset == WAITING and found[2] then lateness = now - tonumber(found[2]) end
+  if lateness >= MIN_LATE_MS then late, own_late = late_policies() end
+  if lateness >= RAMP_LATE_MS then ramp = read_ramp() end
+
+  -- Whether a message is past its ttl, or too late.
+  local function is_over(id, due)
+    local ends = has_ttls and call('ZSCORE', EXPIRY, id)
+    if ends and tonumber(ends) <= now then return true end
+    if not (late or own_late) then return false end
+    return late_action(id, tonumber(due), now, late, own_late and call('HGET', POLICY, id))
   end
-  if #found == 2 * limit and not waits_for_room then cut = 1 end
+
+  if ramp and zset == WAITING then
+    found = due_on_ramp(is_over, has_ttls or late or own_late)
+  elseif #found == 2 * limit and not waits_for_room then
+    cut = 1
+  end
+  local ids, dues, n = {}, {}, 0
   for i = 1, #found, 2 do
     local id = found[i]
-    local ends = has_ttls and call('ZSCORE', EXPIRY, id)
-    local is_over = ends and tonumber(ends) <= now
-    if (late or own_late) and not is_over then
-      local own = own_late and call('HGET', POLICY, id)
-      is_over = late_action(id, tonumber(found[i + 1]), now, late, own)
-    end
-    if is_over then
+    if is_over(id, found[i + 1]) then
       if not is_expired[id] then expired[#expired + 1] = id end
       is_expired[id] = true
     else
@@ -168,10 +216,25 @@ end
 if #leaving > 0 then call('ZREM', WAITING, unpack(leaving)) end
 count('promoted', #leaving)
 journal(events)
+if ramp and #leaving > 0 then
+  for _, id in ipairs(leaving) do
+    if ramp.taken[id] then ramp.used = ramp.used + ramp.pause end
+  end
+  call('HSET', OPTIONS, 'ramped', int(ramp.used))
+end
 
 local next_ids, next_due = {}, nil
 local first = call('ZRANGE', WAITING, 0, carries and math.min(math.max(moved, 1), 8) - 1 or 0, 'WITHSCORES')
 if first[1] then next_due = tonumber(first[2]) end
+-- What the ramp holds back is due for the next call once its budget allows for a message, and not
+-- before 20 ms have passed, or calls for single messages would cost more than they move.
+if ramp and next_due and next_due <= now - RAMP_LATE_MS then
+  first = {}
+  local on_time = call('ZRANGEBYSCORE', WAITING, '(' .. int(now - RAMP_LATE_MS), '+inf', 'WITHSCORES',
+    'LIMIT', 0, 1)
+  next_due = math.max(now + 20, math.ceil((ramp.used + ramp.pause) / 1000))
+  if on_time[1] then next_due = math.min(next_due, tonumber(on_time[2])) end
+end
 if carries then
   for k = 1, #first, 2 do next_ids[#next_ids + 1] = first[k] end
 end

@@ -92,25 +92,30 @@ for _part in (push, group, journal):
 def show(chosen: Chosen, topic: str) -> None:
     """Show a topic's options, groups and counters. Exit code 1 if the topic is unknown."""
     from lisa.admin.live import lateness_percentile
+    from lisa.admin.ramp import ramp_state
     from lisa.admin.topics import counts
+    from lisa.core.model.clock import human
     from lisa.core.model.options import OPTIONS
 
     store = store_with_topic(chosen, topic)
     found = store.drive(counts(store, [topic]))[0]
     options = store.drive(store.options(topic))
+    now_ms = store.drive(store.server_time_us()) // 1000
+    ramp = options.ramp and store.drive(ramp_state(store, topic, options.ramp, now_ms))
     p50, p99 = (lateness_percentile(found.stats, fraction) for fraction in (0.5, 0.99))
     if chosen.json:
         print_json(
             {
                 **counts_fields(found),
                 "options": option_fields(options),
+                "ramp_backlog": ramp.backlog if ramp else None,
+                "ramp_ms": duration_ms(ramp.lasts) if ramp else None,
                 "lateness_p50_ms": p50,
                 "lateness_p99_ms": p99,
                 "stats": dict(found.stats),
             }
         )
         return
-    now_ms = store.drive(store.server_time_us()) // 1000
     print_table(
         ["option", "value"],
         [(name, one.kind.show(getattr(options, name))) for name, one in OPTIONS.items()],
@@ -120,6 +125,9 @@ def show(chosen: Chosen, topic: str) -> None:
         ("waiting", found.waiting),
         ("next due", when(found.next_due_ms, now_ms) or "-"),
     ]
+    if ramp:
+        rows.append(("backlog on the ramp", ramp.backlog))
+        rows.append(("ramp ends in", human(duration_ms(ramp.lasts)) if ramp.backlog else "-"))
     counters = "sent acked retried garbage cancelled expired skipped reclaimed"
     rows += [(name, found.total(name)) for name in counters.split()]
     rows.append(

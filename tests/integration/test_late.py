@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -9,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lisa import InvalidMessage, Manager, Outgoing, Producer
+from lisa import InvalidMessage, Manager, Outgoing, Producer, Ramp
 from lisa.admin import topics
 from lisa.admin.fsck import check
+from lisa.admin.ramp import ramp_state
+from lisa.core.metrics.topics import read as read_metrics
 from lisa.core.model import signals
 from lisa.core.model.clock import datetime_ms, ms_datetime
-from lisa.core.model.sharding import Topic
+from lisa.core.model.sharding import PLAIN, Topic
 from lisa.manager.scheduler import Scheduler
 from lisa.testing import ClockedServer
 from tests.roles import Cast, Services
 from tests.servers import no_clock, wait_until
-from tests.shards import Split
+from tests.shards import ORDERS, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,3 +176,53 @@ def settle(cast: Cast) -> None:
         for _ in range(5):
             services.promoter.step(shards)
         scheduler.step(["orders"])
+
+
+def test_managers_share_a_ramp(cast: Cast, redis_url: str) -> None:
+    """Three managers: the backlog comes at the ramp's rate, and messages on time at once."""
+    rate, count = 500, 1_000
+    cast.configure(ramp=f"{rate},1000,oldest")
+    with Producer(redis_url) as producer:
+        due = cast.now_ms() - MINUTE
+        late = [f"late{n}" for n in range(count)]
+        producer.send_many("orders", [Outgoing(1, id=one, at_ms=due) for one in late])
+        with managers(redis_url, 3):
+            fresh = []
+            while cast.store.ask("ZCARD", cast.keys.waiting):
+                fresh.append(producer.send("orders", 1, delay="10ms"))
+                time.sleep(0.02)
+    entries = parse_entries(cast)
+    assert set(entries) == {*late, *fresh}
+    at = sorted(entries[one][0] for one in late)
+    for first, later in zip(at, at[rate:], strict=False):
+        assert later - first >= 880, "within a second, at most the rate and a tenth of it"
+    lateness = sorted(entries[one][0] - entries[one][1] for one in fresh)
+    assert lateness[len(lateness) // 2] < 1_000
+
+
+def parse_entries(cast: Cast) -> dict[str, tuple[int, int]]:
+    """For each ready message, the instant of its promotion and its due time."""
+    found = {}
+    for entry, fields in cast.store.ask("XRANGE", cast.own.ready, "-", "+"):
+        values = dict(zip(fields[::2], fields[1::2], strict=True))
+        found[values[b"id"].decode()] = (int(entry.partition(b"-")[0]), int(values[b"due"]))
+    return found
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_ramp_reports_how_long_it_takes(cast: Cast, redis_url: str, shards: int) -> None:
+    ramp = Ramp.parse("2/s newest first")
+    cast.store.drive(topics.set_options(cast.store, "orders", {"ramp": ramp, "shards": shards}))
+    with Producer(redis_url) as producer:
+        due = cast.now_ms() - MINUTE
+        ids = [f"m{n}" for n in range(80)]
+        producer.send_many("orders", [Outgoing(1, id=one, at_ms=due) for one in ids])
+        producer.send("orders", 1, at_ms=FAR)
+        state = cast.store.drive(ramp_state(cast.store, "orders", ramp, cast.now_ms()))
+    assert state.backlog == 80
+    layout = PLAIN._replace(shards=shards)
+    fullest = max(Counter(layout.shard_for(ORDERS, one) for one in ids).values())
+    assert state.lasts == timedelta(seconds=fullest * shards / 2)
+    numbers = cast.store.drive(read_metrics(cast.store))
+    assert numbers["lisa_topic_ramp_messages"] == {("orders",): 80}
+    assert numbers["lisa_topic_ramp_seconds"] == {("orders",): state.lasts.total_seconds()}

@@ -131,6 +131,16 @@ _TOPICS = (
         _BY_TOPIC,
     ),
     _gauge(
+        "lisa_topic_ramp_messages",
+        "Messages of the backlog that the topic option ramp holds back; absent without a ramp.",
+        _BY_TOPIC,
+    ),
+    _gauge(
+        "lisa_topic_ramp_seconds",
+        "How long the promotion of that backlog takes at the ramp's rate.",
+        _BY_TOPIC,
+    ),
+    _gauge(
         "lisa_topic_consumers_alive",
         "Processes with a consumer of the group that was seen within 30 s; a gateway whose clients "
         "pull, or that pushes, counts as one.",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
 from lisa.core.metrics.numbers import Numbers, add, put
 from lisa.core.model.keys import HIGHEST_LATENESS
+from lisa.core.model.late import Ramp
 from lisa.core.model.lateness import EARLY, FORMER, LETTERS, bucket_counts, total_ms
 from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
@@ -120,6 +121,18 @@ class TopicNumbers:
             self._put_options()
             self._put_counters()
 
+    def put_ramp(self, late: int | None) -> None:
+        """Write the backlog on the topic's ramp, and how long its promotion takes."""
+        stored = (self._head.options or [None])[-1]
+        if late is None or not stored:
+            return
+        add(self._numbers, "lisa_topic_ramp_messages", late, self._label)
+        try:
+            lasts = Ramp.decode(text(stored)).lasts(late).total_seconds()
+        except (ValueError, OverflowError):
+            return  # another program wrote the option
+        self._put_maximum("lisa_topic_ramp_seconds", None, lasts)
+
     def _group(self, name: str) -> str:
         return name if self._is_named and name in self._named else OTHERS
 
@@ -127,11 +140,12 @@ class TopicNumbers:
         age_s = 0.0 if due_ms is None else max(0.0, (self._now_ms - due_ms) / 1000)
         self._put_maximum("lisa_topic_oldest_ready_seconds", group, age_s)
 
-    def _put_maximum(self, name: str, group: str, value: float) -> None:
+    def _put_maximum(self, name: str, group: str | None, value: float) -> None:
         """Write the highest value of a topic's shards, or of the groups in `(others)`."""
         rows = self._numbers.setdefault(name, {})
-        before = rows.get((self._label, group), 0.0)
-        rows[self._label, group] = max(value, before) if isinstance(before, float) else value
+        labels = (self._label,) if group is None else (self._label, group)
+        before = rows.get(labels, 0.0)
+        rows[labels] = max(value, before) if isinstance(before, float) else value
 
     def _put_consumers(self) -> None:
         records = presence.records_in(self._head.consumers or [], presence.ConsumerPresence)
@@ -161,7 +175,7 @@ class TopicNumbers:
             earliest[label,] = min(known, due) if isinstance(known, float) else due
         if not self._is_whole:
             return
-        paused, capacity, max_ready = head.options or (None, None, None)
+        paused, capacity, max_ready, _ = head.options or (None, None, None, None)
         put(numbers, "lisa_topic_paused", float(paused == b"1"), label)
         if capacity and capacity.isdigit():
             put(numbers, "lisa_topic_capacity_messages", float(capacity), label)

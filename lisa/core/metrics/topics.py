@@ -19,6 +19,7 @@ from lisa.core.metrics.topic_numbers import (
     TopicReading,
     TopicReplies,
 )
+from lisa.core.model.options import RAMP_LATE_MS
 from lisa.core.model.sharding import Topic
 from lisa.core.redis import errors
 from lisa.core.redis.flow import Command, Flow
@@ -30,7 +31,7 @@ NAMED_TOPICS = 1_000
 NAMED_GROUPS = 20
 TOPICS_PER_STEP = 100
 
-_OPTIONS = ("paused", "capacity", "max_ready")
+_OPTIONS = ("paused", "capacity", "max_ready", "ramp")
 
 
 def read(store: Store) -> Flow[Numbers]:
@@ -88,13 +89,16 @@ def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) 
     size = len(GroupReplies._fields)
     counts = {line: GroupReplies(*flat[size * i : size * (i + 1)]) for i, line in enumerate(lines)}
     since = yield from _oldest_ready(store, counts)
+    late = yield from _on_ramps(store, heads, now_ms)
     for topic, label in whole.items():
         own = {name: one for (of, name), one in counts.items() if of == topic}
         name_of_topic = label if reading.is_named else OTHERS
         named = set(sorted(own)[:NAMED_GROUPS])
-        TopicNumbers(
+        its = TopicNumbers(
             reading, name_of_topic, heads[topic], own, named=named, is_whole=topic == label
-        ).put({name: since[topic, name] for name in own if (topic, name) in since})
+        )
+        its.put_ramp(late.get(topic))
+        its.put({name: since[topic, name] for name in own if (topic, name) in since})
 
 
 def _head(store: Store, topic: str, now_ms: int) -> list[Command]:
@@ -145,6 +149,17 @@ def _oldest_ready(
         if due.isdigit():
             found[line] = int(due)
     return found
+
+
+def _on_ramps(store: Store, heads: Mapping[str, TopicReplies], now_ms: int) -> Flow[dict[str, int]]:
+    """How many messages the ramps of topics hold back, for the topics that have a ramp."""
+    topics = [topic for topic, head in heads.items() if (head.options or [None])[-1]]
+    late_ms = now_ms - RAMP_LATE_MS
+    asked: list[Command] = [
+        ("ZCOUNT", store.keys.topic(topic).waiting, "-inf", late_ms) for topic in topics
+    ]
+    replies = (yield from _ask(store, asked)) if asked else []
+    return {topic: count or 0 for topic, count in zip(topics, replies, strict=True)}
 
 
 def _add_memory(numbers: Numbers, info: bytes | None) -> None:

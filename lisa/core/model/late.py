@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Self
@@ -155,7 +155,8 @@ class Ramp:
 
     def __str__(self) -> str:
         """The text that `parse` reads: `200/s`, or `200/s newest first`."""
-        unit = next(unit for unit, ms in _PER_MS.items() if ms == duration_ms(self.per))
+        units = {ms: unit for unit, ms in _PER_MS.items()}
+        unit = units.get(duration_ms(self.per)) or human(duration_ms(self.per))
         return f"{self.count}/{unit}" + (" newest first" if self.newest_first else "")
 
     @classmethod
@@ -181,6 +182,10 @@ class Ramp:
         """The reverse of `encode`. Raises ValueError."""
         count, per, order = text.split(",")
         return cls(int(count), timedelta(milliseconds=int(per)), order == "newest")
+
+    def share(self, shards: int) -> Ramp:
+        """The ramp of one of several shards."""
+        return replace(self, per=self.per * shards)
 
     def lasts(self, backlog: int) -> timedelta:
         """How long the promotion of a backlog takes."""

@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
 from lisa.core.model.errors import LisaError, RemovalUnfinished
+from lisa.core.model.late import Ramp
 from lisa.core.model.options import TopicOptions
 from lisa.core.model.sharding import (
     JOURNALED,
@@ -155,6 +156,8 @@ def _options(topic_options: Mapping[str, str], count: int) -> dict[str, str | No
         total = topic_options.get(name) or default
         if total is not None:
             wanted[name] = str(share(int(total), count))
+    if ramp := topic_options.get("ramp"):
+        wanted["ramp"] = Ramp.decode(ramp).share(count).encode()
     return wanted
 
 

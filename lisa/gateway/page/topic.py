@@ -10,6 +10,7 @@ from starlette.responses import Response
 from lisa.admin import forecast, history
 from lisa.admin.forecast import Horizon, Outlook
 from lisa.admin.history import HistorySpan, Interval
+from lisa.admin.ramp import RampState, ramp_state
 from lisa.core.model.options import OPTIONS, TopicOptions
 from lisa.gateway.page import attention
 from lisa.gateway.page.snapshot import Line
@@ -62,6 +63,7 @@ async def show(visit: PageRequest) -> Response:
     bands = await snapshots.flow(
         ("bands", name), BANDS_S, lambda: forecast.bands(store, name, now_ms=now_ms)
     )
+    ramp = await _ramp(visit, name, options, now_ms)
     past = await _history(visit, name, span, now_ms)
     measured = await _history(visit, name, PACES[horizon], now_ms)
     ahead = await snapshots.flow(
@@ -95,9 +97,23 @@ async def show(visit: PageRequest) -> Response:
         has_garbage=any(one.rise("garbage") for one in past),
         span=span,
         spans=SPANS,
+        ramp=ramp,
         options=option_rows(options),
         consumers=[one for one in snapshot.consumers if one.record.topic == name],
     )
+
+
+async def _ramp(
+    visit: PageRequest, topic: str, options: TopicOptions, now_ms: int
+) -> RampState | None:
+    """The backlog that the topic's ramp holds back; None if there is none."""
+    ramp, store = options.ramp, visit.hub.store
+    if ramp is None:
+        return None
+    state = await visit.snapshots.flow(
+        ("ramp", topic, ramp), BANDS_S, lambda: ramp_state(store, topic, ramp, now_ms)
+    )
+    return state if state.backlog else None
 
 
 async def _history(
