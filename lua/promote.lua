@@ -56,7 +56,7 @@ local function due_on_ramp(is_over, may_end)
   local budget = math.min(math.floor((now_us - ramp.used) / ramp.pause), limit - #found / 2)
   local most = may_end and limit or budget
   local late = ramp.is_newest_first
-    and call('ZREVRANGEBYSCORE', WAITING, from, '-inf', 'WITHSCORES', 'LIMIT', 0, most)
+    and call('ZRANGE', WAITING, from, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most, 'WITHSCORES')
     or call('ZRANGEBYSCORE', WAITING, '-inf', from, 'WITHSCORES', 'LIMIT', 0, most)
   local all, taken = {}, 0
   for i = 1, #late, 2 do

@@ -83,6 +83,12 @@ class Cast:
         self.store.call(Reschedule(self.topic, [(sent, "+0")]))
         return sent
 
+    def send_late(self, policy: str) -> str:
+        """Send a message with its own late policy; it waits since the beginning of 1970."""
+        sent = self.send(delay_ms=60_000, policy=policy)
+        self.store.call(Reschedule(self.topic, [(sent, "1")]))
+        return sent
+
     def read(self, count: int = 100, *, block_ms: int = 0, consumer: str = "c1") -> list[Entry]:
         command = read_command(self.own.ready, self.group, consumer, count, block_ms)
         return parse_read(self.store.ask(*command))

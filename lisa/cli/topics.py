@@ -31,6 +31,7 @@ from lisa.cli.topic_output import (
     store_with_topic,
 )
 from lisa.core.model.clock import duration_ms
+from lisa.core.model.late import LatePolicy, Ramp
 
 if TYPE_CHECKING:
     from lisa.core.model.options import TopicOptions
@@ -146,7 +147,7 @@ def option_fields(options: TopicOptions) -> dict[str, Any]:
         elif option.name == "retry_delays":
             found["retry_delays_ms"], found["retry_jitter"] = list(value.delays_ms), value.jitter
         else:
-            found[option.name] = value
+            found[option.name] = str(value) if isinstance(value, (LatePolicy, Ramp)) else value
     return found
 
 

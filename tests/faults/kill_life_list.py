@@ -127,6 +127,8 @@ lisa-delay-queue:
         self._foreign_hands()
         self._of_long_ago()
         self.ends([cast.send_due(ttl_ms=1) for _ in range(2)], "expired")  # waiting
+        self.ends([cast.send_late("*;1000,skip") for _ in range(2)], "skipped")
+        self.ends([cast.send_late("*;1000,garbage")], "garbage")
         self.ends([cast.send_due() for _ in range(5)], "acked")
         self.ends([cast.send(delay_ms=500) for _ in range(3)], "acked")
         self._in_other_topics()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.gateways import declared_topic, new_topic
+from tests.servers import connect
 
 if TYPE_CHECKING:
     import httpx
@@ -59,6 +60,19 @@ def test_an_interval_is_a_duration_and_its_messages_arrive(client: httpx.Client)
     }
     assert one["id"] == f"often@{one['headers']['lisa-tick']}"
     assert client.delete(f"/v1/topics/{topic}/schedules/often").status_code == 200
+
+
+def test_occurrences_have_the_late_policy_of_their_schedule(
+    client: httpx.Client, redis_url: str
+) -> None:
+    topic = new_topic()
+    put(client, topic, "daily", **DAILY, late="collapse after 10m")
+    assert client.get(f"/v1/topics/{topic}/schedules/daily").json()["late"] == "collapse after 10m"
+    with connect(redis_url) as redis:
+        assert redis.hvals(f"lisa:{{{topic}}}:policy") == [b"*;600000,collapse"]
+    refused = put(client, topic, "daily", **DAILY, late="drop after 10m")
+    assert refused.status_code == 400
+    assert "then is one of run, skip, garbage, collapse" in refused.json()["detail"]
 
 
 def test_a_version_protects_against_concurrent_edits(client: httpx.Client) -> None:

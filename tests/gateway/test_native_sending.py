@@ -52,6 +52,7 @@ def test_a_message_is_sent_with_all_fields(client: httpx.Client, redis_url: str)
         ttl_ms=5_000,
         headers={"trace": "abc"},
         retry=[0, 120_000],
+        late={"after": "10m", "then": "skip"},
         on_duplicate="reject",
     )
     assert (sent.status_code, sent.json()) == (201, {"id": "o-42", "outcome": "accepted"})
@@ -65,7 +66,7 @@ def test_a_message_is_sent_with_all_fields(client: httpx.Client, redis_url: str)
         )
         store = producer._store
         keys = store.keys.topic(topic)
-        assert store.drive(store.command("HGET", keys.policy, "o-42")) == b"0,120000"
+        assert store.drive(store.command("HGET", keys.policy, "o-42")) == b"0,120000;600000,skip"
         expires = store.drive(store.command("ZSCORE", keys.expiry, "o-42"))
         assert int(float(expires)) == (found.due_ms or 0) + 5_000
 

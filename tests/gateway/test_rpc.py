@@ -124,6 +124,7 @@ def test_a_message_from_its_send_to_its_ack(stub: Any) -> None:
     topic, big = new_topic(), "123456789012345678901234567890"
     assert stub.AddGroup(pb.GroupRequest(topic=topic, group="g")).new
     message = {"id": "a", "body_json": f' {{"n": {big}}} ', "headers": {"h": "v"}, "retry": "0"}
+    message["late"] = "skip after 10m"
     sent = stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
     assert (sent.id, sent.outcome) == ("a", "accepted")
     (one,) = stub.Pull(

@@ -16,9 +16,10 @@ from lisa.cli.main import main
 from lisa.cli.options import PATIENCE
 from lisa.core.model.envelope import new_id
 from lisa.core.transitions.promote import Promote, Promoted
+from lisa.core.transitions.reschedule import Reschedule
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.embedded.server import free_port
-from tests.roles import Cast
+from tests.roles import Cast, Services
 from tests.servers import connect
 
 Lisa = Callable[..., Result]
@@ -102,6 +103,32 @@ def test_send_as_json_tells_the_outcome(ask: Callable[..., Any]) -> None:
     assert ask(*send)["outcome"] == "duplicate"
     assert ask(*send, "--on-duplicate", "replace")["outcome"] == "replaced"
     assert ask(*send, "--on-duplicate", "reject", code=1)["outcome"] == "rejected"
+
+
+def test_late_policies_and_ramps(lisa: Lisa, ask: Callable[..., Any], cast: Cast) -> None:
+    cast.declare()
+    due = str(cast.now_ms() - 60_000)
+    lisa("send", "orders", "x", "--id", "a", "--at-ms", due, "--late", "skip after 10m")
+    assert cast.store.ask("HGET", cast.keys.policy, "a") == b"*;600000,skip"
+    lisa("send", "orders", "x", "--late", "skip", code=2)
+    lisa("schedules", "set", "orders", "s", "x", "--every", "1h", "--late", "collapse after 5m")
+    assert ask("schedules", "show", "orders", "s")["late"] == "collapse after 5m"
+    lisa("topic", "set", "orders", "late=skip after 30m", "ramp=2/m newest first")
+    shown = lisa("topic", "show", "orders").output
+    for line in (r"late +skip after 30m", r"ramp +2/m newest first", r"backlog on the ramp +1"):
+        assert re.search(line, shown), shown
+    assert re.search(r"ramp ends in +30s", shown), shown
+    found = ask("topic", "show", "orders")
+    assert (found["ramp_backlog"], found["ramp_ms"]) == (1, 30_000)
+    assert found["options"]["late"] == "skip after 30m"
+    services = Services(cast)
+    services.promoter.step(["orders"])
+    cast.store.call(Reschedule("orders", [("a", str(cast.now_ms() - 660_000))]))
+    services.promoter.step(["orders"])
+    assert ask("get", "orders", "a")["state"] == "skipped"
+    assert ask("topic", "show", "orders")["skipped"] == 1
+    lisa("topic", "set", "orders", "late=none", "ramp=none")
+    assert ask("topic", "show", "orders")["ramp_backlog"] is None
 
 
 def test_patience_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def sender(
     letter: str = "A",
     due: str = PAST,
     ttl_ms: int | None = None,
+    policy: str | None = None,
     mode: OnDuplicate = OnDuplicate.KEEP,
     times: int = 1,
 ) -> Role:
@@ -63,7 +64,9 @@ def sender(
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         body = encode_envelope(letter * 8, "")
-        call = enqueue(TOPIC, letter * 8, [Item(one, due, body, ttl_ms) for one in ids], mode)
+        call = enqueue(
+            TOPIC, letter * 8, [Item(one, due, body, ttl_ms, policy) for one in ids], mode
+        )
         for _ in range(times):
             outcomes = yield from store.run(call)
             story.extend(
@@ -82,9 +85,9 @@ def manager(group: str = "lisa", rounds: int = 1) -> Role:
             if promoted.expired:
                 ended = yield from store.run(Expire(TOPIC, promoted.expired))
                 story.extend(
-                    ("expired", one)
+                    (said.value, one)
                     for one, said in zip(promoted.expired, ended, strict=True)
-                    if said == "expired"
+                    if said in ("expired", "skipped")
                 )
             yield from reclaim(store, group)
 
@@ -96,8 +99,8 @@ def sweeper(id_: str = "a") -> Role:
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         (said,) = yield from store.run(Expire(TOPIC, [id_]))
-        if said == "expired":
-            story.append(("expired", id_))
+        if said in ("expired", "skipped"):
+            story.append((said.value, id_))
 
     return role
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ROUNDS = 12
-ENDS = ("cancelled", "expired")
+ENDS = ("cancelled", "expired", "skipped")
 
 
 class Judge:
@@ -61,6 +61,7 @@ class Judge:
                 "cancelled": not holders and over in ("", "cancelled"),
                 "rescheduled": not holders and not over and not is_dead,
                 "expired": [who for _, who in holders] == rest,  # no holder, or the role itself
+                "skipped": not holders,
                 "in_flight": bool(holders),
                 "done": bool(over) or is_dead or is_leaving,
                 "unknown": not over and self._keys.body(id_) not in before.seen,

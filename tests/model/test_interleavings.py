@@ -86,6 +86,14 @@ CASES = {
     "a ttl": Case(
         (manager(), sweeper(), consumer("c1"), consumer("c2"), canceller()), sent=sender(ttl_ms=0)
     ),
+    "a late policy": Case(
+        (manager(), sweeper(), consumer("c1"), rescheduler("+0"), canceller()),
+        sent=sender(policy="*;3600000,skip"),
+    ),
+    "a late policy that buries": Case(
+        (manager(), sweeper(), consumer("c1"), requeuer(), purger(), canceller()),
+        sent=sender(policy="*;3600000,garbage"),
+    ),
     "a ttl, put off": Case(
         (manager(), manager(), consumer("c1"), rescheduler(FAR)), sent=sender(ttl_ms=0)
     ),
@@ -134,6 +142,7 @@ SHORT = {
     "a group removed and declared again",
     "a group removed and declared again, a message cancelled",
     "a group removed and declared again, a message replaced",
+    "a late policy",
     "a message given back",
     "a slow handler",
     "a ttl",
