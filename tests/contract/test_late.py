@@ -9,9 +9,10 @@ import pytest
 from lisa.core.transitions.expire import Expire, Expired
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.requeue import Requeue
+from lisa.core.transitions.restore import Restore, Restored, RestoreItem
 from lisa.core.transitions.retry import Fail, Failure
 from tests.contract.bench import TOPIC, item
-from tests.contract.state import G, Row
+from tests.contract.state import G, Row, envelope
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
@@ -335,3 +336,11 @@ def test_a_fast_ramp_moves_a_tenth_of_a_second_at_once(bench: Bench) -> None:
     said = bench.call(Promote(TOPIC))
     assert said.moved == 20
     assert said.next_due_ms == said.now_ms + 20
+
+
+def test_a_restored_message_keeps_its_late_policy(bench: Bench) -> None:
+    bench.put(lisa=G())
+    data = envelope("A-")
+    lost = RestoreItem("a", data, late(bench, 11), policy="*;600000,skip")
+    assert bench.call(Restore(TOPIC, [lost])) == [Restored.RESTORED]
+    assert too_late(bench) == ["a"]

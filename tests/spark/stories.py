@@ -137,8 +137,10 @@ class Stories:
                 yield put_off | ({"expires": self._ms + 99_000} if dice() < 0.3 else {})
             if dice() < 0.1:
                 yield self._begin(name, "replaced")
-            if dice() < 0.07:
-                yield {"id": name, "state": "cancelled", "settled": True}
+            fate = dice()
+            if fate < 0.07:
+                end = "skipped" if fate < 0.02 else "cancelled"
+                yield {"id": name, "state": end, "settled": True}
                 if dice() < 0.5:
                     return
                 yield self._begin(name, "sent")

@@ -107,8 +107,9 @@ def made_up(spark: SparkSession) -> Journal:
         due = sent + timedelta(seconds=60)
         journal.send(topic, id_, sent, due, "replaced" if number % 40 == 7 else "sent")
         fate = number % 20
-        if fate in {1, 2}:
-            journal.add(topic, ("cancelled", "expired")[fate - 1], due, id=id_, settled=True)
+        if fate in {1, 2, 3}:
+            end = ("cancelled", "expired", "skipped")[fate - 1]
+            journal.add(topic, end, due, id=id_, settled=True)
             continue
         for group in groups:
             late = -700 if number == 33 else round(math.exp(chance.gauss(8, 2)))
@@ -180,6 +181,7 @@ WHAT = {
     "garbage": "garbage",
     "cancelled": "cancelled",
     "expired": "expired",
+    "skipped": "skipped",
 }
 
 

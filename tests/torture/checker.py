@@ -170,12 +170,17 @@ class _Judge:
             self.verdicts.accuse("lost", self._run.messages.number(row), what)
 
     def expired(self) -> None:
-        """The server must have expired at least as many messages as were never handled."""
+        """The server must have ended at least as many messages as were never handled.
+
+        Those that expired, and those that their late policy skipped.
+        """
         stats = self._run.final["stats"].values()
-        told = sum(one.get("expired", 0) for one in stats)
+        told = sum(one.get("expired", 0) + one.get("skipped", 0) for one in stats)
         unhandled = self.verdicts.counts["expired"]
         if unhandled > told and not self._causes.losses:
-            self.verdicts.accuse("lost", 0, f"{unhandled} with a ttl unhandled, {told} expired")
+            self.verdicts.accuse(
+                "lost", 0, f"{unhandled} with a ttl unhandled, {told} ended"
+            )
 
     def again(self) -> None:
         """Every handling after the first must have a cause."""

@@ -44,6 +44,7 @@ BULK_TICK_S = 0.15
 DEFINES_EVERY_S = 2.0
 FICKLE_TICK_S = 0.1
 MOST_SINGLY = 20
+SKIPPED_TTL_MS = 1_500  # messages with a longer ttl also have a late policy
 TRIES_FOR = timedelta(seconds=4)  # for a call; after that it is an error, and the process continues
 
 
@@ -270,6 +271,7 @@ class Fickle:
             id=own_id(number),
             delay=timedelta(milliseconds=delay),
             ttl=ttl,
+            late="skip after 1s" if ttl_ms > SKIPPED_TTL_MS else None,
             retry=retry,
         )
         self._calls.append(self._note(call, send, "a"))

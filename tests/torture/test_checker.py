@@ -80,8 +80,13 @@ def expired(papers: Papers) -> None:
     papers.stats["fickle"] = {"expired": 1}
 
 
+def skipped(papers: Papers) -> None:
+    papers.send(ttl_ms=2_000)
+    papers.stats["fickle"] = {"skipped": 1}
+
+
 @pytest.mark.parametrize(
-    "story", [unconfirmed, cancelled, perhaps_cancelled, replaced, discarded, expired]
+    "story", [unconfirmed, cancelled, perhaps_cancelled, replaced, discarded, expired, skipped]
 )
 def test_not_lost(papers: Papers, story: Callable[[Papers], None]) -> None:
     story(papers)
