@@ -24,7 +24,7 @@ from lisa.gateway.access import Access, Scope, Token
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import link
 from tests.browser.conftest import Site, browser_of, key_in, running_site
-from tests.gateways import Gateway, new_topic
+from tests.gateways import Gateway, declared_topic, new_topic
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
@@ -192,6 +192,22 @@ def test_one_hostile_body_does_not_hide_the_rest(site: Site) -> None:
     page = site.gateway.client.get(f"/topics/{topic}/messages/deep")
     assert page.status_code == 200
     assert "[" * 1_900 in page.text
+
+
+def test_a_topic_shows_its_ramp_and_a_skipped_message_its_state(site: Site) -> None:
+    client, topic = site.gateway.client, declared_topic(site.gateway.client)
+    options = {"late": "skip after 1h", "ramp": "1/h"}
+    assert client.patch(f"/v1/topics/{topic}/options", json=options).status_code == 200
+    now_ms = int(time.time() * 1000)
+    for n in range(4):
+        site.producer.send(topic, 1, id=f"backlog{n}", at_ms=now_ms - 60_000)
+    site.producer.send(topic, 1, id="old", at_ms=now_ms - 7_200_000)
+    wait_until(lambda: site.raw.zcard(f"lisa:{{{topic}}}:waiting") == 3)
+    page = client.get(f"/topics/{topic}").text
+    (tile,) = re.findall(r"On the ramp.{,200}", page, re.DOTALL)
+    assert "<dd>3 <small>ends in 3\xa0h<" in tile
+    assert "skip after 1h" in page
+    assert "skipped" in client.get(f"/topics/{topic}/messages/old").text
 
 
 def test_a_filter_reads_a_limited_number_per_request(site: Site) -> None:

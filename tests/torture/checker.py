@@ -178,9 +178,7 @@ class _Judge:
         told = sum(one.get("expired", 0) + one.get("skipped", 0) for one in stats)
         unhandled = self.verdicts.counts["expired"]
         if unhandled > told and not self._causes.losses:
-            self.verdicts.accuse(
-                "lost", 0, f"{unhandled} with a ttl unhandled, {told} ended"
-            )
+            self.verdicts.accuse("lost", 0, f"{unhandled} with a ttl unhandled, {told} ended")
 
     def again(self) -> None:
         """Every handling after the first must have a cause."""
