@@ -140,6 +140,8 @@ def operate(caller: Caller) -> None:
     daily = f"{ORDERS}/schedules/daily"
     caller.ask("PUT", daily, json={"body": 1, "cron": "@daily"})
     caller.get(f"{ORDERS}/schedules", daily, f"{daily}/next")
+    caller.get(f"{page}/schedules", f"{page}/schedule?name=daily")
+    caller.get(f"{page}/schedule/edit?name=daily")
     for verb in ("pause", "resume", "run"):
         caller.post(f"{daily}/{verb}")
     caller.post(f"{daily}/backfill", {"from_ms": 1_760_000_000_000, "to_ms": 1_760_086_400_000})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,17 +38,23 @@ class _Listed(NamedTuple):
     rows: list[ScheduleRow]
     cursor: str | None
     total: int
+    now_ms: int
+
+
+class _One(NamedTuple):
+    record: Record | None
+    latest: list[PastTick]
+    now_ms: int
 
 
 async def show_list(visit: PageRequest) -> Response:
     """A page of a topic's schedules."""
     line = await require_topic(visit)
     topic, store = line.topic, visit.hub.store
-    now_ms = (await visit.snapshot()).at_ms
     cursor = visit.query.get("cursor", "")
     cursor = cursor if cursor.isdecimal() and len(cursor) <= 20 else ""
     listed = await visit.snapshots.flow(
-        ("schedules", topic, cursor), READ_S, lambda: _listed(store, topic, cursor, now_ms)
+        ("schedules", topic, cursor), READ_S, lambda: _listed(store, topic, cursor)
     )
     return visit.page(
         "schedules.html",
@@ -57,11 +62,12 @@ async def show_list(visit: PageRequest) -> Response:
         rows=listed.rows,
         total=listed.total,
         cursor=listed.cursor,
-        now_ms=now_ms,
+        now_ms=listed.now_ms,
     )
 
 
-def _listed(store: Store, topic: str, cursor: str, now_ms: int) -> Flow[_Listed]:
+def _listed(store: Store, topic: str, cursor: str) -> Flow[_Listed]:
+    now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
     total = yield from store.command("HLEN", store.keys.topic(topic).schedules)
     records, following = yield from schedule_reads.record_page(
         store, topic, cursor or None, PER_PAGE
@@ -71,20 +77,20 @@ def _listed(store: Store, topic: str, cursor: str, now_ms: int) -> Flow[_Listed]
         ScheduleRow(name, records[name], latest[name][0] if latest[name] else None)
         for name in sorted(records)
     ]
-    return _Listed(rows, following, total)
+    return _Listed(rows, following, total, now_ms)
 
 
 async def show(visit: PageRequest) -> Response:
     """The page of one schedule."""
     topic, name = visit.topic(), check_name(visit.query.get("name", ""))
-    now_ms, store = (await visit.snapshot()).at_ms, visit.hub.store
+    store = visit.hub.store
     if "hx-request" in visit.request.headers:  # refreshes of open pages share a read
-        record, latest = await visit.snapshots.flow(
-            ("schedule", topic, name), READ_S, lambda: _one(store, topic, name, now_ms)
+        one = await visit.snapshots.flow(
+            ("schedule", topic, name), READ_S, lambda: _one(store, topic, name)
         )
     else:
-        record, latest = await store.drive(_one(store, topic, name, now_ms))
-    record = known(record, topic, name)
+        one = await store.drive(_one(store, topic, name))
+    record, now_ms = known(one.record, topic, name), one.now_ms
     upcoming = [] if record.is_paused else schedule_reads.upcoming(record, now_ms, TICKS)
     return visit.page(
         "schedule.html",
@@ -93,22 +99,20 @@ async def show(visit: PageRequest) -> Response:
         record=record,
         defined=record.definition,
         upcoming=[(tick, in_zone(tick, record.definition)) for tick in upcoming],
-        latest=latest,
+        latest=one.latest,
         body=body_of(record.definition),
         now_ms=now_ms,
         in_zone=in_zone,
     )
 
 
-def _one(
-    store: Store, topic: str, name: str, now_ms: int
-) -> Flow[tuple[Record | None, list[PastTick]]]:
+def _one(store: Store, topic: str, name: str) -> Flow[_One]:
+    now_ms = (yield from store.server_time_us(store.keys.topic(topic).schedules)) // 1000
     record = yield from schedule_reads.get_record(store, topic, name)
     if record is None:
-        return None, []
-    records: Mapping[str, Record] = {name: record}
-    latest = yield from past(store, topic, records, now_ms, TICKS)
-    return record, latest[name]
+        return _One(None, [], now_ms)
+    latest = yield from past(store, topic, {name: record}, now_ms, TICKS)
+    return _One(record, latest[name], now_ms)
 
 
 def known(record: Record | None, topic: str, name: str) -> Record:
