@@ -43,7 +43,6 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Millis = Annotated[timedelta, BeforeValidator(partial(parse_duration, bare_ms=True))]
 Policy = Annotated[InstanceOf[RetryPolicy], BeforeValidator(RetryPolicy.parse)]
 LateField = Annotated[InstanceOf[LatePolicy], BeforeValidator(LatePolicy.parse)]
-RampField = Annotated[InstanceOf[Ramp], BeforeValidator(Ramp.parse)]
 
 
 def checked(read: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -173,7 +172,7 @@ _YAML_TYPES = {
     kinds.CountType: int,
     kinds.FlagType: bool,
     kinds.LateType: LateField,
-    kinds.RampType: RampField,
+    kinds.RampType: Annotated[InstanceOf[Ramp], BeforeValidator(Ramp.parse)],
 }
 
 
