@@ -12,6 +12,7 @@ from lisa.core.transitions.retry import Fail, Failure
 from lisa.pipeline.archive import Archive, open_archive
 from lisa.pipeline.jobs.archive import archive
 from lisa.pipeline.jobs.audit import audit
+from lisa.pipeline.jobs.deletion import erase
 from lisa.pipeline.jobs.restore import restore
 from lisa.pipeline.jobs.schedule import schedule
 from lisa.pipeline.jobs.search import Query, search
@@ -77,6 +78,7 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
         archive(spark, where, url=stage.url, once=True)
         search(spark, Query(), archive=opened(), server=server).collect()
         audit(spark, opened, server)
+        erase(spark, where, ["m30"], server=server)
     stage.admin.flushdb()
     stage.admin.set(cast.keys.body("gone"), body)  # as on an older copy of the server
     stage.admin.zadd(cast.keys.waiting, {"gone": 4_102_444_800_000})

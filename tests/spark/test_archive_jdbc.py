@@ -395,6 +395,38 @@ def test_gaps_are_recorded_once(
     assert writer.write(log_rows(spark, []), 2) == (0, ())
 
 
+def test_retention_and_erasure(
+    spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
+) -> None:
+    stories, others = Stories("orders", seed=3), Stories("payments", seed=3)
+    events = stories.extend(40) + others.extend(10)
+    writer = writers(database)
+    writer.write(log_rows(spark, events), 0)
+    archive = open_archive(spark, database.url, database.properties)
+    cutoff = ms_datetime(stories.events[len(stories.events) // 2]["at"])
+    lives = archive.messages().groupBy("topic", "id")
+    ends = lives.agg(sf.max("settled_at").alias("end"), sf.bool_and("settled").alias("all"))
+    old = ends.where(sf.col("all") & (sf.col("end") < sf.lit(cutoff)))
+    gone = {(row.topic, row.id) for row in old.collect()}
+    assert 0 < len(gone) < ends.count()
+    left = [one for one in events if (one["topic"], one["id"]) not in gone]
+    assert writer.retain(cutoff).events == len(events) - len(left)
+    assert_holds(archive, log_rows(spark, left))
+    assert writer.retain(cutoff) == (0, 0)
+    shared = {one["id"] for one in left if one["topic"] == "payments"} & {
+        one["id"] for one in left if one["topic"] == "orders"
+    }
+    one, other = sorted(shared)[:2]
+    writer.erase([one], ["orders"])
+    writer.erase([other], None)
+    left = [
+        event
+        for event in left
+        if event["id"] != other and (event["topic"], event["id"]) != ("orders", one)
+    ]
+    assert_holds(archive, log_rows(spark, left))
+
+
 def test_views_have_the_names_of_mykit_delay(
     spark: SparkSession, database: DatabaseServer, writers: Callable[..., JdbcWriter]
 ) -> None:

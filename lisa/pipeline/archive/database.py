@@ -118,11 +118,13 @@ class JdbcConnection:
         finally:
             statement.close()
 
-    def put(self, name: str, *values: str | int | None) -> None:
-        """Run the statement of that name with values for its parameters."""
+    def put(self, name: str, *values: str | int | None) -> int:
+        """Run the statement of that name with values for its parameters; returns affected rows."""
+        rows = 0
         for text in self._database.statements(name):
             with self._prepared(text, values) as prepared:
-                prepared.executeUpdate()
+                rows += int(prepared.executeUpdate())
+        return rows
 
     def ask(self, text: str, *values: str | int | None) -> list[tuple[Any, ...]]:
         """The rows of a query; all columns as text, None for null."""

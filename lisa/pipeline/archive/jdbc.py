@@ -24,7 +24,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -38,6 +39,7 @@ from lisa.pipeline.archive.database import Database, JdbcConnection
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.jdbc_reader import JdbcArchive
 from lisa.pipeline.archive.reading import with_log_columns
+from lisa.pipeline.archive.records import Removed
 from lisa.pipeline.archive.rows import (
     JSON_COLUMNS,
     LOG_COLUMNS,
@@ -127,6 +129,23 @@ class JdbcWriter:
     def archive(self) -> JdbcArchive:
         """Open the archive for reading."""
         return JdbcArchive(self._spark, self._database)
+
+    def retain(self, cutoff: datetime) -> Removed:
+        """Delete messages all of whose lives ended before `cutoff`, with their events."""
+        connection, before = self._connection, datetime_ms(cutoff)
+        with self._database.translated_errors(), connection.transaction():
+            events = connection.put("retain_events", before)
+            return Removed(connection.put("retain_messages", before), events)
+
+    def erase(self, ids: Collection[str], topics: Collection[str] | None) -> Removed:
+        """Delete messages with these ids; topics: only in these, None means all."""
+        connection, messages, events = self._connection, 0, 0
+        with self._database.translated_errors(), connection.transaction():
+            for one in ids:
+                for topic in (None,) if topics is None else topics:
+                    events += connection.put("erase_events", one, topic, topic)
+                    messages += connection.put("erase_messages", one, topic, topic)
+        return Removed(messages, events)
 
     def close(self) -> None:
         """Close the connection and release the archive's lock."""

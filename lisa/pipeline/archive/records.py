@@ -20,6 +20,13 @@ class TopicRecord(NamedTuple):
     groups: tuple[str, ...]
 
 
+class Removed(NamedTuple):
+    """Number of deleted rows of `messages` and of `message_log`."""
+
+    messages: int
+    events: int
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveGap:
     """Events that are missing from the archive.

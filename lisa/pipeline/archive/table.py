@@ -8,10 +8,11 @@ after a kill whether its commit took place.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -129,13 +130,16 @@ class ArchiveTable:
         """Number of rows, from the log of the table."""
         return sum(one["num_records"] for one in self.files())
 
-    def rows(self, *, dated: bool | None = None) -> DataFrame:
-        """The rows of all files; only of those with a day (`dated`), or only of those without."""
-        files = self.files()
+    def rows(self, *, dated: bool | None = None, only: Collection[str] | None = None) -> DataFrame:
+        """The rows of all files.
+
+        dated: only of files with a day, or only of those without. only: only of these files.
+        """
         paths = [
             self._folder.url(f"{self.name}/{one['path']}")
-            for one in files
-            if dated is None or (one[DAY] is not None) == dated
+            for one in self.files()
+            if (dated is None or (one[DAY] is not None) == dated)
+            and (only is None or one["path"] in only)
         ]
         if not paths:
             return self._spark.createDataFrame([], self.schema)
@@ -153,20 +157,23 @@ class ArchiveTable:
         transactions: Mapping[str, int],
         *,
         replace_undated: bool = False,
+        remove: Collection[str] = (),
     ) -> None:
         """Add files, and with `replace_undated` remove all present files without a day.
 
-        transactions: name -> number, committed together with the files.
+        transactions: name -> number, committed together with the files. remove: files to remove.
 
-        Raises ConfigError if another process of Lisa has committed since the last `refresh`.
+        Raises ConfigError if another process has committed since the last `refresh`.
         """
         before = self.transaction(STATE)
         now = int(time.time() * 1000)
         for left in reversed(range(_TRIES)):
             actions: list[AddAction | RemoveAction] = [one.action(now) for one in files]
-            if replace_undated:
-                olds = [one["path"] for one in self.files() if one[DAY] is None]
-                actions += [RemoveAction(path, True, now) for path in olds]  # noqa: FBT003
+            present = {one["path"]: one[DAY] for one in self.files()}
+            if not present.keys() >= set(remove):  # another program has compacted the table
+                raise ConfigError(another_writer(self._folder.where))
+            olds = [path for path, day in present.items() if replace_undated and day is None]
+            actions += [RemoveAction(path, True, now) for path in (*olds, *remove)]  # noqa: FBT003
             try:
                 self.delta.create_write_transaction(
                     actions,
@@ -212,6 +219,24 @@ class ArchiveTable:
         self.refresh()
         return merged
 
+    def forget(self) -> None:
+        """Delete all earlier versions, and what their commits say about the content of files.
+
+        Commits remain, without their statistics: a process that has the table open still finds
+        later commits, and is refused when it writes.
+        """
+        self.vacuum(timedelta(0))
+        self.delta.create_checkpoint()
+        log, last = f"{self.name}/_delta_log", self.delta.version()
+        for name in self._folder.names(log):
+            version, _, kind = name.partition(".")
+            if not version.isdigit() or int(version) >= last:
+                continue
+            if kind != "json":
+                self._folder.delete(f"{log}/{name}")
+            elif (text := self._folder.read(f"{log}/{name}")) and '"stats"' in text:
+                self._folder.write(f"{log}/{name}", _without_statistics(text))
+
     def vacuum(self, keep: timedelta) -> None:
         """Delete files that have not been part of the table for `keep`, in whole hours."""
         self.delta.vacuum(
@@ -226,6 +251,14 @@ class ArchiveTable:
 def another_writer(where: str) -> str:
     """The error message of a process that is not the only one to write to an archive."""
     return f"another process has written to {where} meanwhile; only one process may write to it"
+
+
+def _without_statistics(commit: str) -> str:
+    actions = [json.loads(line) for line in commit.splitlines() if line]
+    for action in actions:
+        for name in ("add", "remove"):
+            action.get(name, {}).pop("stats", None)
+    return "".join(json.dumps(action) + "\n" for action in actions)
 
 
 def _schema(schema: StructType) -> Schema:

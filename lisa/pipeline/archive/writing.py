@@ -83,6 +83,11 @@ class FileWriter:
     def close(self) -> None:
         """Nothing to release: a second writer is refused at its commit."""
 
+    @property
+    def tables(self) -> Tables:
+        """The tables as of the last commit."""
+        return self._tables
+
     def archive(self) -> FileArchive:
         """Open the archive for reading."""
         return FileArchive.of(Tables(self._tables.spark, self._folder))
@@ -253,13 +258,19 @@ class FileWriter:
         both = (self._tables.log, self._tables.messages)
         return sum(table.compact(today, everything=everything) for table in both)
 
-    def delete_old(self) -> None:
-        """Delete what neither the current version nor a running reader needs."""
+    def delete_old(self, *, forget: bool = False) -> None:
+        """Delete what neither the current version nor a running reader needs.
+
+        forget: delete everything but the current version, and all statistics of earlier ones.
+        """
         tables = self._tables
         for table in (tables.log, tables.messages):
-            table.vacuum(self._keep)
+            if forget:
+                table.forget()
+            else:
+                table.vacuum(self._keep)
         used = {path(tables.state.number), path(tables.fold.number), tables.fold.live}
-        sweep(self._folder, used, self._keep.total_seconds())
+        sweep(self._folder, used, 0 if forget else self._keep.total_seconds())
 
     def _stage(self, rows: DataFrame, number: int) -> list[StagedFile]:
         return write_files(rows, self._folder, f"{HIDDEN}/staging/{number}", by_day=True)

@@ -15,7 +15,7 @@ from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs.lookup import by_topic
 from lisa.pipeline.session import parallelism
 from lisa.pipeline.source.events import number_of
-from lisa.pipeline.source.following import TRIMMED, journals
+from lisa.pipeline.source.following import TRIMMED, journaled, journals
 from lisa.pipeline.source.journal_range import read_range
 from lisa.pipeline.source.marks import START, JournalGap, Mark, before
 from lisa.pipeline.source.read_columns import arrow_schema
@@ -70,8 +70,9 @@ class Remainder:
 def find_remainder(store: Store, journal: str, offset: tuple[str, int] | None) -> Flow[Remainder]:
     """The events of a journal after an archive's offset; sends two commands of one entry each.
 
-    The journal is whole if its last event is the one at the offset, or if its next event has the
-    next number: neither is true for a server that came back empty or older.
+    The journal is whole if its last event is the one at the offset, if no event was written since
+    (an erasure deletes events), or if its next event has the next number: none of these is true
+    for a server that came back empty or older.
     """
     after, number = offset or START
     key = store.keys.topic(journal).events
@@ -83,7 +84,10 @@ def find_remainder(store: Store, journal: str, offset: tuple[str, int] | None) -
     )
     last = latest[0][0].decode() if latest else None
     if not ahead:
-        return Remainder(journal, after, number, None, None, None, None, whole=last == after)
+        whole = last == after
+        if not whole and number:
+            whole = (yield from journaled(store, store.keys.topic(journal))) == number
+        return Remainder(journal, after, number, None, None, None, None, whole=whole)
     first, first_number = ahead[0][0].decode(), number_of(ahead[0])
     whole = first_number == number + 1
     return Remainder(

@@ -93,9 +93,9 @@ def _find_loss(
     None if there is no new event. Otherwise all new events were lost, or the server came back with
     an older state.
     """
-    before_top = yield from _journaled(store, keys)
+    before_top = yield from journaled(store, keys)
     top = yield from _top(store, keys)
-    total = yield from _journaled(store, keys)
+    total = yield from journaled(store, keys)
     if total != before_top:
         return None  # an event was added meanwhile: found by the next call
     if top is None or entry_number(top) >= start.where:
@@ -110,7 +110,7 @@ def _find_loss(
     return Unread(here, here, gap, older=True)
 
 
-def _journaled(store: Store, keys: TopicKeys) -> Flow[int]:
+def journaled(store: Store, keys: TopicKeys) -> Flow[int]:
     """How many events were ever written; for a deleted shard, the topic's options hold it."""
     found = yield from store.command("HGET", keys.stats, "journaled")
     shard = shard_suffix(keys.topic)

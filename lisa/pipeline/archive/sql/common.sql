@@ -23,3 +23,25 @@ SELECT bound FROM (
   SELECT {column} AS bound, row_number() OVER (ORDER BY {column}) AS ordinal FROM {table}
   WHERE topic = ?
 ) AS numbered WHERE ordinal % {rows} = 0 ORDER BY ordinal
+
+-- name: retain_events
+DELETE FROM {p}message_log WHERE (topic, id) IN (
+  SELECT topic, id FROM (
+    SELECT topic, id FROM {p}messages GROUP BY topic, id
+    HAVING max(CASE WHEN settled THEN settled_at ELSE 9223372036854775807 END) < ?
+  ) AS ended
+)
+
+-- name: erase_events
+DELETE FROM {p}message_log WHERE id = ? AND (CAST(? AS char(128)) IS NULL OR topic = ?)
+
+-- name: retain_messages
+DELETE FROM {p}messages WHERE (topic, id) IN (
+  SELECT topic, id FROM (
+    SELECT topic, id FROM {p}messages GROUP BY topic, id
+    HAVING max(CASE WHEN settled THEN settled_at ELSE 9223372036854775807 END) < ?
+  ) AS ended
+)
+
+-- name: erase_messages
+DELETE FROM {p}messages WHERE id = ? AND (CAST(? AS char(128)) IS NULL OR topic = ?)

@@ -1,0 +1,45 @@
+"""`lisa pipeline retain`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+
+import click
+
+from lisa.cli.options import Duration
+from lisa.cli.output import print_json
+from lisa.cli.pipeline import run
+from lisa.cli.pipeline.archives import ArchiveSource, archive_options
+from lisa.cli.pipeline.options import JobOptions, job_options
+
+
+@click.command()
+@archive_options()
+@click.option(
+    "--keep",
+    type=Duration(),
+    required=True,
+    help="Delete messages that ended longer ago, as in 400d.",
+)
+@job_options
+def retain(shared: JobOptions, *, source: ArchiveSource, keep: timedelta) -> None:
+    """Delete messages that ended more than --keep ago, with all of their events.
+
+    Keeps live messages and gaps. Stop `lisa pipeline archive` first. If the command is
+    interrupted, run it again.
+    """
+    with shared.session("pipeline retain", source.settings()) as spark:
+        from lisa.pipeline.jobs.deletion import retain as run_job
+
+        done = run_job(spark, str(source.where), keep, properties=source.properties)
+    if shared.json:
+        print_json(asdict(done) | {"seconds": round(done.seconds, 3)})
+    else:
+        click.echo(
+            f"{done.messages:,} messages and {done.events:,} events deleted ({done.seconds:,.1f} s)"
+        )
+
+
+if __name__ == "__main__":
+    run(retain)

@@ -1,0 +1,169 @@
+"""The jobs `retain` and `erase`: they delete messages and all of their events from an archive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from lisa.admin.reading import entry_number
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import topics_of
+from lisa.core.store.store import SyncStore, chunks, pairs
+from lisa.core.transitions.base import STEPS_PER_CALL, text
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, RECORD
+from lisa.core.transitions.read import Read
+from lisa.pipeline.archive import open_archive
+from lisa.pipeline.errors import unwrapped
+from lisa.pipeline.jobs.lookup import known
+from lisa.pipeline.server import Server, check_layout, now_ms
+from lisa.pipeline.source.following import journals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lisa.pipeline.archive.jdbc import JdbcWriter
+    from lisa.pipeline.archive.removal import FileRemover
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveDeletion:
+    """What a job deleted.
+
+    messages, events: rows of `messages` and `message_log`. journal: entries of journals.
+    unread: entries of these ids that an archive has not read yet and that were therefore kept.
+    """
+
+    messages: int
+    events: int
+    journal: int = 0
+    unread: int = 0
+    seconds: float = 0.0
+
+
+@unwrapped()
+def retain(
+    spark: SparkSession,
+    where: str,
+    keep: timedelta,
+    *,
+    properties: Mapping[str, str] | None = None,
+) -> ArchiveDeletion:
+    """Delete messages that ended more than `keep` ago, with all of their events.
+
+    An id that is live, or that was sent again and ended later, keeps all of its lives. Gaps remain
+    recorded. The archive must not be written to meanwhile. Raises ConfigError if `keep` is not
+    positive, or if there is no archive.
+    """
+    if keep <= timedelta(0):
+        raise ConfigError("keep must be positive: it is how long ended messages stay")
+    began = time.monotonic()
+    with closing(_remover(spark, where, properties or {})) as remover:
+        removed = remover.retain(datetime.now(UTC) - keep)
+    return ArchiveDeletion(*removed, seconds=time.monotonic() - began)
+
+
+@unwrapped()
+def erase(
+    spark: SparkSession,
+    where: str,
+    ids: Collection[str],
+    *,
+    topics: Sequence[str] | None = None,
+    server: Server | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> ArchiveDeletion:
+    """Delete messages with these ids from the archive, its earlier versions, and the journals.
+
+    topics: only in these; None means all topics of the archive. server: None to leave journals
+    alone. The archive must not be written to meanwhile. If the result has `unread` entries, run
+    the archive once and repeat the erasure.
+
+    Raises ConfigError if there is no archive, or if one of the messages is live on the server.
+    """
+    began = time.monotonic()
+    archive = open_archive(spark, where, properties)
+    offsets = archive.offsets()
+    owners = topics or sorted({*archive.topics(), *topics_of(offsets)})
+    if server is not None:
+        with server.open() as store:
+            store.drive(check_layout(store))
+            _check_not_live(store, owners, list(ids))
+    with closing(_remover(spark, where, properties or {})) as remover:
+        removed = remover.erase(ids, topics)
+    deleted = unread = 0
+    if server is not None and owners:
+        with server.open() as store:
+            deleted, unread = _erase_from_journals(store, owners, set(ids), offsets)
+    return ArchiveDeletion(*removed, deleted, unread, time.monotonic() - began)
+
+
+def _remover(
+    spark: SparkSession, where: str, properties: Mapping[str, str]
+) -> FileRemover | JdbcWriter:
+    if where.startswith("jdbc:"):
+        from lisa.pipeline.archive.jdbc import JdbcWriter
+
+        open_archive(spark, where, properties)  # the writer would create the tables
+        return JdbcWriter(spark, where, properties)
+    from lisa.pipeline.archive.removal import FileRemover
+
+    return FileRemover(spark, where)
+
+
+def _check_not_live(store: SyncStore, topics: Iterable[str], ids: Sequence[str]) -> None:
+    for topic in topics:
+        store.drive(store.groups(topic))
+        found = store.drive(known(store, topic, ids))
+        live = sorted(one for one, seen in found.items() if seen.envelope)
+        if live:
+            raise ConfigError(
+                f"message {live[0]!r} of topic {topic!r} is live: its next event would be archived "
+                f"again. Cancel it first: lisa cancel {topic} {live[0]}"
+            )
+
+
+def _erase_from_journals(
+    store: SyncStore, topics: Sequence[str], ids: set[str], offsets: Mapping[str, tuple[str, int]]
+) -> tuple[int, int]:
+    """Delete entries that all archives have read; returns their number and that of the others.
+
+    For an archive that has not read an entry yet, a deleted entry would be a gap.
+    """
+    wanted = {one.encode() for one in ids}
+    deleted = unread = 0
+    for journal in store.drive(journals(store, topics)):
+        end, doomed = _read_by_all(store, journal, offsets), []
+        start, is_last = "-", False
+        while not is_last:
+            is_last, items = store.call(Read(journal, start, "+"))
+            for entry, flat in items:
+                if dict(zip(flat[::2], flat[1::2], strict=False)).get(b"id") not in wanted:
+                    continue
+                if entry_number(entry.decode()) <= end:
+                    doomed.append(entry)
+                else:
+                    unread += 1
+            if not items:
+                break
+            start = f"({items[-1][0].decode()}"
+        for some in chunks(doomed, STEPS_PER_CALL):
+            deleted += store.ask("XDEL", store.keys.topic(journal).events, *some)
+    return deleted, unread
+
+
+def _read_by_all(
+    store: SyncStore, journal: str, offsets: Mapping[str, tuple[str, int]]
+) -> tuple[int, int]:
+    """The position up to which this archive and all reporting archives have read a journal."""
+    end = entry_number(offsets[journal][0]) if journal in offsets else (0, 0)
+    since_ms = store.drive(now_ms(store)) - ARCHIVE_HOLDS_MS
+    records = pairs(store.ask("HGETALL", store.keys.topic(journal).archived))
+    for name, record in records.items():
+        fields = RECORD.fullmatch(text(record))
+        if fields and not text(name).startswith(NOT_AN_ARCHIVE) and int(fields[3]) > since_ms:
+            end = min(end, entry_number(fields[1]))
+    return end
