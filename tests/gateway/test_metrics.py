@@ -13,11 +13,12 @@ import pytest
 
 from lisa import Manager
 from lisa.core.metrics.families import FAMILIES, SECTIONS
+from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.exposition import Exposed
 from tests.gateways import Gateway, RawPull, new_topic
-from tests.servers import Processes, wait_until
+from tests.servers import Processes, connect, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +71,8 @@ def live(
             now_ms = time.time_ns() // 1_000_000
             send(gateway.client, topic, due_ms=now_ms - 5_000)  # so that its lateness is kept
             send(gateway.client, topic, delay_ms=60_000)
+            with connect(redis_url) as client:
+                client.hset(Keys().topic(topic).archived, "a", f"1-0 1 {now_ms}")
             push = {"url": "https://hooks.example/", "group": "pushed"}
             gateway.client.put(f"/v1/topics/{new_topic('pushed')}/push", json=push)
             clients = {"manager": managers, "gateway": gateway.client, "consumer": consumers}

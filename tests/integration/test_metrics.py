@@ -6,7 +6,7 @@ import textwrap
 import time
 import urllib.request
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,7 @@ from tests.exposition import Exposed
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import redis
@@ -118,6 +119,33 @@ def test_the_oldest_ready_message_is_the_next_unread(cast: Cast, raw: redis.Redi
     seconds = read(cast).value("lisa_topic_oldest_ready_seconds", **OWN)
     assert seconds is not None
     assert 100 <= seconds < 130
+
+
+def test_how_far_each_archive_is_behind(cast: Cast, raw: redis.Redis) -> None:
+    """By events, and by the age of the first event that it lacks; not by its last report."""
+    now_ms = cast.now_ms()
+    for number, age_ms in enumerate((900_000, 100_000, 5_000), 1):
+        raw.xadd(cast.keys.events, {"n": number, "id": "a"}, id=f"{now_ms - age_ms}-0")
+    raw.hset(cast.keys.stats, "journaled", 3)
+    records: Mapping[Any, Any] = {
+        "slow": f"{now_ms - 900_000}-0 1 {now_ms}",
+        "current": f"{now_ms - 5_000}-0 3 {now_ms}",
+        "~trimmed": f"1 {now_ms}",
+        "odd": "?",
+    }
+    raw.hset(cast.keys.archived, mapping=records)
+    page = read(cast)
+    events = {one["archive"]: n for one, n in page.samples("lisa_topic_archive_behind_events")}
+    assert events == {"slow": 2, "current": 0}
+    seconds = {
+        one["archive"]: value for one, value in page.samples("lisa_topic_archive_behind_seconds")
+    }
+    assert seconds["current"] == 0
+    assert 100 <= seconds["slow"] < 130
+    raw.delete(cast.keys.events)  # lost: another metric counts these events
+    assert page.value("lisa_topic_archive_behind_seconds", topic="orders", archive="current") == 0
+    lost = read(cast).value("lisa_topic_archive_behind_seconds", topic="orders", archive="slow")
+    assert lost == 0
 
 
 def test_lateness_and_early_hand_overs(cast: Cast, raw: redis.Redis) -> None:

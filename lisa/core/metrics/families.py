@@ -39,7 +39,7 @@ class MetricSection(NamedTuple):
     families: tuple[Family, ...]
 
 
-_BY_TOPIC, _BY_GROUP = ("topic",), ("topic", "group")
+_BY_TOPIC, _BY_GROUP, _BY_ARCHIVE = ("topic",), ("topic", "group"), ("topic", "archive")
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
@@ -150,6 +150,17 @@ _TOPICS = (
         "lisa_topic_consumers_degraded",
         "Consumers that take one message at a time after many failures.",
         _BY_GROUP,
+    ),
+    _gauge(
+        "lisa_topic_archive_behind_events",
+        "Events of the journal that the archive has not stored yet.",
+        _BY_ARCHIVE,
+    ),
+    _gauge(
+        "lisa_topic_archive_behind_seconds",
+        "Age of the oldest event of the journal that the archive has not stored yet; 0 if it has "
+        "stored all.",
+        _BY_ARCHIVE,
     ),
     *TOPIC_COUNTERS.values(),
     *GROUP_COUNTERS.values(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from lisa.core.metrics.families import GROUP_COUNTERS, OTHERS, TOPIC_COUNTERS
@@ -15,9 +16,19 @@ from lisa.core.model.options import TopicOptions
 from lisa.core.store import presence
 from lisa.core.store.store import counters, pairs
 from lisa.core.transitions.base import text
+from lisa.core.transitions.prune import NOT_AN_ARCHIVE, RECORD
 
 _MAX_READY = TopicOptions().max_ready
 _LATE = "late:"
+NAMED_ARCHIVES = 20
+"""Maximum number of archives of a journal with metrics."""
+
+
+class ArchiveRecord(NamedTuple):
+    """The last event that an archive has stored: entry and number."""
+
+    entry: str
+    number: int
 
 
 class TopicReplies(NamedTuple):
@@ -30,6 +41,22 @@ class TopicReplies(NamedTuple):
     options: list[bytes | None] | None
     stats: Any
     consumers: Any
+    archived: Any
+
+    @property
+    def journaled(self) -> int:
+        """Number of events ever written to the journal."""
+        return counters(self.stats or []).get("journaled", 0)
+
+    @property
+    def archives(self) -> dict[str, ArchiveRecord]:
+        """The first archives by name, and the last event that each has stored."""
+        found = {}
+        for name, value in sorted(pairs(self.archived or []).items()):
+            fields = RECORD.fullmatch(text(value))
+            if fields is not None and not text(name).startswith(NOT_AN_ARCHIVE):
+                found[text(name)] = ArchiveRecord(fields[1], int(fields[2]))
+        return dict(islice(found.items(), NAMED_ARCHIVES))
 
 
 class GroupReplies(NamedTuple):
@@ -102,8 +129,12 @@ class TopicNumbers:
         self._now_ms = reading.now_ms
         self._named = named
 
-    def put(self, since: Mapping[str, int]) -> None:
-        """Write all numbers; `since` maps a group to the due time of its oldest ready message."""
+    def put(self, since: Mapping[str, int], unread: Mapping[str, int]) -> None:
+        """Write all numbers.
+
+        since: group -> due time of its oldest ready message. unread: archive -> time of the first
+        event that it has not stored.
+        """
         numbers, label, head = self._numbers, self._label, self._head
         add(numbers, "lisa_topic_messages", head.waiting or 0, label, "", "waiting")
         for name, own in self._groups.items():
@@ -120,6 +151,7 @@ class TopicNumbers:
         if self._is_named:
             self._put_options()
             self._put_counters()
+            self._put_archives(unread)
 
     def put_ramp(self, late: int | None) -> None:
         """Write the backlog on the topic's ramp, and how long its promotion takes."""
@@ -137,11 +169,23 @@ class TopicNumbers:
         return name if self._is_named and name in self._named else OTHERS
 
     def _put_oldest(self, group: str, due_ms: int | None) -> None:
-        age_s = 0.0 if due_ms is None else max(0.0, (self._now_ms - due_ms) / 1000)
-        self._put_maximum("lisa_topic_oldest_ready_seconds", group, age_s)
+        self._put_maximum("lisa_topic_oldest_ready_seconds", group, self._age_s(due_ms))
+
+    def _put_archives(self, unread: Mapping[str, int]) -> None:
+        head, name_of_age = self._head, "lisa_topic_archive_behind_seconds"
+        for name, record in head.archives.items():
+            behind = max(0, head.journaled - record.number)
+            add(self._numbers, "lisa_topic_archive_behind_events", behind, self._label, name)
+            self._put_maximum(name_of_age, name, self._age_s(unread.get(name)))
+
+    def _age_s(self, at_ms: int | None) -> float:
+        return 0.0 if at_ms is None else max(0.0, (self._now_ms - at_ms) / 1000)
 
     def _put_maximum(self, name: str, group: str | None, value: float) -> None:
-        """Write the highest value of a topic's shards, or of the groups in `(others)`."""
+        """Write the highest value of a topic's shards, or of the groups in `(others)`.
+
+        group: the second label; for some metrics an archive, for others None.
+        """
         rows = self._numbers.setdefault(name, {})
         labels = (self._label,) if group is None else (self._label, group)
         before = rows.get(labels, 0.0)

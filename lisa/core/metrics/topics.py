@@ -90,6 +90,7 @@ def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) 
     counts = {line: GroupReplies(*flat[size * i : size * (i + 1)]) for i, line in enumerate(lines)}
     since = yield from _oldest_ready(store, counts)
     late = yield from _on_ramps(store, heads, now_ms)
+    unread = yield from _oldest_unread(store, heads)
     for topic, label in whole.items():
         own = {name: one for (of, name), one in counts.items() if of == topic}
         name_of_topic = label if reading.is_named else OTHERS
@@ -98,7 +99,10 @@ def _read_groups(store: Store, whole: Mapping[str, str], reading: TopicReading) 
             reading, name_of_topic, heads[topic], own, named=named, is_whole=topic == label
         )
         its.put_ramp(late.get(topic))
-        its.put({name: since[topic, name] for name in own if (topic, name) in since})
+        its.put(
+            {name: since[topic, name] for name in own if (topic, name) in since},
+            {name: ms for (of, name), ms in unread.items() if of == topic},
+        )
 
 
 def _head(store: Store, topic: str, now_ms: int) -> list[Command]:
@@ -111,6 +115,7 @@ def _head(store: Store, topic: str, now_ms: int) -> list[Command]:
         ("HMGET", keys.options, *_OPTIONS),
         ("HGETALL", keys.stats),
         ("HGETALL", keys.consumers),
+        ("HGETALL", keys.archived),
     ]
 
 
@@ -160,6 +165,28 @@ def _on_ramps(store: Store, heads: Mapping[str, TopicReplies], now_ms: int) -> F
     ]
     replies = (yield from _ask(store, asked)) if asked else []
     return {topic: count or 0 for topic, count in zip(topics, replies, strict=True)}
+
+
+def _oldest_unread(
+    store: Store, heads: Mapping[str, TopicReplies]
+) -> Flow[dict[tuple[str, str], int]]:
+    """By journal and archive, the time of the first event that the archive has not stored."""
+    lines = [
+        (topic, name, record.entry)
+        for topic, head in heads.items()
+        for name, record in head.archives.items()
+        if record.number < head.journaled
+    ]
+    asked: list[Command] = [
+        ("XRANGE", store.keys.topic(topic).events, f"({entry}", "+", "COUNT", 1)
+        for topic, _, entry in lines
+    ]
+    replies = (yield from _ask(store, asked)) if asked else []
+    return {
+        (topic, name): int(text(reply[0][0]).partition("-")[0])
+        for (topic, name, _), reply in zip(lines, replies, strict=True)
+        if reply
+    }
 
 
 def _add_memory(numbers: Numbers, info: bytes | None) -> None:
