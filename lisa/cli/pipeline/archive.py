@@ -97,7 +97,9 @@ def archive(
         raise click.UsageError("an archive in a database needs --checkpoint DIR")
     if compact_only and source.is_database:
         raise click.UsageError("--compact is only for archives in files, not in a database")
-    with _stopping() as stop, shared.session("pipeline archive", source.settings()) as spark:
+    # Each batch prints a line.
+    session = shared.session("pipeline archive", source.settings(), progress=compact_only)
+    with _stopping() as stop, session as spark:
         if compact_only:
             _compact(spark, where, keep, as_json=shared.json)
             return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 
 from lisa.cli.options import Chosen, common, together
+from lisa.cli.pipeline.progress import progress_lines
 from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ class JobOptions:
 
     @contextmanager
     def session(
-        self, name: str, settings: Mapping[str, str] | None = None
+        self, name: str, settings: Mapping[str, str] | None = None, *, progress: bool = True
     ) -> Iterator[SparkSession]:
         """The Spark session of the job `name`; stops it on exit.
 
-        settings: overridden by --spark-conf.
+        settings: overridden by --spark-conf. progress: whether to print progress lines to stderr
+        while it is not a terminal; never with --json.
 
         Raises ConfigError if Spark or Java is missing. If a task raises one of Lisa's errors (for
         example ServerUnavailable), that error is raised instead of Spark's.
@@ -66,16 +68,23 @@ class JobOptions:
         from lisa.pipeline.session import spark_session
 
         together = {**(settings or {}), **self.spark_conf}
-        with unwrapped():
+        with (
+            unwrapped(),
+            progress_lines(
+                f"lisa pipeline {name.removeprefix('pipeline ')}", shown=progress and not self.json
+            ) as lines,
+        ):
             spark = spark_session(
                 app=f"lisa {name}",
                 master=self.master,
                 settings=together,
                 environment=self.environment,
             )
+            lines.spark, lines.stage = spark, ""
             try:
                 yield spark
             finally:
+                lines.spark = None
                 spark.stop()
 
     def connection(self) -> ServerOptions:
