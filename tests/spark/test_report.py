@@ -23,6 +23,7 @@ from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.report import report, without_password
+from lisa.pipeline.jobs.report.figures import Range, gather
 from lisa.pipeline.jobs.report.tables import ERROR
 from tests.servers import JVM_PATIENCE
 from tests.spark.worlds import SMALL
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from lisa.pipeline.jobs.report import Report
 
 BEGIN = datetime(2026, 11, 18, 6, 20, tzinfo=UTC)
+SLO = timedelta(milliseconds=5)
 Row = dict[str, Any]
 
 
@@ -164,7 +166,8 @@ def made(
     folder = tmp_path_factory.mktemp("report")
     journal.write(str(folder / "archive"))
     archive = open_archive(spark, str(folder / "archive"))
-    return report(archive, folder / "out", where="/data/archive", zone="Asia/Kolkata"), folder
+    options: Any = {"where": "/data/archive", "zone": "Asia/Kolkata", "slo": SLO}
+    return report(archive, folder / "out", **options), folder
 
 
 def table(made: tuple[Report, Path], name: str) -> list[Row]:
@@ -242,10 +245,16 @@ def test_lateness_percentiles_are_within_the_error_bound(
         values = parts[row["topic"], row.get("hour")]
         assert row["hand_overs"] == len(values)
         assert row["early"] == sum(value < 0 for value in values)
+        assert row["within_slo"] == sum(value <= 5_000 for value in values)
         assert row["max_us"] == max(values)
         shown = [max(value, 0) for value in values]
         for name, quantile in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
             assert near(row[f"{name}_us"], exact(shown, quantile)), (row, name)
+    [whole] = [row for row in rows if row["topic"] is None]
+    assert 0 < whole["within_slo"] < whole["hand_overs"]
+    assert (made[0].within, made[0].deliveries) == (whole["within_slo"], whole["hand_overs"])
+    shown_share = f"{10_000 * made[0].within // made[0].deliveries / 100:g} % within 5 ms"
+    assert shown_share in made[0].page.read_text("utf-8")
     assert made[0].early == 1
     assert "1 messages were delivered before they were due" in made[0].page.read_text("utf-8")
 
@@ -393,6 +402,41 @@ def test_gaps_in_the_range_are_shown_at_the_top(spark: SparkSession, tmp_path: P
     assert page.index('id="gaps"') < page.index('id="throughput"')
     assert "another topic" not in page
     assert "long ago" not in page
+
+
+def test_the_last_seven_days_are_compared_with_the_seven_before(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    journal = Journal(spark=spark)
+    end = datetime(2026, 11, 18, 6, tzinfo=UTC)
+    # Hours before the end of the later week; late by seconds.
+    lives = [(30, 0.5), (100, 3), (167.9, 3), (168.1, 0.5), (335.9, 0.5), (400, 9)]
+    for number, (hours, late) in enumerate(lives):
+        sent, topic = end - timedelta(hours=hours), "orders" if number else "bills"
+        journal.send(topic, f"m{number}", sent, sent)
+        delivered = {"id": f"m{number}", "group": "g", "late_us": round(late * 1e6), "due": sent}
+        journal.add(topic, "in_flight", sent, attempt=1, **delivered)
+    journal.send("orders", "last", end - timedelta(minutes=1), end)
+    events = journal.log()
+    options: Any = {"asked": Range(), "zone": UTC, "gaps": [], "slo": timedelta(seconds=1)}
+    found = gather(events, journal.messages(), **options).weeks
+    assert found is not None
+    assert (found.begin, found.end) == (end.timestamp() - 14 * 86_400, end.timestamp())
+    assert [found.count("sent", week) for week in (0, 1)] == [2, 4]
+    assert [found.count("sent", week, "orders") for week in (0, 1)] == [2, 3]
+    before, now = found.late(0), found.late(1)
+    assert before is not None
+    assert now is not None
+    assert (before.within, before.count, now.within, now.count) == (2, 2, 1, 3)
+    assert found.late(0, "bills") is None
+    page = report(journal, tmp_path).page.read_text("utf-8")
+    assert '<section id="weeks">' in page
+    assert "+100 %" in page
+    assert "33.33 %" in page
+    later = Range(start=end - timedelta(days=13))
+    assert gather(events, journal.messages(), **options | {"asked": later}).weeks is None
+    page = report(journal, tmp_path, start=later.start).page.read_text("utf-8")
+    assert "weeks" not in page
 
 
 def test_an_empty_archive_yields_a_page_with_hints(spark: SparkSession, tmp_path: Path) -> None:

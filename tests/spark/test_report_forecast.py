@@ -8,7 +8,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from lisa.pipeline.jobs.report.forecast import DAYS, Crossing, Demand, crossing
-from lisa.pipeline.jobs.report.formatting import count, length
+from lisa.pipeline.jobs.report.formatting import (
+    change,
+    count,
+    kept,
+    length,
+)
 from lisa.pipeline.jobs.report.slots import full_hour_shift, span_of
 
 
@@ -87,6 +92,14 @@ def test_hours_start_at_full_hours_of_the_zone(zone: ZoneInfo | timezone, shift:
 
 
 def test_formatting_of_numbers_and_durations() -> None:
+    pairs = [(1, 1), (9_999, 10_000), (99_999, 100_000), (0, 3), (0, 0)]
+    assert [kept(*pair) for pair in pairs] == ["100 %", "99.99 %", "99.99 %", "0 %", ""]
+    assert [change(*pair) for pair in [(4, 5), (5, 4), (3, 3), (0, 3)]] == [
+        "+25 %",
+        "-20 %",
+        "+0 %",
+        "",
+    ]
     assert [length(n) for n in (0, 850, 1_250, 999_400, 3_400_000, 125_000_000)] == [
         "0 s",
         "850 µs",

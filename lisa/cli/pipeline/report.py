@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Moment
+from lisa.cli.options import Duration, Moment
 from lisa.cli.output import console, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.archives import ArchiveSource, archive_options
 from lisa.cli.pipeline.options import JobOptions, job_options, period, topic_option
-from lisa.core.model.clock import parse_zone
+from lisa.core.model.clock import duration_ms, human, parse_zone
 
 if TYPE_CHECKING:
     from lisa.pipeline.jobs.report import Report
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     help="Time zone of the page, and of --from and --until without an offset: Europe/Berlin, "
     "+08:00.",
 )
+@click.option(
+    "--slo",
+    type=Duration(),
+    default="1s",
+    show_default=True,
+    help="Lateness up to which a delivery is on time.",
+)
 @job_options
 def report(
     shared: JobOptions,
@@ -49,6 +56,7 @@ def report(
     start: datetime | None,
     end: datetime | None,
     zone: str,
+    slo: timedelta,
 ) -> None:
     """Make a page of plots and tables from an archive: past traffic and scheduled messages.
 
@@ -71,12 +79,13 @@ def report(
             start=start,
             end=end,
             zone=asked_zone,
+            slo=slo,
             stage=status.update,
         )
     if shared.json:
         print_json(_document(found))
     else:
-        _show(found)
+        _show(found, slo)
 
 
 def _document(found: Report) -> dict[str, Any]:
@@ -92,8 +101,8 @@ def _document(found: Report) -> dict[str, Any]:
     }
 
 
-def _show(found: Report) -> None:
-    from lisa.pipeline.jobs.report.formatting import length
+def _show(found: Report, slo: timedelta) -> None:
+    from lisa.pipeline.jobs.report.formatting import kept, length
 
     late = "" if found.p99_us is None else length(found.p99_us)
     print_table(
@@ -105,6 +114,7 @@ def _show(found: Report) -> None:
             ("retried", f"{found.retried:,}"),
             ("garbage", f"{found.garbage:,}"),
             ("lateness, p99", late),
+            (f"within {human(duration_ms(slo))}", kept(found.within, found.deliveries)),
             ("delivered early", f"{found.early:,}"),
             ("to come", f"{found.to_come:,}"),
             ("overdue", f"{found.overdue:,}"),

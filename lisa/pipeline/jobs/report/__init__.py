@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,7 +43,8 @@ class Report:
 
     page, tables: paths of the files. events: number of events; first, last: their times.
     p99_us: lateness of first deliveries in microseconds, None without deliveries.
-    early: deliveries before the due time.
+    early: deliveries before the due time. deliveries, within: first deliveries, and how many of
+        them were late by at most the SLO.
     to_come: unsettled messages; `overdue` of them are past their due time.
     falling_behind: topics with more messages due in an hour than they ever handled in one.
     gaps: number of gaps in the journal.
@@ -59,6 +60,8 @@ class Report:
     retried: int
     garbage: int
     early: int
+    deliveries: int
+    within: int
     p99_us: int | None
     to_come: int
     overdue: int
@@ -75,6 +78,7 @@ def report(
     start: datetime | None = None,
     end: datetime | None = None,
     zone: str | tzinfo = "UTC",
+    slo: timedelta = timedelta(seconds=1),
     stage: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Make a report of an archive: `to`/report.html and `to`/tables/NAME.{parquet,csv}.
@@ -86,6 +90,7 @@ def report(
         topics: only these topics; empty means all.
         start, end: events from `start` up to but not including `end`, both aware datetimes.
         zone: time zone of the page.
+        slo: the lateness up to which a delivery is on time.
         stage: called with a description of each stage.
 
     Raises:
@@ -102,7 +107,7 @@ def report(
         gap for gap in archive.gaps() if (not topics or gap.topic in topics) and asked.holds(gap.at)
     ]
     stage("counting the archive's events and messages")
-    figures = gather(archive.log(), archive.messages(), asked, parse_zone(zone), gaps)
+    figures = gather(archive.log(), archive.messages(), asked, parse_zone(zone), gaps, slo=slo)
     stage("drawing the page")
     page = render(figures, without_password(where))
     stage("writing the files")
@@ -130,6 +135,8 @@ def _summary(figures: Figures, page: Path, tables: tuple[Path, ...]) -> Report:
         retried=figures.total("retried"),
         garbage=figures.total("garbage"),
         early=late.early if late else 0,
+        deliveries=late.count if late else 0,
+        within=late.within if late else 0,
         p99_us=late.p99 if late else None,
         to_come=sum(demand.total for demand in figures.demands.values()),
         overdue=sum(demand.overdue for demand in figures.demands.values()),

@@ -29,14 +29,15 @@ _STATES = {
 }
 
 
-def log_cells(log: DataFrame, shift_s: int) -> DataFrame:
+def log_cells(log: DataFrame, shift_s: int, slo_us: int) -> DataFrame:
     """Counts of events by topic, hour, what, group, number and text; covers all uses of the log.
 
     Columns: topic, hour (epoch seconds of its start), what (one of COUNTED, late, gap or other),
     group (for handled), number (for handled: the attempt; for late: the bucket), text (for garbage:
-    the generalized reason), n, most and early (for late), first and last (epoch us).
+    the generalized reason), n, most, early and within (for late), first and last (epoch us).
 
-    shift_s: seconds between full hours of UTC and of the zone.
+    shift_s: seconds between full hours of UTC and of the zone. slo_us: `within` counts deliveries
+    that were late by at most this many microseconds.
     """
     state, at_us = sf.col("state"), sf.unix_micros("at")
     hour = sf.floor((at_us - shift_s * 1_000_000) / 3_600_000_000) * 3_600 + shift_s
@@ -63,6 +64,7 @@ def log_cells(log: DataFrame, shift_s: int) -> DataFrame:
         sf.count("*").alias("n"),
         sf.max("value").alias("most"),
         sf.count_if(sf.col("value") < 0).alias("early"),
+        sf.count_if(sf.col("value") <= slo_us).alias("within"),
         sf.min("at_us").alias("first"),
         sf.max("at_us").alias("last"),
     )
@@ -73,7 +75,7 @@ def message_cells(messages: DataFrame, start_us: int | None, end_us: int | None)
 
     Columns: topic, what (due: not settled; handling: acked within the range; other), minute (for
     due: epoch minute), number (for handling: the bucket of the time from the first delivery to the
-    last ack), n, most, early (always 0), last (epoch us of the newest change).
+    last ack), n, most, early and within (always 0), last (epoch us of the newest change).
     """
     due = sf.unix_micros("due")
     owed = sf.filter("groups", lambda one: one["state"].isin("ready", "in_flight", "retry"))
@@ -104,6 +106,7 @@ def message_cells(messages: DataFrame, start_us: int | None, end_us: int | None)
         sf.count("*").alias("n"),
         sf.max("value").alias("most"),
         sf.lit(0).cast("long").alias("early"),
+        sf.lit(0).cast("long").alias("within"),
         sf.max("at_us").alias("last"),
     )
 

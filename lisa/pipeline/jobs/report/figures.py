@@ -16,6 +16,7 @@ from lisa.pipeline.jobs.report.cells import log_cells, message_cells
 from lisa.pipeline.jobs.report.forecast import Crossing, Demand, crossing, demands
 from lisa.pipeline.jobs.report.slots import Span, full_hour_shift, span_of
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
+from lisa.pipeline.jobs.report.weeks import Weeks, weeks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,7 +61,9 @@ class Figures:
 
     asked: the scope. events: number of events read; `first`, `last`: their times.
     now: time of the newest change in the archive; start of the forecast.
+    slo_us: the lateness in microseconds up to which a delivery is on time.
     hours: (topic, epoch seconds of the hour, counts by COUNTED).
+    weeks: the last seven days and the seven days before; None if the events span less time.
     lateness, handling: percentiles by part, see tables.percentiles.
     capacities: topic -> messages in its best hour, 95th percentile of busy hours, their number.
     unknown: topics with unsettled messages but without a known capacity.
@@ -68,12 +71,14 @@ class Figures:
 
     asked: Range
     zone: tzinfo
+    slo_us: int
     events: int
     first: datetime | None
     last: datetime | None
     now: datetime | None
     span: Span | None
     hours: Sequence[tuple[str, int, Mapping[str, int]]]
+    weeks: Weeks | None
     lateness: Mapping[tuple[Any, ...], Percentiles]
     histogram: Mapping[int, int]
     handling: Mapping[tuple[Any, ...], Percentiles]
@@ -125,21 +130,30 @@ class Figures:
 
 
 def gather(
-    log: DataFrame, messages: DataFrame, asked: Range, zone: tzinfo, gaps: Sequence[Any]
+    log: DataFrame,
+    messages: DataFrame,
+    asked: Range,
+    zone: tzinfo,
+    gaps: Sequence[Any],
+    *,
+    slo: timedelta,
 ) -> Figures:
     """Compute all figures of a report; reads the log and the messages once each."""
+    slo_us = slo // timedelta(microseconds=1)
     near = asked.start or asked.end or datetime.now(UTC)
     shift_s = full_hour_shift(zone, int(near.timestamp()))
     with ExitStack() as kept:
-        cells = kept.enter_context(tables.cached(log_cells(asked.of_log(log), shift_s)))
+        cells = kept.enter_context(tables.cached(log_cells(asked.of_log(log), shift_s, slo_us)))
         found = tables.tally(cells)
         rows = message_cells(asked.of_topics(messages), _micros(asked.start), _micros(asked.end))
         lives = kept.enter_context(tables.cached(rows))
         [[changed_us]] = lives.agg(sf.max("last")).collect()
         newest_us = max(changed_us or 0, found.last_us or 0)
-        span = None
+        span = weeks = None
         if found.first_us is not None and found.last_us is not None:
-            span = span_of(found.first_us // 1_000_000, found.last_us // 1_000_000, zone, shift_s)
+            first_s, last_s = found.first_us // 1_000_000, found.last_us // 1_000_000
+            span = span_of(first_s, last_s, zone, shift_s)
+            weeks = weeks_of(cells, found.hours, first_s, last_s)
         sets = [("topic", "hour"), ("topic", "slot"), ("topic",), ("slot",), ()]
         wanted = demands(lives, newest_us // 1_000_000)
         garbage: dict[str, int] = {}
@@ -148,12 +162,14 @@ def gather(
         return Figures(
             asked=asked,
             zone=zone,
+            slo_us=slo_us,
             events=found.events,
             first=_moment(found.first_us),
             last=_moment(found.last_us),
             now=_moment(newest_us or None),
             span=span,
             hours=found.hours,
+            weeks=weeks,
             lateness={} if span is None else tables.percentiles(cells, "late", sets, span),
             histogram=tables.histogram(cells, "late"),
             handling=tables.percentiles(lives, "handling", [("topic",), ()]),

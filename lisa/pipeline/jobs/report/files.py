@@ -16,7 +16,7 @@ from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 
-_LATE = ("hand_overs", "early", "p50_us", "p90_us", "p99_us", "p999_us", "max_us")
+_LATE = ("hand_overs", "early", "within_slo", "p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 
 TABLES = {
     "hourly": ("topic", "hour", "hour_local", *COUNTED, *_LATE),
@@ -80,7 +80,7 @@ Row = Iterable[Any]
 
 def _late(one: Percentiles | None) -> tuple[int | None, ...]:
     if one is None:
-        return (0, 0, *(None,) * 5)
+        return (0, 0, 0, *(None,) * 5)
     return astuple(one)
 
 
@@ -117,7 +117,7 @@ def _trend(figures: Figures) -> Iterator[Row]:
 
 def _handling(figures: Figures) -> Iterator[Row]:
     for part, one in sorted(figures.handling.items(), key=str):
-        count, _early, *times = astuple(one)
+        count, _early, _within, *times = astuple(one)
         yield (part[1] if part[0] else None, count, *times)
 
 

@@ -31,6 +31,16 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.3g} %" if whole else ""
 
 
+def kept(part: int, whole: int) -> str:
+    """A fraction in per cent, rounded down: only if all are in it, it is 100 %."""
+    return f"{10_000 * part // whole / 100:g} %" if whole else ""
+
+
+def change(before: int, now: int) -> str:
+    """A change in per cent with its sign; empty if there was nothing before."""
+    return f"{100 * (now - before) / before:+.3g} %" if before else ""
+
+
 def instant(moment: datetime | None, zone: tzinfo) -> str:
     """A time in the zone, to the minute; empty for None."""
     return "" if moment is None else f"{moment.astimezone(zone):%Y-%m-%d %H:%M}"

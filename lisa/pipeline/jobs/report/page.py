@@ -11,7 +11,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.forecast import DAYS
 from lisa.pipeline.jobs.report.forecast_plots import ForecastPlots
-from lisa.pipeline.jobs.report.formatting import count, instant, length, share
+from lisa.pipeline.jobs.report.formatting import count, instant, kept, length, share
 from lisa.pipeline.jobs.report.page_tables import missing, page_tables
 from lisa.pipeline.jobs.report.svg import Sheet
 from lisa.pipeline.jobs.report.tables import ERROR
@@ -112,6 +112,7 @@ def _environment(figures: Figures) -> Environment:
         count=count,
         length_of=length,
         share=share,
+        kept=kept,
         instant=lambda moment: instant(moment, figures.zone),
     )
     return made

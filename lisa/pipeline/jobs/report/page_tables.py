@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.forecast import DAYS
-from lisa.pipeline.jobs.report.formatting import count, instant, length, printable, share
+from lisa.pipeline.jobs.report.formatting import (
+    change,
+    count,
+    instant,
+    kept,
+    length,
+    printable,
+    share,
+)
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 
 MOST_TOPICS = 50
@@ -56,6 +64,7 @@ def page_tables(figures: Figures) -> dict[str, Table]:
     """All tables of the page by name."""
     return {
         "gaps": _gaps(figures),
+        "weeks": _weeks(figures),
         "lateness": _lateness(figures),
         "reasons": _reasons(figures),
         "crossings": _crossings(figures),
@@ -68,12 +77,57 @@ def page_tables(figures: Figures) -> dict[str, Table]:
 def _lateness(figures: Figures) -> Table:
     """Percentiles of lateness by topic, highest p99 first."""
     ranked = _by_p99(figures.lateness)
-    titles = ["Topic", "Deliveries", "p50", "p90", "p99", "p99.9", "Maximum", "Early"]
+    slo = f"Within {length(figures.slo_us)}"
+    titles = ["Topic", "Deliveries", slo, "p50", "p90", "p99", "p99.9", "Maximum", "Early"]
     rows: list[Row] = [
-        (topic, one.count, *_lengths(one), Cell(count(one.early), "flag" if one.early else ""))
+        (
+            topic,
+            one.count,
+            kept(one.within, one.count),
+            *_lengths(one),
+            Cell(count(one.early), "flag" if one.early else ""),
+        )
         for topic, one in ranked[:MOST_TOPICS]
     ]
     return Table(f"Lateness by topic{_first(rows, ranked)}, highest p99 first.", titles, rows)
+
+
+def _weeks(figures: Figures) -> Table:
+    """The last seven days by topic, compared with the seven days before."""
+    weeks, slo = figures.weeks, f"within {length(figures.slo_us)}"
+    titles = [
+        "Topic",
+        "Accepted",
+        "Change",
+        "Handled",
+        "Change ",
+        "Garbage",
+        "p99",
+        "p99 before",
+        slo.capitalize(),
+        f"{slo.capitalize()} before",
+    ]
+    rows: list[Row] = []
+    if weeks is None:
+        return Table("", titles, rows)
+    totals = [None, *figures.totals()]
+    for topic in totals[: MOST_TOPICS + 1]:
+        cells: list[str | int | Cell] = [topic or "all topics"]
+        for name in ("sent", "handled"):
+            before, now = (weeks.count(name, week, topic) for week in (0, 1))
+            cells += [now, change(before, now)]
+        late = [weeks.late(week, topic) for week in (1, 0)]
+        cells += [
+            weeks.count("garbage", 1, topic),
+            *(length(one.p99) if one else "" for one in late),
+            *(kept(one.within, one.count) if one else "" for one in late),
+        ]
+        rows.append(cells)
+    begin, end = (
+        instant(datetime.fromtimestamp(at, UTC), figures.zone) for at in (weeks.begin, weeks.end)
+    )
+    caption = f"The seven days before {end}, and the seven days before those, from {begin}."
+    return Table(caption, titles, rows)
 
 
 def _topics(figures: Figures) -> Table:

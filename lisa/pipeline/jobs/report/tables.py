@@ -48,11 +48,13 @@ _SHOWN = {*COUNTED, "late"}
 class Percentiles:
     """Percentiles of one part in microseconds.
 
-    count: number of values. early: number of negative values, which count as 0.
+    count: number of values. early: number of negative values, which count as 0. within: number of
+        values up to the report's SLO.
     """
 
     count: int
     early: int
+    within: int
     p50: int
     p90: int
     p99: int
@@ -186,6 +188,7 @@ def percentiles(
         sf.sum("n").alias("n"),
         sf.max("most").alias("most"),
         sf.sum("early").alias("early"),
+        sf.sum("within").alias("within"),
     )
     # grouping_id has one bit per column of `names` and number, 1 if the column is aggregated.
     shapes = {
@@ -216,6 +219,7 @@ def _quantiles(union: DataFrame, key: Sequence[str]) -> DataFrame:
         ),
         sf.first("all").alias("all"),
         sf.sum("early").alias("early"),
+        sf.sum("within").alias("within"),
         sf.max("most").alias("most"),
     )
 
@@ -223,4 +227,4 @@ def _quantiles(union: DataFrame, key: Sequence[str]) -> DataFrame:
 def _row(row: Any) -> Percentiles:
     most = max(row["most"], 0)
     p50, p90, p99, p999 = (middle(row[f"q{i}"], most) for i in range(len(QUANTILES)))
-    return Percentiles(row["all"], row["early"], p50, p90, p99, p999, most)
+    return Percentiles(row["all"], row["early"], row["within"], p50, p90, p99, p999, most)
