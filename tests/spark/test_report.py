@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from pyarrow import csv, parquet
@@ -228,6 +229,27 @@ def test_counts_by_topic_and_hour(made: tuple[Report, Path], journal: Journal) -
     assert summary.handled == sum(one["handled"] for one in wanted.values())
     assert summary.garbage == sum(one["garbage"] for one in wanted.values())
     assert summary.events == len(journal.events)
+
+
+def test_a_short_report_has_steps_below_an_hour(journal: Journal) -> None:
+    found = gather(
+        journal.log(), journal.messages(), Range(), ZoneInfo("Asia/Kolkata"), [], slo=SLO
+    )
+    assert found.span is not None
+    assert found.span.step == "5 minutes"
+
+    def by_step(events: list[Row]) -> list[int]:
+        assert found.span is not None
+        counts = Counter(found.span.index(int(one["at"].timestamp())) for one in events)
+        return [counts[step] for step in range(len(found.span.edges) - 1)]
+
+    for name in ("sent", "handled", "garbage"):
+        wanted = by_step([one for one in journal.events if counted(one) == name])
+        assert found.steps(name) == wanted
+        assert sum(wanted) == found.total(name) > 0
+    late = by_step([one for one in journal.events if one["late_us"] is not None])
+    parts = [found.lateness.get((("slot",), step)) for step in range(len(late))]
+    assert [one.count if one else 0 for one in parts] == late
 
 
 def test_lateness_percentiles_are_within_the_error_bound(

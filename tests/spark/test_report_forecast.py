@@ -53,13 +53,25 @@ def seconds(zone: ZoneInfo | timezone, *parts: int) -> int:
     return int(datetime(*parts, tzinfo=zone).timestamp())  # type: ignore[misc, arg-type]
 
 
-def test_short_ranges_have_hourly_and_long_ranges_daily_steps() -> None:
+def test_steps_are_short_for_short_ranges_and_long_for_long_ones() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     first = seconds(berlin, 2026, 3, 28, 22, 40)
-    hours = span_of(first, first + 3 * 3_600, berlin, 0)
-    assert hours.step == "hour"
-    assert hours.edges[0] == seconds(berlin, 2026, 3, 28, 22)
-    assert len(hours.edges) == 5
+    for hours, step, part_s in (
+        (0, "minute", 60),
+        (2, "minute", 60),
+        (3, "5 minutes", 300),
+        (36, "15 minutes", 900),
+        (37, "hour", 3_600),
+        (20 * 24, "day", 3_600),
+    ):
+        found = span_of(first, first + hours * 3_600, berlin, 0)
+        assert (found.step, found.part_s) == (step, part_s)
+        assert found.edges[0] <= first < found.edges[1]
+        assert found.edges[-2] <= first + hours * 3_600 < found.edges[-1]
+        assert len(found.edges) <= 150
+    by_hour = span_of(first, first + 40 * 3_600, berlin, 0)
+    assert by_hour.edges[0] == seconds(berlin, 2026, 3, 28, 22)
+    assert len(by_hour.edges) == 42
     days = span_of(first, first + 20 * 86_400, berlin, 0)
     assert days.step == "day"
     # The clock goes forward on the 29th: that day has 23 hours.
@@ -86,7 +98,7 @@ def test_short_ranges_have_hourly_and_long_ranges_daily_steps() -> None:
 def test_hours_start_at_full_hours_of_the_zone(zone: ZoneInfo | timezone, shift: int) -> None:
     now = seconds(timezone.utc, 2026, 11, 21, 13, 17)  # noqa: UP017 - typed as the others are
     assert full_hour_shift(zone, now) == shift
-    edge = span_of(now, now, zone, shift).edges[0]
+    edge = span_of(now, now + 40 * 3_600, zone, shift).edges[0]
     assert datetime.fromtimestamp(edge, UTC).astimezone(zone).minute == 0
     assert edge <= now < edge + 3_600
 

@@ -138,7 +138,7 @@ def test_the_page_is_self_contained(page: Path, parsed: Plain) -> None:
 TITLES = {
     "Sent and handled": ("messages each hour", "handled", "sent"),
     "Retried and ended otherwise": ("messages each hour", "retried", "garbage"),
-    "Lateness, by hour": ("lateness", "half (p50)", "p99", "maximum"),
+    "Lateness, each hour": ("lateness", "half (p50)", "p99", "maximum"),
     "How late the messages were": ("messages", "first deliveries"),
     "Attempts until success": ("attempt that succeeded", "messages", "handled"),
     "Garbage by reason": ("messages",),

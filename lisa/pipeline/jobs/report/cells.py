@@ -29,18 +29,24 @@ _STATES = {
 }
 
 
-def log_cells(log: DataFrame, shift_s: int, slo_us: int) -> DataFrame:
-    """Counts of events by topic, hour, what, group, number and text; covers all uses of the log.
+def log_cells(log: DataFrame, shift_s: int, slo_us: int, part_s: int) -> DataFrame:
+    """Counts of events by topic, time, what, group, number and text; covers all uses of the log.
 
-    Columns: topic, hour (epoch seconds of its start), what (one of COUNTED, late, gap or other),
-    group (for handled), number (for handled: the attempt; for late: the bucket), text (for garbage:
-    the generalized reason), n, most, early and within (for late), first and last (epoch us).
+    Columns: topic, hour and part (epoch seconds of their starts), what (one of COUNTED, late, gap
+    or other), group (for handled), number (for handled: the attempt; for late: the bucket), text
+    (for garbage: the generalized reason), n, most, early and within (for late), first and last
+    (epoch us).
 
     shift_s: seconds between full hours of UTC and of the zone. slo_us: `within` counts deliveries
-    that were late by at most this many microseconds.
+    that were late by at most this many microseconds. part_s: seconds of the parts of an hour that
+    are counted separately.
     """
     state, at_us = sf.col("state"), sf.unix_micros("at")
-    hour = sf.floor((at_us - shift_s * 1_000_000) / 3_600_000_000) * 3_600 + shift_s
+
+    def start_of(size_s: int) -> Column:
+        size_us = size_s * 1_000_000
+        return sf.floor((at_us - shift_s * 1_000_000) / size_us) * size_s + shift_s
+
     what = sf.when((state == "in_flight") & sf.col("late_us").isNotNull(), "late")
     for name, counted in _STATES.items():
         what = what.when(state == name, counted)
@@ -52,7 +58,8 @@ def log_cells(log: DataFrame, shift_s: int, slo_us: int) -> DataFrame:
     text = sf.when(state == "garbage", general(sf.coalesce("reason", sf.lit("no reason given"))))
     rows = log.select(
         "topic",
-        hour.cast("long").alias("hour"),
+        start_of(3_600).cast("long").alias("hour"),
+        start_of(part_s).cast("long").alias("part"),
         what.alias("what"),
         sf.when(state == "acked", sf.col("group")).alias("group"),
         number.cast("int").alias("number"),
@@ -60,7 +67,7 @@ def log_cells(log: DataFrame, shift_s: int, slo_us: int) -> DataFrame:
         sf.when(late, sf.col("late_us")).alias("value"),
         at_us.alias("at_us"),
     )
-    return rows.groupBy("topic", "hour", "what", "group", "number", "text").agg(
+    return rows.groupBy("topic", "hour", "part", "what", "group", "number", "text").agg(
         sf.count("*").alias("n"),
         sf.max("value").alias("most"),
         sf.count_if(sf.col("value") < 0).alias("early"),

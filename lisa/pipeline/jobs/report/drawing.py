@@ -106,7 +106,9 @@ class Drawing:
 
         zone: Any = self._figures.zone
         ax.xaxis_date(zone)
-        locator = dates_any.AutoDateLocator(tz=zone, minticks=3, maxticks=5 if narrow else 9)
+        # With three ticks or more, no interval has at most five for 125 to 175 minutes.
+        ticks = {"minticks": 2, "maxticks": 5} if narrow else {"minticks": 3, "maxticks": 9}
+        locator = dates_any.AutoDateLocator(tz=zone, **ticks)
         ax.xaxis.set_major_locator(locator)
         # The date that matplotlib would print next to the axis is in the page's header.
         ax.xaxis.set_major_formatter(

@@ -14,7 +14,7 @@ from lisa.core.model.clock import datetime_ms
 from lisa.pipeline.jobs.report import tables
 from lisa.pipeline.jobs.report.cells import log_cells, message_cells
 from lisa.pipeline.jobs.report.forecast import Crossing, Demand, crossing, demands
-from lisa.pipeline.jobs.report.slots import Span, full_hour_shift, span_of
+from lisa.pipeline.jobs.report.slots import HOUR_S, Span, full_hour_shift, span_of
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
 from lisa.pipeline.jobs.report.weeks import Weeks, weeks_of
 
@@ -62,7 +62,8 @@ class Figures:
     asked: the scope. events: number of events read; `first`, `last`: their times.
     now: time of the newest change in the archive; start of the forecast.
     slo_us: the lateness in microseconds up to which a delivery is on time.
-    hours: (topic, epoch seconds of the hour, counts by COUNTED).
+    hours: (topic, epoch seconds of the hour, counts by COUNTED). parts: the same for parts of an
+        hour, if the report is short.
     weeks: the last seven days and the seven days before; None if the events span less time.
     lateness, handling: percentiles by part, see tables.percentiles.
     capacities: topic -> messages in its best hour, 95th percentile of busy hours, their number.
@@ -78,6 +79,7 @@ class Figures:
     now: datetime | None
     span: Span | None
     hours: Sequence[tuple[str, int, Mapping[str, int]]]
+    parts: Sequence[tuple[str, int, Mapping[str, int]]]
     weeks: Weeks | None
     lateness: Mapping[tuple[Any, ...], Percentiles]
     histogram: Mapping[int, int]
@@ -119,9 +121,9 @@ class Figures:
         if self.span is None:
             return []
         sums = [0] * (len(self.span.edges) - 1)
-        for name, hour, counts in self.hours:
+        for name, at, counts in self.parts:
             if topic in (None, name):
-                sums[self.span.index(hour)] += counts[what]
+                sums[self.span.index(at)] += counts[what]
         return sums
 
     def late(self, topic: str | None = None) -> Percentiles | None:
@@ -138,13 +140,21 @@ def gather(
     *,
     slo: timedelta,
 ) -> Figures:
-    """Compute all figures of a report; reads the log and the messages once each."""
+    """Compute all figures of a report; reads the log and the messages once each.
+
+    A report of less than 36 hours has steps below an hour, for which it reads the log again.
+    """
     slo_us = slo // timedelta(microseconds=1)
     near = asked.start or asked.end or datetime.now(UTC)
     shift_s = full_hour_shift(zone, int(near.timestamp()))
     with ExitStack() as kept:
-        cells = kept.enter_context(tables.cached(log_cells(asked.of_log(log), shift_s, slo_us)))
-        found = tables.tally(cells)
+
+        def counted(part_s: int) -> tuple[DataFrame, tables.EventTally]:
+            rows = log_cells(asked.of_log(log), shift_s, slo_us, part_s)
+            cells = kept.enter_context(tables.cached(rows))
+            return cells, tables.tally(cells)
+
+        cells, found = counted(HOUR_S)
         rows = message_cells(asked.of_topics(messages), _micros(asked.start), _micros(asked.end))
         lives = kept.enter_context(tables.cached(rows))
         [[changed_us]] = lives.agg(sf.max("last")).collect()
@@ -153,6 +163,8 @@ def gather(
         if found.first_us is not None and found.last_us is not None:
             first_s, last_s = found.first_us // 1_000_000, found.last_us // 1_000_000
             span = span_of(first_s, last_s, zone, shift_s)
+            if span.part_s < HOUR_S:
+                cells, found = counted(span.part_s)
             weeks = weeks_of(cells, found.hours, first_s, last_s)
         sets = [("topic", "hour"), ("topic", "slot"), ("topic",), ("slot",), ()]
         wanted = demands(lives, newest_us // 1_000_000)
@@ -169,6 +181,7 @@ def gather(
             now=_moment(newest_us or None),
             span=span,
             hours=found.hours,
+            parts=found.parts,
             weeks=weeks,
             lateness={} if span is None else tables.percentiles(cells, "late", sets, span),
             histogram=tables.histogram(cells, "late"),

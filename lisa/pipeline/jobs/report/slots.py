@@ -1,4 +1,4 @@
-"""The steps of the plots' time axis: hours, days, or 30 days, depending on the length."""
+"""The steps of the plots' time axis: from a minute to 30 days, depending on the length."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+SHORT = ((2 * 3_600, 60, "minute"), (12 * 3_600, 300, "5 minutes"), (36 * 3_600, 900, "15 minutes"))
+"""Steps below an hour: the longest time that has such steps, their seconds, and their name."""
+
+HOUR_S = 3_600
 MOST_HOURS = 8 * 24
 MOST_DAYS = 400
 
@@ -18,7 +22,12 @@ class Span:
     """Steps of a time axis. edges: epoch seconds; step i is between edges i and i + 1."""
 
     edges: tuple[int, ...]
-    step: str  # "hour", "day" or "30 days"
+    step: str  # "minute", "5 minutes", "15 minutes", "hour", "day" or "30 days"
+
+    @property
+    def part_s(self) -> int:
+        """Seconds of the parts of time that are counted for these steps: at most an hour."""
+        return next((seconds for _, seconds, name in SHORT if name == self.step), HOUR_S)
 
     def index(self, epoch_s: int) -> int:
         """The number of the step that contains a time."""
@@ -42,7 +51,12 @@ def full_hour_shift(zone: tzinfo, epoch_s: int) -> int:
 
 
 def span_of(first_s: int, last_s: int, zone: tzinfo, shift_s: int) -> Span:
-    """Steps that include both times, starting at a full hour or at midnight in the zone."""
+    """Steps that include both times, starting at a full step or at midnight in the zone."""
+    for longest, size, name in SHORT:
+        if last_s - first_s <= longest:
+            begin = (first_s - shift_s) // size * size + shift_s
+            count = (last_s - begin) // size + 1
+            return Span(tuple(begin + size * i for i in range(count + 1)), name)
     begin = (first_s - shift_s) // 3_600 * 3_600 + shift_s
     hours = (last_s - begin) // 3_600 + 1
     if hours <= MOST_HOURS:

@@ -68,6 +68,7 @@ class EventTally:
 
     events: number of all events. first_us, last_us: epoch microseconds, None without events.
     hours: (topic, epoch seconds of the hour, counts by COUNTED), ordered by hour and topic.
+    parts: the same for parts of an hour, see `cells.log_cells`.
     attempts: (topic, attempt that succeeded, messages); each group counts separately.
     capacities: topic -> messages handled in the best hour, 95th percentile of busy hours, number
         of busy hours; of the topic's slowest group.
@@ -77,6 +78,7 @@ class EventTally:
     first_us: int | None
     last_us: int | None
     hours: list[tuple[str, int, dict[str, int]]]
+    parts: list[tuple[str, int, dict[str, int]]]
     attempts: list[tuple[str, int, int]]
     capacities: dict[str, tuple[int, int, int]]
 
@@ -96,17 +98,19 @@ def tally(cells: DataFrame) -> EventTally:
     plain = cells.where("what != 'gap'").groupBy(
         "topic",
         "hour",
+        "part",
         "what",
         "group",
         sf.when(sf.col("what") == "handled", sf.col("number")).alias("attempt"),
     )
     found = plain.agg(sf.sum("n"), sf.min("first"), sf.max("last")).toArrow()
     hours: dict[tuple[int, str], dict[str, int]] = {}
+    parts: dict[tuple[int, str], dict[str, int]] = {}
     attempts: dict[tuple[str, int], int] = {}
     groups: dict[tuple[str, str | None], dict[int, int]] = {}
     events, first_us, last_us = 0, None, None
     for batch in found.to_batches(max_chunksize=10_000):
-        for topic, hour, what, group, attempt, n, first, last in zip(
+        for topic, hour, part, what, group, attempt, n, first, last in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
             events += n
@@ -114,9 +118,10 @@ def tally(cells: DataFrame) -> EventTally:
             last_us = last if last_us is None else max(last, last_us)
             if what not in _SHOWN:
                 continue
-            counts = hours.setdefault((hour, topic), dict.fromkeys(COUNTED, 0))
-            if what in counts:
-                counts[what] += n
+            for found_in, at in ((hours, hour), (parts, part)):
+                counts = found_in.setdefault((at, topic), dict.fromkeys(COUNTED, 0))
+                if what in counts:
+                    counts[what] += n
             if what == "handled":
                 key = (topic, attempt or 1)
                 attempts[key] = attempts.get(key, 0) + n
@@ -127,6 +132,7 @@ def tally(cells: DataFrame) -> EventTally:
         first_us=first_us,
         last_us=last_us,
         hours=[(topic, hour, counts) for (hour, topic), counts in sorted(hours.items())],
+        parts=[(topic, part, counts) for (part, topic), counts in sorted(parts.items())],
         attempts=[(*key, n) for key, n in sorted(attempts.items())],
         capacities=_capacities(groups),
     )
@@ -178,7 +184,7 @@ def percentiles(
     names = sorted({name for one in sets for name in one})
     hist = cells.where(sf.col("what") == what)
     if span is not None:
-        hist = hist.withColumn("slot", span.column(sf.col("hour")))
+        hist = hist.withColumn("slot", span.column(sf.col("part")))
     parts = hist.groupingSets(
         [[hist[name] for name in (*one, "number")] for one in sets],
         *(hist[name] for name in (*names, "number")),

@@ -48,8 +48,8 @@ class TrafficPlots(Drawing):
             topic or "Sent and handled",
             draw,
             height=0.78 if topic else 1,
-            alt=f"Messages of {topic or 'all topics'} by {step}: {count(sum(sent))} sent, most in "
-            f"one {step} {count(max(sent, default=0))}; {count(sum(handled))} handled, at most "
+            alt=f"Messages of {topic or 'all topics'} each {step}: {count(sum(sent))} sent, at "
+            f"most {count(max(sent, default=0))}; {count(sum(handled))} handled, at most "
             f"{count(max(handled, default=0))}.",
         )
 
@@ -107,10 +107,10 @@ class TrafficPlots(Drawing):
             else ", ".join(f"{_LABELS[name]} {length(getattr(whole, name))}" for name in names)
         )
         return self._plot(
-            topic or f"Lateness, by {self._step}",
+            topic or f"Lateness, each {self._step}",
             draw,
             height=0.78 if topic else 1,
-            alt=f"Lateness of {topic or 'all topics'} by {self._step}; over all: {said}.",
+            alt=f"Lateness of {topic or 'all topics'} each {self._step}; over all: {said}.",
         )
 
     def distribution(self) -> str:
