@@ -166,7 +166,7 @@ class _GroupEntry(Section):
     )
 
 
-_YAML_TYPES = {
+_YAML_TYPES: dict[type[kinds.OptionType], Any] = {
     kinds.DurationType: Duration,
     kinds.PolicyType: Policy,
     kinds.CountType: int,
