@@ -9,10 +9,11 @@
 --       distinct, any; known: act only on ids known here); n; the number of dues (n, or 1 for
 --       all); n each of due ('+ms' is a delay, else epoch ms), envelope;
 --       the number of ttls, then pairs of message number and ttl in ms;
---       the number of messages with own policies, then pairs of message number and policies
+--       the number of messages with own policies, then pairs of message number and policies;
+--       the topic's window by which dues were chosen (absent to skip the check)
 -- Returns {'OK', outcomes}, one letter per message: a accepted, d duplicate, r replaced, x rejected;
 --       for known: u unknown here, s settled here and to be replaced in its new shard;
---       {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
+--       {'WINDOW', window} if the topic has another window; {'FULL', live, capacity}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard
 --       follows another layout; {'GROUPS', ...}
 local token, mode, kind = ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
 local is_replacing = mode == 'replace' or mode == 'keep_live'
@@ -22,7 +23,7 @@ local ENVELOPES = DUES + due_count
 local EXTRAS = ENVELOPES + n
 local DONES = ID_KEYS + n
 local settings = call('HMGET', OPTIONS, 'capacity', 'max_body_bytes', 'paused', 'max_ready',
-  'journal', 'accepts')
+  'journal', 'accepts', 'window')
 local believed, accepts = ARGV[ARGS + 1], settings[6] or '0'
 if believed ~= '' and believed ~= accepts then return {'SHARDS'} end
 local _, now, now_up = clock()
@@ -38,6 +39,10 @@ if kind ~= 'new' or settings[1] or not common or common <= now then
   local changed = changed_groups()
   if changed then return changed end
 end
+
+local POLICIES = EXTRAS + 2 + 2 * tonumber(ARGV[EXTRAS + 1])
+local window = ARGV[POLICIES + 1 + 2 * tonumber(ARGV[POLICIES])]
+if window and window ~= (settings[7] or '') then return {'WINDOW', settings[7] or ''} end
 
 local limit = tonumber(settings[2] or DEFAULT.max_body_bytes)
 local from = #WAITING - 1 -- where ids begin in the keys of bodies: 'body:' for 'waiting'

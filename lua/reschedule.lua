@@ -4,7 +4,7 @@
 -- even if the message was delivered in the meantime.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
 -- ARGV  the layout's number ('' to skip the check);
---       n; n times id, due ('+ms' is a delay, else epoch ms)
+--       n; n times id, due ('+ms' is a delay, else epoch ms; 'ms@was' only if it waits until `was`)
 -- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'SHARDS'};
 --       {'GROUPS', ...}
 local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
@@ -40,8 +40,10 @@ for i = 1, n do
   else
     local before = tonumber(call('ZSCORE', WAITING, id) or '')
     letters[i] = not before and why_not_taken_back(id, body, true) or 's'
+    local due, was_due = string.match(ARGV[first + 2 * i], '^([^@]+)@?(%d*)$')
+    if was_due ~= '' and before ~= tonumber(was_due) then letters[i] = 'd' end
     if letters[i] == 's' then
-      local due = due_from(ARGV[first + 2 * i])
+      due = due_from(due)
       local was = before or due_in_groups(id)
       local ends = tonumber(call('ZSCORE', EXPIRY, id) or '')
       if ends and (was or due > now) then

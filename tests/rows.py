@@ -25,7 +25,10 @@ def enqueue(
     on_duplicate: OnDuplicate = OnDuplicate.KEEP,
     *,
     are_ids_new: bool = False,
+    window: str | None = "",
 ) -> Enqueue:
     """The call that sends the items."""
     ids, dues, envelopes, ttls_ms, policies = zip(*items, strict=True)
-    return Enqueue(topic, token, ids, dues, envelopes, ttls_ms, policies, on_duplicate, are_ids_new)
+    return Enqueue(
+        topic, token, ids, dues, envelopes, ttls_ms, policies, on_duplicate, are_ids_new, window
+    )

@@ -80,8 +80,8 @@ ROLES = {
     "manager": Role(
         "promotes, reclaims and sweeps messages; its metrics",
         ("absorb", "clear", "configure", "declare", "expire", "forget", "inspect", "mend",
-         "enqueue", "cancel", "promote", "prune", "purge", "reclaim", "renew", "schedule",
-         "set_layout", "trim", "undeclare"),
+         "enqueue", "cancel", "promote", "prune", "purge", "reclaim", "renew", "reschedule",
+         "schedule", "set_layout", "trim", "undeclare"),
         (*_SCHEMA, "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN",
          "HSET", "INFO", "PEXPIRE", "PING", "SCAN", "SUBSCRIBE", "TIME", "XADD", "XDEL",
          "XINFO|CONSUMERS", "XINFO|GROUPS", "XLEN", "XPENDING", "XRANGE", "XREVRANGE", "ZADD",

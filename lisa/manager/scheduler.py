@@ -111,10 +111,13 @@ class Scheduler:
         return max(self._clock.instant(head), time.monotonic() + TOO_EARLY_S)
 
     def _unlist(self, topic: str) -> None:
-        """Remove a topic without schedules from the list, unless it gets one meanwhile."""
-        key = self._store.keys.topic(topic).schedules
-        if self._store.ask("EXISTS", key):
+        """Remove a topic without schedules and wall times from the list.
+
+        The topic stays if it gets one meanwhile.
+        """
+        keys = self._store.keys.topic(topic)
+        if self._store.ask("EXISTS", keys.schedules, keys.local):
             return
         self._store.ask("ZREM", self._store.keys.scheduled, topic)
-        if self._store.ask("EXISTS", key):
+        if self._store.ask("EXISTS", keys.schedules, keys.local):
             self._store.ask("ZADD", self._store.keys.scheduled, self._clock.now_ms(), topic)

@@ -1,4 +1,4 @@
-"""Moves pending occurrences after the time zone data of this machine was updated.
+"""Moves pending occurrences and messages with a wall time after a time zone data update.
 
 A topic remembers the version of the data by which its ticks were last checked. A manager with newer
 data computes them again, a few pages at a time.
@@ -19,6 +19,7 @@ from lisa.core.store import schedules
 from lisa.core.store.schedule_reads import record_page
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.base import text
+from lisa.manager.local_times import LocalTimes
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.topic_log import TopicLog
 
@@ -55,11 +56,14 @@ class ZoneData:
         self._store = store
         self._clock = clock
         self._version = data_version() if version is None else version
+        self._local_times = LocalTimes(store, clock)
         self._cursors: dict[str, str] = {}
+        self._checked: set[str] = set()
         self._done: set[str] = set()
 
     def step(self, topics: Sequence[str]) -> None:
         """Check some pages of the next topic that is not checked yet. Raises LisaError."""
+        self._local_times.clean(topics)
         if not self._version:
             return
         self._done.intersection_update(topics)
@@ -71,13 +75,16 @@ class ZoneData:
             self._done.add(topic)
             return
         for _ in range(PAGES):
-            if self._check_page(topic):
+            if self._check_page(topic) and self._local_times.check_page(topic):
                 self._store.ask("HSET", key, FIELD, self._version)
+                self._checked.discard(topic)
                 self._done.add(topic)
                 return
 
     def _check_page(self, topic: str) -> bool:
-        """Check one page of schedules; returns whether it was the last."""
+        """Check one page of schedules; returns whether all are checked."""
+        if topic in self._checked:
+            return True
         flow = record_page(self._store, topic, self._cursors.pop(topic, None))
         records, cursor = self._store.drive(flow)
         now_ms = self._clock.now_ms()
@@ -91,6 +98,7 @@ class ZoneData:
                     "schedule %s: moved, because the time zone data changed", name
                 )
         if cursor is None:
+            self._checked.add(topic)
             return True
         self._cursors[topic] = cursor
         return False

@@ -80,6 +80,7 @@ class Single(NamedTuple):
     tail: bytes
     ttl_ms: int | None
     policy: str | None
+    has_local: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -95,6 +96,7 @@ class Encoded:
     ttls_ms: Sequence[int | None]
     policies: Sequence[str | None]
     are_ids_new: bool
+    has_local: bool = False
 
     def cut(self, start: int, end: int) -> Encoded:
         """The messages from `start` to `end`."""
@@ -106,6 +108,7 @@ class Encoded:
             self.ttls_ms[part],
             self.policies[part],
             self.are_ids_new,
+            self.has_local,
         )
 
 
@@ -115,7 +118,15 @@ def encode(plan: SendPlan, bodies: Sequence[Any]) -> Encoded:
         return combine([single(plan, body) for body in bodies])
     n, tails = len(bodies), encode_tails(bodies, plan.headers)
     ttls_ms, policies = [plan.ttl_ms] * n, [plan.policy] * n
-    return Encoded(new_ids(n), [plan.due], tails, ttls_ms, policies, are_ids_new=True)
+    return Encoded(
+        new_ids(n),
+        [plan.due],
+        tails,
+        ttls_ms,
+        policies,
+        are_ids_new=True,
+        has_local=plan.is_by_calendar,
+    )
 
 
 def single(plan: SendPlan, body: Any) -> Single:
@@ -126,17 +137,18 @@ def single(plan: SendPlan, body: Any) -> Single:
         message_id = None if body.id is None else check_id(body.id)
         body = body.body
     tail = encode_tail(body, plan.headers)
-    return Single(message_id, plan.due, tail, plan.ttl_ms, plan.policy)
+    return Single(message_id, plan.due, tail, plan.ttl_ms, plan.policy, plan.is_by_calendar)
 
 
 def combine(messages: Sequence[Single]) -> Encoded:
     """Combine individually encoded messages; generates the missing ids."""
-    own, dues, tails, ttls_ms, policies = zip(*messages, strict=True)
+    own, dues, tails, ttls_ms, policies, local = zip(*messages, strict=True)
     made = new_ids(len(own))
     are_new = own.count(None) == len(own)
     ids = made if are_new else [a or b for a, b in zip(own, made, strict=True)]
     alike = dues.count(dues[0]) == len(dues)
-    return Encoded(ids, dues[:1] if alike else dues, tails, ttls_ms, policies, are_new)
+    dues = dues[:1] if alike else dues
+    return Encoded(ids, dues, tails, ttls_ms, policies, are_new, True in local)
 
 
 def calls(
@@ -161,6 +173,8 @@ def calls(
             part.policies,
             on_duplicate,
             part.are_ids_new,
+            "",
+            part.has_local,
         )
 
 
@@ -187,7 +201,7 @@ def fitting(lengths: Iterable[int], size: int = MOST) -> int:
 def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enqueue:
     """The script call that sends a single message."""
     token = new_token()
-    message_id, due, tail, ttl_ms, policy = message
+    message_id, due, tail, ttl_ms, policy, has_local = message
     return Enqueue(
         topic,
         token,
@@ -198,6 +212,8 @@ def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enque
         [policy],
         on_duplicate,
         message_id is None,
+        "",
+        has_local,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, time, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lisa.core.model.clock import parse_zone
@@ -20,6 +20,7 @@ from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
+    from lisa.core.model.windows.window import Window
     from lisa.core.store.inspection import FoundMessage
 
 
@@ -34,7 +35,11 @@ class Flows(Sending):
         delay: timedelta | str | None = None,
         at: datetime | None = None,
         at_ms: int | None = None,
+        at_local: datetime | time | str | None = None,
         tz: tzinfo | str | None = None,
+        fold: int | None = None,
+        business_days: int | None = None,
+        window: Window | str | None = None,
         id: str | None = None,  # noqa: A002  the name that users expect
         ttl: timedelta | str | None = None,
         retry: RetryDelays | None = None,
@@ -42,7 +47,7 @@ class Flows(Sending):
         headers: Mapping[str, str] | None = None,
         on_duplicate: OnDuplicate | str = OnDuplicate.KEEP,
     ) -> Flow[str]:
-        """Send one message and return its id. Without `delay`, `at` or `at_ms` it is due now.
+        """Send one message and return its id. Without a due time it is due now.
 
         body: JSON values, msgspec structs, dataclasses, pydantic models, str or bytes.
         delay: a timedelta or text ("30m"), counted from the server's clock, so the client's clock
@@ -50,6 +55,14 @@ class Flows(Sending):
         at: an aware datetime, or a naive one in `tz` or else the producer's zone. A time in the
             past is due now; more than ten years ago is refused as a mistake.
         at_ms: epoch milliseconds, an integer. Fractions of a millisecond are rounded up.
+        at_local: a wall time in `tz`, as in "2026-12-24T09:00": the message is due when that clock
+            shows it, also if the zone's rules change until then. A time that a change of the clock
+            skips is due at the end of the gap; of a time that occurs twice, `fold=1` selects the
+            second.
+        business_days: with `at_local="10:00"`: at that time on the n-th business day after today;
+            0 is today or the next one. The days on which `window` opens, else Monday to Friday.
+        window: when the message may be handed over, as in "mon-fri 9-17"; outside it, the
+            message moves to the next opening. It takes precedence over the topic's window.
         id: a custom id of 1 to 256 bytes. Sending the same id again adds nothing while the message
             is live and for the topic's retention afterwards. Default: a new, time-ordered id.
         ttl: how long after its due time the message is still worth handling; timedelta or text.
@@ -68,7 +81,11 @@ class Flows(Sending):
             delay=delay,
             at=at,
             at_ms=at_ms,
+            at_local=at_local,
             tz=tz,
+            fold=fold,
+            business_days=business_days,
+            window=window,
             ttl=ttl,
             retry=retry,
             late=late,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, NamedTuple, TypedDict
+from datetime import time as time_of_day
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import msgspec
 
@@ -23,6 +24,9 @@ from lisa.core.model.late import LatePolicy, message_policy, own_late, split_pol
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
 
+if TYPE_CHECKING:
+    from lisa.core.model.windows.window import Window
+
 RetryDelays = RetryPolicy | Sequence[timedelta | str] | str
 """A policy, a list of delays, or text: `"0,0,2m"`. Empty means no retries."""
 
@@ -39,7 +43,11 @@ class SendOptions(TypedDict, total=False):
     delay: timedelta | str | None
     at: datetime | None
     at_ms: int | None
+    at_local: datetime | time_of_day | str | None
     tz: tzinfo | str | None
+    fold: int | None
+    business_days: int | None
+    window: Window | str | None
     ttl: timedelta | str | None
     retry: RetryDelays | None
     late: Late | None
@@ -47,7 +55,22 @@ class SendOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate | str
 
 
+_BY_CALENDAR = ("at_local", "fold", "business_days", "window")
+"""Options that `lisa.core.model.windows` resolves. Sends without them do not import it."""
+
 _OPTIONS = frozenset(SendOptions.__annotations__)
+_DUES = ("delay", "at", "at_ms", "at_local")
+_DIFFERENCES = (
+    *_DUES,
+    "tz",
+    "fold",
+    "business_days",
+    "window",
+    "ttl",
+    "retry",
+    "late",
+    "headers",
+)
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -69,6 +92,22 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     retry: RetryDelays | None = None
     late: Late | None = None
     headers: Mapping[str, str] | None = None
+    at_local: datetime | time_of_day | str | None = None
+    tz: tzinfo | str | None = None
+    fold: int | None = None
+    business_days: int | None = None
+    window: Window | str | None = None
+
+    @property
+    def is_by_calendar(self) -> bool:
+        """Whether the message names a wall time, a window or a zone of its own."""
+        return (
+            self.at_local is not None
+            or self.window is not None
+            or self.business_days is not None
+            or self.tz is not None
+            or self.fold is not None
+        )
 
 
 class SendPlan(NamedTuple):
@@ -80,6 +119,10 @@ class SendPlan(NamedTuple):
     headers: bytes = b"0000"
     on_duplicate: OnDuplicate = OnDuplicate.KEEP
     zone: tzinfo | None = None
+    options: SendOptions | None = None
+    """The options as they were given."""
+    is_by_calendar: bool = False
+    """Whether a wall time or a window is among them."""
 
     @classmethod
     def of(cls, options: SendOptions, zone: tzinfo | None) -> SendPlan:
@@ -95,17 +138,26 @@ class SendPlan(NamedTuple):
             )
         tz = options.get("tz")
         zone = parse_zone(tz) if tz is not None else zone
+        due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
+        headers = options.get("headers")
+        is_by_calendar = any(options.get(name) is not None for name in _BY_CALENDAR)
+        if is_by_calendar:
+            due, headers = _placed(options, due, zone)
         return cls(
-            due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone) or NOW,
+            due or NOW,
             _ttl_ms(options.get("ttl")),
             _policy(options.get("retry"), options.get("late")),
-            encode_headers(options.get("headers")),
+            encode_headers(headers),
             _on_duplicate(options.get("on_duplicate", OnDuplicate.KEEP)),
             zone,
+            options,
+            is_by_calendar,
         )
 
     def with_differences(self, message: Outgoing) -> SendPlan:
         """The plan of one message that overrides the call's options. Raises InvalidMessage."""
+        if self.is_by_calendar or message.is_by_calendar:
+            return self._by_calendar(message)
         # `_replace` is slower, which matters for ten million messages.
         return SendPlan(
             due_text(message.delay, message.at, message.at_ms, self.zone) or self.due,
@@ -114,6 +166,7 @@ class SendPlan(NamedTuple):
             self.headers if message.headers is None else encode_headers(message.headers),
             self.on_duplicate,
             self.zone,
+            self.options,
         )
 
     def _policy_of(self, message: Outgoing) -> str | None:
@@ -124,6 +177,25 @@ class SendPlan(NamedTuple):
         return message_policy(
             retry if message.retry is None else own_retry, late if own is None else own
         )
+
+    def _by_calendar(self, message: Outgoing) -> SendPlan:
+        """The plan of one message if a wall time or a window is involved. Raises InvalidMessage."""
+        options: dict[str, Any] = {**(self.options or {})}
+        own = {name: getattr(message, name) for name in _DIFFERENCES}
+        if any(own[name] is not None for name in _DUES):
+            for name in (*_DUES, "fold", "business_days"):
+                options.pop(name, None)
+        options.update({name: value for name, value in own.items() if value is not None})
+        return SendPlan.of(cast(SendOptions, options), self.zone)
+
+
+def _placed(
+    options: SendOptions, due: str | None, zone: tzinfo | None
+) -> tuple[str, Mapping[str, str]]:
+    """The due time and the headers by a wall time and a window. Raises InvalidMessage."""
+    from lisa.core.model.windows.placing import clock_ms, place  # late: few programs use it
+
+    return place(options, due, zone, clock_ms())
 
 
 def due_text(

@@ -18,7 +18,7 @@ from lisa.core.store.manager_watch import ManagerWatch
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import ById
 from lisa.core.transitions.cancel import Cancel, Cancelled
-from lisa.core.transitions.enqueue import Enqueue, OnDuplicate
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from lisa.producer.calls import Encoded, Single, calls, encode, single, single_call
 from lisa.producer.plan import Outgoing, SendOptions, SendPlan
@@ -52,6 +52,7 @@ class Sending:
         self._is_layout_known = False
         self._registered: dict[str, float] = {}
         self._opened: set[str] = set()
+        self._windows: dict[str, str] = {}
         self._watch = ManagerWatch(store)
 
     def _write(self, call: ById[T], ids: Sequence[str]) -> Flow[list[T]]:
@@ -61,6 +62,27 @@ class Sending:
         except NotReplicated as error:
             error.ids = tuple(ids)
             raise
+
+    def _put(self, call: Enqueue) -> Flow[list[Sent]]:
+        """Send the messages of one call, in the topic's window if it has one."""
+        if not self._windows and not call.has_local:
+            try:
+                return (yield from self._write(call, call.ids))
+            except WindowChanged as error:
+                self._windows[call.topic] = error.window
+        from lisa.core.store.placing import enqueue_placed  # late: few topics have windows
+
+        return (
+            yield from enqueue_placed(
+                call, self._windows, self._note_local, lambda one: self._write(one, one.ids)
+            )
+        )
+
+    def _note_local(self, call: Enqueue) -> Flow[None]:
+        """List the messages with a wall time, which managers follow."""
+        from lisa.core.store.placing import note_local  # late: few programs send such messages
+
+        yield from note_local(self._store, call)
 
     def _open(self) -> Flow[None]:
         """Before the first call, check that this build can read the server's schema."""
@@ -110,7 +132,7 @@ class Sending:
             yield from self._open_to_send(topic)
         size = self._store.batch_size(topic, Enqueue)
         for call in calls(topic, on_duplicate, messages, size, token):
-            report.add(call.ids, (yield from self._write(call, call.ids)))
+            report.add(call.ids, (yield from self._put(call)))
 
     def _send_many(
         self, topic: str, plan: SendPlan, bodies: Sequence[Any], report: SendReport
@@ -129,7 +151,7 @@ class Sending:
         if self._is_to_be_registered(topic):
             yield from self._open_to_send(topic)
         call = single_call(topic, on_duplicate, message)
-        (outcome,) = yield from self._write(call, call.ids)
+        (outcome,) = yield from self._put(call)
         return SendOutcome(call.ids[0], outcome)
 
     def _send_body(

@@ -67,6 +67,9 @@ class _Recording(Sending):
         assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls
         return _answer([self._move(call.topic, *item) for item in call.items])
 
+    def _note_local(self, _call: Enqueue) -> Flow[None]:
+        return _answer(None)
+
     def _accept(self, call: Enqueue, message: SentMessage) -> Sent:
         key = (message.topic, message.id)
         outcome = Sent.ACCEPTED

@@ -154,7 +154,7 @@ def test_new_ids_pass_only_the_first_tombstone_key() -> None:
 def test_ttls_and_policies_are_passed_as_numbered_pairs() -> None:
     items = [Item("a", "1", b"", 5), Item("b", "2", b"", None, "0"), Item("c", "3", b"", 7)]
     _, arguments = enqueue(TOPIC, "token", items).build(Keys().topic(TOPIC), (), "test@here:1")
-    assert arguments[-8:] == [2, 1, 5, 3, 7, 1, 2, "0"]
+    assert arguments[-9:] == [2, 1, 5, 3, 7, 1, 2, "0", ""]
 
 
 def test_the_preludes_header_names_the_keys_in_their_order() -> None:

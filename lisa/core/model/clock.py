@@ -12,6 +12,7 @@ import operator
 import re
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
 from typing import SupportsIndex
 
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -188,6 +189,29 @@ def parse_zone(value: object) -> tzinfo:
         raise InvalidMessage(
             f"unknown time zone {text!r}; write a name like 'Asia/Shanghai' or an offset '+08:00'"
         ) from None
+
+
+@lru_cache(maxsize=1024)
+def zone_of(name: str) -> tzinfo:
+    """The time zone of a name, cached. Raises InvalidMessage."""
+    return parse_zone(name)
+
+
+def zone_name(zone: tzinfo | str | None) -> str:
+    """The name under which a zone is stored, `UTC` for None. Raises InvalidMessage."""
+    if zone is None:
+        return "UTC"
+    parse_zone(zone)
+    if isinstance(zone, str):
+        return zone.strip()
+    key = getattr(zone, "key", None)
+    if key:
+        return str(key)
+    offset = zone.utcoffset(None)
+    if offset is None:
+        raise InvalidMessage(f"tz={zone!r} has no name; pass text like 'Europe/Berlin'")
+    minutes = offset // timedelta(minutes=1)
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
 
 def human(ms: int) -> str:

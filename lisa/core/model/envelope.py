@@ -262,6 +262,16 @@ def decode_content(data: bytes) -> tuple[Any, dict[str, str]]:
     return decode_body(envelope.kind, envelope.body), envelope.headers
 
 
+def headers_of(data: bytes) -> dict[str, str]:
+    """The headers of an envelope, whose body may be cut off; none if they cannot be read."""
+    if data[11:HEAD_BYTES] == b"0000":
+        return {}
+    try:
+        return _header_decoder.decode(data[HEAD_BYTES : HEAD_BYTES + int(data[11:HEAD_BYTES], 16)])
+    except (ValueError, msgspec.DecodeError):
+        return {}
+
+
 def fence_of(data: bytes) -> str:
     """`Envelope.fence` of an envelope that may be damaged."""
     return data[1:10].decode("utf-8", "replace")

@@ -117,6 +117,7 @@ class TopicKeys:
         self.confirm = self.root + "confirm"
         self.schedules = self.root + "schedules"
         self.ticks = self.root + "ticks"
+        self.local = self.root + "local"
         self._body = self.root + "body:"
         self._done = self.root + "done:"
         self._reply = self.root + "reply:"

@@ -128,6 +128,32 @@ class FlagType(OptionType):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WindowType(OptionType):
+    """A window as text, or None, stored as ""."""
+
+    @property
+    def bounds(self) -> str:
+        return "a window, or none"
+
+    def encode(self, value: object) -> str:
+        if value is None or value in ("", "none"):
+            return ""
+        # Late: few topics have a window.
+        from lisa.core.model.windows.placing import check_topic_window
+
+        return check_topic_window(value)
+
+    def decode(self, text: str) -> str | None:
+        return text or None
+
+    def plain(self, value: str | None) -> str:
+        return value or "none"
+
+    def show(self, value: str | None) -> str:
+        return value or "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PolicyType(OptionType):
     """A retry policy, stored in its encoded form."""
 

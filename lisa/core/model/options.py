@@ -25,6 +25,7 @@ from lisa.core.model.option_types import (
     OptionType,
     PolicyType,
     RampType,
+    WindowType,
 )
 from lisa.core.model.retry_policy import DEFAULT_POLICY, MAX_DELAY, RetryPolicy
 from lisa.core.model.sharding import MOST_SHARDS
@@ -155,6 +156,13 @@ class TopicOptions:
         default=timedelta(days=90),
         kind=DurationType(timedelta(milliseconds=1), MAX_DELAY),
         text="How long garbage (the dead-letter list) is kept before a manager purges it.",
+    )
+    window: str | None = _option(
+        default=None,
+        kind=WindowType(),
+        text="When messages may be handed over, as in `mon-fri 9-17; tz=Europe/Berlin`. Outside "
+        "these hours they move to the next opening.",
+        example="mon-sat 8-20; not holidays DE; tz=@timezone|Europe/Berlin",
     )
     journal: bool = _option(
         default=False,

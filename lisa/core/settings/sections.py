@@ -173,6 +173,7 @@ _YAML_TYPES: dict[type[kinds.OptionType], Any] = {
     kinds.FlagType: bool,
     kinds.LateType: LateField,
     kinds.RampType: Annotated[InstanceOf[Ramp], BeforeValidator(Ramp.parse)],
+    kinds.WindowType: str,
 }
 
 

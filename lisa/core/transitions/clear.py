@@ -32,7 +32,7 @@ class Clear(Transition[bool]):
         return self.groups
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
-        own = (keys.schedules, keys.ticks) if self.is_whole_topic else ()
+        own = (keys.schedules, keys.ticks, keys.local) if self.is_whole_topic else ()
         return (keys.history, keys.archived, keys.confirm, *own)
 
     def args(self) -> Sequence[Argument]:

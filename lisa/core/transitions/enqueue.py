@@ -34,6 +34,14 @@ class Sent(StrEnum):
     REJECTED = "rejected"
 
 
+class WindowChanged(InvalidMessage):
+    """The topic has another window than the caller knew; nothing was sent."""
+
+    def __init__(self, window: str) -> None:
+        super().__init__(f"the topic's window changed to {window!r} during the send; try again")
+        self.window = window
+
+
 _KNOWN = {"u": Elsewhere.UNKNOWN, "s": Elsewhere.SETTLED}
 _OUTCOMES = {"a": Sent.ACCEPTED, "d": Sent.DUPLICATE, "r": Sent.REPLACED, "x": Sent.REJECTED}
 
@@ -52,6 +60,9 @@ class Enqueue(ById[Sent]):
 
     dues: '+<ms>' for a delay, else epoch ms in decimal; one per message, or one for all.
     ttls_ms, policies: None for a message without its own value; empty if no message has one.
+    window: the topic's window by which `dues` were chosen; WindowChanged if the topic has another.
+        None to skip this check: consumers check the window at hand-over anyway.
+    has_local: whether an envelope may have the header of a wall time, which managers follow.
     are_ids_new: the ids were generated for this call. If the first one is known, the call is a
         repeat, so the script need not check the others.
     """
@@ -70,6 +81,8 @@ class Enqueue(ById[Sent]):
     policies: Sequence[str | None] = ()
     on_duplicate: OnDuplicate = OnDuplicate.KEEP
     are_ids_new: bool = False
+    window: str | None = None
+    has_local: bool = False
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         body, done, ids = keys.body(""), keys.done(""), self.ids
@@ -94,6 +107,7 @@ class Enqueue(ById[Sent]):
             *self.envelopes,
             *_numbered(self.ttls_ms),
             *_numbered(self.policies),
+            *(() if self.window is None else (self.window,)),
         ]
 
     @property
@@ -121,6 +135,8 @@ class Enqueue(ById[Sent]):
                 f"topic {self.topic!r} holds {reply[1]} live messages and allows at most "
                 f"{reply[2]} (its option capacity); this call sent nothing"
             )
+        if reply[0] == b"WINDOW":
+            raise WindowChanged(text(reply[1]))
         if reply[0] == b"LARGE":
             raise InvalidMessage(
                 f"the body of message {self.ids[reply[1] - 1]!r} has {reply[2]} bytes; "

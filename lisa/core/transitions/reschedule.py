@@ -22,7 +22,10 @@ class Rescheduled(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reschedule(Recorded, ById[Rescheduled]):
-    """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal."""
+    """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal.
+
+    '<ms>@<ms>' applies only if the message waits until the second instant; else it is DONE.
+    """
 
     script: ClassVar[str] = "reschedule"
     steps: ClassVar[int] = 8

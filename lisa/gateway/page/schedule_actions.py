@@ -7,9 +7,9 @@ from datetime import datetime, tzinfo
 from starlette.responses import Response
 
 from lisa.admin.schedules import count_ticks
-from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.clock import datetime_ms, ms_datetime, zone_of
 from lisa.core.model.errors import InvalidMessage, ScheduleChanged, TopicFull
-from lisa.core.model.recurring.definition import Record, check_name, zone_of
+from lisa.core.model.recurring.definition import Record, check_name
 from lisa.core.store import schedule_reads
 from lisa.gateway.access import Scope
 from lisa.gateway.page import schedule_forms

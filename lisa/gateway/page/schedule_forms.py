@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from lisa.core.model.clock import ms_datetime
+from lisa.core.model.clock import ms_datetime, zone_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
@@ -17,7 +17,6 @@ from lisa.core.model.recurring.definition import (
     Overlap,
     ScheduleDefinition,
     body_of,
-    zone_of,
 )
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.store import schedule_reads

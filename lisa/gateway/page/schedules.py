@@ -8,9 +8,9 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from lisa.admin.schedules import PastTick, past
-from lisa.core.model.clock import ms_datetime
+from lisa.core.model.clock import ms_datetime, zone_of
 from lisa.core.model.envelope import Envelope
-from lisa.core.model.recurring.definition import Record, ScheduleDefinition, check_name, zone_of
+from lisa.core.model.recurring.definition import Record, ScheduleDefinition, check_name
 from lisa.core.redis.flow import Flow
 from lisa.core.store import schedule_reads
 from lisa.core.store.store import Store

@@ -45,16 +45,28 @@ def next_instant(pattern: CronPattern, zone: tzinfo, after_s: int, *, skips: boo
     return None
 
 
+def wall_instant(zone: tzinfo, local: datetime, fold: int = 0) -> int:
+    """The instant at which the wall clock shows `local`, in epoch seconds.
+
+    A time in a gap gives the end of the gap. Of a time that occurs twice, `fold` chooses one.
+    """
+    if fold:
+        second = _epoch(local) - _offset_at(zone, local, 1)
+        if _wall(zone, second) == local:
+            return second
+    return _instant(zone, local)[0]
+
+
 def _next_elapsed(pattern: CronPattern, zone: tzinfo, after_s: int) -> int | None:
     """The first instant after `after_s` at which the wall clock matches."""
-    seen_s, offset = after_s, _offset(zone, after_s)  # the offset holds at seen_s
+    seen_s, offset = after_s, offset_s(zone, after_s)  # the offset holds at seen_s
     while True:
         wall = datetime.fromtimestamp(after_s + offset, UTC).replace(tzinfo=None)
         local = next(_local_times(pattern, wall), None)
         if local is None:
             return None
         instant = _epoch(local) - offset
-        change = _change(zone, seen_s, min(instant, seen_s + NEAR_S))
+        change = first_change(zone, seen_s, min(instant, seen_s + NEAR_S))
         if change is not None:
             # The wall clock changes first: look again from there, with the new offset.
             after_s, seen_s = change - 1, change
@@ -63,18 +75,18 @@ def _next_elapsed(pattern: CronPattern, zone: tzinfo, after_s: int) -> int | Non
         else:
             # Nothing matches before, whatever the clock's changes: continue shortly before it.
             after_s = seen_s = max(seen_s + 1, instant - NEAR_S)
-        offset = _offset(zone, seen_s)
+        offset = offset_s(zone, seen_s)
 
 
-def _change(zone: tzinfo, after_s: int, until_s: int) -> int | None:
+def first_change(zone: tzinfo, after_s: int, until_s: int) -> int | None:
     """The first instant after `after_s`, at most `until_s`, with another offset; None if none."""
-    before = _offset(zone, after_s)
-    if _offset(zone, until_s) == before:
+    before = offset_s(zone, after_s)
+    if offset_s(zone, until_s) == before:
         return None
     low, high = after_s, until_s
     while high - low > 1:
         middle = (low + high) // 2
-        if _offset(zone, middle) == before:
+        if offset_s(zone, middle) == before:
             low = middle
         else:
             high = middle
@@ -88,7 +100,7 @@ def _instant(zone: tzinfo, local: datetime) -> tuple[int, bool]:
         return first, True
     # In a gap, fold=1 gives an instant before the change.
     earlier = _epoch(local) - _offset_at(zone, local, 1)
-    change = _change(zone, earlier - 1, first)
+    change = first_change(zone, earlier - 1, first)
     return (first if change is None else change), False
 
 
@@ -96,7 +108,8 @@ def _wall(zone: tzinfo, instant_s: int) -> datetime:
     return datetime.fromtimestamp(instant_s, zone).replace(tzinfo=None, fold=0)
 
 
-def _offset(zone: tzinfo, instant_s: int) -> int:
+def offset_s(zone: tzinfo, instant_s: int) -> int:
+    """The offset of a zone from UTC at an instant, in seconds."""
     return _seconds(datetime.fromtimestamp(instant_s, zone).utcoffset())
 
 

@@ -8,7 +8,13 @@ from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 from typing import TypedDict, TypeVar
 
-from lisa.core.model.clock import datetime_ms, duration_ms, named_duration, parse_zone
+from lisa.core.model.clock import (
+    datetime_ms,
+    duration_ms,
+    named_duration,
+    parse_zone,
+    zone_name,
+)
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.recurring.definition import (
@@ -60,7 +66,7 @@ def define(
             f"{', '.join(known)}"
         )
     named_zone = options.get("tz")
-    name = _zone_name(named_zone if named_zone is not None else zone)
+    name = zone_name(named_zone if named_zone is not None else zone)
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
     retry, late = options.get("retry"), options.get("late")
@@ -103,23 +109,6 @@ def _count(count: object) -> int | None:
 
 def _ms(name: str, value: timedelta | str | None) -> int | None:
     return None if value is None else duration_ms(named_duration(name, value))
-
-
-def _zone_name(zone: tzinfo | str | None) -> str:
-    """The name under which a schedule stores its zone. Raises InvalidMessage."""
-    if zone is None:
-        return "UTC"
-    parse_zone(zone)
-    if isinstance(zone, str):
-        return zone.strip()
-    key = getattr(zone, "key", None)
-    if key:
-        return str(key)
-    offset = zone.utcoffset(None)
-    if offset is None:
-        raise InvalidMessage(f"tz={zone!r} has no name; pass text like 'Europe/Berlin'")
-    minutes = offset // timedelta(minutes=1)
-    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
 
 def _instant(name: str, moment: datetime | str | None, zone: str) -> int | None:

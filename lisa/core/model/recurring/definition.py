@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
-from lisa.core.model.clock import human, ms_datetime, parse_zone
+from lisa.core.model.clock import human, ms_datetime, zone_of
 from lisa.core.model.envelope import (
     decode_body,
     encode_body,
@@ -238,12 +238,6 @@ def body_of(definition: ScheduleDefinition) -> Any:
 def pattern_of(cron: str) -> CronPattern:
     """The parsed pattern. Raises ConfigError."""
     return parse_cron(cron)
-
-
-@lru_cache(maxsize=1024)
-def zone_of(name: str) -> Any:
-    """The time zone. Raises InvalidMessage."""
-    return parse_zone(name)
 
 
 def _check_template(definition: ScheduleDefinition) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from lisa.core.model.clock import MAX_DUE_MS
+from lisa.core.model.clock import MAX_DUE_MS, zone_of
 from lisa.core.model.recurring.calendar import next_instant
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
@@ -18,7 +18,6 @@ from lisa.core.model.recurring.definition import (
     Record,
     ScheduleDefinition,
     pattern_of,
-    zone_of,
 )
 
 ON_TIME_MS = 10_000

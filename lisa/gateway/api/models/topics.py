@@ -13,6 +13,7 @@ from lisa.core.model.option_types import (
     LateType,
     PolicyType,
     RampType,
+    WindowType,
 )
 from lisa.core.model.options import OPTIONS, Option
 from lisa.gateway.api.models.base import Answer, DurationText, Limit, Name, Request
@@ -24,6 +25,7 @@ _GIVEN = {
     FlagType: bool,
     LateType: dict[str, str] | str,
     RampType: str,
+    WindowType: str,
 }
 _SHOWN = {
     DurationType: str,
@@ -32,6 +34,7 @@ _SHOWN = {
     FlagType: bool,
     LateType: str,
     RampType: str,
+    WindowType: str,
 }
 
 

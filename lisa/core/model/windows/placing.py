@@ -1,0 +1,175 @@
+"""Chooses the due time of a message from a wall time and a window, and explains the choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from lisa.core.model.clock import parse_zone, zone_name, zone_of
+from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
+from lisa.core.model.windows.openings import require_opening, wall_time
+from lisa.core.model.windows.window import Window, open_spans, parse
+
+WINDOW_HEADER = "lisa-window"
+"""The header with a message's own window. `open.lua` looks for it by this name."""
+
+
+class Placed(NamedTuple):
+    """A due time for a script ('+<ms>' or epoch ms), and the headers that record its origin."""
+
+    due: str
+    headers: dict[str, str]
+
+
+def place(options: Mapping[str, Any], due: str | None, zone: Any, now_ms: int) -> Placed:
+    """Resolve the options `at_local`, `fold`, `business_days` and `window` of a send.
+
+    due: what the other options say, or None. zone: the option `tz`, or else the producer's zone.
+    Raises InvalidMessage; ConfigError for holidays without their library.
+    """
+    given = dict(options.get("headers") or {})
+    headers: dict[str, str] = {}
+    window = own_window(options.get("window"), zone, given)
+    at_local, business_days = options.get("at_local"), options.get("business_days")
+    if at_local is None:
+        if business_days is not None or options.get("fold") is not None:
+            raise InvalidMessage("business_days and fold need at_local, as in at_local='10:00'")
+    else:
+        if due is not None:
+            raise InvalidMessage("give one of delay, at, at_ms and at_local; they contradict")
+        if zone is None and window is not None:
+            zone = window.tz
+        local = local_time(
+            at_local,
+            zone,
+            fold=options.get("fold"),
+            business_days=business_days,
+            window=window,
+            now_ms=now_ms,
+        )
+        headers[LOCAL_HEADER] = str(local)
+        due = str(local.due_ms)
+    due = due or "+0"
+    if window is not None:
+        headers = {WINDOW_HEADER: str(window), **headers}
+        due = moved(due, window, now_ms)
+    return Placed(due, {**headers, **given})
+
+
+def own_window(text: object, zone: Any, headers: Mapping[str, str]) -> Window | None:
+    """A message's own window with a fixed zone: its own, the header's, `zone`, or else UTC."""
+    if text is None:
+        return None
+    window = parse(text)
+    if window.tz and not window.zone_header:
+        return window
+    return for_message(window, headers, "UTC" if zone is None else zone_name(zone))
+
+
+def for_message(window: Window, headers: Mapping[str, str], default: str = "UTC") -> Window:
+    """The window in the zone that applies to a message with these headers."""
+    named = headers.get(window.zone_header, "") if window.zone_header else ""
+    if named:
+        try:
+            parse_zone(named)
+        except InvalidMessage:
+            named = ""
+    return window.in_zone(named or window.tz or default)
+
+
+def window_of(headers: Mapping[str, str], topic_window: str) -> Window | None:
+    """The window of a stored message: its own or else the topic's; None without a readable one.
+
+    Raises ConfigError if it names holidays and the library is not installed.
+    """
+    text = headers.get(WINDOW_HEADER) or topic_window
+    if not text:
+        return None
+    try:
+        return for_message(parse(text), headers)
+    except ConfigError:
+        raise
+    except InvalidMessage:
+        return None
+
+
+def check_topic_window(value: object) -> str:
+    """The text of a topic's window, which opens within 400 days. Raises InvalidMessage."""
+    window = parse(value)
+    require_opening(for_message(window, {}), clock_ms())
+    return str(window)
+
+
+def moved(due: str, window: Window, now_ms: int) -> str:
+    """A due time for a script, moved to the next opening if the window is closed then.
+
+    A delay is taken from the caller's clock for this; the hand-over is checked by Redis's clock.
+    """
+    at_ms = now_ms + int(due[1:]) if due.startswith("+") else int(due)
+    at_ms = max(at_ms, now_ms)
+    opens_ms = require_opening(window, at_ms).opens_ms
+    return due if opens_ms == at_ms else str(opens_ms)
+
+
+def due_again(headers: Mapping[str, str], topic_window: str, now_ms: int) -> int | None:
+    """The due time of a message with a wall time, by this machine's zone data; None without one."""
+    local = LocalTime.of_headers(headers)
+    if local is None:
+        return None
+    window = window_of(headers, topic_window)
+    if window is None:
+        return local.due_ms
+    return int(moved(str(local.due_ms), window, now_ms))
+
+
+def explain(due: str, headers: Mapping[str, str], topic_window: str, now_ms: int) -> list[str]:
+    """Why a message is due when it is: one line per step. Raises InvalidMessage."""
+    local = LocalTime.of_headers(headers)
+    at_ms = now_ms + int(due[1:]) if due.startswith("+") else int(due)
+    lines = []
+    if local is not None:
+        at_ms = local.due_ms
+        shown = wall_time(at_ms, zone_of(local.tz))
+        lines.append(f"{local}: {_utc(at_ms)}")
+        if shown.replace(microsecond=0) != local.wall.replace(microsecond=0):
+            lines.append(f"that time is skipped by a change of the clock; the gap ends at {shown}")
+    else:
+        lines.append(f"asked for: {_utc(at_ms)}")
+    window = window_of(headers, topic_window)
+    if window is None:
+        return [*lines, "no window applies"]
+    whose = "the message's" if WINDOW_HEADER in headers else "the topic's"
+    lines.append(f"{whose} window: {window}")
+    return [*lines, *_why_closed(window, max(at_ms, now_ms))]
+
+
+def _why_closed(window: Window, at_ms: int) -> list[str]:
+    zone, opening = zone_of(window.tz or "UTC"), require_opening(window, at_ms)
+    wall, lines = wall_time(at_ms, zone), []
+    if opening.opens_ms == at_ms:
+        return [f"open at {wall:%a %Y-%m-%d %H:%M}"]
+    lines.append(f"closed at {wall:%a %Y-%m-%d %H:%M}: {_why(window, wall)}")
+    until = wall_time(opening.opens_ms, zone)
+    day = wall.date() + timedelta(days=1)
+    while day < until.date() and len(lines) < 20:
+        if not open_spans(window, day):
+            lines.append(f"closed on {day:%a %Y-%m-%d}: {window.why_day_closed(day)}")
+        day += timedelta(days=1)
+    shown = f"{until:%a %Y-%m-%d %H:%M} {window.tz or 'UTC'}"
+    return [*lines, f"opens at {shown}: {_utc(opening.opens_ms)}"]
+
+
+def _why(window: Window, wall: Any) -> str:
+    return window.why_closed_at(wall.date(), wall.hour * 60 + wall.minute) or "closed"
+
+
+def _utc(at_ms: int) -> str:
+    return f"{wall_time(at_ms, zone_of('UTC')).isoformat()}Z"
+
+
+def clock_ms() -> int:
+    """This machine's clock in epoch milliseconds."""
+    return time.time_ns() // 1_000_000

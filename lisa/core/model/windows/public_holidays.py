@@ -1,0 +1,59 @@
+"""Public holidays from the library `holidays`, the optional extra of the same name."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from lisa.core.model.errors import ConfigError, InvalidMessage
+
+_CALENDAR = re.compile(r"([A-Z]{2,3})(?:-([A-Z0-9]{1,6}))?")
+
+
+class Calendar(NamedTuple):
+    """A country, by its ISO code, and one of its subdivisions; "" for none."""
+
+    country: str
+    subdivision: str
+
+    def __str__(self) -> str:
+        return f"{self.country}-{self.subdivision}" if self.subdivision else self.country
+
+
+def parse_calendar(text: str) -> Calendar:
+    """A calendar from `DE` or `DE-BE`. Raises InvalidMessage, and ConfigError without the extra."""
+    found = _CALENDAR.fullmatch(text.upper())
+    if not found:
+        raise InvalidMessage(
+            f"window: {text!r} is no country; write its ISO code and perhaps a subdivision, as in "
+            "'not holidays DE-BE'"
+        )
+    calendar = Calendar(found[1], found[2] or "")
+    _dates_of(calendar)
+    return calendar
+
+
+@lru_cache(maxsize=16_384)
+def holiday_name(calendar: Calendar, day: date) -> str:
+    """The name of a date's holiday; "" if the date is none. Raises what `parse_calendar` raises."""
+    return str(_dates_of(calendar).get(day) or "")
+
+
+@lru_cache(maxsize=256)
+def _dates_of(calendar: Calendar) -> Any:
+    """The library's mapping of dates to names. It adds a year when one of its dates is read."""
+    try:
+        import holidays
+    except ImportError:
+        raise ConfigError(
+            f"the window names holidays of {calendar}, which need the library holidays: "
+            "pip install 'lisa-delay-queue[holidays]'"
+        ) from None
+    try:
+        return holidays.country_holidays(calendar.country, subdiv=calendar.subdivision or None)
+    except NotImplementedError:
+        raise InvalidMessage(
+            f"window: the library holidays has no country or subdivision {calendar}"
+        ) from None

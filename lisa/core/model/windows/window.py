@@ -1,0 +1,283 @@
+"""The definition of a window: on which days and at which hours messages may be handed over.
+
+    mon-fri 9-17; sat 10:00-14:00; not holidays DE-BE; not 2026-12-24; tz=Europe/Berlin
+
+Parts without `not` open the window; without any it is open except where a part with `not` closes
+it. An hour range that ends at or before its start continues on the next day.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+from functools import lru_cache
+
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.windows.public_holidays import Calendar, holiday_name, parse_calendar
+
+DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAY = 24 * 60
+LONGEST_TEXT = 500
+
+_TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?")
+_LONG_NAMES = {
+    name: number
+    for number, names in enumerate(
+        ("mon monday", "tue tues tuesday", "wed wednesday", "thu thurs thursday", "fri friday",
+         "sat saturday", "sun sunday")
+    )
+    for name in names.split()
+}  # fmt: skip
+
+Span = tuple[int, int]
+"""From a minute of the day, included, to a later one, excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Hours on some weekdays (0 is Monday). A span that ends after 1440 continues the next day."""
+
+    days: frozenset[int]
+    spans: tuple[Span, ...]
+    text: str = field(compare=False)
+
+    def on(self, day: date) -> Iterable[Span]:
+        """The minutes of a date that the rule covers."""
+        weekday = day.weekday()
+        for start, end in self.spans:
+            if weekday in self.days:
+                yield start, min(end, DAY)
+            if end > DAY and (weekday - 1) % 7 in self.days:
+                yield 0, end - DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A parsed window. `str` gives its text, which `parse` reads again.
+
+    opens, closes: hours that are open, and hours that are closed although `opens` has them.
+    dates: first and last date of periods that are closed. calendars: holidays that are closed.
+    tz: the zone; "" for none. With a field, `tz` applies to messages without that header.
+    zone_header: the header of a message that names its zone; "" for none.
+    """
+
+    opens: tuple[Rule, ...] = ()
+    closes: tuple[Rule, ...] = ()
+    dates: tuple[tuple[date, date], ...] = ()
+    calendars: tuple[Calendar, ...] = ()
+    tz: str = ""
+    zone_header: str = ""
+
+    def __str__(self) -> str:
+        parts = [rule.text for rule in self.opens]
+        parts += [f"not {rule.text}" for rule in self.closes]
+        parts += [f"not holidays {calendar}" for calendar in self.calendars]
+        for first, last in self.dates:
+            parts.append(f"not {first}" + (f"..{last}" if last != first else ""))
+        if self.zone_header:
+            parts.append(f"tz=@{self.zone_header}" + (f"|{self.tz}" if self.tz else ""))
+        elif self.tz:
+            parts.append(f"tz={self.tz}")
+        return "; ".join(parts) or "always"
+
+    def in_zone(self, tz: str) -> Window:
+        """The same window in a fixed zone."""
+        return replace(self, tz=tz, zone_header="")
+
+    def why_closed_on(self, day: date) -> str:
+        """Why a whole date is closed, if a date or a holiday closes it; else ""."""
+        for first, last in self.dates:
+            if first <= day <= last:
+                return f"not {first}" + (f"..{last}" if last != first else "")
+        for calendar in self.calendars:
+            name = holiday_name(calendar, day)
+            if name:
+                return f"holiday in {calendar}: {name}"
+        return ""
+
+    def why_day_closed(self, day: date) -> str:
+        """Why a date has no open minute."""
+        if why := self.why_closed_on(day):
+            return why
+        if self.opens and not any(any(rule.on(day)) for rule in self.opens):
+            return f"outside {'; '.join(rule.text for rule in self.opens)}"
+        closing = [rule.text for rule in self.closes if any(rule.on(day))]
+        return ", ".join(f"not {text}" for text in closing)
+
+    def why_closed_at(self, day: date, minute: int) -> str:
+        """Why a minute of a date is closed; "" if it is open."""
+        if why := self.why_closed_on(day):
+            return why
+        for rule in self.closes:
+            if any(start <= minute < end for start, end in rule.on(day)):
+                return f"not {rule.text}"
+        for rule in self.opens:
+            if any(start <= minute < end for start, end in rule.on(day)):
+                return ""
+        return f"outside {'; '.join(rule.text for rule in self.opens)}" if self.opens else ""
+
+
+def parse(text: object) -> Window:
+    """A window from its text. Raises InvalidMessage that names the part and the fix.
+
+    Raises ConfigError if it names holidays, and the extra `holidays` is not installed.
+    """
+    if isinstance(text, Window):
+        return text
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidMessage(
+            f"a window is text, as in 'mon-fri 9-17; not 12:00-13:00', not {text!r}"
+        )
+    if len(text) > LONGEST_TEXT:
+        raise InvalidMessage(f"a window has at most {LONGEST_TEXT} characters")
+    return _parsed(" ".join(text.split()))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Window:
+    window = Window()
+    for part in filter(None, map(str.strip, text.split(";"))):
+        window = _with_part(window, part)
+    return window
+
+
+def _with_part(window: Window, part: str) -> Window:
+    lowered = part.lower()
+    if lowered == "always":
+        return window
+    if lowered.startswith("tz="):
+        return _with_zone(window, part[3:].strip())
+    if not lowered.startswith("not "):
+        return replace(window, opens=(*window.opens, _rule(part)))
+    what = part[4:].strip()
+    if what.lower().startswith("holidays"):
+        calendar = parse_calendar(what[len("holidays") :].strip())
+        return replace(window, calendars=(*window.calendars, calendar))
+    if re.match(r"\d{4}-", what):
+        return replace(window, dates=(*window.dates, _dates(what)))
+    return replace(window, closes=(*window.closes, _rule(what)))
+
+
+def _with_zone(window: Window, given: str) -> Window:
+    if window.tz or window.zone_header:
+        raise InvalidMessage("a window has one tz=")
+    header, name = "", given
+    if given.startswith("@"):
+        header, _, name = given[1:].partition("|")
+        if not header:
+            raise InvalidMessage("tz=@ names a header, as in tz=@timezone|Europe/Berlin")
+    if name or not header:
+        parse_zone(name)
+    return replace(window, tz=name, zone_header=header)
+
+
+def _dates(text: str) -> tuple[date, date]:
+    first, dots, last = text.partition("..")
+    try:
+        period = (date.fromisoformat(first), date.fromisoformat(last if dots else first))
+    except ValueError:
+        raise InvalidMessage(
+            f"window: {text!r} is no date; write 2026-12-24 or 2026-12-24..2027-01-02"
+        ) from None
+    if period[1] < period[0]:
+        raise InvalidMessage(f"window: the period {text!r} ends before it begins")
+    return period
+
+
+def _rule(text: str) -> Rule:
+    words = text.lower().split()
+    days = words.pop(0) if words and words[0][0].isalpha() else ""
+    if len(words) > 1 or not (days or words):
+        raise InvalidMessage(
+            f"window: cannot read {text!r}; write days and hours, as in 'mon-fri 9:00-17:30'"
+        )
+    spans = tuple(_span(span) for span in words[0].split(",")) if words else ((0, DAY),)
+    shown = " ".join(filter(None, (days, *words)))
+    return Rule(_days(days) if days else frozenset(range(7)), spans, shown)
+
+
+def _days(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for item in text.split(","):
+        if item == "daily":
+            found.update(range(7))
+            continue
+        first, dash, last = item.partition("-")
+        start, end = _day(first), _day(last if dash else first)
+        found.update((start + i) % 7 for i in range((end - start) % 7 + 1))
+    return frozenset(found)
+
+
+def _day(name: str) -> int:
+    try:
+        return _LONG_NAMES[name]
+    except KeyError:
+        raise InvalidMessage(
+            f"window: {name!r} is no day; use {', '.join(DAY_NAMES)} or daily"
+        ) from None
+
+
+def _span(text: str) -> Span:
+    first, dash, last = text.partition("-")
+    start, end = _minute(first), _minute(last) if dash else -1
+    if start < 0 or end < 0 or start == DAY:
+        raise InvalidMessage(f"window: {text!r} is no range of hours; write 9-17 or 9:00-17:30")
+    if start == end:
+        raise InvalidMessage(f"window: {text!r} begins and ends at the same time")
+    return start, end if end > start else end + DAY
+
+
+def _minute(text: str) -> int:
+    """The minute of the day; -1 if the text is none."""
+    found = _TIME.fullmatch(text)
+    minute = int(found[1]) * 60 + int(found[2] or 0) if found else -1
+    return minute if minute <= DAY else -1
+
+
+@lru_cache(maxsize=16_384)
+def open_spans(window: Window, day: date) -> tuple[Span, ...]:
+    """The minutes of a date at which the window is open, in order and apart from each other."""
+    if window.why_closed_on(day):
+        return ()
+    spans = [(0, DAY)]
+    if window.opens:
+        spans = _merged(span for rule in window.opens for span in rule.on(day))
+    for start, end in _merged(span for rule in window.closes for span in rule.on(day)):
+        spans = [
+            piece
+            for s, e in spans
+            for piece in ((s, min(e, start)), (max(s, end), e))
+            if piece[0] < piece[1]
+        ]
+    return tuple(spans)
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def business_day_after(window: Window, day: date, count: int) -> date | None:
+    """The date `count` open dates after `day`; with 0, `day` itself or the next open date.
+
+    None if there is none within 400 days.
+    """
+    left = count
+    for ahead in range(0 if count == 0 else 1, 401):
+        try:
+            one = day + timedelta(days=ahead)
+        except OverflowError:
+            return None
+        if open_spans(window, one):
+            left -= 1
+            if left <= 0:
+                return one
+    return None

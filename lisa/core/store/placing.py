@@ -1,0 +1,80 @@
+"""Sends in the window of a topic, and keeps the list of messages with a wall time.
+
+Managers follow these messages when the time zone data of their machine changes. The list, a sorted
+set of ids by due time in the topic's own slot, is written before the messages: entries that turn
+out to be unused, or whose time has come, are removed by managers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from lisa.core.model.envelope import headers_of
+from lisa.core.model.windows.local_time import LOCAL_HEADER
+from lisa.core.model.windows.placing import WINDOW_HEADER, clock_ms, moved, window_of
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.store import Store
+from lisa.core.transitions.enqueue import Enqueue, Sent, WindowChanged
+
+MOST_CHANGES = 5
+"""How often a topic's window may change during one send."""
+
+
+def enqueue_placed(
+    call: Enqueue,
+    windows: dict[str, str],
+    note: Callable[[Enqueue], Flow[None]],
+    write: Callable[[Enqueue], Flow[list[Sent]]],
+) -> Flow[list[Sent]]:
+    """Send the messages of a call with due times in the topic's window.
+
+    windows: the windows of topics, as far as known. note: lists messages with a wall time. Raises
+    what `write` raises, and InvalidMessage if the topic's window does not open within 400 days.
+    """
+    for left in reversed(range(MOST_CHANGES)):
+        placed = in_window(call, windows.get(call.topic, ""))
+        if call.has_local:
+            yield from note(placed)
+        try:
+            return (yield from write(placed))
+        except WindowChanged as error:
+            if not left:
+                raise
+            windows[call.topic] = error.window
+            if not error.window:
+                del windows[call.topic]
+    raise AssertionError  # the last round returned or raised
+
+
+def in_window(call: Enqueue, window: str) -> Enqueue:
+    """The call with the due times of messages without their own window moved to openings."""
+    if not window:
+        return call
+    now_ms, dues = clock_ms(), list[str]()
+    for due, envelope in _messages(call):
+        headers = headers_of(envelope)
+        applies = None if WINDOW_HEADER in headers else window_of(headers, window)
+        dues.append(due if applies is None else moved(due, applies, now_ms))
+    alike = dues.count(dues[0]) == len(dues)
+    return replace(call, dues=dues[:1] if alike else dues, window=window)
+
+
+def note_local(store: Store, call: Enqueue) -> Flow[None]:
+    """List the messages of a call that have a wall time, and announce the topic to managers."""
+    members: list[str | int] = []
+    for message_id, (due, envelope) in zip(call.ids, _messages(call), strict=True):
+        if LOCAL_HEADER in headers_of(envelope):
+            members += (int(due), message_id)
+    if members:
+        add: Command = ("ZADD", store.keys.topic(call.topic).local, *members)
+        yield from store.command(*add)
+        now = int(time.time() * 1000)
+        yield from store.command("ZADD", store.keys.scheduled, "NX", now, call.topic)
+
+
+def _messages(call: Enqueue) -> Iterator[tuple[str, bytes]]:
+    """Due time and envelope of each message."""
+    dues = call.dues if len(call.dues) == len(call.ids) else list(call.dues) * len(call.ids)
+    return zip(dues, call.envelopes, strict=True)

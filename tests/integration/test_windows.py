@@ -1,0 +1,161 @@
+"""Local due times and windows with real producers, managers and consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Manager, Producer
+from lisa.admin import deletion, topics
+from lisa.core.model.windows import local_time as local_times
+from lisa.core.transitions.configure import Configure
+from lisa.manager.server_clock import ServerClock
+from lisa.manager.zone_data import ZoneData
+from tests.producers import Either
+from tests.roles import Cast
+from tests.servers import wait_until
+from tests.shards import ORDERS
+
+if TYPE_CHECKING:
+    from tests.shards import Split
+
+pytestmark = pytest.mark.timeout(120)
+
+TOPIC = "orders"
+HOUR_MS = 3_600_000
+CHRISTMAS_MS = 1_924_300_800_000
+"""2030-12-24T00:00Z, 09:00 in Tokyo; a Tuesday."""
+
+
+@pytest.fixture
+def cast(redis_url: str) -> Iterator[Cast]:
+    cast = Cast(redis_url).declare()
+    yield cast
+    cast.store.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def producer(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Either]:
+    either = Either(request.param, redis_url)
+    yield either
+    either.close()
+
+
+def waiting(cast: Cast) -> dict[str, int]:
+    pairs = cast.store.ask("ZRANGE", cast.keys.waiting, 0, -1, "WITHSCORES")
+    return {pairs[i].decode(): int(pairs[i + 1]) for i in range(0, len(pairs), 2)}
+
+
+def zone_check(cast: Cast, version: str) -> None:
+    clock = ServerClock()
+    clock.sample(cast.store)
+    ZoneData(cast.store, clock, version).step([TOPIC])
+
+
+def test_a_wall_time_is_due_when_that_clock_shows_it(producer: Either, cast: Cast) -> None:
+    tokyo: dict[str, Any] = {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
+    producer.send(TOPIC, 1, id="a", **tokyo)
+    producer.send(TOPIC, 1, id="b", **tokyo, window="mon-fri 10-11")
+    assert waiting(cast) == {"a": CHRISTMAS_MS, "b": CHRISTMAS_MS + HOUR_MS}
+    listed = cast.store.ask("ZRANGE", cast.keys.local, 0, -1, "WITHSCORES")
+    assert listed == [b"a", b"%d" % CHRISTMAS_MS, b"b", b"%d" % (CHRISTMAS_MS + HOUR_MS)]
+    assert cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC)
+    seen = producer.ask("get", TOPIC, "b")
+    assert seen.headers == {
+        "lisa-window": "mon-fri 10-11; tz=Asia/Tokyo",
+        "lisa-local": "2030-12-24T09:00 Asia/Tokyo",
+    }
+
+
+def test_messages_move_when_the_time_zone_data_changes(
+    redis_url: str, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old data is an hour off."""
+    with Producer(redis_url) as producer:
+        options: dict[str, Any] = {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
+        with monkeypatch.context() as old:
+            real = local_times.zone_of
+            old.setattr(local_times, "zone_of", lambda _: real("+08:00"))
+            producer.send(TOPIC, 1, id="moves", ttl="1h", **options)
+            producer.send(TOPIC, 1, id="late", **options, window="11-12")
+            producer.send(TOPIC, 1, id="rescheduled", **options)
+            producer.send(TOPIC, 1, id="cancelled", **options)
+        producer.send(TOPIC, 1, id="other", at_ms=CHRISTMAS_MS + HOUR_MS)
+        producer.reschedule(TOPIC, "rescheduled", at_ms=CHRISTMAS_MS + 5)
+        producer.cancel(TOPIC, "cancelled")
+        assert waiting(cast)["moves"] == CHRISTMAS_MS + HOUR_MS
+        zone_check(cast, "2026a")
+        moved = {
+            "moves": CHRISTMAS_MS,
+            "late": CHRISTMAS_MS + 2 * HOUR_MS,
+            "rescheduled": CHRISTMAS_MS + 5,
+            "other": CHRISTMAS_MS + HOUR_MS,
+        }
+        assert waiting(cast) == moved
+        assert int(cast.store.ask("ZSCORE", cast.keys.expiry, "moves")) == CHRISTMAS_MS + HOUR_MS
+        assert cast.store.ask("HGET", cast.keys.options, "zones") == b"2026a"
+        # The same data changes nothing, and the next version moves them again.
+        with monkeypatch.context() as newer:
+            newer.setattr(local_times, "zone_of", lambda _: real("+10:00"))
+            zone_check(cast, "2026a")
+            assert waiting(cast) == moved
+            zone_check(cast, "2026b")
+            assert waiting(cast)["moves"] == CHRISTMAS_MS - HOUR_MS
+            assert waiting(cast)["rescheduled"] == CHRISTMAS_MS + 5
+
+
+def test_past_wall_times_leave_the_list_and_the_topic_is_unlisted(
+    redis_url: str, cast: Cast
+) -> None:
+    with Producer(redis_url) as producer:
+        producer.send(TOPIC, 1, at_local="2025-01-01T09:00", tz="UTC")
+    assert cast.store.ask("ZCARD", cast.keys.local) == 1
+    manager = Manager(redis_url)
+    manager.start()
+    try:
+        wait_until(lambda: not cast.store.ask("EXISTS", cast.keys.local))
+        wait_until(lambda: not cast.store.ask("ZSCORE", cast.store.keys.scheduled, TOPIC))
+    finally:
+        manager.stop()
+
+
+def test_the_deletion_of_a_topic_deletes_the_list(redis_url: str, cast: Cast) -> None:
+    with Producer(redis_url) as producer:
+        producer.send(TOPIC, 1, id="a", at_local="2030-12-24T09:00", tz="UTC")
+        producer.cancel(TOPIC, "a")
+    cast.store.drive(deletion.delete(cast.store, TOPIC))
+    assert not cast.store.ask("EXISTS", cast.keys.local)
+
+
+def test_a_topics_window_moves_due_times_at_the_send(producer: Either, cast: Cast) -> None:
+    cast.store.call(Configure(TOPIC, {"window": "12-13; tz=@zone|UTC"}))
+    producer.send(TOPIC, 1, id="berlin", at_ms=CHRISTMAS_MS, headers={"zone": "Europe/Berlin"})
+    producer.send(TOPIC, 1, id="utc", at_ms=CHRISTMAS_MS)
+    producer.send(TOPIC, 1, id="own", at_ms=CHRISTMAS_MS, window="always")
+    assert waiting(cast) == {
+        "berlin": CHRISTMAS_MS + 11 * HOUR_MS,
+        "utc": CHRISTMAS_MS + 12 * HOUR_MS,
+        "own": CHRISTMAS_MS,
+    }
+    # Producers notice that the option changed, and was removed.
+    cast.store.call(Configure(TOPIC, {"window": "14-15"}))
+    producer.send(TOPIC, 1, id="changed", at_ms=CHRISTMAS_MS)
+    assert waiting(cast)["changed"] == CHRISTMAS_MS + 14 * HOUR_MS
+    cast.store.call(Configure(TOPIC, {"window": ""}))
+    producer.send(TOPIC, 1, id="removed", at_ms=CHRISTMAS_MS)
+    assert waiting(cast)["removed"] == CHRISTMAS_MS
+
+
+def test_a_window_applies_to_every_shard(split: Split) -> None:
+    split.into(3)
+    split.store.drive(topics.set_options(split.store, TOPIC, {"window": "12-13"}))
+    with Producer(split.url) as producer:
+        assert producer.send_many(TOPIC, range(40), at_ms=CHRISTMAS_MS).accepted == 40
+    dues = [
+        due
+        for shard in split.layout.active(ORDERS)
+        for due in split.store.ask("ZRANGE", split.keys(shard).waiting, 0, -1, "WITHSCORES")[1::2]
+    ]
+    assert dues == [b"%d" % (CHRISTMAS_MS + 12 * HOUR_MS)] * 40
