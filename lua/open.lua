@@ -1,29 +1,50 @@
--- open: right after XREADGROUP: reads the bodies and the time of delivery by Redis's clock.
+-- open: right after XREADGROUP: reads the bodies and the time of delivery by Redis's clock; or,
+-- outside a message's window: in flight -> retry, until the window opens.
 -- Guarantee: an entry is opened only while the index names it. An entry whose message is gone is
 -- cleared and never delivered; if the topic is paused, entries return to ready as new entries. A call
 -- reads at most BYTES_PER_CALL of bodies, or one larger body: it opens the first entries, and the
 -- caller calls again for the rest. A repeated call returns the same and is not journaled twice. A late
 -- caller names its consumer: leases that the consumer still holds restart in the same step, so that
--- no message is reclaimed right before it is handled.
+-- no message is reclaimed right before it is handled. A message with a window is opened only if the
+-- caller knows when the window closes, and only before that instant by Redis's clock.
 -- KEYS  the prelude's, the call's record among them, then for each entry: body
 -- ARGV  own group's number; own ack timeout in ms or '' for the topic's; the consumer whose leases
---       restart, or ''; n; n each of id, entry
--- Returns {'OK', now in us, ack timeout in ms, paused 0/1, past-ttl letters (x or -), body or
---       false for each opened entry}; {'GROUPS', ...}
+--       restart, or ''; n; n each of id, entry, closes, opens (the last two may be absent: epoch ms by
+--       which the message must be handed over, and when its window opens next; '' without a window)
+-- Returns {'OK', now in us, ack timeout in ms, paused 0/1, letters (x past its ttl, w outside its
+--       window, or -), body or false for each opened entry}; {'WINDOW'} if a message may have a
+--       window, and the caller gave none; {'GROUPS', ...}
 local changed = changed_groups()
 if changed then return changed end
 
 local group = groups[tonumber(ARGV[ARGS + 1])]
 local own_timeout, late, n = ARGV[ARGS + 2], ARGV[ARGS + 3], tonumber(ARGV[ARGS + 4])
 local ID, ENTRY = ARGS + 4, ARGS + 4 + n
+local CLOSES, OPENS = ENTRY + n, ENTRY + 2 * n
+local knows_windows = #ARGV > CLOSES + 1
 n = count_within_budget(ID_KEYS + 1, 1, n)
 local us, now = clock()
-local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused', 'journal')
+local settings = call('HMGET', OPTIONS, 'ack_timeout', 'paused', 'journal', 'window')
 local timeout = own_timeout ~= '' and own_timeout or settings[1] or DEFAULT.ack_timeout
 local paused = settings[2] == '1'
 local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 local found = call('MGET', unpack(KEYS, ID_KEYS + 1, ID_KEYS + n))
 local has_ttls = call('EXISTS', EXPIRY) == 1
+
+-- Whether the headers name a window; most messages have none, which the length alone shows.
+local function has_window(envelope)
+  local length = string.sub(envelope, 12, 15)
+  if length == '0000' then return false end
+  local headers = string.sub(envelope, 16, 15 + (tonumber(length, 16) or 0))
+  return string.find(headers, '"lisa-window":', 1, true)
+end
+
+if not knows_windows and not paused then
+  if settings[4] and settings[4] ~= '' then return {'WINDOW'} end
+  for i = 1, n do
+    if found[i] and has_window(found[i]) then return {'WINDOW'} end
+  end
+end
 
 if late ~= '' then
   begin_freeing()
@@ -50,7 +71,7 @@ local function tell(i, state)
   events[#events + 1] = event
 end
 
-local is_plain = own_timeout == '' and not paused and not has_ttls
+local is_plain = own_timeout == '' and not paused and not has_ttls and not knows_windows
 for i = 1, n do is_plain = is_plain and found[i] and indexed[i] == ARGV[ENTRY + i] end
 if is_plain then
   if journaled then
@@ -62,6 +83,7 @@ if is_plain then
 end
 
 local letters, gone, gone_ids, kept = {}, {}, {}, {}
+local away, away_entries, closes, opens = {}, {}, {}, {}
 for i = 1, n do
   letters[i] = '-'
   if indexed[i] ~= ARGV[ENTRY + i] or not found[i] then
@@ -74,10 +96,18 @@ for i = 1, n do
     end
     found[i] = false
   else
-    kept[#kept + 1] = i
     if has_ttls then
       local ends = call('ZSCORE', EXPIRY, ARGV[ID + i])
       if ends and tonumber(ends) <= now then letters[i] = 'x' end
+    end
+    local until_ms = knows_windows and not paused and tonumber(ARGV[CLOSES + i])
+    if until_ms and now >= until_ms and letters[i] == '-' then
+      letters[i], found[i] = 'w', false
+      local k = #away + 1
+      away[k], away_entries[k] = ARGV[ID + i], ARGV[ENTRY + i]
+      closes[k], opens[k] = until_ms, tonumber(ARGV[OPENS + i])
+    else
+      kept[#kept + 1] = i
     end
     local state = paused and 'ready' or letters[i] == '-' and 'in_flight'
     if journaled and state then tell(i, state) end
@@ -88,6 +118,13 @@ if #gone > 0 then
   drop_entries(group, gone_ids, gone)
   if #gone_ids > 0 then forget_failures(group, gone_ids) end
   count('cleared', #gone, group)
+end
+if #away > 0 then
+  begin_freeing()
+  local _, told = end_outside(group, away, away_entries, closes, opens)
+  if settings[3] == '1' then
+    for _, event in ipairs(told) do events[#events + 1] = event end
+  end
 end
 if paused and #kept > 0 then
   begin_freeing()

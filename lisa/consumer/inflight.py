@@ -15,6 +15,7 @@ from lisa.core.model.message import Message
 from lisa.core.model.outcomes import Discard, Retry, reason_of, text_of
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.ack import Settlement
+from lisa.core.transitions.open import Limits
 
 
 class Cancellable(Protocol):
@@ -33,6 +34,8 @@ class Held(msgspec.Struct, eq=False):
     lease_ends: when the manager may reclaim the delivery, as far as known. Once reclaimed, 0 if no
         handler runs, else infinite: the outcome of the handler will count as late.
     ended: the handler has finished, or the delivery was dropped.
+    limits: of the message's window, if it has one; `closes`: when it may have closed by Redis's
+        clock, in `time.monotonic` seconds. No handler starts from then on.
     overdue: the handler exceeded its timeout; leases of such handlers are not renewed.
     """
 
@@ -45,6 +48,8 @@ class Held(msgspec.Struct, eq=False):
     started: float = 0.0
     ended: bool = False
     overdue: bool = False
+    limits: Limits | None = None
+    closes: float = math.inf
     task: Cancellable | None = None
 
     @property
@@ -56,6 +61,11 @@ class Held(msgspec.Struct, eq=False):
     def is_running(self) -> bool:
         """Whether a handler runs."""
         return bool(self.started) and not self.ended
+
+    def close_at(self, limits: Limits, at_us: int, at: float) -> None:
+        """Record the message's window; Redis's clock showed `at_us` at or after `at`."""
+        self.limits = limits
+        self.closes = at + limits.closes_ms / 1e3 - at_us / 1e6
 
     def begin(self, now: float) -> None:
         """Record that a handler runs."""

@@ -16,6 +16,7 @@ from lisa.consumer.outcomes import Outcomes
 from lisa.consumer.prefetch import Pace
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.thread_queue import ThreadQueue
+from lisa.consumer.window_end import defer, note_limits
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening, StreamRead, from_entries
 from lisa.core.model.errors import LisaError, ServerUnavailable
@@ -139,7 +140,10 @@ class Subscription:
         self.leases.use_ack_timeout(opened.ack_timeout_ms / 1000)
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)
-        return self._take(entries[:count], opened, read.read_at, leased_at), count
+        taken = self._take(entries[:count], opened, read.read_at, leased_at)
+        if opened.limits:
+            note_limits(self.leases.held, entries, opened, now)
+        return taken, count
 
     def _take(
         self, entries: Sequence[Entry], opened: Opened, read_at: float, leased_at: float
@@ -169,10 +173,13 @@ class Subscription:
         self.unstarted.put_all(work)
 
     def start(self, held: Held, now: float) -> bool:
-        """Mark a delivery as running; returns False if its lease ended while it waited.
+        """Mark a delivery as running; False if its lease ended or its window closed meanwhile.
 
         If the server does not answer, the delivery is released later.
         """
+        if now >= held.closes:
+            defer(self, held)
+            return False
         try:
             is_lost = now > held.lease_ends and not self.leases.renew(held)
         except ServerUnavailable:
@@ -286,14 +293,15 @@ class Subscription:
                 left = receipts[receipts.index(some[0]) :]  # further calls would time out too
                 if not self.closing.is_set():
                     self.unreleased.put_all(left)
-                self._not_released(len(left), error)
+                self.not_released(len(left), error)
                 return False
             except LisaError as error:
-                self._not_released(len(some), error)
+                self.not_released(len(some), error)
                 released = False
         return released
 
-    def _not_released(self, count: int, error: LisaError) -> None:
+    def not_released(self, count: int, error: LisaError) -> None:
+        """Log deliveries that could not be released."""
         again = "trying again" if self.unreleased else "redelivered when their leases expire"
         what = "topic %s: %d messages could not be released (%s): %s"
         log.warning(what, self.shard, count, error, again)

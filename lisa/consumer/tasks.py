@@ -17,6 +17,7 @@ from lisa.consumer.invoke import on_batch, on_message_async
 from lisa.consumer.loop_watch import LoopWatch
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
+from lisa.consumer.window_end import defer
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive
@@ -119,7 +120,7 @@ class HandlerTasks:
 
     async def _run_one(self, sub: Subscription, plan: HandlerPlan, held: Held) -> None:
         began = time.monotonic()
-        if held.lease_ends <= began and not await self._renewed(sub, held):
+        if not await self._is_startable(sub, held, began):
             return
         held.begin(began)
         outcome = await on_message_async(plan, held)
@@ -132,7 +133,7 @@ class HandlerTasks:
         began = time.monotonic()
         started = []
         for held in deliveries_of(work):
-            if held.lease_ends > began or await self._renewed(sub, held):
+            if await self._is_startable(sub, held, began):
                 held.begin(began)
                 started.append(held)
         if not started:
@@ -145,8 +146,16 @@ class HandlerTasks:
         self._measure(sub, began, len(started))
 
     @staticmethod
-    async def _renewed(sub: Subscription, held: Held) -> bool:
-        """Renew a lease that has ended; drops the delivery if that is impossible."""
+    async def _is_startable(sub: Subscription, held: Held, now: float) -> bool:
+        """Renew a lease that has ended; drops the delivery if that is impossible.
+
+        A delivery whose window has closed is moved until it opens.
+        """
+        if now >= held.closes:
+            await asyncio.to_thread(defer, sub, held)
+            return False
+        if held.lease_ends > now:
+            return True
         if await asyncio.to_thread(sub.leases.renew, held):
             return True
         sub.leases.drop(held)

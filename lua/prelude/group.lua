@@ -96,6 +96,37 @@ local function drop_entries(group, ids, entries)
   if #ids > 0 then call('HDEL', group.entries, unpack(ids)) end
 end
 
+-- Ends deliveries of messages that are outside their windows, without counting an attempt: until
+-- the window opens they wait in the group's retry. If the clock is not between `closes` and `opens`,
+-- they return to ready instead, as new entries. Returns a letter for each, and their events.
+local function end_outside(group, ids, entries, closes, opens)
+  local _, now = clock()
+  local fields, failed = read_entries(group, entries), failed_attempts(group, ids) or {}
+  local retry_head, earliest = head(group.retry), nil
+  local letters, events, again, back, dues, counts = {}, {}, {}, {}, {}, {}
+  for i, id in ipairs(ids) do
+    local before = tonumber(failed[i] or 0) or 0
+    if closes[i] <= now and now < opens[i] then
+      letters[i], earliest = 'w', math.min(earliest or opens[i], opens[i])
+      again[#again + 1], again[#again + 2] = int(opens[i]), id
+      events[i] = {id, 'retry', group.name, before, 'due', int(opens[i]), 'reason', 'outside its window'}
+    else
+      local k = #back + 1
+      letters[i], back[k], counts[k] = 'y', id, before
+      dues[k] = fields[i] and field(fields[i], 'due') or int(now)
+      events[i] = {id, 'ready', group.name, before + 1, 'due', dues[k], 'reason', 'released'}
+    end
+  end
+  if #again > 0 then call('ZADD', group.retry, unpack(again)) end
+  drop_entries(group, ids, entries)
+  add_ready(group, back, dues, counts)
+  call('ZREM', group.leases, unpack(ids))
+  count('deferred', #again / 2, group)
+  count('released', #back, group)
+  if earliest and (not retry_head or earliest < retry_head) then wake() end
+  return letters, events
+end
+
 -- Deletes what a group stores about ids besides their state; usually there is nothing.
 local function forget_failures(group, ids)
   if call('EXISTS', group.attempts, group.reasons, group.leases) == 0 then return end

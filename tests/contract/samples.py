@@ -12,12 +12,13 @@ from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.clear import Clear
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.forget import Forget
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.mend import Mend
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.prune import Prune
 from lisa.core.transitions.pull import Pull
@@ -151,6 +152,12 @@ SAMPLES: dict[str, Sample] = {
         ids=("c1", "c2"),
         takes_batches=False,
     ),
+    "defer": Sample(
+        make=lambda by, ids: Defer(TOPIC, "lisa", [Outside(*by.receipt(m), 1, FAR) for m in ids]),
+        state=BUSY,
+        ids=("a", "b"),
+        moves_messages=True,
+    ),
     "inspect": Sample(
         make=lambda _, ids: Inspect(TOPIC, ids),
         state=FANNED,
@@ -168,7 +175,9 @@ SAMPLES: dict[str, Sample] = {
         moves_messages=True,
     ),
     "open": Sample(
-        make=lambda by, ids: Open(TOPIC, "lisa", [by.opening(m) for m in ids]),
+        make=lambda by, ids: Open(
+            TOPIC, "lisa", [by.opening(m) for m in ids], limits=[Limits(FAR, FAR + 1)] * len(ids)
+        ),
         state=BUSY,
         ids=("a",),
         repeats_its_answer=False,

@@ -10,7 +10,7 @@ from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import InvalidMessage, TopicFull
 from lisa.core.transitions import loader
 from lisa.core.transitions.cancel import Cancel
-from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
+from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent, WindowChanged
 from tests.contract.bench import TOPIC, item
 from tests.contract.state import G, Row
 from tests.rows import Item, enqueue
@@ -411,3 +411,27 @@ def test_the_latest_due_time_keeps_all_its_digits(bench: Bench) -> None:
         stats={"sent": 1},
         lisa=G(),
     )
+
+
+def test_a_call_must_know_the_topics_window(bench: Bench) -> None:
+    bench.put(options={"window": "9-17"}, lisa=G())
+    before = bench.state()
+    for known in ("", "10-18"):
+        call = enqueue(TOPIC, "A" * 8, [item("a", str(FAR), "one")], window=known)
+        with pytest.raises(WindowChanged) as found:
+            bench.call(call)
+        assert found.value.window == "9-17"
+        assert bench.state() == before
+    for i, known in enumerate(("9-17", None)):
+        call = enqueue(TOPIC, "A" * 8, [item(f"m{i}", str(FAR), "one")], window=known)
+        assert bench.call(call) == [Sent.ACCEPTED]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_call_for_a_removed_window_is_refused(bench: Bench, n: int) -> None:
+    """One new message would take the usual case."""
+    bench.put(options={"window": ""}, lisa=G())
+    items = [item(f"m{i}", str(FAR), "one") for i in range(n)]
+    with pytest.raises(WindowChanged):
+        bench.call(enqueue(TOPIC, "A" * 8, items, are_ids_new=True, window="9-17"))
+    assert bench.call(enqueue(TOPIC, "A" * 8, items, are_ids_new=True)) == [Sent.ACCEPTED] * n

@@ -12,11 +12,12 @@ from lisa.core.model.keys import Keys
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
+from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
 from lisa.core.transitions.mend import Mend
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.prune import Prune, Pruned
 from lisa.core.transitions.purge import Purge
@@ -138,6 +139,41 @@ CASES: dict[str, Case] = {
         {"body": {"a": "B-old"}, "waiting": {"a": FAR}, "lisa": G()},
         lambda _: enqueue(TOPIC, "A" * 8, [item("a", str(FAR), "new")]),
         lambda _: [],
+    ),
+    "open inside and outside a window": Case(
+        {
+            "body": LIVE,
+            "lisa": G(
+                ready=[Row("a", 1, 2, "c1"), Row("b", 2, 3, "c1"), Row("c", 3, 1, "c1")],
+                attempts={"a": 1, "b": 2},
+            ),
+        },
+        lambda bench: Open(
+            TOPIC,
+            "lisa",
+            [bench.opening(one) for one in "abc"],
+            limits=[Limits(FAR, FAR + 1), Limits(1, FAR), Limits(1, 2)],
+        ),
+        lambda _: [
+            ("a", "in_flight", "lisa", 2, {"due": 1}),
+            ("b", "retry", "lisa", 2, {"due": FAR, "reason": "outside its window"}),
+            ("c", "ready", "lisa", 1, {"due": 3, "reason": "released"}),
+        ],
+    ),
+    "defer, first and later attempts": Case(
+        {
+            "body": LIVE,
+            "lisa": G(ready=[Row("a", 1, 1, "c1"), Row("b", 2, 3, "c1")], attempts={"b": 2}),
+        },
+        lambda bench: Defer(
+            TOPIC,
+            "lisa",
+            [Outside(*bench.receipt("a"), 1, FAR), Outside(*bench.receipt("b"), FAR, FAR + 1)],
+        ),
+        lambda _: [
+            ("a", "retry", "lisa", 0, {"due": FAR, "reason": "outside its window"}),
+            ("b", "ready", "lisa", 3, {"due": 2, "reason": "released"}),
+        ],
     ),
     "promote, first and later attempts": Case(
         {"body": LIVE, "waiting": {"a": 1, "c": FAR}, "lisa": G(retry={"b": 2}, attempts={"b": 3})},

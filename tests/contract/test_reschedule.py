@@ -108,3 +108,17 @@ def test_each_id_of_a_call_has_its_own_answer(bench: Bench) -> None:
         stats={"rescheduled": 2},
         lisa=G(ready=[HELD]),
     )
+
+
+def test_a_conditional_change_applies_only_to_the_expected_due_time(bench: Bench) -> None:
+    body = {"a": "A-", "b": "A-", "c": "A-"}
+    bench.put(waiting={"a": 5, "b": 6}, body=body, lisa=G(ready=[Row("c", 5)]))
+    items = [("a", f"{FAR}@5"), ("b", f"{FAR}@5"), ("c", f"{FAR}@5")]
+    assert bench.call(Reschedule(TOPIC, items)) == [
+        Rescheduled.RESCHEDULED,
+        Rescheduled.DONE,
+        Rescheduled.DONE,
+    ]
+    bench.check(
+        waiting={"a": FAR, "b": 6}, body=body, stats={"rescheduled": 1}, lisa=G(ready=[Row("c", 5)])
+    )

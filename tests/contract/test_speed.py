@@ -22,6 +22,7 @@ from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.enqueue import Enqueue
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -103,6 +104,12 @@ def one_round(bench: Timed, number: int) -> None:
         start = renewed.cursor or ""
     for some in chunks(receipts, FULL // Release.steps):
         bench.call(Release(TOPIC, "lisa", some))
+    receipts = [(one.id, one.entry) for one in take(bench)]
+    for some in chunks(receipts, FULL // Defer.steps):
+        bench.call(Defer(TOPIC, "lisa", [Outside(*one, 1, FAR) for one in some]))
+    for names in chunks(ids, FULL // Reschedule.steps):
+        bench.call(Reschedule(TOPIC, [(m, "+0") for m in names]))
+    promote(bench)
     fail_all(bench, 0)
     promote(bench)
     bench.call(Inspect(TOPIC, ids[: FULL // Inspect.steps]))

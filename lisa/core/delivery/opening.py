@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from lisa.core.model.envelope import has_window
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.stream import Entry, entry_ms
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
-from lisa.core.transitions.open import Open, Opened
+from lisa.core.transitions.open import HasWindow, Open, Opened
 
 PLAIN_MOST = 8
 """With more entries in a call, the script is cheaper, because one command reads all bodies."""
@@ -49,7 +50,7 @@ class StreamRead(NamedTuple):
     is_adjacent: bool = True
 
 
-_STATE = ("ack_timeout", "paused", "journal")
+_STATE = ("ack_timeout", "paused", "journal", "window")
 
 
 def state_commands(keys: TopicKeys, group: str) -> Sequence[Command]:
@@ -61,8 +62,8 @@ def parse_state(replies: Sequence[Any]) -> PlainState | None:
     """The state, unless a command was refused, or opening would do more than read."""
     if any(isinstance(reply, Exception) for reply in replies):
         return None
-    clock, is_declared, (timeout, paused, journal) = replies
-    if not is_declared or paused == b"1" or journal == b"1":
+    clock, is_declared, (timeout, paused, journal, window) = replies
+    if not is_declared or paused == b"1" or journal == b"1" or window:
         return None
     return PlainState(_microseconds(clock), DEFAULT_ACK_MS if timeout is None else int(timeout))
 
@@ -80,7 +81,7 @@ def from_entries(entries: Sequence[Entry], read: StreamRead) -> tuple[Opened, fl
     took_us = int(1e6 * (read.read_at - read.asked_at))
     now_us, ack_timeout_ms, first_us = state.at_us + took_us, state.ack_timeout_ms, took_us
     for entry in entries:
-        if not entry.envelope:
+        if not entry.envelope or has_window(entry.envelope):
             return None
         added_us = 1_000 * entry_ms(entry.entry.encode())
         waited_us = added_us - state.at_us
@@ -107,9 +108,21 @@ class Opening:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._script_until = 0.0
+        self._windows_until = 0.0
 
     def open(self, call: Open) -> Flow[Opened]:
         """Open the first of the entries; see `Open`. Raises LisaError."""
+        if time.monotonic() >= self._windows_until:
+            try:
+                return (yield from self._open(call))
+            except HasWindow:
+                self._windows_until = time.monotonic() + AGAIN_S
+        # Late: few topics have windows.
+        from lisa.core.delivery.window_check import open_in_windows
+
+        return (yield from open_in_windows(self._store, call))
+
+    def _open(self, call: Open) -> Flow[Opened]:
         if len(call.entries) <= PLAIN_MOST and call.ack_timeout_ms is None and not call.late:
             opened = yield from self._read(call)
             if opened is not None:
@@ -138,7 +151,9 @@ class Opening:
         return opened
 
     def _opened(self, call: Open, replies: Sequence[Any], most: int) -> Opened | None:
-        clock, is_declared, (timeout, paused, journal), has_ttls, indexed, *bodies = replies
+        clock, is_declared, (timeout, paused, journal, window), has_ttls, indexed, *bodies = replies
+        if (window or any(map(has_window, bodies))) and paused != b"1":
+            raise HasWindow(f"a message of topic {call.topic!r} has a window")
         if has_ttls or journal == b"1" or paused == b"1" or not is_declared:
             return None
         n = len(call.entries)

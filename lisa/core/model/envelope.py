@@ -272,6 +272,17 @@ def headers_of(data: bytes) -> dict[str, str]:
         return {}
 
 
+def has_window(data: bytes | None) -> bool:
+    """Whether the headers of an envelope name a window of the message; see `core.model.windows`."""
+    if not data or data[11:HEAD_BYTES] == b"0000":
+        return False
+    try:
+        end = HEAD_BYTES + int(data[11:HEAD_BYTES], 16)
+    except ValueError:
+        return False
+    return b'"lisa-window":' in data[HEAD_BYTES:end]
+
+
 def fence_of(data: bytes) -> str:
     """`Envelope.fence` of an envelope that may be damaged."""
     return data[1:10].decode("utf-8", "replace")

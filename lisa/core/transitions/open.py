@@ -6,9 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.stream import Entry
 from lisa.core.transitions.base import Argument, OfGroup, Transition, text
+
+
+class Limits(NamedTuple):
+    """What the script compares with Redis's clock, in epoch milliseconds.
+
+    closes_ms: until then the message may be handed over; 0 if its window is closed.
+    opens_ms: when the window opens after that.
+    """
+
+    closes_ms: int
+    opens_ms: int
 
 
 class Opened(NamedTuple):
@@ -16,7 +28,7 @@ class Opened(NamedTuple):
 
     `envelopes` and `past_ttl` have one item per opened entry; the caller calls again for the rest.
     An envelope is None if there is nothing to deliver: the entry was cleared, or returned because
-    the topic is paused.
+    the topic is paused, or moved until its window opens. limits: by entry, if any has a window.
     """
 
     now_us: int
@@ -24,6 +36,11 @@ class Opened(NamedTuple):
     paused: bool
     past_ttl: list[bool]
     envelopes: list[bytes | None]
+    limits: Sequence[Limits | None] = ()
+
+
+class HasWindow(LisaError):
+    """A message may have a window: read the headers, and call again with its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +48,8 @@ class Open(OfGroup, Transition[Opened]):
     """Open the first of the entries that XREADGROUP or pull gave to this group's consumer.
 
     late: the consumer's name, if much of the leases may have elapsed; the leases then restart.
+    limits: of each entry's window, None for a message without one. Raises HasWindow if they are
+        needed and None is given for all.
     """
 
     script: ClassVar[str] = "open"
@@ -41,6 +60,7 @@ class Open(OfGroup, Transition[Opened]):
     entries: Sequence[Entry]
     ack_timeout_ms: int | None = None
     late: str = ""
+    limits: Sequence[Limits | None] | None = None
 
     @property
     def call_id(self) -> str:
@@ -58,9 +78,24 @@ class Open(OfGroup, Transition[Opened]):
             len(self.entries),
             *[entry.id for entry in self.entries],
             *[entry.entry for entry in self.entries],
+            *(() if self.limits is None else _columns(self.limits)),
         ]
+
+    def refuse(self, reply: Sequence[Any]) -> None:
+        if reply[0] == b"WINDOW":
+            raise HasWindow(f"a message of topic {self.topic!r} has a window")
+        Transition.refuse(self, reply)
 
     def parse(self, reply: Sequence[Any]) -> Opened:
         now_us, timeout, paused, past_ttl, *envelopes = reply
         expired = [letter == "x" for letter in text(past_ttl)]
-        return Opened(int(now_us), int(timeout), bool(paused), expired, envelopes)
+        limits = (self.limits or ())[: len(envelopes)]
+        return Opened(int(now_us), int(timeout), bool(paused), expired, envelopes, limits)
+
+
+def _columns(limits: Sequence[Limits | None]) -> list[Argument]:
+    """The columns closes and opens."""
+    return [
+        *["" if one is None else one.closes_ms for one in limits],
+        *["" if one is None else one.opens_ms for one in limits],
+    ]

@@ -71,17 +71,6 @@ def require_opening(window: Window, at_ms: int) -> Opening:
     return found
 
 
-class Limits(NamedTuple):
-    """What a script compares with Redis's clock, in epoch milliseconds.
-
-    closes_ms: until then the message may be handed over; 0 if the window is closed.
-    next_ms: when the window opens after that.
-    """
-
-    closes_ms: int
-    next_ms: int
-
-
 @lru_cache(maxsize=8192)
 def _limits(window: Window, step: int) -> tuple[Opening, int] | None:
     """The opening at or after a step of `_STEP_MS`, and when the one after it begins."""
@@ -95,8 +84,10 @@ def _limits(window: Window, step: int) -> tuple[Opening, int] | None:
 _STEP_MS = 60_000  # windows open and close at whole minutes of the wall clock
 
 
-def limits_at(window: Window, now_ms: int) -> Limits | None:
-    """The limits for a hand-over now; None if the window does not open within 400 days.
+def limits_at(window: Window, now_ms: int) -> tuple[int, int] | None:
+    """For a hand-over now: when the window closes, 0 if it is closed; and when it opens next.
+
+    None if it does not open within 400 days.
 
     Messages of a window share one computation per minute.
     """
@@ -105,10 +96,10 @@ def limits_at(window: Window, now_ms: int) -> Limits | None:
         return None
     opening, after_ms = found
     if now_ms < opening.opens_ms:
-        return Limits(0, opening.opens_ms)
+        return 0, opening.opens_ms
     if now_ms < opening.closes_ms:
-        return Limits(opening.closes_ms, after_ms)
-    return Limits(0, after_ms)
+        return opening.closes_ms, after_ms
+    return 0, after_ms
 
 
 def _open_periods(

@@ -1,0 +1,72 @@
+"""Opens entries of messages that may have windows: Python computes the instants, a script compares.
+
+A plain read gets the headers and Redis's clock. From them follows, for each message, until when it
+may be handed over, and when its window opens after that. `open` then compares these instants with
+Redis's clock and moves the messages outside their windows, in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lisa.core.model.envelope import HEAD_BYTES, headers_of
+from lisa.core.model.windows.openings import limits_at
+from lisa.core.model.windows.placing import window_of
+from lisa.core.redis.flow import Command, Flow
+from lisa.core.store.store import Store
+from lisa.core.transitions.base import text
+from lisa.core.transitions.open import Limits, Open, Opened
+
+MARGIN_MS = 20
+"""The end of a window in which nothing is handed over: a handler takes a moment to begin."""
+
+FIRST_BYTES = 1024
+"""How much of each envelope to read first; longer headers take another read."""
+
+
+def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
+    """Open the first of the entries within their windows. Raises LisaError.
+
+    Raises ConfigError if a window names holidays and their library is not installed.
+    """
+    keys = store.keys.topic(call.topic)
+    now_ms = (yield from store.server_time_us(keys.waiting)) // 1000
+    window: Command = ("HGET", keys.options, "window")
+    bodies = list(call.id_keys(keys))
+    topic_window, *heads = yield from store.commands(
+        [window, *[("GETRANGE", body, 0, FIRST_BYTES - 1) for body in bodies]]
+    )
+    heads = yield from _complete(store, bodies, heads)
+    limits = [limits_of(head, text(topic_window or b""), now_ms) for head in heads]
+    return (yield from store.run(replace(call, limits=limits)))
+
+
+def _complete(store: Store, bodies: Sequence[str], heads: Sequence[bytes]) -> Flow[list[bytes]]:
+    """The beginnings of envelopes, with all their headers."""
+    found = list(heads)
+    ends = [_end(head) for head in found]
+    long = [i for i, (head, end) in enumerate(zip(found, ends, strict=True)) if end > len(head)]
+    if long:
+        reads: list[Command] = [("GETRANGE", bodies[i], 0, ends[i] - 1) for i in long]
+        for i, head in zip(long, (yield from store.commands(reads)), strict=True):
+            found[i] = head
+    return found
+
+
+def _end(head: bytes) -> int:
+    """Where the headers end; 0 if that cannot be read."""
+    try:
+        return HEAD_BYTES + int(head[11:HEAD_BYTES], 16)
+    except ValueError:
+        return 0
+
+
+def limits_of(head: bytes, topic_window: str, now_ms: int) -> Limits | None:
+    """The limits of one message; None if it has no window, or one that does not open any more."""
+    window = window_of(headers_of(head), topic_window)
+    found = None if window is None else limits_at(window, now_ms)
+    if found is None:
+        return None
+    closes_ms, opens_ms = found
+    return Limits(max(0, closes_ms - MARGIN_MS), opens_ms)

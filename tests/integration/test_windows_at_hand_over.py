@@ -1,0 +1,149 @@
+"""Nothing is handed over outside its window, by Redis's clock, on any path."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Consumer, Manager, Producer
+from lisa.core.transitions.configure import Configure
+from tests.roles import Cast
+from tests.servers import wait_until
+from tests.shifted_server import ShiftedServer, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+
+TOPIC = "orders"
+CLOSES = datetime(2031, 6, 3, 21, tzinfo=UTC)
+CLOSES_MS = int(CLOSES.timestamp() * 1000)
+OPENS_MS = CLOSES_MS + 12 * 3_600_000
+
+
+class Evening:
+    """A topic that is open from 9 to 21, on a server whose clock shows an evening."""
+
+    def __init__(self, server: ShiftedServer, lead_s: float) -> None:
+        self.server = server
+        self.set_clock(CLOSES_MS / 1000 - lead_s)
+        self.cast = Cast(server.url).declare()
+        self.seen: list[tuple[str, int, float]] = []
+        self._lock = threading.Lock()
+
+    def set_clock(self, seconds: float) -> None:
+        self.server.step(timedelta(seconds=seconds - self.server.now()))
+
+    def handle(self, message: Any) -> None:
+        with self._lock:
+            self.seen.append((message.id, message.attempt, self.server.now()))
+
+    def deferred(self) -> list[int]:
+        """When the messages of the group's retry are due."""
+        pairs = self.cast.store.ask("ZRANGE", self.cast.own.retry, 0, -1, "WITHSCORES")
+        return [int(score) for score in pairs[1::2]]
+
+    def delivered_ms(self) -> list[int]:
+        """The times of deliveries in the journal, by Redis's clock."""
+        events = self.cast.store.ask("XRANGE", self.cast.keys.events, "-", "+")
+        return [
+            int(number.split(b"-")[0])
+            for number, fields in events
+            if b"in_flight" in fields[fields.index(b"state") + 1]
+        ]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ShiftedServer]:
+    with ShiftedServer(tmp_path / "server") as server:
+        yield server
+
+
+@contextmanager
+def running(*roles: Any) -> Iterator[None]:
+    for role in roles:
+        role.start()
+    try:
+        yield
+    finally:
+        for role in reversed(roles):
+            role.stop()
+
+
+SLOW_S = 0.002
+"""How long a handler takes, so that many messages wait for one as the window closes."""
+
+
+def consumer_of(evening: Evening, kind: str) -> Consumer:
+    consumer = Consumer(evening.server.url, group="g", concurrency=4)
+
+    async def on_message(message: Any) -> None:
+        evening.handle(message)
+        await asyncio.sleep(SLOW_S)
+
+    def on_one(message: Any) -> None:
+        evening.handle(message)
+        time.sleep(SLOW_S)
+
+    def on_batch(batch: Any) -> None:
+        for message in batch:
+            evening.handle(message)
+        time.sleep(SLOW_S * len(batch))
+
+    if kind == "batch":
+        consumer.on(TOPIC, batch=50)(on_batch)
+    else:
+        consumer.on(TOPIC)(on_message if kind == "async" else on_one)
+    return consumer
+
+
+def check_evening(
+    server: ShiftedServer, kind: str, count: int, *, lead_s: float, early_ms: int
+) -> int:
+    """Handle as many messages as possible before the window closes; returns their number."""
+    evening = Evening(server, lead_s)
+    evening.cast.store.call(Configure(TOPIC, {"window": "9-21", "journal": "1"}))
+    with Producer(server.url) as producer:
+        sent = producer.send_many(TOPIC, range(count), at_ms=CLOSES_MS - early_ms)
+        assert sent.accepted == count
+    assert server.now() < CLOSES_MS / 1000 - 0.2, "the messages were not sent in time"
+    with running(Manager(server.url), consumer_of(evening, kind)):
+        wait_until(
+            lambda: len(evening.deferred()) + len(evening.seen) == count,
+            timeout=timedelta(seconds=40),
+        )
+        assert server.now() > CLOSES_MS / 1000
+        before = len(evening.seen)
+        assert before < count
+        assert max([at for *_, at in evening.seen], default=0) < CLOSES_MS / 1000
+        assert max(evening.delivered_ms(), default=0) < CLOSES_MS
+        assert set(evening.deferred()) == {OPENS_MS}
+        assert not evening.cast.store.ask("HLEN", evening.cast.own.attempts)
+        evening.set_clock(OPENS_MS / 1000)
+        wait_until(lambda: len(evening.seen) == count, timeout=timedelta(seconds=40))
+    assert len({message_id for message_id, *_ in evening.seen}) == count
+    assert {attempt for _, attempt, _ in evening.seen} == {1}
+    assert min(at for *_, at in evening.seen[before:]) >= OPENS_MS / 1000
+    return before
+
+
+@pytest.mark.parametrize("kind", ["threads", "async", "batch"])
+def test_nothing_is_handled_after_the_window_closes(server: ShiftedServer, kind: str) -> None:
+    assert check_evening(server, kind, 1_500, lead_s=4, early_ms=400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["threads", "async", "batch"])
+def test_fifty_thousand_messages_at_the_end_of_a_window(server: ShiftedServer, kind: str) -> None:
+    check_evening(server, kind, 50_000, lead_s=45, early_ms=100)
