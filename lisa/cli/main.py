@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("lisa.cli.messages", "Cancel messages."),
         "reschedule": ("lisa.cli.messages", "Change the due time of a message."),
         "fire": ("lisa.cli.messages", "Make a message due now."),
+        "next": ("lisa.cli.next", "Show when a message would be due, and why."),
         "schedules": ("lisa.cli.schedules", "List, define or run recurring messages."),
         "garbage": ("lisa.cli.garbage", "List, requeue or purge dead messages."),
     },

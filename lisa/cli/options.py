@@ -190,5 +190,28 @@ due_options = together(
     click.option("--delay", type=Duration(), metavar="DURATION", help="Due after this delay."),
     click.option("--at", type=Moment(), metavar="ISO", help="Due at this time."),
     click.option("--at-ms", type=int, metavar="MS", help="Due at this epoch millisecond."),
-    click.option("--tz", metavar="ZONE", help="Time zone of --at: Europe/Vienna, +01:00."),
+    click.option("--tz", metavar="ZONE", help="Time zone of local times: Europe/Vienna, +01:00."),
 )
+
+calendar_options = together(
+    click.option(
+        "--at-local",
+        metavar="ISO",
+        help="Due when the clock in --tz shows this: 2026-12-24T09:00; or 09:00.",
+    ),
+    click.option(
+        "--fold",
+        type=click.IntRange(0, 1),
+        help="Of a local time that occurs twice, 0 is the first and 1 the second.",
+    ),
+    click.option(
+        "--business-days",
+        type=click.IntRange(0),
+        metavar="N",
+        help="With --at-local 09:00: on the Nth business day after today.",
+    ),
+    click.option(
+        "--window", metavar="WINDOW", help="Hand over only then: 'mon-fri 9-17; not 12-13'."
+    ),
+)
+"""Options that choose the due time by a calendar."""

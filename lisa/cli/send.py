@@ -10,7 +10,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Chosen, Duration, check_zone, common, due_options
+from lisa.cli.options import (
+    Chosen,
+    Duration,
+    calendar_options,
+    check_zone,
+    common,
+    due_options,
+)
 from lisa.cli.output import console, print_json, print_table
 from lisa.core.model.errors import InvalidMessage
 
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
 @click.argument("topic")
 @click.argument("body", required=False)
 @due_options
+@calendar_options
 @click.option("--id", "message_id", metavar="ID", help="The message's id. Default: generated.")
 @click.option(
     "--ttl", type=Duration(), metavar="DURATION", help="Expires this long after the due time."
@@ -56,6 +64,10 @@ def send(
     at: datetime | None,
     at_ms: int | None,
     tz: str | None,
+    at_local: str | None,
+    fold: int | None,
+    business_days: int | None,
+    window: str | None,
     message_id: str | None,
     ttl: timedelta | None,
     retry: str | None,
@@ -65,7 +77,7 @@ def send(
     kind: str | None,
     file: Path | None,
 ) -> None:
-    """Send BODY to TOPIC, due now unless --delay, --at or --at-ms is set. Prints the message's id.
+    """Send BODY to TOPIC, due now unless an option gives its due time. Prints the message's id.
 
     BODY is sent as JSON if it parses as JSON (42 is a number), otherwise as text; --json-body and
     --text override this. BODY - reads stdin.
@@ -80,7 +92,11 @@ def send(
         "delay": delay,
         "at": at,
         "at_ms": at_ms,
+        "at_local": at_local,
         "tz": tz,
+        "fold": fold,
+        "business_days": business_days,
+        "window": window,
         "ttl": ttl,
         "retry": retry,
         "late": late,

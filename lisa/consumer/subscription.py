@@ -16,7 +16,7 @@ from lisa.consumer.outcomes import Outcomes
 from lisa.consumer.prefetch import Pace
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.thread_queue import ThreadQueue
-from lisa.consumer.window_end import defer, note_limits
+from lisa.consumer.window_end import move, note_limits
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening, StreamRead, from_entries
 from lisa.core.model.errors import LisaError, ServerUnavailable
@@ -178,7 +178,7 @@ class Subscription:
         If the server does not answer, the delivery is released later.
         """
         if now >= held.closes:
-            defer(self, held)
+            self.defer(held)
             return False
         try:
             is_lost = now > held.lease_ends and not self.leases.renew(held)
@@ -190,6 +190,19 @@ class Subscription:
             return False
         held.begin(now)
         return True
+
+    def defer(self, held: Held) -> None:
+        """Move a delivery until its window opens, and drop it.
+
+        If the server does not answer, it is released later and opened again, with a new check.
+        """
+        try:
+            move(self.store, self.shard, self.group, held)
+        except ServerUnavailable:
+            self.unreleased.put(held.receipt)
+        except LisaError as error:
+            self._not_released(1, error)
+        self.leases.drop(held)
 
     def finish(self, held: Held, outcome: Outcome) -> None:
         """Queue a handler's outcome of a message for the settler."""
@@ -293,15 +306,14 @@ class Subscription:
                 left = receipts[receipts.index(some[0]) :]  # further calls would time out too
                 if not self.closing.is_set():
                     self.unreleased.put_all(left)
-                self.not_released(len(left), error)
+                self._not_released(len(left), error)
                 return False
             except LisaError as error:
-                self.not_released(len(some), error)
+                self._not_released(len(some), error)
                 released = False
         return released
 
-    def not_released(self, count: int, error: LisaError) -> None:
-        """Log deliveries that could not be released."""
+    def _not_released(self, count: int, error: LisaError) -> None:
         again = "trying again" if self.unreleased else "redelivered when their leases expire"
         what = "topic %s: %d messages could not be released (%s): %s"
         log.warning(what, self.shard, count, error, again)

@@ -17,7 +17,6 @@ from lisa.consumer.invoke import on_batch, on_message_async
 from lisa.consumer.loop_watch import LoopWatch
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
-from lisa.consumer.window_end import defer
 from lisa.core.daemon.threads import ServiceThread, unforeseen
 from lisa.core.model.clock import human
 from lisa.core.redis.flow import adrive
@@ -152,7 +151,7 @@ class HandlerTasks:
         A delivery whose window has closed is moved until it opens.
         """
         if now >= held.closes:
-            await asyncio.to_thread(defer, sub, held)
+            await asyncio.to_thread(sub.defer, held)
             return False
         if held.lease_ends > now:
             return True

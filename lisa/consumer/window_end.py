@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.consumer.inflight import Held
+from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.open import Opened
-
-if TYPE_CHECKING:
-    from lisa.consumer.inflight import Held
-    from lisa.consumer.subscription import Subscription
 
 
 def note_limits(
@@ -28,17 +25,7 @@ def note_limits(
             held[entry.entry].close_at(limits, opened.now_us, asked_at)
 
 
-def defer(sub: Subscription, held: Held) -> None:
-    """Move a delivery until its window opens, and drop it.
-
-    If the server does not answer, it is released later and opened again, with a new check.
-    """
+def move(store: SyncStore, shard: Shard, group: str, held: Held) -> None:
+    """Move a delivery until its window opens. Raises LisaError."""
     if held.limits is not None:
-        outside = Outside(*held.receipt, *held.limits)
-        try:
-            sub.store.call(Defer(sub.shard, sub.group, [outside]))
-        except ServerUnavailable:
-            sub.unreleased.put(held.receipt)
-        except LisaError as error:
-            sub.not_released(1, error)
-    sub.leases.drop(held)
+        store.call(Defer(shard, group, [Outside(*held.receipt, *held.limits)]))

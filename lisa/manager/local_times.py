@@ -35,16 +35,21 @@ class LocalTimes:
         self._cursors: dict[str, str] = {}
         self._cleaned_up_to = ""
 
-    def clean(self, topics: Sequence[str]) -> None:
-        """Remove up to a page of past ids from the next topic's list. Raises LisaError."""
+    def clean(self, topics: Sequence[str]) -> str | None:
+        """Remove up to a page of past ids from the next topic's list. Raises LisaError.
+
+        Returns the topic if that emptied the list, so that the topic can be unlisted.
+        """
         if not topics:
-            return
+            return None
         topic = min((one for one in topics if one > self._cleaned_up_to), default=min(topics))
         self._cleaned_up_to = topic
         key, past_ms = self._store.keys.topic(topic).local, self._clock.now_ms() - PAST_MS
         past = self._store.ask("ZRANGEBYSCORE", key, "-inf", past_ms, "LIMIT", 0, PAGE)
-        if past:
-            self._store.ask("ZREM", key, *past)
+        if not past:
+            return None
+        self._store.ask("ZREM", key, *past)
+        return None if self._store.ask("EXISTS", key) else topic
 
     def check_page(self, topic: str) -> bool:
         """Compute the due times of one page again; returns whether it was the last."""

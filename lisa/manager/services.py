@@ -218,7 +218,9 @@ class TopicServices:
             self._scheduling.due_heap.add(topic)
         available = self._nodes.available(list(map(Shard, topics)))
         self._scheduling.due_heap.bring_forward(self._scheduler.poll(available))
-        self._zone_data.step(available)
+        emptied = self._zone_data.step(available)
+        if emptied is not None:
+            self._scheduling.due_heap.schedule_now(emptied)
 
     def refresh(self, errors: TopicErrors) -> None:
         """Look for expired leases, waiting consumers, undeclared topics and unfinished reshards."""

@@ -61,9 +61,16 @@ class ZoneData:
         self._checked: set[str] = set()
         self._done: set[str] = set()
 
-    def step(self, topics: Sequence[str]) -> None:
-        """Check some pages of the next topic that is not checked yet. Raises LisaError."""
-        self._local_times.clean(topics)
+    def step(self, topics: Sequence[str]) -> str | None:
+        """Check some pages of the next topic that is not checked yet. Raises LisaError.
+
+        Returns a topic that has no more messages with a wall time.
+        """
+        emptied = self._local_times.clean(topics)
+        self._check(topics)
+        return emptied
+
+    def _check(self, topics: Sequence[str]) -> None:
         if not self._version:
             return
         self._done.intersection_update(topics)

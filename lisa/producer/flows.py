@@ -20,7 +20,6 @@ from lisa.producer.send_call import SendCall
 from lisa.producer.sending import Sending
 
 if TYPE_CHECKING:
-    from lisa.core.model.windows.window import Window
     from lisa.core.store.inspection import FoundMessage
 
 
@@ -39,7 +38,7 @@ class Flows(Sending):
         tz: tzinfo | str | None = None,
         fold: int | None = None,
         business_days: int | None = None,
-        window: Window | str | None = None,
+        window: str | None = None,
         id: str | None = None,  # noqa: A002  the name that users expect
         ttl: timedelta | str | None = None,
         retry: RetryDelays | None = None,

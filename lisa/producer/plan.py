@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from datetime import time as time_of_day
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import msgspec
 
@@ -23,9 +23,6 @@ from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import LatePolicy, message_policy, own_late, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.transitions.enqueue import OnDuplicate
-
-if TYPE_CHECKING:
-    from lisa.core.model.windows.window import Window
 
 RetryDelays = RetryPolicy | Sequence[timedelta | str] | str
 """A policy, a list of delays, or text: `"0,0,2m"`. Empty means no retries."""
@@ -47,7 +44,7 @@ class SendOptions(TypedDict, total=False):
     tz: tzinfo | str | None
     fold: int | None
     business_days: int | None
-    window: Window | str | None
+    window: str | None
     ttl: timedelta | str | None
     retry: RetryDelays | None
     late: Late | None
@@ -96,7 +93,7 @@ class Outgoing(_Body, frozen=True, kw_only=True):
     tz: tzinfo | str | None = None
     fold: int | None = None
     business_days: int | None = None
-    window: Window | str | None = None
+    window: str | None = None
 
     @property
     def is_by_calendar(self) -> bool:

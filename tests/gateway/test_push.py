@@ -429,3 +429,18 @@ def test_removing_a_group_removes_its_target(
     finally:
         store.close()
     assert api.get(f"/v1/topics/{topic}/push").json() == {"targets": []}
+
+
+def test_a_push_waits_for_the_window(
+    api: httpx.Client, producer: Producer, target: Target, topic: str
+) -> None:
+    """The topic's window is closed for hours; the message was sent before it was set."""
+    push(api, topic, target.url)
+    later = producer.send(topic, "later", delay="1s")
+    hour = datetime.now(UTC).hour
+    closed = f"not {hour}-{hour + 3}" if hour < 21 else "3-20"
+    assert api.patch(f"/v1/topics/{topic}/options", json={"window": closed}).status_code == 200
+    always = producer.send(topic, "always", window="always", delay="1s")
+    wait_until(lambda: state(producer, topic, later) == "retry")
+    wait_until(lambda: state(producer, topic, always) == "acked")
+    assert target.ids == [always]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from lisa import Manager, Producer
 from lisa.admin import deletion, topics
+from lisa.cli.main import main
 from lisa.core.model.windows import local_time as local_times
 from lisa.core.transitions.configure import Configure
 from lisa.manager.server_clock import ServerClock
@@ -159,3 +163,44 @@ def test_a_window_applies_to_every_shard(split: Split) -> None:
         for due in split.store.ask("ZRANGE", split.keys(shard).waiting, 0, -1, "WITHSCORES")[1::2]
     ]
     assert dues == [b"%d" % (CHRISTMAS_MS + 12 * HOUR_MS)] * 40
+
+
+def test_a_topic_with_wall_times_stays_listed(redis_url: str, cast: Cast) -> None:
+    with Producer(redis_url) as producer:
+        producer.send(TOPIC, 1, at_local="2030-12-24T09:00", tz="UTC")
+        producer.schedule("s", topic="other", body=1, every="1h")
+        producer.remove_schedule("other", "s")
+    scheduled = cast.store.keys.scheduled
+    manager = Manager(redis_url)
+    manager.start()
+    try:
+        wait_until(lambda: not cast.store.ask("ZSCORE", scheduled, "other"))
+        wait_until(lambda: cast.store.ask("HGET", cast.keys.options, "zones") is not None)
+        assert cast.store.ask("ZSCORE", scheduled, TOPIC)
+    finally:
+        manager.stop()
+
+
+def test_lisa_next_explains_a_due_time(redis_url: str, cast: Cast) -> None:
+    cast.configure(window="mon-fri 9-17; tz=Europe/Berlin")
+    run = partial(CliRunner().invoke, main, catch_exceptions=False)
+    at = ["--at", "2030-12-21T10:00+00:00"]
+    found = run(["next", TOPIC, *at, "--redis", redis_url])
+    assert found.output.splitlines() == [
+        "asked for: 2030-12-21T10:00:00Z",
+        "the topic's window: mon-fri 9-17; tz=Europe/Berlin",
+        "closed at Sat 2030-12-21 11:00: outside mon-fri 9-17",
+        "closed on Sun 2030-12-22: outside mon-fri 9-17",
+        "opens at Mon 2030-12-23 09:00 Europe/Berlin: 2030-12-23T08:00:00Z",
+        "due: 2030-12-23T08:00:00.000Z",
+    ]
+    sent = run(["send", TOPIC, "x", "--at-local", "2030-12-21T09:00", "--tz", "Asia/Tokyo",
+                "--window", "not sat", "--redis", redis_url])  # fmt: skip
+    found = run(["next", TOPIC, "--id", sent.output.strip(), "--json", "--redis", redis_url])
+    told = json.loads(found.output)
+    assert told["due_ms"] == waiting(cast)[sent.output.strip()]
+    assert told["steps"][-1] == "opens at Sun 2030-12-22 00:00 Asia/Tokyo: 2030-12-21T15:00:00Z"
+    without_server = run(["next", "--delay", "1h", "--json"])
+    assert json.loads(without_server.output)["steps"][-1] == "no window applies"
+    wrong = CliRunner().invoke(main, ["next", "--window", "whenever"])
+    assert wrong.exit_code != 0

@@ -30,6 +30,7 @@ TOPIC = "orders"
 CLOSES = datetime(2031, 6, 3, 21, tzinfo=UTC)
 CLOSES_MS = int(CLOSES.timestamp() * 1000)
 OPENS_MS = CLOSES_MS + 12 * 3_600_000
+PATIENCE = timedelta(seconds=80)
 
 
 class Evening:
@@ -48,6 +49,9 @@ class Evening:
     def handle(self, message: Any) -> None:
         with self._lock:
             self.seen.append((message.id, message.attempt, self.server.now()))
+
+    def deferred_count(self) -> int:
+        return int(self.cast.store.ask("ZCARD", self.cast.own.retry))
 
     def deferred(self) -> list[int]:
         """When the messages of the group's retry are due."""
@@ -120,8 +124,8 @@ def check_evening(
     assert server.now() < CLOSES_MS / 1000 - 0.2, "the messages were not sent in time"
     with running(Manager(server.url), consumer_of(evening, kind)):
         wait_until(
-            lambda: len(evening.deferred()) + len(evening.seen) == count,
-            timeout=timedelta(seconds=40),
+            lambda: evening.deferred_count() + len(evening.seen) == count,
+            timeout=PATIENCE,
         )
         assert server.now() > CLOSES_MS / 1000
         before = len(evening.seen)
@@ -131,7 +135,7 @@ def check_evening(
         assert set(evening.deferred()) == {OPENS_MS}
         assert not evening.cast.store.ask("HLEN", evening.cast.own.attempts)
         evening.set_clock(OPENS_MS / 1000)
-        wait_until(lambda: len(evening.seen) == count, timeout=timedelta(seconds=40))
+        wait_until(lambda: len(evening.seen) == count, timeout=PATIENCE)
     assert len({message_id for message_id, *_ in evening.seen}) == count
     assert {attempt for _, attempt, _ in evening.seen} == {1}
     assert min(at for *_, at in evening.seen[before:]) >= OPENS_MS / 1000
@@ -146,4 +150,58 @@ def test_nothing_is_handled_after_the_window_closes(server: ShiftedServer, kind:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "async", "batch"])
 def test_fifty_thousand_messages_at_the_end_of_a_window(server: ShiftedServer, kind: str) -> None:
-    check_evening(server, kind, 50_000, lead_s=45, early_ms=100)
+    check_evening(server, kind, 50_000, lead_s=15, early_ms=100)
+
+
+def pulled(consumer: Consumer, seconds: float) -> list[Any]:
+    """The deliveries of pulls for so many seconds."""
+    ends, found = time.monotonic() + seconds, []
+    while time.monotonic() < ends:
+        found += consumer.pull(TOPIC, batch=10, wait="100ms")
+    return found
+
+
+def test_a_reclaimed_delivery_and_a_retry_wait_for_the_window(server: ShiftedServer) -> None:
+    """Each has one failed attempt, and being outside the window counts none."""
+    evening = Evening(server, 2.5)
+    evening.cast.configure(window="9-21", retry_delays="0,0,0,0", ack_timeout="1000")
+    with Producer(server.url) as producer, Consumer(server.url, group="g") as consumer:
+        ids = [producer.send(TOPIC, body) for body in ("held", "failing", "backlog")]
+        with running(Manager(server.url)):
+            first = consumer.pull(TOPIC, batch=2, wait="5s")
+            assert [one.message.id for one in first] == ids[:2]
+            wait_until(lambda: server.now() > CLOSES_MS / 1000)
+            first[1].retry(delay="0s", reason="no")
+            # The first is reclaimed, the second has failed, the third was never delivered.
+            wait_until(lambda: pulled(consumer, 0.1) == [] and len(evening.deferred()) == 3)
+            assert set(evening.deferred()) == {OPENS_MS}
+            evening.set_clock(OPENS_MS / 1000)
+            again: dict[str, int] = {}
+
+            def all_came() -> bool:
+                for one in consumer.pull(TOPIC, batch=10, wait="100ms"):
+                    again[one.message.id] = one.message.attempt
+                    one.ack()
+                return len(again) == 3
+
+            wait_until(all_came)
+    assert [again[one] for one in ids] == [2, 2, 1]
+    assert evening.cast.store.ask("HGET", evening.cast.keys.stats, "deferred@g") >= b"3"
+
+
+def test_each_message_has_the_window_of_its_recipient(server: ShiftedServer) -> None:
+    evening = Evening(server, 3_600)
+    evening.cast.configure(window="9-21; tz=@timezone|UTC")
+    zones = {"UTC": "", "Asia/Tokyo": "", "America/New_York": ""}
+    at_ms = CLOSES_MS - 3_600_000
+    with Producer(server.url) as producer, Consumer(server.url, group="g") as consumer:
+        for zone in zones:
+            zones[zone] = producer.send(TOPIC, zone, at_ms=at_ms, headers={"timezone": zone})
+        own = producer.send(TOPIC, "own", at_ms=at_ms, window="22-23", tz="Europe/Berlin")
+        with running(Manager(server.url)):
+            found: list[Any] = []
+            wait_until(lambda: found.extend(pulled(consumer, 0.1)) or len(found) == 3)
+        assert {one.message.id for one in found} == {zones["UTC"], zones["America/New_York"], own}
+        later = producer.get(TOPIC, zones["Asia/Tokyo"])
+        assert later is not None
+        assert later.due == datetime(2031, 6, 4, 0, tzinfo=UTC)

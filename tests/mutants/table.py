@@ -19,5 +19,12 @@ def _read(name: str) -> list[Mutant]:
     ]
 
 
-_FILES = ("original.toml", "camellia.toml", "sceptic.toml", "recurring.toml", "late.toml")
+_FILES = (
+    "original.toml",
+    "camellia.toml",
+    "sceptic.toml",
+    "recurring.toml",
+    "late.toml",
+    "windows.toml",
+)
 MUTANTS = [mutant for file in _FILES for mutant in _read(file)]

@@ -402,15 +402,16 @@ class TestFromEntries:
     @pytest.mark.parametrize(
         ("declared", "options", "state"),
         [
-            (1, [None, None, None], PlainState(5_000_300, DEFAULT_ACK_MS)),
-            (1, [b"7000", b"0", b"0"], PlainState(5_000_300, 7_000)),
-            (1, [None, b"1", None], None),
-            (1, [None, None, b"1"], None),
-            (0, [None, None, None], None),
+            (1, [None, None, None, None], PlainState(5_000_300, DEFAULT_ACK_MS)),
+            (1, [b"7000", b"0", b"0", b""], PlainState(5_000_300, 7_000)),
+            (1, [None, b"1", None, None], None),
+            (1, [None, None, b"1", None], None),
+            (1, [None, None, None, b"9-17"], None),
+            (0, [None, None, None, None], None),
             (1, exceptions.NoPermissionError("HMGET"), None),
         ],
     )
-    def test_a_paused_topic_a_removed_group_or_a_journal_needs_a_call(
+    def test_a_paused_topic_a_removed_group_a_journal_or_a_window_needs_a_call(
         self, declared: int, options: Any, state: PlainState | None
     ) -> None:
         assert parse_state([[b"5", b"300"], declared, options]) == state

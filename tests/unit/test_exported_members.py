@@ -197,7 +197,7 @@ def on_a_loop(call: Callable[[Any], Coroutine[Any, Any, object]]) -> object:
         ),
         (
             lambda: list(public.Producer().send_stream("a", [1], dealy="1s")),
-            "a send got an unexpected keyword argument 'dealy'; its options are at, at_ms, delay,",
+            "a send got an unexpected keyword argument 'dealy'; its options are at, at_local, ",
         ),
     ],
 )

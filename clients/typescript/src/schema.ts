@@ -1,6 +1,8 @@
 // Generated from the OpenAPI document by `make reference`.
 
-/** A message to send. Due now, or according to either `delay_ms` or `due_ms`. */
+/**
+ * A message to send. Due now, or according to one of `delay_ms`, `due_ms` and `at_local`.
+ */
 export interface SendRequest {
   /** Any JSON value. Exactly one of `body` and `body_base64`. */
   body?: unknown;
@@ -9,6 +11,25 @@ export interface SendRequest {
   /** Delay from now, by the server's clock. */
   delay_ms?: number | string | null;
   due_ms?: number | null;
+  /**
+   * Due when the clock in `tz` shows this: `2026-12-24T09:00`; with `business_days`, a time
+   * such as `09:00`.
+   */
+  at_local?: string | null;
+  /** Time zone of `at_local`, and of a `window` that names none. */
+  tz?: string | null;
+  /** Of a local time that occurs twice: 0 the first (default), 1 the second. */
+  fold?: 0 | 1 | null;
+  /**
+   * Due on the n-th business day after today: a day on which `window` opens, by default Monday
+   * to Friday.
+   */
+  business_days?: number | null;
+  /**
+   * When the message may be handed over, as in `mon-fri 9-17`; takes precedence over the
+   * topic's window.
+   */
+  window?: string | null;
   /** Your own id, for idempotent sends; by default an id is generated. */
   id?: string | null;
   /** The message expires this long after its due time. */

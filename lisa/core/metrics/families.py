@@ -90,6 +90,7 @@ GROUP_COUNTERS = _counters(
         "garbage": "Messages moved to garbage.",
         "reclaimed": "Deliveries reclaimed after the ack timeout.",
         "released": "Deliveries returned without counting an attempt.",
+        "deferred": "Deliveries outside their window, moved to its next opening.",
         "requeued": "Messages moved from garbage back to retry.",
         "purged": "Messages deleted from garbage by an operator or by age, or removed with their "
         "group.",

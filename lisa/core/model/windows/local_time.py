@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lisa.core.model.clock import check_due_ms, zone_name, zone_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.recurring.calendar import wall_instant
-from lisa.core.model.windows.window import Window, business_day_after, parse
+from lisa.core.model.windows.window import HandOverWindow, business_day_after, parse
 
 LOCAL_HEADER = "lisa-local"
 WORKING_DAYS = "mon-fri"
@@ -62,7 +62,7 @@ def local_time(
     *,
     fold: object = None,
     business_days: object = None,
-    window: Window | None = None,
+    window: HandOverWindow | None = None,
     now_ms: int = 0,
 ) -> LocalTime:
     """The wall time of the options `at_local`, `tz`, `fold` and `business_days`.
@@ -89,7 +89,7 @@ def local_time(
     return LocalTime(datetime.combine(day, parsed), tz, int(bool(fold)))
 
 
-def _business_day(count: object, tz: str, window: Window | None, now_ms: int) -> date:
+def _business_day(count: object, tz: str, window: HandOverWindow | None, now_ms: int) -> date:
     is_count = isinstance(count, int) and not isinstance(count, bool)
     if not is_count or not 0 <= int(str(count)) <= MOST_BUSINESS_DAYS:
         raise InvalidMessage(f"business_days is 0 to {MOST_BUSINESS_DAYS}, not {count!r}")

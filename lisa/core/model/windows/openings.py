@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lisa.core.model.clock import zone_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.recurring.calendar import first_change, offset_s
-from lisa.core.model.windows.window import Window, open_spans
+from lisa.core.model.windows.window import HandOverWindow, open_spans
 
 DAYS_AHEAD = 400
 """How far ahead a window must open."""
@@ -27,7 +27,7 @@ _LAST_S = 253_370_764_800  # the last days of year 9999 have no wall time in som
 _EPOCH = date(1970, 1, 1)
 
 
-class Opening(NamedTuple):
+class OpenPeriod(NamedTuple):
     """From an instant, included, to a later one, excluded, in epoch milliseconds.
 
     opens_ms: the instant that was asked for if the window is open then.
@@ -37,7 +37,7 @@ class Opening(NamedTuple):
     closes_ms: int
 
 
-def opening_at(window: Window, at_ms: int, zone: tzinfo | None = None) -> Opening | None:
+def opening_at(window: HandOverWindow, at_ms: int, zone: tzinfo | None = None) -> OpenPeriod | None:
     """The opening at an instant, or else the next one; None if none begins within 400 days.
 
     zone: by default that of the window, or else UTC.
@@ -54,16 +54,16 @@ def opening_at(window: Window, at_ms: int, zone: tzinfo | None = None) -> Openin
             break
     if found is None:
         return None
-    return Opening(max(at_ms, found[0] * 1000), found[1] * 1000)
+    return OpenPeriod(max(at_ms, found[0] * 1000), found[1] * 1000)
 
 
-def is_open(window: Window, at_ms: int, zone: tzinfo | None = None) -> bool:
+def is_open(window: HandOverWindow, at_ms: int, zone: tzinfo | None = None) -> bool:
     """Whether the window is open at an instant."""
     found = opening_at(window, at_ms, zone)
     return found is not None and found.opens_ms == at_ms
 
 
-def require_opening(window: Window, at_ms: int) -> Opening:
+def require_opening(window: HandOverWindow, at_ms: int) -> OpenPeriod:
     """The opening at or after an instant. Raises InvalidMessage if the window does not open."""
     found = opening_at(window, at_ms)
     if found is None:
@@ -72,7 +72,7 @@ def require_opening(window: Window, at_ms: int) -> Opening:
 
 
 @lru_cache(maxsize=8192)
-def _limits(window: Window, step: int) -> tuple[Opening, int] | None:
+def _limits(window: HandOverWindow, step: int) -> tuple[OpenPeriod, int] | None:
     """The opening at or after a step of `_STEP_MS`, and when the one after it begins."""
     first = opening_at(window, step * _STEP_MS)
     if first is None:
@@ -84,7 +84,7 @@ def _limits(window: Window, step: int) -> tuple[Opening, int] | None:
 _STEP_MS = 60_000  # windows open and close at whole minutes of the wall clock
 
 
-def limits_at(window: Window, now_ms: int) -> tuple[int, int] | None:
+def limits_at(window: HandOverWindow, now_ms: int) -> tuple[int, int] | None:
     """For a hand-over now: when the window closes, 0 if it is closed; and when it opens next.
 
     None if it does not open within 400 days.
@@ -103,7 +103,7 @@ def limits_at(window: Window, now_ms: int) -> tuple[int, int] | None:
 
 
 def _open_periods(
-    window: Window, zone: tzinfo, from_s: int, until_s: int
+    window: HandOverWindow, zone: tzinfo, from_s: int, until_s: int
 ) -> Iterator[tuple[int, int]]:
     """The open periods of a span of time, in order, in epoch seconds; neighbours may touch."""
     until_s = min(until_s, _LAST_S)

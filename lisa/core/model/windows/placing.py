@@ -11,7 +11,7 @@ from lisa.core.model.clock import parse_zone, zone_name, zone_of
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
 from lisa.core.model.windows.openings import require_opening, wall_time
-from lisa.core.model.windows.window import Window, open_spans, parse
+from lisa.core.model.windows.window import HandOverWindow, open_spans, parse
 
 WINDOW_HEADER = "lisa-window"
 """The header with a message's own window. `open.lua` looks for it by this name."""
@@ -59,7 +59,7 @@ def place(options: Mapping[str, Any], due: str | None, zone: Any, now_ms: int) -
     return Placed(due, {**headers, **given})
 
 
-def own_window(text: object, zone: Any, headers: Mapping[str, str]) -> Window | None:
+def own_window(text: object, zone: Any, headers: Mapping[str, str]) -> HandOverWindow | None:
     """A message's own window with a fixed zone: its own, the header's, `zone`, or else UTC."""
     if text is None:
         return None
@@ -69,7 +69,9 @@ def own_window(text: object, zone: Any, headers: Mapping[str, str]) -> Window | 
     return for_message(window, headers, "UTC" if zone is None else zone_name(zone))
 
 
-def for_message(window: Window, headers: Mapping[str, str], default: str = "UTC") -> Window:
+def for_message(
+    window: HandOverWindow, headers: Mapping[str, str], default: str = "UTC"
+) -> HandOverWindow:
     """The window in the zone that applies to a message with these headers."""
     named = headers.get(window.zone_header, "") if window.zone_header else ""
     if named:
@@ -80,7 +82,7 @@ def for_message(window: Window, headers: Mapping[str, str], default: str = "UTC"
     return window.in_zone(named or window.tz or default)
 
 
-def window_of(headers: Mapping[str, str], topic_window: str) -> Window | None:
+def window_of(headers: Mapping[str, str], topic_window: str) -> HandOverWindow | None:
     """The window of a stored message: its own or else the topic's; None without a readable one.
 
     Raises ConfigError if it names holidays and the library is not installed.
@@ -103,7 +105,7 @@ def check_topic_window(value: object) -> str:
     return str(window)
 
 
-def moved(due: str, window: Window, now_ms: int) -> str:
+def moved(due: str, window: HandOverWindow, now_ms: int) -> str:
     """A due time for a script, moved to the next opening if the window is closed then.
 
     A delay is taken from the caller's clock for this; the hand-over is checked by Redis's clock.
@@ -146,7 +148,7 @@ def explain(due: str, headers: Mapping[str, str], topic_window: str, now_ms: int
     return [*lines, *_why_closed(window, max(at_ms, now_ms))]
 
 
-def _why_closed(window: Window, at_ms: int) -> list[str]:
+def _why_closed(window: HandOverWindow, at_ms: int) -> list[str]:
     zone, opening = zone_of(window.tz or "UTC"), require_opening(window, at_ms)
     wall, lines = wall_time(at_ms, zone), []
     if opening.opens_ms == at_ms:
@@ -162,7 +164,7 @@ def _why_closed(window: Window, at_ms: int) -> list[str]:
     return [*lines, f"opens at {shown}: {_utc(opening.opens_ms)}"]
 
 
-def _why(window: Window, wall: Any) -> str:
+def _why(window: HandOverWindow, wall: Any) -> str:
     return window.why_closed_at(wall.date(), wall.hour * 60 + wall.minute) or "closed"
 
 

@@ -55,7 +55,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class HandOverWindow:
     """A parsed window. `str` gives its text, which `parse` reads again.
 
     opens, closes: hours that are open, and hours that are closed although `opens` has them.
@@ -83,7 +83,7 @@ class Window:
             parts.append(f"tz={self.tz}")
         return "; ".join(parts) or "always"
 
-    def in_zone(self, tz: str) -> Window:
+    def in_zone(self, tz: str) -> HandOverWindow:
         """The same window in a fixed zone."""
         return replace(self, tz=tz, zone_header="")
 
@@ -120,12 +120,12 @@ class Window:
         return f"outside {'; '.join(rule.text for rule in self.opens)}" if self.opens else ""
 
 
-def parse(text: object) -> Window:
+def parse(text: object) -> HandOverWindow:
     """A window from its text. Raises InvalidMessage that names the part and the fix.
 
     Raises ConfigError if it names holidays, and the extra `holidays` is not installed.
     """
-    if isinstance(text, Window):
+    if isinstance(text, HandOverWindow):
         return text
     if not isinstance(text, str) or not text.strip():
         raise InvalidMessage(
@@ -137,14 +137,14 @@ def parse(text: object) -> Window:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> Window:
-    window = Window()
+def _parsed(text: str) -> HandOverWindow:
+    window = HandOverWindow()
     for part in filter(None, map(str.strip, text.split(";"))):
         window = _with_part(window, part)
     return window
 
 
-def _with_part(window: Window, part: str) -> Window:
+def _with_part(window: HandOverWindow, part: str) -> HandOverWindow:
     lowered = part.lower()
     if lowered == "always":
         return window
@@ -161,7 +161,7 @@ def _with_part(window: Window, part: str) -> Window:
     return replace(window, closes=(*window.closes, _rule(what)))
 
 
-def _with_zone(window: Window, given: str) -> Window:
+def _with_zone(window: HandOverWindow, given: str) -> HandOverWindow:
     if window.tz or window.zone_header:
         raise InvalidMessage("a window has one tz=")
     header, name = "", given
@@ -238,7 +238,7 @@ def _minute(text: str) -> int:
 
 
 @lru_cache(maxsize=16_384)
-def open_spans(window: Window, day: date) -> tuple[Span, ...]:
+def open_spans(window: HandOverWindow, day: date) -> tuple[Span, ...]:
     """The minutes of a date at which the window is open, in order and apart from each other."""
     if window.why_closed_on(day):
         return ()
@@ -265,7 +265,7 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def business_day_after(window: Window, day: date, count: int) -> date | None:
+def business_day_after(window: HandOverWindow, day: date, count: int) -> date | None:
     """The date `count` open dates after `day`; with 0, `day` itself or the next open date.
 
     None if there is none within 400 days.

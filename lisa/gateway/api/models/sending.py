@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
@@ -22,7 +22,7 @@ from lisa.gateway.api.models.base import (
 
 
 class SendRequest(Request):
-    """A message to send. Due now, or according to either `delay_ms` or `due_ms`."""
+    """A message to send. Due now, or according to one of `delay_ms`, `due_ms` and `at_local`."""
 
     body: Annotated[
         Raw | UnsetType,
@@ -39,6 +39,35 @@ class SendRequest(Request):
         Milliseconds | None, Meta(description="Delay from now, by the server's clock.")
     ] = None
     due_ms: Instant | None = None
+    at_local: Annotated[
+        str | None,
+        Meta(
+            description="Due when the clock in `tz` shows this: `2026-12-24T09:00`; with "
+            "`business_days`, a time such as `09:00`."
+        ),
+    ] = None
+    tz: Annotated[
+        str | None,
+        Meta(description="Time zone of `at_local`, and of a `window` that names none."),
+    ] = None
+    fold: Annotated[
+        Literal[0, 1] | None,
+        Meta(description="Of a local time that occurs twice: 0 the first (default), 1 the second."),
+    ] = None
+    business_days: Annotated[
+        Annotated[int, Meta(ge=0, le=250)] | None,
+        Meta(
+            description="Due on the n-th business day after today: a day on which `window` opens, "
+            "by default Monday to Friday.",
+        ),
+    ] = None
+    window: Annotated[
+        str | None,
+        Meta(
+            description="When the message may be handed over, as in `mon-fri 9-17`; takes "
+            "precedence over the topic's window."
+        ),
+    ] = None
     id: Annotated[
         MessageId | None,
         Meta(description="Your own id, for idempotent sends; by default an id is generated."),
