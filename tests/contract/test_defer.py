@@ -13,6 +13,7 @@ from lisa.core.transitions.open import HasWindow, Limits, Open
 from lisa.core.transitions.promote import Promote
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row, envelope
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from tests.contract.bench import Bench
@@ -27,7 +28,7 @@ def outside(bench: Bench, message_id: str, closes_ms: int, opens_ms: int) -> Out
 
 
 def test_a_delivery_waits_for_its_window_without_an_attempt(bench: Bench) -> None:
-    rows = [Row(one, i, 3 if one == "b" else 1, "c1") for i, one in enumerate("abc")]
+    rows = [Row(one, i, 3 if one == "b" else 1, "c1") for i, one in enumerate("abcd")]
     leases = {"a": FAR, "b": FAR}
     bench.put(
         body=BODIES, lisa=G(ready=rows, attempts={"b": 2}, reasons={"b": "no"}, leases=leases)
@@ -49,7 +50,7 @@ def test_a_delivery_waits_for_its_window_without_an_attempt(bench: Bench) -> Non
         "body": BODIES,
         "stats": {"deferred@lisa": 2, "released@lisa": 1},
         "lisa": G(
-            ready=[Row("c", 2)],
+            ready=[Row("d", 3, 1, "c1"), Row("c", 2)],
             retry={"a": FAR, "b": FAR + 1},
             attempts={"b": 2},
             reasons={"b": "no"},
@@ -68,10 +69,9 @@ def test_a_window_that_has_opened_again_releases_the_delivery(bench: Bench) -> N
 
 def test_the_next_attempt_after_a_window_has_the_same_number(bench: Bench) -> None:
     bench.put(body={"a": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1")]))
-    opens_ms = bench.clock() + 1
+    opens_ms = bench.clock() + 300
     bench.call(Defer(TOPIC, "lisa", [outside(bench, "a", 1, opens_ms)]))
-    while bench.clock() <= opens_ms:
-        pass
+    wait_until(lambda: bench.clock() > opens_ms)
     bench.call(Promote(TOPIC))
     bench.check(body={"a": "A-"}, stats={"deferred@lisa": 1}, lisa=G(ready=[Row("a", opens_ms)]))
 
