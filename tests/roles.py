@@ -69,9 +69,11 @@ class Cast:
         message_id: str | None = None,
         ttl_ms: int | None = None,
         policy: str | None = None,
+        window: str | None = None,
     ) -> str:
         token, message_id = new_token(), message_id or new_id()
-        envelope = encode_envelope(token, body)
+        headers = None if window is None else {"lisa-window": window}
+        envelope = encode_envelope(token, body, headers)
         item = Item(message_id, f"+{delay_ms}", envelope, ttl_ms, policy)
         self.store.drive(self.store.register([self.topic]))
         self.store.call(enqueue(self.topic, token, [item]))

@@ -251,6 +251,7 @@ class ConsumerLife(Life):
         time.sleep(0.003)
         self.ends([cast.send(body) for body in (300, "fails", "again")], "acked")
         self.ends([cast.send("given-up")], "garbage")
+        self.ends([cast.send("fine", window="always")], "acked")
         self.ends([cast.send("fine") for _ in range(60)], "acked")
 
     def live(self) -> None:

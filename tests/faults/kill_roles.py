@@ -66,7 +66,12 @@ def manager(url: str, order: dict[str, Any]) -> None:
 def consumer(name: str) -> Callable[[str, dict[str, Any]], None]:
     """`lisa-consumer` with one of the shop's consumers."""
     target = f"{kill_shop.__name__}:{name}"
-    return lambda url, _: lisa.cli.consumer.main(["--redis", url, target])
+
+    def work(url: str, _: dict[str, Any]) -> None:
+        kill_shop.close_windows_early()
+        lisa.cli.consumer.main(["--redis", url, target])
+
+    return work
 
 
 def gateway(url: str, order: dict[str, Any]) -> None:

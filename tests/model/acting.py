@@ -17,6 +17,7 @@ from lisa.core.store import group_removal
 from lisa.core.transitions.ack import NO_LATENESS, Ack, Acked, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
+from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.expire import Expire
 from lisa.core.transitions.extend import Extend
@@ -113,7 +114,7 @@ def reclaim(store: Store, group: str) -> Flow[None]:
 
 
 def consumer(name: str, group: str = "lisa", then: str = "ack", most: int = 1) -> Role:
-    """Takes a message and settles it: ack, ack twice, retry, release, or extend and ack."""
+    """Takes a message and settles it: ack, ack twice, retry, release, defer, or extend and ack."""
 
     def role(store: Store, story: list[Event]) -> Flow[None]:
         try:
@@ -154,6 +155,9 @@ def settle(
         return
     if then == "retry":
         yield from store.run(Fail(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
+        return
+    if then == "defer":
+        yield from store.run(Defer(TOPIC, group, [Outside(*receipt, 0, int(FAR))]))
         return
     if then == "release":
         yield from store.run(Release(TOPIC, group, [receipt]))

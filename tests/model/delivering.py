@@ -80,6 +80,49 @@ def open_entries(
     ]
 
 
+def open_outside(
+    topic: Topic, group: Group, entries: Sequence[Entry], opens: int, clock: Clock
+) -> list[tuple[str, bool] | None]:
+    """Open entries of messages that are outside their windows until `opens`."""
+    if topic.is_paused:
+        return open_entries(topic, group, entries, None, clock)
+    past = {one.id for one in entries if topic.expiry.get(one.id, clock.now + 1) <= clock.now}
+    away = [one for one in entries if group.entry(one.id) is one and one.id not in past]
+    told = topic.stats["journaled"]
+    rest = [one for one in entries if one not in away]
+    opened = iter(open_entries(topic, group, rest, None, clock) if rest else [])
+    for entry in away:
+        wait_until_open(topic, group, entry, opens, clock)
+    if topic.stats["journaled"] > told:
+        topic.opened.add((group.name, entries[0].name))
+    return [None if one in away else next(opened) for one in entries]
+
+
+def wait_until_open(topic: Topic, group: Group, entry: Entry, opens: int, clock: Clock) -> None:
+    """In flight -> retry, without an attempt, for a message outside its window."""
+    group.drop(entry)
+    group.leases.pop(entry.id, None)
+    group.retry[entry.id] = opens
+    topic.count("deferred", 1, group)
+    failed = group.attempts.get(entry.id, 0)
+    topic.tell(clock, entry.id, "retry", group.name, failed, due=opens, reason="outside its window")
+
+
+def defer(
+    topic: Topic, group: Group, receipts: Sequence[Receipt], clock: Clock, opens: int
+) -> list[str]:
+    """The window is closed until `opens`; 0 means that it is open, and releases the deliveries."""
+    if not opens:
+        released = release(topic, group, receipts, clock)
+        return ["released" if one else "stale" for one in released]
+    answers = []
+    for receipt in receipts:
+        answers.append("waiting" if holds(group, receipt) else "stale")
+        if answers[-1] == "waiting":
+            wait_until_open(topic, group, receipt.entry, opens, clock)
+    return answers
+
+
 def give_back(group: Group, entry: Entry, clock: Clock) -> None:
     group.add(clock, entry.id, entry.due)
     group.drop(entry)

@@ -9,14 +9,15 @@ from hypothesis.stateful import precondition, rule
 
 from lisa.core.model.stream import Entry as Read
 from lisa.core.transitions.ack import Ack, Settlement
+from lisa.core.transitions.defer import Defer, Outside
 from lisa.core.transitions.extend import Extend
-from lisa.core.transitions.open import Open
+from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.release import Release
 from lisa.core.transitions.retry import Fail, Failure
 from tests.model import delivering
 from tests.model.delivering import Receipt
-from tests.model.draws import HOUR, consumers, groups, leases, letters, picks, topics
+from tests.model.draws import FAR, HOUR, consumers, groups, leases, letters, picks, topics
 from tests.model.play import Play
 from tests.model.unknowns import Clock
 
@@ -46,12 +47,23 @@ class Consumers(Play):
     @precondition(lambda self: self.taken)
     @rule(pick=st.integers(0, 3), lease=leases)
     def open(self, pick: int, lease: int | None) -> None:
+        self._open(pick, lease, None)
+
+    @precondition(lambda self: self.taken)
+    @rule(pick=st.integers(0, 3))
+    def open_outside_the_window(self, pick: int) -> None:
+        self._open(pick, None, int(FAR))
+
+    def _open(self, pick: int, lease: int | None, opens: int | None) -> None:
         topic, group, consumer, entries = self.taken[-1 - pick % len(self.taken)]
         its = self.stage.topic(topic)
 
         def model(clock: Clock) -> Any:
             group_of = self.stage.group(its, group)
-            opened = delivering.open_entries(its, group_of, entries, lease, clock)
+            if opens is None:
+                opened = delivering.open_entries(its, group_of, entries, lease, clock)
+            else:
+                opened = delivering.open_outside(its, group_of, entries, opens, clock)
             for entry, one in zip(entries, opened, strict=True):
                 if one:
                     receipt = Receipt(group, consumer, entry, one[0][1:10])
@@ -60,7 +72,7 @@ class Consumers(Play):
 
         reads = [Read(str(one.name), one.id, int(one.due), one.attempt) for one in entries]
         self.stage.call(
-            Open(topic, group, reads, lease),
+            Open(topic, group, reads, lease, limits=opens and [Limits(0, opens)] * len(reads)),
             model,
             lambda opened: (
                 [one and one.decode() for one in opened.envelopes],
@@ -154,6 +166,19 @@ class Consumers(Play):
         self.stage.call(
             Release(topic, group, [(one.id, str(one.entry.name)) for one in receipts]),
             lambda clock: delivering.release(its, self.stage.group(its, group), receipts, clock),
+        )
+
+    @precondition(lambda self: self.receipts)
+    @rule(picks=picks, is_closed=st.booleans())
+    def defer(self, picks: list[int], is_closed: bool) -> None:  # noqa: FBT001 - drawn
+        topic, group, receipts = self._picked(picks)
+        its, opens = self.stage.topic(topic), int(FAR) if is_closed else 0
+        outside = [Outside(one.id, str(one.entry.name), 0, opens) for one in receipts]
+        self.stage.call(
+            Defer(topic, group, outside),
+            lambda clock: delivering.defer(
+                its, self.stage.group(its, group), receipts, clock, opens
+            ),
         )
 
     @precondition(lambda self: self.receipts)

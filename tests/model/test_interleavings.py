@@ -76,6 +76,9 @@ CASES = {
     "a message given back": Case(
         (manager(), consumer("c1", then="release"), consumer("c2"), canceller())
     ),
+    "a message outside its window": Case(
+        (manager(), manager(), consumer("c1", then="defer"), consumer("c2"), rescheduler("+0"))
+    ),
     "a failing handler": Case(
         (manager(), manager(), consumer("c1", then="retry"), consumer("c2"), canceller())
     ),

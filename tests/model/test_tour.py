@@ -40,6 +40,7 @@ REACHED = {
     *("Promote: " + one for one in ("moved", "full", "expired")),
     *("Reclaim " + one for one in ("retrying", "dead")),
     "Reclaim: cleared",
+    *("Defer " + one for one in ("waiting", "released", "stale")),
     "Declare True",
     "Declare False",
     "Declare refused: removal unfinished",
@@ -53,15 +54,8 @@ REACHED = {
     *(
         f"{name} repeated"
         for name in (
-            "Schedule",
-            "Fail",
-            "Release",
-            "Reclaim",
-            "Requeue",
-            "Purge",
-            "Expire",
-            "Pull",
-            "Declare",
+            *("Schedule", "Fail", "Release", "Defer", "Reclaim"),
+            *("Requeue", "Purge", "Expire", "Pull", "Declare"),
         )
     ),
 }
@@ -131,6 +125,19 @@ def deliveries(play: Machine) -> None:
     play.extend([7], "c2", None)
     play.release([7])
     play.release([7])
+    play.take("plain", "g", "c1", None)
+    play.defer([7], is_closed=False)
+    play.defer([7], is_closed=True)
+    play.take("plain", "g", "c1", None)
+    play.defer([7], is_closed=True)
+    for pick in ALL:
+        play.fire_now("plain", pick)
+    play.promote("plain", 500)
+    play.pull("plain", "g", "c1", 3, None)
+    play.open_outside_the_window(0)
+    for pick in ALL:
+        play.fire_now("plain", pick)
+    play.promote("plain", 500)
     play.take("plain", "g", "c1", None)
     play.cancel("plain", ALL)
     play.reschedule("plain", 0, int(FAR))
