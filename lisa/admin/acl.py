@@ -45,7 +45,7 @@ class Role:
 
 _SENDING = ("cancel", "declare", "enqueue", "inspect", "reschedule", "schedule")
 _SETTLING = ("ack", "declare", "defer", "extend", "forget", "open", "pull", "release", "retry")
-_OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HMGET", "MULTI", "TIME")
+_OPENING = ("EXEC", "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HMGET", "MULTI", "TIME")
 """Commands of `core.delivery.opening`, which uses the script instead if MULTI is not granted."""
 _SCHEMA = ("GET", "SET")
 _READING = (

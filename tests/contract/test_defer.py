@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa.core.delivery.opening import Opening
 from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.windows import public_holidays
 from lisa.core.transitions.defer import Defer, Deferred, Outside
 from lisa.core.transitions.open import HasWindow, Limits, Open
 from lisa.core.transitions.promote import Promote
@@ -132,6 +135,23 @@ def test_opening_reads_the_windows_first(bench: Bench, journal: str, topic_windo
     assert said.envelopes == [now_open, None]
     assert bench.store.ask("ZRANGE", keys.group("lisa").retry, 0, -1) == [b"b"]
     assert bench.store.ask("HGET", keys.stats, "deferred@lisa") == b"1"
+
+
+def test_without_the_holiday_library_entries_are_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "holidays", None)
+    public_holidays._dates_of.cache_clear()  # another test may have filled it
+    options = {"window": "not holidays FR-973"}
+    bench.put(options=options, body={"a": "A-"}, lisa=G(ready=[Row("a", 1, 1, "c1")]))
+    with pytest.raises(ConfigError, match="holidays"):
+        bench.store.drive(Opening(bench.store).open(Open(TOPIC, "lisa", [bench.opening("a")])))
+    bench.check(
+        options=options,
+        body={"a": "A-"},
+        stats={"released@lisa": 1},
+        lisa=G(ready=[Row("a", 1)]),
+    )
 
 
 def closed_now(bench: Bench) -> str:

@@ -41,6 +41,26 @@ def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     return found
 
 
+def test_a_message_is_due_by_a_local_time_in_a_window(client: httpx.Client, redis_url: str) -> None:
+    topic, christmas_ms = new_topic(), 1_924_300_800_000  # 09:00 on 2030-12-24 in Tokyo
+    tokyo = {"body": 1, "at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
+    assert send(client, topic, id="a", **tokyo).status_code == 201
+    assert send(client, topic, id="b", **tokyo, window="10-11").status_code == 201
+    business = {"body": 1, "at_local": "10:00", "business_days": 3, "tz": "Asia/Tokyo"}
+    assert send(client, topic, id="c", **business).status_code == 201
+    batch = {"messages": [{"id": "d", **tokyo}, {**tokyo, "at_local": "noon"}]}
+    results = client.post(f"/v1/topics/{topic}/messages:batch", json=batch).json()["results"]
+    assert results[0] == {"id": "d", "outcome": "accepted"}
+    assert "not a local time" in results[1]["problem"]["detail"]
+    problem(send(client, topic, body=1, window="whenever"), 400, "invalid")
+    problem(send(client, topic, body=1, at_local="2030-12-24T09:00"), 400, "invalid")
+    with Producer(redis_url) as producer:
+        found = [producer.get(topic, one) for one in "abcd"]
+    dues = [one.due_ms for one in found if one is not None and one.due_ms is not None]
+    assert dues[:2] + dues[3:] == [christmas_ms, christmas_ms + 3_600_000, christmas_ms]
+    assert dues[2] % DAY_MS == 3_600_000  # ten in Tokyo
+
+
 def test_a_message_is_sent_with_all_fields(client: httpx.Client, redis_url: str) -> None:
     topic = new_topic()
     sent = send(

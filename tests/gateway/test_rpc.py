@@ -207,6 +207,21 @@ def test_many_deliveries_are_settled_in_one_call(stub: Any) -> None:
     assert done.results[1].problem.type == "urn:lisa:problem:stale"
 
 
+def test_a_local_time_and_a_window(stub: Any) -> None:
+    topic = new_topic()
+    message = {
+        "id": "a",
+        "body_json": "1",
+        "at_local": "2030-10-27T01:30",
+        "tz": "Europe/London",
+        "fold": 1,
+        "window": "mon-fri 9-17",
+    }
+    stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
+    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    assert found.due_ms == 1_919_408_400_000  # a Sunday: moved to Monday at nine
+
+
 def test_a_topic_is_deleted(stub: Any) -> None:
     topic = new_topic()
     message = {"body_json": "1", "delay_ms": 3_600_000}

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lisa.core.model.envelope import HEAD_BYTES, headers_of
+from lisa.core.model.errors import ConfigError
 from lisa.core.model.windows.openings import limits_at
 from lisa.core.model.windows.placing import window_of
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
 from lisa.core.transitions.open import Limits, Open, Opened
+from lisa.core.transitions.release import Release
 
 MARGIN_MS = 20
 """The end of a window in which nothing is handed over: a handler takes a moment to begin."""
@@ -28,7 +30,8 @@ FIRST_BYTES = 1024
 def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
     """Open the first of the entries within their windows. Raises LisaError.
 
-    Raises ConfigError if a window names holidays and their library is not installed.
+    Raises ConfigError if a window names holidays and their library is not installed; the entries
+    are then released.
     """
     keys = store.keys.topic(call.topic)
     now_ms = (yield from store.server_time_us(keys.waiting)) // 1000
@@ -38,7 +41,13 @@ def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
         [window, *[("GETRANGE", body, 0, FIRST_BYTES - 1) for body in bodies]]
     )
     heads = yield from _complete(store, bodies, heads)
-    limits = [limits_of(head, text(topic_window or b""), now_ms) for head in heads]
+    try:
+        limits = [limits_of(head, text(topic_window or b""), now_ms) for head in heads]
+    except ConfigError:
+        # The leases would end, and count attempts of messages that nobody has tried to handle.
+        receipts = [(entry.id, entry.entry) for entry in call.entries]
+        yield from store.run(Release(call.topic, call.group, receipts))
+        raise
     return (yield from store.run(replace(call, limits=limits)))
 
 
