@@ -42,7 +42,7 @@ end
 
 local POLICIES = EXTRAS + 2 + 2 * tonumber(ARGV[EXTRAS + 1])
 local window = ARGV[POLICIES + 1 + 2 * tonumber(ARGV[POLICIES])]
-if window and window ~= (settings[7] or '') then return {'WINDOW', settings[7] or ''} end
+if window and window ~= (settings[7] or '') and kind ~= 'known' then return {'WINDOW', settings[7] or ''} end
 
 local limit = tonumber(settings[2] or DEFAULT.max_body_bytes)
 local from = #WAITING - 1 -- where ids begin in the keys of bodies: 'body:' for 'waiting'

@@ -31,18 +31,11 @@ local indexed = call('HMGET', group.entries, unpack(ARGV, ID + 1, ID + n))
 local found = call('MGET', unpack(KEYS, ID_KEYS + 1, ID_KEYS + n))
 local has_ttls = call('EXISTS', EXPIRY) == 1
 
--- Whether the headers name a window; most messages have none, which the length alone shows.
-local function has_window(envelope)
-  local length = string.sub(envelope, 12, 15)
-  if length == '0000' then return false end
-  local headers = string.sub(envelope, 16, 15 + (tonumber(length, 16) or 0))
-  return string.find(headers, '"lisa-window":', 1, true)
-end
-
 if not knows_windows and not paused then
   if settings[4] and settings[4] ~= '' then return {'WINDOW'} end
   for i = 1, n do
-    if found[i] and has_window(found[i]) then return {'WINDOW'} end
+    -- A window is the first of a message's headers.
+    if found[i] and string.sub(found[i], 16, 30) == '{"lisa-window":' then return {'WINDOW'} end
   end
 end
 

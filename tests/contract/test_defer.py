@@ -125,8 +125,8 @@ def test_opening_reads_the_windows_first(bench: Bench, journal: str, topic_windo
     rows = [Row(one, 1, 1, "c1") for one in "ab"]
     bench.put(options=options, body={"a": "A-", "b": "A-"}, lisa=G(ready=rows))
     keys = bench.store.keys.topic(TOPIC)
-    long = {"lisa-window": "always; not 2020-01-01", "x": "y" * 2_000}
-    now_open = encode_envelope("A" * 8, "x", {"x": "y" * 2_000, **long})
+    long = {"x": "y" * 2_000, "lisa-window": "always; not 2020-01-01"}
+    now_open = encode_envelope("A" * 8, "x", long)
     closed = encode_envelope("A" * 8, "x", {"lisa-window": closed_now(bench)})
     bench.store.ask("MSET", keys.body("a"), now_open, keys.body("b"), closed)
     opening = Opening(bench.store)

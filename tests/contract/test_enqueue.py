@@ -422,8 +422,8 @@ def test_a_call_must_know_the_topics_window(bench: Bench) -> None:
             bench.call(call)
         assert found.value.window == "9-17"
         assert bench.state() == before
-    for i, known in enumerate(("9-17", None)):
-        call = enqueue(TOPIC, "A" * 8, [item(f"m{i}", str(FAR), "one")], window=known)
+    for i, accepted in enumerate(("9-17", None)):
+        call = enqueue(TOPIC, "A" * 8, [item(f"m{i}", str(FAR), "one")], window=accepted)
         assert bench.call(call) == [Sent.ACCEPTED]
 
 

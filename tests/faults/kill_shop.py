@@ -54,9 +54,9 @@ def close_windows_early() -> None:
         closed.add(token)
         return Limits(now_ms + 60_000, now_ms + 100)
 
-    def close_at(held: Held, limits: Limits, _us: int, at: float) -> None:
+    def close_at(self: Held, limits: Limits, at_us: int, at: float) -> None:  # noqa: ARG001
         if limits.opens_ms < limits.closes_ms:  # those above
-            held.limits, held.closes = Limits(0, limits.opens_ms), at
+            self.limits, self.closes = Limits(0, limits.opens_ms), at
 
     window_check.limits_of = limits_of
     Held.close_at = close_at  # type: ignore[method-assign]

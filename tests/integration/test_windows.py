@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from lisa import Manager, Producer
 from lisa.admin import deletion, topics
+from lisa.admin.fsck import check
 from lisa.cli.main import main
+from lisa.core.model.clock import zone_of
 from lisa.core.model.windows import local_time as local_times
 from lisa.core.transitions.configure import Configure
 from lisa.manager.server_clock import ServerClock
@@ -80,7 +82,7 @@ def test_messages_move_when_the_time_zone_data_changes(
     with Producer(redis_url) as producer:
         options: dict[str, Any] = {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
         with monkeypatch.context() as old:
-            real = local_times.zone_of
+            real = zone_of
             old.setattr(local_times, "zone_of", lambda _: real("+08:00"))
             producer.send(TOPIC, 1, id="moves", ttl="1h", **options)
             producer.send(TOPIC, 1, id="late", **options, window="11-12")
@@ -125,9 +127,10 @@ def test_past_wall_times_leave_the_list_and_the_topic_is_unlisted(
         manager.stop()
 
 
-def test_the_deletion_of_a_topic_deletes_the_list(redis_url: str, cast: Cast) -> None:
+def test_fsck_and_the_deletion_of_a_topic_know_the_list(redis_url: str, cast: Cast) -> None:
     with Producer(redis_url) as producer:
         producer.send(TOPIC, 1, id="a", at_local="2030-12-24T09:00", tz="UTC")
+        assert not list(cast.store.drive(check(cast.store, [TOPIC])).findings)
         producer.cancel(TOPIC, "a")
     cast.store.drive(deletion.delete(cast.store, TOPIC))
     assert not cast.store.ask("EXISTS", cast.keys.local)

@@ -200,7 +200,12 @@ def test_each_message_has_the_window_of_its_recipient(server: ShiftedServer) -> 
         own = producer.send(TOPIC, "own", at_ms=at_ms, window="22-23", tz="Europe/Berlin")
         with running(Manager(server.url)):
             found: list[Any] = []
-            wait_until(lambda: found.extend(pulled(consumer, 0.1)) or len(found) == 3)
+
+            def came() -> bool:
+                found.extend(pulled(consumer, 0.1))
+                return len(found) == 3
+
+            wait_until(came)
         assert {one.message.id for one in found} == {zones["UTC"], zones["America/New_York"], own}
         later = producer.get(TOPIC, zones["Asia/Tokyo"])
         assert later is not None

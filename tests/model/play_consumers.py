@@ -71,8 +71,9 @@ class Consumers(Play):
             return [one and one[0] for one in opened], [bool(one and one[1]) for one in opened]
 
         reads = [Read(str(one.name), one.id, int(one.due), one.attempt) for one in entries]
+        limits = None if opens is None else [Limits(0, opens)] * len(reads)
         self.stage.call(
-            Open(topic, group, reads, lease, limits=opens and [Limits(0, opens)] * len(reads)),
+            Open(topic, group, reads, lease, limits=limits),
             model,
             lambda opened: (
                 [one and one.decode() for one in opened.envelopes],

@@ -30,6 +30,7 @@ import uuid_utils
 
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.options import LARGEST_BODY_BYTES
+from lisa.core.model.windows import WINDOW_HEADER
 
 VERSION = b"1"
 HEAD_BYTES = 15
@@ -44,6 +45,8 @@ _FROM_SORTED = bytes.maketrans(_SORTED_ALPHABET.encode(), _BASE64.encode())
 _GENERATED = re.compile(r"[0-9A-Z_a-z~]{22}\Z")
 _TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _KINDS = frozenset(b"jsb")
+_WINDOW_FIRST = b'{"lisa-window":'
+_WINDOW_END = HEAD_BYTES + len(_WINDOW_FIRST)
 _WITHOUT_HEADERS = {b"j0000": "j", b"s0000": "s", b"b0000": "b"}
 
 
@@ -169,6 +172,8 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"headers are text to text; {name!r}: {value!r} is not")
+    if WINDOW_HEADER in headers:
+        headers = {WINDOW_HEADER: headers[WINDOW_HEADER], **headers}
     try:
         encoded = _encoder.encode(dict(headers))
     except (ValueError, UnicodeError) as error:
@@ -274,13 +279,7 @@ def headers_of(data: bytes) -> dict[str, str]:
 
 def has_window(data: bytes | None) -> bool:
     """Whether the headers of an envelope name a window of the message; see `core.model.windows`."""
-    if not data or data[11:HEAD_BYTES] == b"0000":
-        return False
-    try:
-        end = HEAD_BYTES + int(data[11:HEAD_BYTES], 16)
-    except ValueError:
-        return False
-    return b'"lisa-window":' in data[HEAD_BYTES:end]
+    return data is not None and data[HEAD_BYTES:_WINDOW_END] == _WINDOW_FIRST
 
 
 def fence_of(data: bytes) -> str:
