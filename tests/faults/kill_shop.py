@@ -54,7 +54,7 @@ def close_windows_early() -> None:
         closed.add(token)
         return Limits(now_ms + 60_000, now_ms + 100)
 
-    def close_at(self: Held, limits: Limits, at_us: int, at: float) -> None:  # noqa: ARG001
+    def close_at(self: Held, limits: Limits, at_us: int, at: float) -> None:
         if limits.opens_ms < limits.closes_ms:  # those above
             self.limits, self.closes = Limits(0, limits.opens_ms), at
 
