@@ -4,9 +4,10 @@
 -- A repeated call returns the first answer.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
 -- ARGV  the layout's number ('' to skip the check);
---       n; n times id, envelope, due, end of its ttl or '', own policies or '', its states as
---       text ('' in waiting; else for each group that owes it 'number:kind:score:attempts'
---       separated by spaces, the kind r for retry or g for garbage), its last failure's reason
+--       n; n times id, envelope, due, end of its ttl or '', '=' and its own policies (may be empty:
+--       no retries) or '', its states as text ('' in waiting; else for each group that owes it
+--       'number:kind:score:attempts' separated by spaces, the kind r for retry or g for garbage), its
+--       last failure's reason
 -- Returns {'OK', letters}: y restored, l live already, s settled; {'UNDECLARED'} if a state names
 --       group 0, which means that the group is not declared; {'SHARDS'};
 --       {'GROUPS', ...}
@@ -24,10 +25,9 @@ local function tell(id, i, group, attempts, due, more)
   local at = first + 7 * i
   local event = {id, 'restored', group, attempts, 'due', due, 'envelope', ARGV[at - 5]}
   for _, part in ipairs(more) do event[#event + 1] = part end
-  for k, name in ipairs({'expires', 'policy'}) do
-    if ARGV[at - 4 + k] ~= '' then
-      event[#event + 1], event[#event + 2] = name, ARGV[at - 4 + k]
-    end
+  if ARGV[at - 3] ~= '' then event[#event + 1], event[#event + 2] = 'expires', ARGV[at - 3] end
+  if ARGV[at - 2] ~= '' then
+    event[#event + 1], event[#event + 2] = 'policy', string.sub(ARGV[at - 2], 2)
   end
   events[#events + 1] = event
 end
@@ -67,7 +67,7 @@ for i = 1, n do
       put_in_group(id, i, number, kind, score, attempts)
     end
     if ARGV[at - 3] ~= '' then call('ZADD', EXPIRY, ARGV[at - 3], id) end
-    if ARGV[at - 2] ~= '' then put_policy(id, ARGV[at - 2]) end
+    if ARGV[at - 2] ~= '' then put_policy(id, string.sub(ARGV[at - 2], 2)) end
   end
 end
 count('restored', restored)

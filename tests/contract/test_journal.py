@@ -616,7 +616,11 @@ def test_restored_messages_have_their_earlier_state(bench: Bench) -> None:
                 RestoreItem("a", envelope("A-one"), 7, FAR, "0,5"),
                 RestoreItem("b", envelope("A+two"), 7, group_states=both, reason="boom"),
                 RestoreItem(
-                    "c", envelope("A+one"), 7, group_states=(RestoreState("lisa", "retry", 5),)
+                    "c",
+                    envelope("A+one"),
+                    7,
+                    policy="",  # no retries
+                    group_states=(RestoreState("lisa", "retry", 5),),
                 ),
             ],
         )
@@ -625,7 +629,7 @@ def test_restored_messages_have_their_earlier_state(bench: Bench) -> None:
         body={"a": "A-one", "b": "A+two", "c": "A+one"},
         waiting={"a": 7},
         expiry={"a": FAR},
-        policy={"a": "0,5"},
+        policy={"a": "0,5", "c": ""},
         stats={"restored": 3},
         lisa=G(retry={"b": 9, "c": 5}, attempts={"b": 2}, reasons={"b": "boom"}),
         audit=G(garbage={"b": 8}, attempts={"b": 3}, reasons={"b": "boom"}),

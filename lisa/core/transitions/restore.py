@@ -81,7 +81,7 @@ class Restore(Recorded, ById[Restored]):
                 item.envelope,
                 item.due_ms,
                 "" if item.expires_ms is None else item.expires_ms,
-                item.policy or "",
+                "" if item.policy is None else f"={item.policy}",  # an empty one: no retries
                 group_states,
                 item.reason,
             ]
