@@ -61,7 +61,8 @@ class VirtualClock(ServerClock):
 class _View:
     """One shard at one instant.
 
-    dues: due times of waiting messages and retries; none while the topic is paused.
+    dues: due times of waiting messages and retries, and when a ramp promotes the next message;
+        none while the topic is paused.
     ends: when leases end. expiries: when messages expire.
     ticks: when its schedules have their next ticks.
     ready: groups, each with the number of its messages for handlers.
@@ -198,10 +199,13 @@ class ManagerSteps:
         return commands
 
     def _view(self, shard: Shard, groups: Sequence[str], replies: Iterator[Any]) -> _View:
-        options = TopicOptions.from_hash(pairs(next(replies)))
+        stored = pairs(next(replies))
+        options = TopicOptions.from_hash(stored)
         ack_ms = duration_ms(options.ack_timeout)
         expiries, ticks = _instants(replies), _instants(replies)
         dues = [at for _ in range(1 + len(groups)) for at in _instants(replies)]
+        if options.ramp is not None and b"ramped" in stored and dues:
+            dues.append(options.ramp.next_ms(int(stored[b"ramped"])))
         ends: list[int] = []
         ready: dict[str, int] = {}
         for name in groups:

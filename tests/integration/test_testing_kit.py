@@ -253,6 +253,31 @@ class TestDelivery:
         assert kit.attempts() == []
         assert kit.waiting() == []
 
+    def test_a_late_policy_skips_what_an_outage_delayed(self, kit: LisaTestKit) -> None:
+        kit.configure("orders", paused=True)
+        sent = [
+            kit.producer.send("orders", n, delay=n * HOUR, late="skip after 90m") for n in (1, 2)
+        ]
+        kit.advance(3 * HOUR)
+        kit.configure("orders", paused=False)
+        kit.run_until_idle()
+        found = [kit.producer.get("orders", one) for one in sent]
+        assert [one.state if one else None for one in found] == ["skipped", "acked"]
+
+    def test_a_ramp_promotes_a_backlog_at_its_instants(self, kit: LisaTestKit) -> None:
+        consumer = Consumer()
+        consumer.on("orders", lambda _: None)
+        kit.attach(consumer)
+        kit.configure("orders", ramp="1/m")
+        start = kit.now
+        for n in range(3):
+            kit.producer.send("orders", n, at=start - HOUR)
+        kit.advance(minutes=3)
+        waited = [one.at - start for one in kit.attempts()]
+        for n, one in enumerate(waited):
+            assert timedelta(0) <= one - timedelta(minutes=n) <= timedelta(milliseconds=10)
+        assert len(waited) == 3
+
     def test_a_ttl_ends_a_retry(self, kit: LisaTestKit) -> None:
         consumer = Consumer()
         consumer.on("orders", lambda _: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -186,6 +187,11 @@ class Ramp:
     def share(self, shards: int) -> Ramp:
         """The ramp of one of several shards."""
         return replace(self, per=self.per * shards)
+
+    def next_ms(self, used_us: int) -> int:
+        """When the next message may come if the budget is used up to an instant in epoch us."""
+        pause_us = self.per / self.count / timedelta(microseconds=1)
+        return math.ceil((used_us + pause_us) / 1000)
 
     def lasts(self, backlog: int) -> timedelta:
         """How long the promotion of a backlog takes."""
