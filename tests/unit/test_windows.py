@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.options import encode
-from lisa.core.model.windows import WINDOW_HEADER, public_holidays
+from lisa.core.model.windows import public_holidays
 from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
 from lisa.core.model.windows.openings import is_open, limits_at, opening_at
 from lisa.core.model.windows.placing import (

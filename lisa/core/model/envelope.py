@@ -29,8 +29,8 @@ import msgspec
 import uuid_utils
 
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.options import LARGEST_BODY_BYTES
-from lisa.core.model.windows import WINDOW_HEADER
 
 VERSION = b"1"
 HEAD_BYTES = 15

@@ -17,6 +17,8 @@ from lisa.core.model.sharding import Shard
 
 DEFAULT_PREFIX = "lisa"
 MAX_ID_BYTES = 256
+WINDOW_HEADER = "lisa-window"
+"""The header with a message's own window: the first one, so that scripts find it quickly."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}(?:~\d{1,2}of\d{1,2})?\Z")

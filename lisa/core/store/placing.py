@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from lisa.core.model.envelope import headers_of
-from lisa.core.model.windows import WINDOW_HEADER
+from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.windows.local_time import LOCAL_HEADER
 from lisa.core.model.windows.placing import clock_ms, moved, window_of
 from lisa.core.redis.flow import Command, Flow

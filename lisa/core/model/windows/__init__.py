@@ -2,6 +2,3 @@
 
 Pure computation. Producers use it to choose due times, consumers to check them at hand-over.
 """
-
-WINDOW_HEADER = "lisa-window"
-"""The header with a message's own window: the first one, so that scripts find it quickly."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lisa.core.model.clock import parse_zone, zone_name, zone_of
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.windows import WINDOW_HEADER
+from lisa.core.model.keys import WINDOW_HEADER
 from lisa.core.model.windows.local_time import LOCAL_HEADER, LocalTime, local_time
 from lisa.core.model.windows.openings import require_opening, wall_time
 from lisa.core.model.windows.window import HandOverWindow, open_spans, parse
