@@ -52,9 +52,6 @@ class SendOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate | str
 
 
-_BY_CALENDAR = ("at_local", "fold", "business_days", "window")
-"""Options that `lisa.core.model.windows` resolves. Sends without them do not import it."""
-
 _OPTIONS = frozenset(SendOptions.__annotations__)
 _DUES = ("delay", "at", "at_ms", "at_local")
 _DIFFERENCES = (
@@ -137,7 +134,12 @@ class SendPlan(NamedTuple):
         zone = parse_zone(tz) if tz is not None else zone
         due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
         headers = options.get("headers")
-        is_by_calendar = any(options.get(name) is not None for name in _BY_CALENDAR)
+        is_by_calendar = not (
+            options.get("at_local") is None
+            and options.get("window") is None
+            and options.get("business_days") is None
+            and options.get("fold") is None
+        )
         if is_by_calendar:
             due, headers = _placed(options, due, zone)
         return cls(
