@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
@@ -112,6 +113,25 @@ def test_messages_are_brought_up_to_date_at_intervals(
     assert writer.wants_fold()
     monkeypatch.setattr(writing, "FOLD_SHARE", 1e9)
     assert not writer.wants_fold()
+    check(spark, str(tmp_path), journal.events)
+
+
+def test_a_commit_whose_answer_was_lost_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store repeats a request without an answer, and then refuses the repetition."""
+    journal, commit = Stories("orders"), DeltaTable.create_write_transaction
+
+    def unanswered(*arguments: Any, **named: Any) -> None:
+        commit(*arguments, **named)
+        raise CommitFailedError("the version exists")
+
+    writer = FileWriter(spark, str(tmp_path))
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", unanswered)
+    for batch in range(2):
+        some = journal.extend(5)
+        assert writer.write(frame(spark, some), batch, "q")[0] == len(some)
+    writer.fold()
     check(spark, str(tmp_path), journal.events)
 
 

@@ -137,6 +137,8 @@ class FileRemover:
         kept = before.join(doomed, doomed.columns, "left_anti").select(*before.columns)
         order = ("day", "topic", "at", "seq") if table.name == LOG else ("day", "topic", "id")
         root = f"{HIDDEN}/staging/{number}"
+        # Few large files: otherwise each task would write a small one for each day.
+        kept = kept.hint("rebalance", sf.col("day"))
         staged = write_files(kept.sortWithinPartitions(*order), self._folder, root, by_day=True)
         count = sum(one["num_records"] for one in olds) - sum(one.rows for one in staged)
         files = place_files(self._folder, staged, root, table.name, str(number))

@@ -161,7 +161,8 @@ class ArchiveTable:
     ) -> None:
         """Add files, and with `replace_undated` remove all present files without a day.
 
-        transactions: name -> number, committed together with the files. remove: files to remove.
+        transactions: name -> number, committed together with the files; `STATE` is one of them.
+        remove: files to remove.
 
         Raises ConfigError if another process has committed since the last `refresh`.
         """
@@ -187,6 +188,8 @@ class ArchiveTable:
                 )
             except CommitFailedError:
                 self.refresh()
+                if self.transaction(STATE) == transactions[STATE]:
+                    break  # written, but the answer was lost, and the repetition was refused
                 if self.transaction(STATE) != before:
                     raise ConfigError(another_writer(self._folder.where)) from None
                 if not left:
