@@ -53,10 +53,10 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
         one.discard(dead)
         one.store.call(Fail("orders", one.group, [Failure(failed.id, failed.entry, "no")]))
     cast.send(message_id="later", delay_ms=3_600_000, policy="1000")
-    for name in ("gone", "m30"):
+    for name in ("gone", "m30", "erased"):
         cast.send(message_id=name, delay_ms=3_600_000)
     body = stage.admin.get(cast.keys.body("gone"))
-    cast.store.call(Cancel("orders", ["gone", "m30"]))
+    cast.store.call(Cancel("orders", ["gone", "m30", "erased"]))
     server, where = Server(stage.url), f"{tmp_path}/archive"
 
     def opened() -> Archive:
@@ -78,7 +78,7 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
         archive(spark, where, url=stage.url, once=True)
         search(spark, Query(), archive=opened(), server=server).collect()
         audit(spark, opened, server)
-        erase(spark, where, ["m30"], server=server)
+        erase(spark, where, ["erased"], server=server)
     stage.admin.flushdb()
     stage.admin.set(cast.keys.body("gone"), body)  # as on an older copy of the server
     stage.admin.zadd(cast.keys.waiting, {"gone": 4_102_444_800_000})
