@@ -57,17 +57,25 @@ def ended(program: str, url: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_first_program_is_short_and_does_what_it_says(redis_url: str) -> None:
-    (program,) = blocks(ROOT / "README.md", "python")
+    program, _ = blocks(ROOT / "README.md", "python")
     assert len([line for line in program.splitlines() if line.strip()]) < 15
     assert run(program, redis_url) == "order 42 was not paid: cancelled\n"
 
 
 def test_the_first_program_says_so_if_its_manager_is_forgotten(redis_url: str) -> None:
-    (program,) = blocks(ROOT / "README.md", "python")
+    program, _ = blocks(ROOT / "README.md", "python")
     done = ended(program.replace("Manager(server), ", ""), redis_url)
     assert done.stdout == ""
     assert "topic orders: messages are overdue by " in done.stderr
     assert "no manager is running; start one: lisa-manager" in done.stderr
+
+
+def test_the_second_program_sends_what_it_says(redis_url: str) -> None:
+    _, program = blocks(ROOT / "README.md", "python")
+    run(program, redis_url)
+    with connect(redis_url) as client:
+        topics = ("reports", "reminders", "calls", "coupons")
+        assert [client.zcard(f"lisa:{{{topic}}}:waiting") for topic in topics] == [1] * 4
 
 
 WITH_PROGRAMS = [
