@@ -232,8 +232,8 @@ class Heartbeat:
         if not sub.group:
             return None
         now, is_answered = time.monotonic(), None
-        if sub.unreleased and not sub.closing.is_set():
-            is_answered = sub.release_owed()
+        if sub.releases.are_owed and not sub.closing.is_set():
+            is_answered = sub.releases.make_owed()
         if sub.unstarted and is_answered is not False:
             given_back = sub.give_back_late(now)
             is_answered = is_answered if given_back is None else given_back

@@ -115,7 +115,7 @@ class StreamReader:
     def release_unopened(self) -> None:
         """Release the unopened entries."""
         if self._unopened:
-            self._sub.release([(entry.id, entry.entry) for entry in self._unopened])
+            self._sub.releases.make([(entry.id, entry.entry) for entry in self._unopened])
             self._unopened.clear()
 
     def _release_lost(self) -> bool:
@@ -123,7 +123,7 @@ class StreamReader:
         lost = self._lost()
         if lost:
             log.info("topic %s: releasing %d messages of a lost reply", self._sub.shard, len(lost))
-            self._sub.release(lost)
+            self._sub.releases.make(lost)
         return lost is not None
 
     def _read(self, count: int, block: timedelta) -> list[Entry]:

@@ -14,18 +14,17 @@ from lisa.consumer.leases import Leases
 from lisa.consumer.membership import Membership
 from lisa.consumer.outcomes import Outcomes
 from lisa.consumer.prefetch import Pace
+from lisa.consumer.releases import Releases
 from lisa.consumer.slots import AnySlots
 from lisa.consumer.thread_queue import ThreadQueue
-from lisa.consumer.window_end import move, note_limits
 from lisa.core.delivery.decode import unpack
 from lisa.core.delivery.opening import Opening, StreamRead, from_entries
-from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.model.errors import ServerUnavailable
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.sharding import Shard
 from lisa.core.model.stream import Entry
-from lisa.core.store.store import SyncStore, chunks
+from lisa.core.store.store import SyncStore
 from lisa.core.transitions.open import Open, Opened
-from lisa.core.transitions.release import Release
 
 log = logging.getLogger("lisa.consumer")
 
@@ -50,7 +49,7 @@ class Subscription:
     leases: all deliveries that this consumer holds.
     unstarted: deliveries or batches that no handler has started.
     outcomes: ended deliveries that wait to be settled.
-    unreleased: receipts of deliveries to release once the server answers.
+    releases: deliveries that return to the group.
     stats: counts and times of handlers.
     pace: how many messages to prefetch.
     shortened: called when the ack timeout became shorter.
@@ -80,13 +79,13 @@ class Subscription:
         self.leases = Leases(store, self.membership, shortened)
         self.unstarted: ThreadQueue[Work] = ThreadQueue()
         self.outcomes = Outcomes()
-        self.unreleased: ThreadQueue[tuple[str, str]] = ThreadQueue()
         self.stats = HandlerStats(shard)
         self.pace = Pace()
         self._opening = Opening(store)
         self.is_paused_topic = False
         self.is_paused_here = False
         self.closing = threading.Event()
+        self.releases = Releases(store, self.membership, self.closing.is_set)
         self.slots, self._state, self._retry = slots, state, retry
 
     @property
@@ -141,8 +140,10 @@ class Subscription:
         self.is_paused_topic = opened.paused
         count = len(opened.envelopes)
         taken = self._take(entries[:count], opened, read.read_at, leased_at)
-        if opened.limits:
-            note_limits(self.leases.held, entries, opened, now)
+        for entry, limits in zip(entries, opened.limits, strict=False):
+            if limits is not None and entry.entry in self.leases.held:
+                # Counted from before the call: early by at most a round trip, and never late.
+                self.leases.held[entry.entry].close_at(limits, opened.now_us, now)
         return taken, count
 
     def _take(
@@ -183,7 +184,7 @@ class Subscription:
         try:
             is_lost = now > held.lease_ends and not self.leases.renew(held)
         except ServerUnavailable:
-            self.unreleased.put(held.receipt)
+            self.releases.owe(held)
             is_lost = True
         if is_lost:
             self.leases.drop(held)
@@ -192,16 +193,8 @@ class Subscription:
         return True
 
     def defer(self, held: Held) -> None:
-        """Move a delivery until its window opens, and drop it.
-
-        If the server does not answer, it is released later and opened again, with a new check.
-        """
-        try:
-            move(self.store, self.shard, self.group, held)
-        except ServerUnavailable:
-            self.unreleased.put(held.receipt)
-        except LisaError as error:
-            self._not_released(1, error)
+        """Drop a delivery, and move its message until its window opens."""
+        self.releases.defer(held)
         self.leases.drop(held)
 
     def finish(self, held: Held, outcome: Outcome) -> None:
@@ -287,37 +280,7 @@ class Subscription:
 
     def give_back(self, deliveries: Sequence[Held]) -> bool:
         """Release unstarted deliveries; returns whether the server released them all."""
-        released = self.release([held.receipt for held in deliveries])
+        released = self.releases.make([held.receipt for held in deliveries])
         for held in deliveries:
             self.leases.drop(held)
         return released
-
-    def release(self, receipts: Sequence[tuple[str, str]]) -> bool:
-        """Return deliveries to the group's stream without counting an attempt.
-
-        Returns whether the server released them all. If the server does not answer, the rest is
-        released later, unless the subscription is closing.
-        """
-        released = True
-        for some in chunks(receipts, self.store.batch_size(self.shard, Release)):
-            try:
-                self.store.call(Release(self.shard, self.group, some))
-            except ServerUnavailable as error:
-                left = receipts[receipts.index(some[0]) :]  # further calls would time out too
-                if not self.closing.is_set():
-                    self.unreleased.put_all(left)
-                self._not_released(len(left), error)
-                return False
-            except LisaError as error:
-                self._not_released(len(some), error)
-                released = False
-        return released
-
-    def _not_released(self, count: int, error: LisaError) -> None:
-        again = "trying again" if self.unreleased else "redelivered when their leases expire"
-        what = "topic %s: %d messages could not be released (%s): %s"
-        log.warning(what, self.shard, count, error, again)
-
-    def release_owed(self) -> bool:
-        """Retry earlier failed releases; returns whether the server released them all."""
-        return self.release(self.unreleased.take_all())

@@ -432,7 +432,7 @@ def test_a_pause_ends_with_its_subscription() -> None:
 def test_releasing_stops_at_the_first_call_without_a_reply() -> None:
     store = Script(ServerUnavailable("it hangs"))
     _, sub, _ = settler_for(store)
-    assert not sub.release([(name, f"{name}-1") for name in "abcdef"])
+    assert not sub.releases.make([(name, f"{name}-1") for name in "abcdef"])
     assert len(store.calls) == 1
 
 

@@ -1,0 +1,86 @@
+"""Returns deliveries that no handler has started to their group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from lisa.consumer.inflight import Held
+from lisa.consumer.membership import Membership
+from lisa.consumer.thread_queue import ThreadQueue
+from lisa.core.model.errors import LisaError, ServerUnavailable
+from lisa.core.store.store import SyncStore, chunks
+from lisa.core.transitions.defer import Defer, Outside
+from lisa.core.transitions.release import Release
+
+log = logging.getLogger("lisa.consumer")
+
+Receipt = tuple[str, str]
+"""Id and entry id of a delivery."""
+
+
+class Releases:
+    """The releases of one subscription: made, or owed because the server did not answer.
+
+    is_closing: whether the consumer stops; it then owes nothing, and the leases end by themselves.
+    """
+
+    def __init__(
+        self, store: SyncStore, membership: Membership, is_closing: Callable[[], bool]
+    ) -> None:
+        self._store, self._membership, self._is_closing = store, membership, is_closing
+        self._owed: ThreadQueue[Receipt] = ThreadQueue()
+
+    @property
+    def are_owed(self) -> bool:
+        """Whether an earlier release must be repeated."""
+        return bool(self._owed)
+
+    def owe(self, held: Held) -> None:
+        """Release a delivery once the server answers."""
+        self._owed.put(held.receipt)
+
+    def make(self, receipts: Sequence[Receipt]) -> bool:
+        """Return deliveries to the group's stream without counting an attempt.
+
+        Returns whether the server released them all. If the server does not answer, the rest is
+        released later, unless the consumer stops.
+        """
+        released, shard = True, self._membership.shard
+        for some in chunks(receipts, self._store.batch_size(shard, Release)):
+            try:
+                self._store.call(Release(shard, self._membership.group, some))
+            except ServerUnavailable as error:
+                left = receipts[receipts.index(some[0]) :]  # further calls would time out too
+                if not self._is_closing():
+                    self._owed.put_all(left)
+                self._failed(len(left), error)
+                return False
+            except LisaError as error:
+                self._failed(len(some), error)
+                released = False
+        return released
+
+    def make_owed(self) -> bool:
+        """Repeat earlier failed releases; returns whether the server released them all."""
+        return self.make(self._owed.take_all())
+
+    def defer(self, held: Held) -> None:
+        """Move a delivery until its window opens.
+
+        If the server does not answer, it is released later and opened again, with a new check.
+        """
+        if held.limits is None:
+            return
+        outside = Outside(*held.receipt, *held.limits)
+        try:
+            self._store.call(Defer(self._membership.shard, self._membership.group, [outside]))
+        except ServerUnavailable:
+            self.owe(held)
+        except LisaError as error:
+            self._failed(1, error)
+
+    def _failed(self, count: int, error: LisaError) -> None:
+        again = "trying again" if self._owed else "redelivered when their leases expire"
+        what = "topic %s: %d messages could not be released (%s): %s"
+        log.warning(what, self._membership.shard, count, error, again)
