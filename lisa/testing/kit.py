@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -17,6 +18,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import Keys
 from lisa.core.model.message import Message
 from lisa.core.model.sharding import Topic, topics_of
+from lisa.core.model.windows.placing import using_clock
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Flow, adrive, awaiting, blocking, drive
@@ -45,6 +47,8 @@ class _Kit:
         self._store.drive(self._store.check_schema())
         self._timeline = Timeline(server, self._store, time.time_ns() // 1_000_000)
         self._timeline.watch.start()
+        self._clock = ExitStack()
+        self._clock.enter_context(using_clock(lambda: self._timeline.now_ms))
 
     @property
     def url(self) -> str:
@@ -151,6 +155,7 @@ class _Kit:
         return self._timeline.run_until_idle(within)
 
     def _close(self) -> None:
+        self._clock.close()
         self._timeline.watch.stop()
         self._store.close()
 

@@ -554,6 +554,20 @@ async def test_handlers_share_the_tests_event_loop(async_kit: AsyncLisaTestKit) 
     assert [one.body for one in async_kit.handled("daily")] == seen
 
 
+def test_windows_and_business_days_count_from_the_tests_clock(kit: LisaTestKit) -> None:
+    kit.travel_to(datetime(2030, 1, 4, 20, tzinfo=UTC))  # a Friday
+    kit.configure("calls", window="mon-fri 9-17")
+    kit.producer.send("calls", 1, delay=HOUR)
+    kit.producer.send("calls", 2, delay=HOUR, window="sat 10-12")
+    kit.producer.send("calls", 3, at_local="10:00", business_days=1, tz="UTC")
+    due = {message.body: message.due for message in kit.waiting("calls")}
+    assert due == {
+        1: datetime(2030, 1, 7, 9, tzinfo=UTC),
+        2: datetime(2030, 1, 5, 10, tzinfo=UTC),
+        3: datetime(2030, 1, 7, 10, tzinfo=UTC),
+    }
+
+
 def test_twenty_months_take_no_time(clock: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits, and a test of a timeout makes fewer than a hundred calls to the server."""
     slept, calls, sleep = list[float](), list[object](), time.sleep

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -170,6 +171,24 @@ def _utc(at_ms: int) -> str:
     return f"{wall_time(at_ms, zone_of('UTC')).isoformat()}Z"
 
 
-def clock_ms() -> int:
+def machine_ms() -> int:
     """This machine's clock in epoch milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+_clocks = [machine_ms]
+
+
+def clock_ms() -> int:
+    """The clock of this process's sends, in epoch milliseconds: the machine's, or a test's."""
+    return _clocks[-1]()
+
+
+@contextmanager
+def using_clock(clock: Callable[[], int]) -> Iterator[None]:
+    """Choose due times by another clock while the block runs, in all threads."""
+    _clocks.append(clock)
+    try:
+        yield
+    finally:
+        _clocks.remove(clock)
