@@ -84,7 +84,7 @@ class Judge:
     def _is_work_left(self) -> bool:
         asked: list[tuple[str, ...]] = [("ZCOUNT", self._keys.waiting, "-inf", f"({FAR}")]
         for keys in map(self._keys.group, self._groups):
-            asked += [("HLEN", keys.entries), ("ZCARD", keys.retry)]
+            asked += [("HLEN", keys.entries), ("ZCOUNT", keys.retry, "-inf", f"({FAR}")]
         return any(self._store.drive(self._store.commands(asked)))
 
     def _check(self, story: list[Event]) -> None:
@@ -101,23 +101,26 @@ class Judge:
         for keys in map(self._keys.group, self._groups):
             asked += [
                 ("XLEN", keys.ready),
-                ("EXISTS", keys.entries, keys.retry, keys.leases),
+                ("EXISTS", keys.entries, keys.leases),
+                ("ZCOUNT", keys.retry, "-inf", f"({FAR}"),
                 ("ZRANGE", keys.garbage, "0", "-1"),
+                ("ZRANGE", keys.retry, "0", "-1"),  # until a window opens
                 ("HKEYS", keys.attempts),
             ]
         replies = self._store.drive(self._store.commands(asked))
         of_groups = replies[3 * len(ends) :]
-        dead = {one.decode() for some in of_groups[2::4] for one in some}
-        assert not any(of_groups[::4] + of_groups[1::4]), f"left in groups: {of_groups}"
+        kept = {one.decode() for some in of_groups[3::6] + of_groups[4::6] for one in some}
+        left = of_groups[::6] + of_groups[1::6] + of_groups[2::6]
+        assert not any(left), f"left in groups: {of_groups}"
         for number, (id_, end) in enumerate(ends.items()):
             stone, body, due = replies[3 * number : 3 * number + 3]
             is_live = end is None
-            assert not is_live or due == FAR.encode() or id_ in dead, f"{id_} is lost"
+            assert not is_live or due == FAR.encode() or id_ in kept, f"{id_} is lost"
             assert bool(body) == is_live, f"{id_} ended {end}, body {body}"
             said = (stone or b"").decode()[9:].partition(",")[0]
             assert said == (end or ""), f"{id_} ended {end}, its tombstone says {said!r}"
         live = {id_ for id_, end in ends.items() if end is None}
-        failed = {one.decode() for some in of_groups[3::4] for one in some}
+        failed = {one.decode() for some in of_groups[5::6] for one in some}
         assert failed <= live, f"failures are counted of what is not live: {failed - live}"
 
 
