@@ -63,7 +63,9 @@ def live(
     try:
         with (
             Manager(
-                redis_url, topics={topic: {"group": "g", "capacity": 1000}}, http="127.0.0.1:0"
+                redis_url,
+                topics={topic: {"group": "g", "capacity": 1000, "ramp": "9/s"}},
+                http="127.0.0.1:0",
             ) as manager,
             httpx.Client(base_url=f"http://127.0.0.1:{manager.status_port}") as managers,
             httpx.Client(base_url=f"http://127.0.0.1:{port}") as consumers,
