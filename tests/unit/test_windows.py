@@ -224,7 +224,7 @@ def test_in_three_business_days_at_ten() -> None:
         ({"business_days": 0}, "need at_local"),
         ({"window": ""}, "a window is text"),
         ({"fold": 1}, "need at_local"),
-        ({"window": "whenever"}, "no day"),
+        ({"window": "whenever"}, "not a day"),
         ({"at_local": "1999-12-24T09:00", "tz": "UTC"}, "ten years ago"),
     ],
 )

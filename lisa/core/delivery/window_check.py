@@ -44,7 +44,7 @@ def open_in_windows(store: Store, call: Open) -> Flow[Opened]:
     try:
         limits = [limits_of(head, text(topic_window or b""), now_ms) for head in heads]
     except ConfigError:
-        # The leases would end, and count attempts of messages that nobody has tried to handle.
+        # Otherwise the leases would end and count attempts that no handler made.
         receipts = [(entry.id, entry.entry) for entry in call.entries]
         yield from store.run(Release(call.topic, call.group, receipts))
         raise

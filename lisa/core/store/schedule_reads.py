@@ -117,7 +117,7 @@ def list_all(store: Store, topic: str) -> Flow[list[ScheduleInfo]]:
 
 
 def upcoming(record: Record, now_ms: int, count: int) -> list[int]:
-    """The next ticks, at most `count` of them, and no more than the schedule may still create."""
+    """The next ticks: at most `count`, and at most as many as the schedule may still create."""
     most = record.definition.most
     if most is not None:
         count = min(count, max(0, most - record.made + record.is_made))

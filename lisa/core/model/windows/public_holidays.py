@@ -27,8 +27,8 @@ def parse_calendar(text: str) -> Calendar:
     found = _CALENDAR.fullmatch(text.upper())
     if not found:
         raise InvalidMessage(
-            f"window: {text!r} is no country; write its ISO code and perhaps a subdivision, as in "
-            "'not holidays DE-BE'"
+            f"window: {text!r} is not a country; write an ISO code, perhaps with a subdivision, "
+            "as in 'not holidays DE-BE'"
         )
     calendar = Calendar(found[1], found[2] or "")
     _dates_of(calendar)

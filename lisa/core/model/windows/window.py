@@ -180,7 +180,7 @@ def _dates(text: str) -> tuple[date, date]:
         period = (date.fromisoformat(first), date.fromisoformat(last if dots else first))
     except ValueError:
         raise InvalidMessage(
-            f"window: {text!r} is no date; write 2026-12-24 or 2026-12-24..2027-01-02"
+            f"window: {text!r} is not a date; write 2026-12-24 or 2026-12-24..2027-01-02"
         ) from None
     if period[1] < period[0]:
         raise InvalidMessage(f"window: the period {text!r} ends before it begins")
@@ -216,7 +216,7 @@ def _day(name: str) -> int:
         return _LONG_NAMES[name]
     except KeyError:
         raise InvalidMessage(
-            f"window: {name!r} is no day; use {', '.join(DAY_NAMES)} or daily"
+            f"window: {name!r} is not a day; use {', '.join(DAY_NAMES)} or daily"
         ) from None
 
 
@@ -224,7 +224,7 @@ def _span(text: str) -> Span:
     first, dash, last = text.partition("-")
     start, end = _minute(first), _minute(last) if dash else -1
     if start < 0 or end < 0 or start == DAY:
-        raise InvalidMessage(f"window: {text!r} is no range of hours; write 9-17 or 9:00-17:30")
+        raise InvalidMessage(f"window: {text!r} are not hours; write 9-17 or 9:00-17:30")
     if start == end:
         raise InvalidMessage(f"window: {text!r} begins and ends at the same time")
     return start, end if end > start else end + DAY
