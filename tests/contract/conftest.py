@@ -11,6 +11,7 @@ import pytest
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
+from lisa.core.redis.pools import Pool
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions import loader
 from tests.servers import flush
@@ -48,6 +49,8 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             pytest.skip(f"fakeredis: {unable.args[0]}")
         fake = fakeredis.FakeRedis(server_type="redis", version=(7,), protocol=2)
         connection = Connection(Address())
+        made = fake.connection_pool
+        fake.connection_pool = Pool(made.connection_class, **made.connection_kwargs)
         connection._open = fake
         fake.response_callbacks.clear()
         store = SyncStore(connection, Keys())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,9 +14,11 @@ import redis
 import redis.asyncio
 import uvloop
 
+import lisa
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +29,15 @@ def connection(redis_url: str) -> Iterator[Connection]:
     connection = Connection(Address.of(redis_url))
     yield connection
     connection.close()
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Connection]:
+    other = Connection(Address.of(url))
+    try:
+        yield other
+    finally:
+        other.close()
 
 
 def test_replies_and_errors_are_returned_in_order(connection: Connection) -> None:
@@ -51,6 +66,93 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
     factory: Any = uvloop.new_event_loop if request.param == "uvloop" else None
     with asyncio.Runner(loop_factory=factory) as made:
         yield made
+
+
+def test_threads_get_the_replies_to_their_own_commands(connection: Connection) -> None:
+    def ask(thread: int) -> bool:
+        every = [f"{thread}-{number}" for number in range(200)]
+        return [connection.execute(("ECHO", one)) for one in every] == [x.encode() for x in every]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(8)))
+
+
+def test_a_forked_child_does_not_use_the_connections_of_its_parent(connection: Connection) -> None:
+    assert connection.execute(("ECHO", "before")) == b"before"
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            for number in range(200):
+                assert connection.execute(("ECHO", f"child {number}")) == b"child %d" % number
+            os._exit(0)
+        os._exit(1)
+    for number in range(200):
+        assert connection.execute(("ECHO", f"parent {number}")) == b"parent %d" % number
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_call_that_is_interrupted_leaves_no_reply_to_a_later_one(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for call in (connection.execute, lambda one: connection.execute_many([one])):
+        assert connection.execute(("ECHO", "before")) == b"before"
+        with monkeypatch.context() as patched:
+            patched.setattr(redis.Connection, "read_response", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call(("ECHO", "interrupted"))
+        assert connection.execute(("ECHO", "after")) == b"after"
+
+
+def test_a_call_that_is_cancelled_leaves_no_reply_to_a_later_one(
+    redis_url: str, runner: asyncio.Runner
+) -> None:
+    connection = AsyncConnection(Address.of(redis_url))
+
+    async def call() -> None:
+        assert await connection.execute(("ECHO", "before")) == b"before"
+        waiting = asyncio.create_task(connection.execute(("BLPOP", "lisa-test-nothing", 60)))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await connection.execute(("ECHO", "after")) == b"after"
+        await connection.close()
+
+    runner.run(call())
+
+
+@pytest.mark.parametrize("is_check_due", [True, False])
+def test_a_connection_that_the_server_closed_is_replaced(
+    redis_url: str, connection: Connection, *, is_check_due: bool
+) -> None:
+    own = connection.execute(("CLIENT", "ID"))
+    with connected(redis_url) as other:
+        other.execute(("CLIENT", "KILL", "ID", own))
+    if is_check_due:
+        connection._redis.connection_pool._check_at = 0.0
+    else:
+        connection._redis.connection_pool._check_at = math.inf
+        with pytest.raises(redis.ConnectionError):
+            connection.execute(("PING",))
+    assert connection.execute(("PING",)) == b"PONG"
+
+
+def test_a_send_survives_that_the_server_closes_its_connection(redis_url: str) -> None:
+    with lisa.Producer(redis_url) as producer:
+        for _ in range(3):
+            assert producer.send("orders", {}, delay="1h")
+            with connected(redis_url) as other:
+                other.execute(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
+
+
+def test_closing_closes_all_connections(redis_url: str) -> None:
+    connection = Connection(Address.of(f"{redis_url}?client_name=to-be-closed"))
+    connection.execute_many([("PING",), ("PING",)])
+    connection.close()
+    with connected(redis_url) as other:
+        wait_until(lambda: b"to-be-closed" not in other.execute(("CLIENT", "LIST")))
 
 
 def cut_while_connecting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

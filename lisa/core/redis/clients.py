@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import redis
 import redis.asyncio as aredis
@@ -22,6 +22,7 @@ from redis.retry import Retry
 from lisa.core.redis.address import SENTINEL_TIMEOUT_S, Address
 from lisa.core.redis.exchange import Packer
 from lisa.core.redis.failover import Ask, watched, watched_async
+from lisa.core.redis.pools import AsyncPool, AsyncSentinelPool, Pool, SentinelPool
 from lisa.core.redis.sentinels import AsyncSentinels, Sentinels
 from lisa.core.redis.tls import share_contexts
 from lisa.core.redis.topology import NodeAddress, Topology, topology_of
@@ -94,8 +95,13 @@ def _packed(client: Any) -> Any:
 
 
 def _blocking(url: str, **keywords: Any) -> redis.Redis:
-    client: redis.Redis = share_contexts(redis.Redis.from_url(url, retry=_ONCE, **keywords))
-    return client
+    client = redis.Redis.from_pool(Pool.from_url(url, retry=_ONCE, **keywords))
+    return cast(redis.Redis, share_contexts(client))
+
+
+def _asyncio(url: str, **keywords: Any) -> aredis.Redis:
+    client = aredis.Redis.from_pool(AsyncPool.from_url(url, retry=_ONCE_ASYNC, **keywords))
+    return cast(aredis.Redis, _packed(client))
 
 
 _ONCE, _ONCE_ASYNC = Retry(NoBackoff(), 0), AsyncRetry(NoBackoff(), 0)
@@ -180,7 +186,7 @@ def _async_cluster(address: Address) -> AsyncRawCluster:
         keywords = _node_keywords(address)
         keywords["redis_connect_func"] = watched_async(address, _asking_nodes(topology))
         url = _node_url(node, keywords)
-        return _packed(aredis.Redis.from_url(url, retry=_ONCE_ASYNC, **keywords))
+        return _asyncio(url, **keywords)
 
     return AsyncRawCluster(topology, connect)
 
@@ -197,7 +203,7 @@ def make_client(address: Address) -> Any:
         own = {**address.sentinel_keywords(), "retry": _ONCE}
         given: dict[str, Any] = {"retry": _ONCE, "command_packer": Packer(), **keywords}
         sentinel: Any = Sentinels(hosts, sentinel_kwargs=own, **given)
-        return share_contexts(sentinel.master_for(service))
+        return share_contexts(sentinel.master_for(service, connection_pool_class=SentinelPool))
     return _blocking(address.url, command_packer=Packer(), **address.keywords())
 
 
@@ -210,8 +216,8 @@ def make_async_client(address: Address) -> Any:
         keywords["redis_connect_func"] = watched_async(address, _asking_sentinels(address))
         own = {**address.sentinel_keywords(), "retry": _ONCE_ASYNC}
         sentinel: Any = AsyncSentinels(hosts, sentinel_kwargs=own, retry=_ONCE_ASYNC, **keywords)
-        return _packed(sentinel.master_for(service))
-    return _packed(aredis.Redis.from_url(address.url, retry=_ONCE_ASYNC, **address.keywords()))
+        return _packed(sentinel.master_for(service, connection_pool_class=AsyncSentinelPool))
+    return _asyncio(address.url, **address.keywords())
 
 
 def reporting_client_id(address: Address, report: Callable[[int | None], None]) -> Address:

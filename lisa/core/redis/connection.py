@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import redis
+
 from lisa.core.redis.address import Address
 from lisa.core.redis.clients import make_async_client, make_client
 from lisa.core.redis.exchange import aexchange, exchange, packed
@@ -62,9 +64,16 @@ class Connection(_Opener):
         connection = pool.get_connection()
         try:
             connection.send_command(*command)
-            return connection.read_response()
-        finally:
+            reply = connection.read_response()
+        except redis.ResponseError:
+            pool.keep(connection)
+            raise
+        except BaseException:
+            connection.disconnect()  # the reply may still arrive
             pool.release(connection)
+            raise
+        pool.keep(connection)
+        return reply
 
     def behind(self, cursor: int) -> int:
         """The cursor that continues a SCAN after a node that failed; 0 at the end."""
@@ -121,9 +130,7 @@ class Connection(_Opener):
             return
         # redis-py cannot interrupt a read from another thread.
         pool = self._open.client(self._open.named(node)).connection_pool
-        with pool._lock:  # noqa: SLF001
-            busy = list(pool._in_use_connections)  # noqa: SLF001
-        for connection in busy:
+        for connection in pool.busy():
             sock = connection._sock  # noqa: SLF001
             if sock is not None:
                 with suppress(OSError):
@@ -179,9 +186,16 @@ class AsyncConnection(_Opener):
         connection = await pool.get_connection()
         try:
             await connection.send_command(*command)
-            return await connection.read_response()
-        finally:
+            reply = await connection.read_response()
+        except redis.ResponseError:
+            pool.keep(connection)
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)
             await pool.release(connection)
+            raise
+        pool.keep(connection)
+        return reply
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands together; the replies may include errors."""

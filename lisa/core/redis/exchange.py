@@ -49,10 +49,12 @@ def _replies(pool: Any, connection: Any, left: int) -> Iterator[Any]:
                 reply = error
             left -= 1
             yield reply
-    finally:
+    except BaseException:
         if left:
             connection.disconnect()
         pool.release(connection)
+        raise
+    pool.keep(connection)
 
 
 async def aexchange(pool: Any, request: bytes, count: int) -> list[Any]:
@@ -66,8 +68,10 @@ async def aexchange(pool: Any, request: bytes, count: int) -> list[Any]:
                 replies.append(await connection.read_response())
             except redis.ResponseError as error:
                 replies.append(error)
-    finally:
+    except BaseException:
         if len(replies) < count:
             await connection.disconnect(nowait=True)
         await pool.release(connection)
+        raise
+    pool.keep(connection)
     return replies

@@ -18,9 +18,11 @@ class Patience:
     Each pause is random, between half of its nominal length and all of it.
     """
 
+    __slots__ = ("_backoff", "_ends", "_mends")
+
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
-        self._backoff = Backoff(longest_s=LONGEST_S)
+        self._backoff: Backoff | None = None  # few calls need one
         self._mends = 0
 
     def again(self) -> Patience:
@@ -45,4 +47,6 @@ class Patience:
         left = self._ends - time.monotonic()
         if left <= 0:
             return None
+        if self._backoff is None:
+            self._backoff = Backoff(longest_s=LONGEST_S)
         return min(self._backoff.take(most_s) * random.uniform(0.5, 1.0), left)
