@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field, model_validator
 from lisa.core.model.keys import check_topic
 from lisa.core.model.recurring.define import ScheduleOptions, define
 from lisa.core.model.recurring.definition import ScheduleDefinition, check_name
-from lisa.core.settings.sections import Duration, LateField, Policy, Section
+from lisa.core.settings.fields import Duration, LateField, Policy
+from lisa.core.settings.sections import Section
 
 
 class ScheduleSettings(Section):
