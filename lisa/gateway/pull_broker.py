@@ -9,30 +9,23 @@ attempt.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from lisa.core.delivery.group_resolution import join, wait_for_group, was_emptied
+from lisa.core.delivery.group_resolution import was_emptied
 from lisa.core.delivery.source import LOOK_AGAIN_S, MOST, GroupSource
 from lisa.core.model.errors import GroupRemoved, ServerUnavailable
 from lisa.core.model.sharding import Topic, own_shard
 from lisa.core.redis.connection import AsyncConnection
-from lisa.core.redis.flow import Await, Flow
 from lisa.core.store.store import AsyncStore
+from lisa.gateway.group_joins import GroupJoins, UnknownGroup
 from lisa.gateway.pull_presence import PullPresence
 from lisa.gateway.pull_queue import PullQueue
 from lisa.gateway.releaser import Releaser
 from lisa.gateway.request_metrics import set_failure_reason
 from lisa.gateway.waiter import HandedOut, Waiter
-
-JOIN_AGAIN_S = 20.0
-"""Interval at which a topic that is pulled from is registered again."""
-
-MOST_REMEMBERED = 10_000
-"""The most topics whose group is cached; above that, only recently joined ones are kept."""
 
 
 class TooManyPulls(Exception):
@@ -41,10 +34,6 @@ class TooManyPulls(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         set_failure_reason("waiting")
-
-
-class UnknownGroup(GroupRemoved):
-    """The group does not exist, and the client may not declare it."""
 
 
 class PullBroker:
@@ -66,12 +55,10 @@ class PullBroker:
         self.watching = watching
         self.name = name
         self._most_pulls = most_pulls
-        self._named = groups or {}
-        self._known: dict[tuple[str, str], tuple[str, float]] = {}
-        self._joining: dict[tuple[str, str], asyncio.Task[str | None]] = {}
         self._queues: dict[tuple[str, str], PullQueue] = {}
         self._releaser = Releaser(store)
         self._presence = PullPresence(store, name, self._has_older_queue)
+        self._joins = GroupJoins(store, self._presence, name, groups or {}, lambda: self.is_closing)
         self.waiting = 0
         self.is_closing = False
         self._handed_out = 0
@@ -140,7 +127,7 @@ class PullBroker:
         while True:
             since = time.monotonic()
             try:
-                joined = await self._join(
+                joined = await self._joins.group_for(
                     whole, group, max(ends, began + join_s), may_declare=may_declare
                 )
                 if joined is None:
@@ -149,7 +136,7 @@ class PullBroker:
             except UnknownGroup:
                 raise
             except GroupRemoved:
-                self._forget(topic)
+                self._joins.forget(topic)
                 was_lost = await self._was_emptied(whole, group or "", since, ends)
                 if group is not None and not was_lost:
                     raise
@@ -221,65 +208,6 @@ class PullBroker:
         for (topic, group), held in by_group.items():
             self._releaser.release(topic, group, held)
 
-    async def _join(
-        self, topic: Topic, group: str | None, ends: float, *, may_declare: bool
-    ) -> str | None:
-        """The group to pull for; None if the topic has none and the time is up."""
-        named = self._named.get(topic, "")
-        wanted = group or named
-        must_exist = not may_declare and wanted != named
-
-        def resolve() -> Flow[str | None]:
-            found: str | None = yield Await(self._joined(topic, wanted, must_exist=must_exist))
-            return found
-
-        return await self.store.drive(
-            wait_for_group(
-                self.store,
-                own_shard(topic),
-                self.name,
-                resolve,
-                lambda: 0.0 if self.is_closing else ends - time.monotonic(),
-                announced=lambda is_new: self._presence.remember(topic, is_new=is_new),
-                is_patient=True,
-            )
-        )
-
-    async def _joined(self, topic: Topic, wanted: str, *, must_exist: bool) -> str | None:
-        """The group that `join` finds: one call for concurrent pulls, cached for `JOIN_AGAIN_S`."""
-        known, at = self._known.get((topic, wanted), ("", -math.inf))
-        if time.monotonic() - at < JOIN_AGAIN_S:
-            return known
-        if must_exist and wanted not in await self.store.drive(self.store.groups(topic)):
-            raise UnknownGroup(
-                f"group {wanted!r} is not declared on topic {topic!r}; only a token with the scope "
-                f"operate declares it by pulling: lisa topic group add {topic} {wanted}"
-            )
-        task = self._joining.get((topic, wanted))
-        if task is None:
-            task = asyncio.create_task(self._ask_to_join(topic, wanted))
-            self._joining[topic, wanted] = task
-            task.add_done_callback(_retrieve_error)
-        return await asyncio.shield(task)
-
-    async def _ask_to_join(self, topic: Topic, wanted: str) -> str | None:
-        try:
-            found = await self.store.drive(join(self.store, own_shard(topic), wanted))
-        finally:
-            del self._joining[topic, wanted]
-        if found is not None:
-            now = time.monotonic()
-            if len(self._known) >= MOST_REMEMBERED:
-                self._known = {
-                    key: one for key, one in self._known.items() if now - one[1] < JOIN_AGAIN_S
-                }
-            self._known[topic, wanted] = (found, now)
-        return found
-
-    def _forget(self, topic: str) -> None:
-        for key in [key for key in self._known if key[0] == topic]:
-            del self._known[key]
-
     def stop_waiting(self) -> None:
         """Answer all waiting pulls with no messages; later pulls do not wait."""
         self.is_closing = True
@@ -293,9 +221,3 @@ class PullBroker:
         await asyncio.gather(*(queue.end() for queue in list(self._queues.values())))
         await self._releaser.finish()
         await self._presence.leave()
-
-
-def _retrieve_error(task: asyncio.Task[str | None]) -> None:
-    """Retrieve the task's error, because all pulls that wait for it may have been cancelled."""
-    if not task.cancelled():
-        task.exception()
