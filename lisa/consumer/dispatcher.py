@@ -11,9 +11,10 @@ from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
 from lisa.consumer.handler_stats import FAST_S
-from lisa.consumer.handlers import HandlerPlan, Handlers
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held
 from lisa.consumer.invoke import on_batch, on_message_sync
+from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.slots import AnySlots, SlotClaim, Slots, TopicSlots
 from lisa.consumer.subscription import Subscription, Work, deliveries_of

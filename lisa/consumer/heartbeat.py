@@ -1,27 +1,22 @@
-"""Renew leases and presence records, and release deliveries that wait too long for a handler."""
+"""Renews leases and presence, and releases deliveries that wait too long for a handler."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from lisa.consumer.announcer import Announcer
 from lisa.consumer.keyed_pool import KeyedPool
 from lisa.consumer.outages import OutageLog
 from lisa.consumer.subscription import Subscription
 from lisa.core.daemon.threads import LONGEST_S, ServiceThread, begin_round, unforeseen
-from lisa.core.delivery.group_resolution import is_emptied
 from lisa.core.model.errors import GroupRemoved, LisaError
-from lisa.core.store import presence
-from lisa.core.store.manager_watch import LAST_LOOK_S, ManagerWatch
 from lisa.core.store.store import SyncStore
-from lisa.core.transitions.forget import Forget
 
 log = logging.getLogger("lisa.consumer")
 
@@ -62,17 +57,14 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._subscriptions = subscriptions
-        self._concurrency = concurrency
         self._drained = drained
         self._follow = follow
         self._checks = checks
         self._followed = -math.inf
-        self._started_ms = int(time.time() * 1000)
-        self._beats: dict[Subscription, float] = {}
+        self._announcer = Announcer(store, concurrency)
         self._announced_at: dict[Subscription, float] = {}
         self._failing: dict[_Call, LisaError | None] = {}
         self._pool: KeyedPool[Subscription | None] = KeyedPool("lisa-leases", longest_s=longest_s)
-        self._watch = ManagerWatch(store)
         self._outages = outages or OutageLog()
         self._closed = False
         self._woken = threading.Event()
@@ -244,61 +236,16 @@ class Heartbeat:
 
     def _announce(self, sub: Subscription) -> bool | None:
         """Renew the presence record, or report a closing subscription without deliveries."""
-        now = time.monotonic()
         if sub.closing.is_set() and not sub.leases.held and not sub.unstarted:
             self._drained(sub)
-        elif self._beats.get(sub, -math.inf) + presence.BEAT.total_seconds() <= now:
-            self.beat(sub)
-            self._beats[sub] = now
-            return True
-        return None
-
-    def beat(self, sub: Subscription) -> None:
-        """Renew the presence record and read the topic's options. Raises LisaError."""
-        member = sub.membership
-        if member.is_former_shard():
-            return
-        if member.is_announced and self._store.drive(is_emptied(self._store, sub.shard, sub.name)):
-            member.record_missing()
-        self._store.drive(
-            presence.announce_consumer(
-                self._store,
-                presence.ConsumerPresence(
-                    name=sub.name,
-                    topic=sub.topic,
-                    group=sub.group,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    started_ms=self._started_ms,
-                    concurrency=self._concurrency,
-                    running=len(sub.leases.running()),
-                    held=len(sub.leases.held),
-                    handled=sub.stats.handled,
-                    state=sub.state,
-                ),
-                sub.shard,
-            )
-        )
-        member.record_written()
-        self._store.drive(self._store.register([sub.shard]))
-        options = self._store.drive(self._store.options(sub.shard))
-        sub.leases.use_ack_timeout(options.ack_timeout.total_seconds())
-        self._store.drive(self._watch.look(sub.shard, sub.group))
+            return None
+        return self._announcer.announce(sub) or None
 
     def last_look(self, subscriptions: Iterable[Subscription]) -> None:
         """Warn if messages are overdue because no manager runs; takes a quarter of a second."""
-        ends = time.monotonic() + LAST_LOOK_S
-        for sub in subscriptions:
-            self._store.drive(self._watch.last_look(sub.shard, sub.group))
-            if time.monotonic() > ends:
-                return
+        self._announcer.last_look(subscriptions)
 
     def leave(self, sub: Subscription, *, keeps_name: bool = False) -> None:
         """Delete the presence record and, unless `keeps_name`, the consumer. Raises LisaError."""
-        self._beats.pop(sub, None)
         self._announced_at.pop(sub, None)
-        if keeps_name:
-            return
-        self._store.drive(presence.leave_consumer(self._store, sub.shard, sub.name))
-        if sub.group:
-            self._store.call(Forget(sub.shard, sub.group, [sub.name], 0))
+        self._announcer.leave(sub, keeps_name=keeps_name)

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from lisa.consumer.batches import Batch
-from lisa.consumer.handlers import HandlerPlan
 from lisa.consumer.inflight import RETURNED_FALSE, Held, Outcome, Verdict, combined, verdict_of
 from lisa.consumer.models import BodyMismatch
+from lisa.consumer.receivers import HandlerPlan
 from lisa.core.model.message import Message
 from lisa.core.redis.flow import Flow, adrive, drive
 

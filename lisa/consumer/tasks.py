@@ -11,10 +11,11 @@ from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
 
-from lisa.consumer.handlers import HandlerPlan, Handlers
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.invoke import on_batch, on_message_async
 from lisa.consumer.loop_watch import LoopWatch
+from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.settler import Settler
 from lisa.consumer.subscription import Subscription, Work, deliveries_of
 from lisa.core.daemon.threads import ServiceThread, unforeseen

@@ -15,10 +15,11 @@ import msgspec
 
 from lisa.consumer.base import BaseConsumer
 from lisa.consumer.delivery import Delivery
-from lisa.consumer.handlers import HandlerPlan, Handlers
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Outcome, Verdict
 from lisa.consumer.invoke import on_batch
 from lisa.consumer.options import WantedTopic
+from lisa.consumer.receivers import HandlerPlan
 from lisa.consumer.signal_queue import SignalSender
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.clock import ms_datetime

@@ -16,8 +16,9 @@ import pytest
 import lisa
 from lisa import ConfigError, Consumer
 from lisa.consumer import loop_watch
-from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.invoke import on_message_sync
+from lisa.consumer.receivers import HandlerPlan, Receiver
 from lisa.consumer.tasks import AppLoop, HandlerTasks
 from lisa.core.model.outcomes import traceback_of
 

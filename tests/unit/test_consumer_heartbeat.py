@@ -134,7 +134,7 @@ def test_an_outage_is_logged_once(
             raise ServerUnavailable("away")
 
     heartbeat = heartbeat_of(subs)
-    monkeypatch.setattr(heartbeat, "beat", beat)
+    monkeypatch.setattr(heartbeat._announcer, "_write", beat)
     with caplog.at_level(logging.WARNING, "lisa.consumer"):
         for _ in range(6):
             heartbeat.step()
@@ -143,7 +143,7 @@ def test_an_outage_is_logged_once(
         for _ in range(2):
             heartbeat.step()
         away.add("orders")
-        heartbeat._beats.clear()
+        heartbeat._announcer._written.clear()
         for _ in range(6):
             heartbeat.step()
     said = [record.getMessage() for record in caplog.records]

@@ -16,10 +16,11 @@ from redis import exceptions
 from lisa.consumer import Batch
 from lisa.consumer.ack_sharing import AckSharing
 from lisa.consumer.batches import Collector
-from lisa.consumer.handlers import HandlerPlan, Handlers, Receiver
+from lisa.consumer.handlers import Handlers
 from lisa.consumer.inflight import Held, Verdict, combined, verdict_of
 from lisa.consumer.invoke import NO_RECEIVER, on_batch, on_message, on_message_sync
 from lisa.consumer.prefetch import MOST_AHEAD, Pace
+from lisa.consumer.receivers import HandlerPlan, Receiver
 from lisa.consumer.slots import SlotClaim, Slots, TopicSlots
 from lisa.consumer.tasks import HandlerTasks
 from lisa.core.delivery.opening import (
