@@ -3,14 +3,22 @@
 -- attempts stay counted; a ttl moves with the due time. A repeated call returns the first answer,
 -- even if the message was delivered in the meantime.
 -- KEYS  the prelude's, the call's record among them, then for each message: body, done
--- ARGV  the layout's number ('' to skip the check);
---       n; n times id, due ('+ms' is a delay, else epoch ms; 'ms@was' only if it waits until `was`)
--- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'SHARDS'};
---       {'GROUPS', ...}
+-- ARGV  the layout's number ('' to skip the check); '1' if the caller chose the due times by the
+--       messages' windows, else ''; n; n times id, due ('+ms' is a delay, else epoch ms; 'ms@was' only if it waits until `was`)
+-- Returns {'OK', letters}: s rescheduled, f in flight, d done, u unknown; {'WINDOW'} if a message
+--       may have a window by which the caller did not choose; {'SHARDS'}; {'GROUPS', ...}
 local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
-local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
+local n, first = tonumber(ARGV[ARGS + 3]), ARGS + 3
+if ARGV[ARGS + 2] == '' then
+  if (call('HGET', OPTIONS, 'window') or '') ~= '' then return {'WINDOW'} end
+  for i = 1, n do
+    -- A window is the first of a message's headers.
+    local head = call('GETRANGE', KEYS[ID_KEYS + 2 * i - 1], 15, 29)
+    if head == '{"lisa-window":' then return {'WINDOW'} end
+  end
+end
 local _, now, now_up = clock()
 local waiting_head, earliest, moved = head(WAITING), nil, 0
 

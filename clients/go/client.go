@@ -138,6 +138,21 @@ func (c *Client) RescheduleAfter(
 	}, &struct{}{})
 }
 
+// LocalTime is a due time by a wall clock.
+type LocalTime struct {
+	Wall         string `json:"at_local"`                // "2026-12-24T09:00"; "09:00" with BusinessDays
+	Zone         string `json:"tz,omitempty"`            // by default that of the message's own window
+	Fold         int    `json:"fold,omitempty"`          // 1 for the second of two equal times
+	BusinessDays *int   `json:"business_days,omitempty"` // on the n-th business day after today
+}
+
+// RescheduleLocal is Reschedule to the instant at which that clock shows the time.
+func (c *Client) RescheduleLocal(ctx context.Context, topic, id string, due LocalTime) error {
+	return c.call(ctx, request{
+		method: "PATCH", path: messagePath(topic, id), content: due,
+	}, &struct{}{})
+}
+
 // Fire makes a message due now. Its errors are those of Reschedule.
 func (c *Client) Fire(ctx context.Context, topic, id string) error {
 	return c.call(ctx, request{

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import Chosen, check_zone, common, due_options
+from lisa.cli.options import Chosen, check_zone, common, due_options, local_options
 from lisa.cli.output import body_fields, iso, print_json, print_table, printable, when
 from lisa.core.model.clock import human
 
@@ -123,6 +123,7 @@ def cancel(chosen: Chosen, topic: str, ids: tuple[str, ...]) -> None:
 @click.argument("topic")
 @click.argument("message_id", metavar="ID")
 @due_options
+@local_options
 @common
 def reschedule(
     chosen: Chosen,
@@ -133,16 +134,29 @@ def reschedule(
     at: datetime | None,
     at_ms: int | None,
     tz: str | None,
+    at_local: str | None,
+    fold: int | None,
+    business_days: int | None,
 ) -> None:
-    """Change the due time of a message with --delay, --at or --at-ms.
+    """Change the due time of a message with --delay, --at, --at-ms or --at-local.
 
     Exit code 1 if the message can no longer be rescheduled.
     """
-    if delay is None and at is None and at_ms is None:
-        raise click.UsageError("give one of --delay, --at and --at-ms")
+    if delay is None and at is None and at_ms is None and at_local is None:
+        raise click.UsageError("give one of --delay, --at, --at-ms and --at-local")
     producer = chosen.producer()
     check_zone(chosen, at, tz)
-    outcome = producer.reschedule(topic, message_id, delay=delay, at=at, at_ms=at_ms, tz=tz)
+    outcome = producer.reschedule(
+        topic,
+        message_id,
+        delay=delay,
+        at=at,
+        at_ms=at_ms,
+        tz=tz,
+        at_local=at_local,
+        fold=fold,
+        business_days=business_days,
+    )
     _answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
 
 

@@ -40,7 +40,7 @@ def next_(
     window = _window_of(chosen, topic) if topic else ""
     now_ms = _now_ms()
     if message_id is not None:
-        due, named = _found(chosen, topic or "", message_id)
+        due, named = _found(chosen, topic or "", message_id, window, now_ms)
     else:
         due, named = _asked(chosen, given, parse_headers(headers), now_ms)
     steps = explain(due, named, window, now_ms)
@@ -82,13 +82,18 @@ def _asked(
     return due or "+0", placed.headers
 
 
-def _found(chosen: Chosen, topic: str, message_id: str) -> tuple[str, dict[str, str]]:
-    """The due time and the headers of a stored message."""
+def _found(
+    chosen: Chosen, topic: str, message_id: str, window: str, now_ms: int
+) -> tuple[str, dict[str, str]]:
+    """The due time and the headers of a stored message, without a wall time that was replaced."""
+    from lisa.core.model.windows.placing import without_past_local
+
     found = chosen.producer().get(topic, message_id)
     if found is None or found.due_ms is None:
         click.echo(f"topic {topic}: message {message_id} is unknown or settled", err=True)
         raise click.exceptions.Exit(1)
-    return str(found.due_ms), dict(found.headers or {})
+    due_ms = found.due_ms
+    return str(due_ms), without_past_local(found.headers or {}, due_ms, window, now_ms)
 
 
 def _due_ms(due: str, headers: dict[str, str], window: str, now_ms: int) -> int:

@@ -193,7 +193,7 @@ due_options = together(
     click.option("--tz", metavar="ZONE", help="Time zone of local times: Europe/Vienna, +01:00."),
 )
 
-calendar_options = together(
+local_options = together(
     click.option(
         "--at-local",
         metavar="ISO",
@@ -210,6 +210,11 @@ calendar_options = together(
         metavar="N",
         help="With --at-local 09:00: on the Nth business day after today.",
     ),
+)
+"""Options that choose the due time by a wall clock; see `due_options` for --tz."""
+
+calendar_options = together(
+    local_options,
     click.option(
         "--window", metavar="WINDOW", help="Hand over only then: 'mon-fri 9-17; not 12-13'."
     ),

@@ -1,6 +1,6 @@
 """Moves messages with a wall time after the time zone data of this machine was updated.
 
-A topic lists the ids of these messages by due time; see `lisa.core.store.placing`.
+A topic lists these messages by due time; see `lisa.core.store.placing`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from lisa.core.model.envelope import headers_of
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.windows.local_time import LISTED, LOCAL_HEADER
 from lisa.core.model.windows.placing import due_again
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import text
@@ -56,12 +57,12 @@ class LocalTimes:
         key, now_ms = self._store.keys.topic(topic).local, self._clock.now_ms()
         reply: Any = self._store.ask("ZSCAN", key, self._cursors.pop(topic, "0"), "COUNT", PAGE)
         cursor, pairs = text(reply[0]), reply[1]
-        scores = {text(one): int(float(at)) for one, at in zip(*[iter(pairs)] * 2, strict=True)}
-        ids = [one for one, at in scores.items() if at > now_ms]
-        if ids:
+        scores = [(text(one), int(float(at))) for one, at in zip(*[iter(pairs)] * 2, strict=True)]
+        listed = [(one, at) for one, at in scores if at > now_ms]
+        if listed:
             window = self._store.drive(self._store.options(topic)).window or ""
-            for some in chunks(ids, self._store.batch_size(topic, Reschedule)):
-                self._check(topic, [(one, scores[one]) for one in some], window, now_ms)
+            for some in chunks(listed, self._store.batch_size(topic, Reschedule)):
+                self._check(topic, some, window, now_ms)
         if cursor == "0":
             return True
         self._cursors[topic] = cursor
@@ -70,32 +71,33 @@ class LocalTimes:
     def _check(
         self, topic: str, listed: Sequence[tuple[str, int]], window: str, now_ms: int
     ) -> None:
-        call = Inspect(topic, [one for one, _ in listed])
+        call = Inspect(topic, [member.partition(LISTED)[0] for member, _ in listed])
         found = self._store.drive(self._store.run_by_id(call))
-        moves: dict[str, tuple[int, int]] = {}
-        for (message_id, listed_ms), seen in zip(listed, found, strict=True):
-            due_ms = _moved(seen, listed_ms, window, now_ms)
+        members, items = list[str](), list[tuple[str, str]]()
+        for (member, listed_ms), message_id, seen in zip(listed, call.ids, found, strict=True):
+            due_ms = _moved(seen, member, listed_ms, window, now_ms)
             if due_ms is not None:
-                moves[message_id] = (listed_ms, due_ms)
-        if not moves:
+                members.append(member)
+                items.append((message_id, f"{due_ms}@{listed_ms}"))
+        if not items:
             return
-        items = [(one, f"{due}@{was}") for one, (was, due) in moves.items()]
         outcomes = self._store.drive(self._store.run_by_id(Reschedule(topic, items)))
         key = self._store.keys.topic(topic).local
-        for (message_id, (_, due_ms)), outcome in zip(moves.items(), outcomes, strict=True):
+        for member, (message_id, due), outcome in zip(members, items, outcomes, strict=True):
             if outcome is Rescheduled.RESCHEDULED:
-                self._store.ask("ZADD", key, due_ms, message_id)
+                self._store.ask("ZADD", key, due.partition("@")[0], member)
                 TopicLog(log, topic).info(
                     "message %s: moved, because the time zone data changed", message_id
                 )
 
 
-def _moved(seen: Inspection, listed_ms: int, window: str, now_ms: int) -> int | None:
+def _moved(seen: Inspection, member: str, listed_ms: int, window: str, now_ms: int) -> int | None:
     """The new due time of a message that still waits until the listed one; None to keep it."""
     if not seen.envelope or seen.waiting_due_ms != listed_ms:
         return None
+    headers, wall = headers_of(seen.envelope), member.partition(LISTED)[2]
     try:
-        due_ms = due_again(headers_of(seen.envelope), window, now_ms)
+        due_ms = due_again({**headers, LOCAL_HEADER: wall} if wall else headers, window, now_ms)
     except InvalidMessage:  # the window does not open any more
         return None
     return None if due_ms == listed_ms else due_ms

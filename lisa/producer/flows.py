@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, time, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -10,6 +11,7 @@ from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.redis.flow import Flow
+from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Rescheduled
@@ -163,22 +165,37 @@ class Flows(Sending):
         delay: timedelta | str | None = None,
         at: datetime | None = None,
         at_ms: int | None = None,
+        at_local: datetime | time | str | None = None,
         tz: tzinfo | str | None = None,
+        fold: int | None = None,
+        business_days: int | None = None,
     ) -> Flow[Rescheduled]:
-        """Change a message's due time, given as exactly one of `delay`, `at` and `at_ms`.
+        """Change a message's due time: exactly one of `delay`, `at`, `at_ms` and `at_local`.
 
         Returns "rescheduled". Otherwise nothing changed, because the message is "in_flight", "done"
         (settled or in garbage) or "unknown". A ttl moves with the due time. If the first reply was
         lost and the message was delivered before the call was repeated, the result can be
-        "in_flight" although the change was made. See `send` for the arguments.
+        "in_flight" although the change was made. See `send` for the arguments. Outside the window
+        of the message or of its topic, the due time moves to the next opening.
         """
-        due = due_text(delay, at, at_ms, self._zone if tz is None else parse_zone(tz))
-        if due is None:
-            raise InvalidMessage("reschedule needs delay, at or at_ms; fire_now makes it due now")
-        return (yield from self._reschedule(topic, message_id, due))
+        zone = self._zone if tz is None else parse_zone(tz)
+        due = due_text(delay, at, at_ms, zone)
+        options = {"at_local": at_local, "fold": fold, "business_days": business_days}
+        is_by_calendar = any(one is not None for one in options.values())
+        if due is None and not is_by_calendar:
+            raise InvalidMessage(
+                "reschedule needs delay, at, at_ms or at_local; fire_now makes it due now"
+            )
+        if due is not None and not is_by_calendar:
+            with suppress(HasWindow):
+                return (yield from self._reschedule(topic, message_id, due, is_placed=False))
+        return (yield from self._reschedule_by_calendar(topic, message_id, due, zone, options))
 
     def fire_now(self, topic: str, message_id: str) -> Flow[Rescheduled]:
-        """Make a message due now; returns the same results as `reschedule`."""
+        """Make a message due now; returns the same results as `reschedule`.
+
+        Outside its window, the message is handed over at the next opening.
+        """
         return (yield from self._reschedule(topic, message_id, NOW))
 
     def get(self, topic: str, message_id: str) -> Flow[FoundMessage | None]:

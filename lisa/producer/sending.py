@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta, tzinfo
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lisa.core.model.clock import parse_zone
 from lisa.core.model.durability import Replicas
@@ -24,6 +24,9 @@ from lisa.producer.calls import Encoded, Single, calls, encode, single, single_c
 from lisa.producer.plan import Outgoing, SendOptions, SendPlan
 from lisa.producer.report import SendOutcome, SendReport
 from lisa.producer.send_call import SendCall, ThroughMiddleware
+
+if TYPE_CHECKING:
+    from lisa.core.model.windows.local_time import LocalTime
 
 T = TypeVar("T")
 
@@ -213,7 +216,51 @@ class Sending:
             raise
         report.add(ids, outcomes)
 
-    def _reschedule(self, topic: str, message_id: str, due: str) -> Flow[Rescheduled]:
-        call = Reschedule(check_topic(topic), [(check_id(message_id), due)])
+    def _reschedule(
+        self, topic: str, message_id: str, due: str, *, is_placed: bool = True
+    ) -> Flow[Rescheduled]:
+        """Change a due time. Raises HasWindow if it must be placed in the message's window."""
+        items = [(check_id(message_id), due)]
+        call = Reschedule(check_topic(topic), items, is_placed=is_placed)
         yield from self._open()
         return (yield from self._write(call, [message_id]))[0]
+
+    def _reschedule_by_calendar(
+        self,
+        topic: str,
+        message_id: str,
+        due: str | None,
+        zone: tzinfo | None,
+        options: Mapping[str, Any],
+    ) -> Flow[Rescheduled]:
+        """Change a due time by a wall time or in a window; see `place_again` for the arguments."""
+        # Imported late: few programs use windows.
+        from lisa.core.model.windows.placing import clock_ms, place_again
+
+        yield from self._open()
+        headers, window = yield from self._read_placing(check_topic(topic), check_id(message_id))
+        due, local = place_again(
+            options, due, zone, headers=headers or {}, topic_window=window, now_ms=clock_ms()
+        )
+        if local is not None and headers is not None:
+            yield from self._note_new_local(topic, message_id, due, local)
+        return (yield from self._reschedule(topic, message_id, due))
+
+    def _read_placing(
+        self, topic: str, message_id: str
+    ) -> Flow[tuple[Mapping[str, str] | None, str]]:
+        """A message's headers, None if it is not live, and the window of its topic."""
+        from lisa.core.model.envelope import headers_of
+        from lisa.core.transitions.inspect import Inspect
+
+        (seen,) = yield from self._store.run_by_id(Inspect(topic, [message_id]))
+        options = yield from self._store.options(topic)
+        return (headers_of(seen.envelope) if seen.envelope else None), options.window or ""
+
+    def _note_new_local(
+        self, topic: str, message_id: str, due: str, local: LocalTime
+    ) -> Flow[None]:
+        """List a message with its new wall time, which managers follow."""
+        from lisa.core.store.placing import note_new_local
+
+        yield from note_new_local(self._store, topic, message_id, due, local)

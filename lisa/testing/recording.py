@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta, tzinfo
 from typing import Any, TypeVar
 
 import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
-from lisa.core.model.keys import Keys, check_id, check_topic
+from lisa.core.model.keys import WINDOW_HEADER, Keys, check_id, check_topic
 from lisa.core.model.middleware import BaseMiddleware
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection, Connection
 from lisa.core.redis.flow import Flow, awaiting, blocking
 from lisa.core.store.inspection import FoundMessage, State
-from lisa.core.transitions.base import ById
+from lisa.core.transitions.base import ById, HasWindow
 from lisa.core.transitions.cancel import Cancel, Cancelled
 from lisa.core.transitions.enqueue import Enqueue, OnDuplicate, Sent
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
@@ -65,9 +65,24 @@ class _Recording(Sending):
         if isinstance(call, Cancel):
             return _answer([self._end(call.topic, one) for one in call.ids])
         assert isinstance(call, Reschedule)  # noqa: S101  producers make no other calls
+        if not call.is_placed and any(self._has_window(call.topic, one) for one, _ in call.items):
+            raise HasWindow(call.topic)
         return _answer([self._move(call.topic, *item) for item in call.items])
 
+    def _has_window(self, topic: str, message_id: str) -> bool:
+        found = self._live.get((topic, message_id))
+        return found is not None and WINDOW_HEADER in found.headers
+
+    def _read_placing(
+        self, topic: str, message_id: str
+    ) -> Flow[tuple[Mapping[str, str] | None, str]]:
+        found = self._live.get((topic, message_id))
+        return _answer((None if found is None else found.headers, ""))
+
     def _note_local(self, _call: Enqueue) -> Flow[None]:
+        return _answer(None)
+
+    def _note_new_local(self, *_: object) -> Flow[None]:
         return _answer(None)
 
     def _accept(self, call: Enqueue, message: SentMessage) -> Sent:

@@ -11,8 +11,9 @@ from lisa.core.delivery.opening import Opening
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.windows import public_holidays
+from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.defer import Defer, Deferred, Outside
-from lisa.core.transitions.open import HasWindow, Limits, Open
+from lisa.core.transitions.open import Limits, Open
 from lisa.core.transitions.promote import Promote
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row, envelope

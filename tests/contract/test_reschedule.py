@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lisa.core.model.envelope import encode_envelope
+from lisa.core.model.keys import WINDOW_HEADER
+from lisa.core.transitions.base import HasWindow
 from lisa.core.transitions.reschedule import Reschedule, Rescheduled
 from tests.contract.bench import TOPIC
 from tests.contract.state import G, Row, expected
@@ -108,6 +111,27 @@ def test_each_id_of_a_call_has_its_own_answer(bench: Bench) -> None:
         stats={"rescheduled": 2},
         lisa=G(ready=[HELD]),
     )
+
+
+def test_a_due_time_that_was_not_placed_is_refused_if_there_is_a_window(bench: Bench) -> None:
+    """The topic's window, or one that is the first header of the message."""
+    body = {"a": "A-", "b": "A-"}
+    state: dict[str, Any] = {"waiting": {"a": 5, "b": 6}, "body": body, "lisa": G()}
+    bench.put(**state)
+    call = Reschedule(TOPIC, [("a", str(FAR)), ("b", str(FAR))], is_placed=False)
+    for window in ("9-17", ""):
+        bench.store.ask("HSET", bench.keys.options, "window", window)
+        if window:
+            with pytest.raises(HasWindow):
+                bench.call(call)
+    bench.store.ask("HDEL", bench.keys.options, "window")
+    own = encode_envelope("A" * 8, "b", {"x": "1", WINDOW_HEADER: "9-17"})
+    bench.store.ask("SET", bench.keys.body("b"), own)
+    with pytest.raises(HasWindow):
+        bench.call(call)
+    assert bench.call(Reschedule(TOPIC, [("a", "7")], is_placed=False)) == [RESCHEDULED]
+    assert bench.call(Reschedule(TOPIC, [("b", "8")])) == [RESCHEDULED]
+    assert bench.state()["waiting"] == {"a": 7, "b": 8}
 
 
 def test_a_conditional_change_applies_only_to_the_expected_due_time(bench: Bench) -> None:

@@ -176,6 +176,20 @@ def test_a_message_gets_a_new_due_time(client: httpx.Client) -> None:
     assert client.get(path).json()["due_ms"] < 4_102_444_800_123
 
 
+def test_a_message_is_rescheduled_to_a_local_time_in_its_window(client: httpx.Client) -> None:
+    topic = new_topic()
+    path = f"/v1/topics/{topic}/messages/x"
+    send(client, topic, id="x", delay_ms=DAY_MS, window="10-11", tz="Asia/Tokyo")
+    moved = client.patch(path, json={"at_local": "2030-12-24T10:30", "tz": "Asia/Tokyo"})
+    assert moved.json() == {"id": "x", "outcome": "rescheduled"}
+    assert client.get(path).json()["due_ms"] == 1_924_300_800_000 + 90 * 60_000
+    client.patch(path, json={"due_ms": 1_924_300_800_000})
+    assert client.get(path).json()["due_ms"] == 1_924_300_800_000 + 60 * 60_000
+    business = {"at_local": "10:00", "business_days": 3, "fold": 0}
+    assert client.patch(path, json=business).status_code == 200
+    assert client.get(path).json()["due_ms"] % DAY_MS == 3_600_000  # ten in Tokyo
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -185,6 +199,11 @@ def test_a_message_gets_a_new_due_time(client: httpx.Client) -> None:
         {"due_ms": "soon"},
         {"at": 5},
         {"delay_ms": 10**30},
+        {"at_local": "2030-12-24T09:00"},
+        {"at_local": "noon", "tz": "UTC"},
+        {"at_local": "2030-12-24T09:00", "tz": "UTC", "due_ms": 1},
+        {"at_local": "2030-12-24T09:00", "tz": "UTC", "fold": 2},
+        {"business_days": 1},
     ],
 )
 def test_an_invalid_due_time_is_rejected(client: httpx.Client, content: Any) -> None:

@@ -220,6 +220,10 @@ def test_a_local_time_and_a_window(stub: Any) -> None:
     stub.SendMessage(pb.SendMessageRequest(topic=topic, message=message))
     found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
     assert found.due_ms == 1_919_408_400_000  # a Sunday: moved to Monday at nine
+    later: dict[str, Any] = {"at_local": "2030-10-28T10:00", "tz": "Europe/London", "fold": 0}
+    stub.RescheduleMessage(pb.RescheduleMessageRequest(topic=topic, id="a", **later))
+    found = stub.GetMessage(pb.MessageRequest(topic=topic, id="a"))
+    assert found.due_ms == 1_919_408_400_000 + 3_600_000
 
 
 def test_a_topic_is_deleted(stub: Any) -> None:

@@ -83,6 +83,9 @@ def test_a_message_from_sending_to_cancelling(lisa: Lisa, ask: Callable[..., Any
     assert "(in 29m 5" in shown
     assert lisa("reschedule", "orders", one, "--delay", "1h").stdout.split() == [one, "rescheduled"]
     assert ask("get", "orders", one)["due_ms"] - found["due_ms"] >= 29 * 60_000
+    local = ["--at-local", "2030-12-24T09:00", "--tz", "Asia/Tokyo"]
+    assert lisa("reschedule", "orders", one, *local).stdout.split() == [one, "rescheduled"]
+    assert ask("get", "orders", one)["due_ms"] == 1_924_300_800_000
     assert ask("fire", "orders", one)["messages"] == [{"id": one, "outcome": "rescheduled"}]
     assert ask("cancel", "orders", one)["messages"] == [{"id": one, "outcome": "cancelled"}]
     assert ask("get", "orders", one)["state"] == "cancelled"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from click.testing import CliRunner
 
-from lisa import Manager, Producer
+from lisa import InvalidMessage, Manager, Producer
 from lisa.admin import deletion, topics
 from lisa.admin.fsck import check
 from lisa.cli.main import main
@@ -112,6 +114,96 @@ def test_messages_move_when_the_time_zone_data_changes(
             assert waiting(cast)["rescheduled"] == CHRISTMAS_MS + 5
 
 
+def test_a_rescheduled_message_is_due_in_its_window(producer: Either, cast: Cast) -> None:
+    for one, window in (("own", "10-11"), ("always", "always"), ("none", None)):
+        producer.send(TOPIC, 1, id=one, delay="1d", window=window, tz="Asia/Tokyo", ttl="1h")
+    for one in ("own", "always", "none"):
+        assert producer.ask("reschedule", TOPIC, one, at_ms=CHRISTMAS_MS) == "rescheduled"
+    assert waiting(cast) == {
+        "own": CHRISTMAS_MS + HOUR_MS,
+        "always": CHRISTMAS_MS,
+        "none": CHRISTMAS_MS,
+    }
+    assert int(cast.store.ask("ZSCORE", cast.keys.expiry, "own")) == CHRISTMAS_MS + 2 * HOUR_MS
+    cast.store.call(Configure(TOPIC, {"window": "14-15"}))
+    for one in ("own", "always", "none"):
+        assert producer.ask("reschedule", TOPIC, one, at_ms=CHRISTMAS_MS + 5) == "rescheduled"
+    assert waiting(cast) == {
+        "own": CHRISTMAS_MS + HOUR_MS,
+        "always": CHRISTMAS_MS + 5,
+        "none": CHRISTMAS_MS + 14 * HOUR_MS,
+    }
+    assert producer.ask("reschedule", TOPIC, "unknown", at_ms=CHRISTMAS_MS) == "unknown"
+    cast.store.call(Configure(TOPIC, {"window": "not 2020-01-01..2099-12-31"}))
+    with pytest.raises(InvalidMessage, match="does not open within 400 days"):
+        producer.ask("reschedule", TOPIC, "none", delay="1h")
+
+
+def test_a_message_is_rescheduled_to_a_wall_time(producer: Either, cast: Cast) -> None:
+    tokyo: dict[str, Any] = {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
+    producer.send(TOPIC, 1, id="a", delay="1d")
+    producer.send(TOPIC, 1, id="b", delay="1d", window="mon,wed-fri 10-11", tz="Asia/Tokyo")
+    assert producer.ask("reschedule", TOPIC, "a", **tokyo) == "rescheduled"
+    assert producer.ask("reschedule", TOPIC, "b", at_local="2030-12-24T09:00") == "rescheduled"
+    assert waiting(cast) == {"a": CHRISTMAS_MS, "b": CHRISTMAS_MS + 25 * HOUR_MS}
+    # Business days are those of the message's window, counted from today.
+    assert (
+        producer.ask("reschedule", TOPIC, "b", at_local="10:30", business_days=0) == "rescheduled"
+    )
+    due = datetime.fromtimestamp(waiting(cast)["b"] / 1000, ZoneInfo("Asia/Tokyo"))
+    assert (due.hour, due.minute) == (10, 30)
+    assert due.weekday() in {0, 2, 3, 4}
+    assert due - datetime.now(UTC) < timedelta(days=3)
+    overlap = {"at_local": "2030-10-27T01:30", "tz": "Europe/London"}
+    producer.ask("reschedule", TOPIC, "a", **overlap)
+    first = waiting(cast)["a"]
+    producer.ask("reschedule", TOPIC, "a", **overlap, fold=1)
+    assert waiting(cast)["a"] == first + HOUR_MS
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "needs delay, at, at_ms or at_local"),
+        ({"at_local": "2030-12-24T09:00"}, "needs tz"),
+        ({**tokyo, "delay": "1h"}, "give one of"),
+        ({"fold": 1}, "need at_local"),
+        ({"delay": "1h", "business_days": 1}, "need at_local"),
+    ]
+    for options, match in refused:
+        with pytest.raises(InvalidMessage, match=match):
+            producer.ask("reschedule", TOPIC, "a", **options)
+    assert waiting(cast)["a"] == first + HOUR_MS
+    listed = cast.store.ask("ZCARD", cast.keys.local)
+    assert producer.ask("reschedule", TOPIC, "unknown", **tokyo) == "unknown"
+    assert cast.store.ask("ZCARD", cast.keys.local) == listed
+
+
+def test_a_new_wall_time_follows_the_time_zone_data(
+    redis_url: str, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old data is an hour off; one message was sent with another wall time."""
+    tokyo: dict[str, Any] = {"at_local": "2030-12-24T09:00", "tz": "Asia/Tokyo"}
+    with Producer(redis_url) as producer, monkeypatch.context() as old:
+        real = zone_of
+        old.setattr(local_times, "zone_of", lambda _: real("+08:00"))
+        producer.send(TOPIC, 1, id="plain", delay="1d")
+        producer.send(TOPIC, 1, id="other", at_local="2030-12-25T09:00", tz="Asia/Tokyo")
+        producer.send(TOPIC, 1, id="instant", delay="1d")
+        for one in ("plain", "other", "instant"):
+            producer.reschedule(TOPIC, one, **tokyo)
+        producer.reschedule(TOPIC, "instant", at_ms=CHRISTMAS_MS + 5)
+    assert waiting(cast)["plain"] == CHRISTMAS_MS + HOUR_MS
+    zone_check(cast, "2026a")
+    moved = {"plain": CHRISTMAS_MS, "other": CHRISTMAS_MS, "instant": CHRISTMAS_MS + 5}
+    assert waiting(cast) == moved
+    with monkeypatch.context() as newer:
+        newer.setattr(local_times, "zone_of", lambda _: real("+10:00"))
+        zone_check(cast, "2026b")
+        assert waiting(cast) == {
+            **moved,
+            "plain": CHRISTMAS_MS - HOUR_MS,
+            "other": CHRISTMAS_MS - HOUR_MS,
+        }
+    assert not list(cast.store.drive(check(cast.store, [TOPIC])).findings)
+
+
 def test_past_wall_times_leave_the_list_and_the_topic_is_unlisted(
     redis_url: str, cast: Cast
 ) -> None:
@@ -203,6 +295,22 @@ def test_lisa_next_explains_a_due_time(redis_url: str, cast: Cast) -> None:
     told = json.loads(found.output)
     assert told["due_ms"] == waiting(cast)[sent.output.strip()]
     assert told["steps"][-1] == "opens at Sun 2030-12-22 00:00 Asia/Tokyo: 2030-12-21T15:00:00Z"
+    # A reschedule to an instant replaces the wall time.
+    run(
+        [
+            "reschedule",
+            TOPIC,
+            sent.output.strip(),
+            "--at-ms",
+            str(CHRISTMAS_MS),
+            "--redis",
+            redis_url,
+        ]
+    )
+    found = run(["next", TOPIC, "--id", sent.output.strip(), "--json", "--redis", redis_url])
+    told = json.loads(found.output)
+    assert told["due_ms"] == waiting(cast)[sent.output.strip()] == CHRISTMAS_MS
+    assert told["steps"][0] == "asked for: 2030-12-24T00:00:00Z"
     without_server = run(["next", "--delay", "1h", "--json"])
     assert json.loads(without_server.output)["steps"][-1] == "no window applies"
     wrong = CliRunner().invoke(main, ["next", "--window", "whenever"])

@@ -102,6 +102,18 @@ def test_cancelled_and_moved_messages() -> None:
     assert producer.get("orders", ids[0]) is None
 
 
+def test_windows_and_wall_times_of_rescheduled_messages() -> None:
+    producer = RecordingProducer()
+    sent = producer.send("orders", 1, delay=HOUR, window="10-11", tz="Asia/Tokyo")
+    assert producer.reschedule("orders", sent, at=DUE + HOUR) == "rescheduled"
+    assert producer.sent[0].due == datetime(2027, 3, 29, 1, tzinfo=UTC)
+    assert producer.reschedule("orders", sent, at_local="2027-03-29T10:30") == "rescheduled"
+    assert producer.sent[0].due == datetime(2027, 3, 29, 1, 30, tzinfo=UTC)
+    assert (
+        producer.reschedule("orders", "unknown", at_local="2027-03-29T10:30", tz="UTC") == "unknown"
+    )
+
+
 async def test_asynchronous_producers() -> None:
     async with AsyncRecordingProducer() as producer:
         sent = await producer.send("orders", 1, delay=HOUR)

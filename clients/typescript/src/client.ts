@@ -13,7 +13,10 @@ export interface FoundMessage<T = unknown> extends Omit<MessageAnswer, "body" | 
 }
 
 /** A due time. */
-export type Due = { due_ms: number } | { delay_ms: number };
+export type Due =
+  | { due_ms: number }
+  | { delay_ms: number }
+  | { at_local: string; tz?: string; fold?: 0 | 1; business_days?: number };
 
 /** The longest pull that the gateway allows. */
 const LONGEST_WAIT_MS = 60_000;

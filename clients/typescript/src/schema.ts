@@ -11,19 +11,10 @@ export interface SendRequest {
   /** Delay from now, by the server's clock. */
   delay_ms?: number | string | null;
   due_ms?: number | null;
-  /**
-   * Due when the clock in `tz` shows this: `2026-12-24T09:00`; with `business_days`, a time
-   * such as `09:00`.
-   */
   at_local?: string | null;
   /** Time zone of `at_local`, and of a `window` that names none. */
   tz?: string | null;
-  /** Of a local time that occurs twice: 0 the first (default), 1 the second. */
   fold?: 0 | 1 | null;
-  /**
-   * Due on the n-th business day after today: a day on which `window` opens, by default Monday
-   * to Friday.
-   */
   business_days?: number | null;
   /**
    * When the message may be handed over, as in `mon-fri 9-17`; takes precedence over the

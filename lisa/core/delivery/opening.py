@@ -18,7 +18,8 @@ from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
 from lisa.core.model.stream import Entry, entry_ms
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
-from lisa.core.transitions.open import HasWindow, Open, Opened
+from lisa.core.transitions.base import HasWindow
+from lisa.core.transitions.open import Open, Opened
 
 PLAIN_MOST = 8
 """With more entries in a call, the script is cheaper, because one command reads all bodies."""

@@ -1,8 +1,9 @@
 """Sends in the window of a topic, and keeps the list of messages with a wall time.
 
-Managers follow these messages when the time zone data of their machine changes. The list, a sorted
-set of ids by due time in the topic's own slot, is written before the messages: entries that turn
-out to be unused, or whose time has come, are removed by managers.
+Managers follow these messages when the time zone data of their machine changes. The list is a
+sorted set by due time in the topic's own slot. It has the id of each message, followed by its wall
+time if a reschedule has changed that. It is written before the messages; managers remove entries
+that turn out to be unused, or whose time has come.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 from lisa.core.model.envelope import headers_of
 from lisa.core.model.keys import WINDOW_HEADER
-from lisa.core.model.windows.local_time import LOCAL_HEADER
+from lisa.core.model.windows.local_time import LISTED, LOCAL_HEADER, LocalTime
 from lisa.core.model.windows.placing import clock_ms, moved, window_of
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.store import Store
@@ -71,8 +72,22 @@ def note_local(store: Store, call: Enqueue) -> Flow[None]:
     if members:
         add: Command = ("ZADD", store.keys.topic(call.topic).local, *members)
         yield from store.command(*add)
-        now = int(time.time() * 1000)
-        yield from store.command("ZADD", store.keys.scheduled, "NX", now, call.topic)
+        yield from _announce(store, call.topic)
+
+
+def note_new_local(
+    store: Store, topic: str, message_id: str, due: str, local: LocalTime
+) -> Flow[None]:
+    """List a message with the wall time to which it is about to be rescheduled."""
+    member = f"{message_id}{LISTED}{local}"
+    yield from store.command("ZADD", store.keys.topic(topic).local, int(due), member)
+    yield from _announce(store, topic)
+
+
+def _announce(store: Store, topic: str) -> Flow[None]:
+    """Tell the managers that a topic has messages with a wall time."""
+    now = int(time.time() * 1000)
+    yield from store.command("ZADD", store.keys.scheduled, "NX", now, topic)
 
 
 def _messages(call: Enqueue) -> Iterator[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from lisa.core.model.errors import GroupRemoved
+from lisa.core.model.errors import GroupRemoved, LisaError
 from lisa.core.model.keys import TopicKeys
 
 T = TypeVar("T")
@@ -18,6 +18,10 @@ Argument = str | bytes | int
 
 STEPS_PER_CALL = 500
 """Maximum number of steps (ids times groups) per script call, so that none blocks for 5 ms."""
+
+
+class HasWindow(LisaError):
+    """A message may have a window: read its headers, and call again with what follows from them."""
 
 
 class Transition(ABC, Generic[T]):

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import TopicKeys
 from lisa.core.model.stream import Entry
-from lisa.core.transitions.base import Argument, OfGroup, Transition, text
+from lisa.core.transitions.base import Argument, HasWindow, OfGroup, Transition, text
 
 
 class Limits(NamedTuple):
@@ -37,10 +36,6 @@ class Opened(NamedTuple):
     past_ttl: list[bool]
     envelopes: list[bytes | None]
     limits: Sequence[Limits | None] = ()
-
-
-class HasWindow(LisaError):
-    """A message may have a window: read the headers, and call again with its limits."""
 
 
 @dataclass(frozen=True, slots=True)

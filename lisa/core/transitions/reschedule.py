@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from lisa.core.model.keys import TopicKeys
-from lisa.core.transitions.base import Argument, ById, Recorded
+from lisa.core.transitions.base import Argument, ById, HasWindow, Recorded, Transition
 
 
 class Rescheduled(StrEnum):
@@ -25,6 +25,8 @@ class Reschedule(Recorded, ById[Rescheduled]):
     """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal.
 
     '<ms>@<ms>' applies only if the message waits until the second instant; else it is DONE.
+    is_placed: the due times were chosen by the messages' windows. Otherwise the call raises
+        HasWindow, without a change, if a message may have one.
     """
 
     script: ClassVar[str] = "reschedule"
@@ -39,12 +41,19 @@ class Reschedule(Recorded, ById[Rescheduled]):
     }
     topic: str
     items: Sequence[tuple[str, str]]
+    is_placed: bool = True
 
     def id_keys(self, keys: TopicKeys) -> Iterable[str]:
         return keys.bodies_and_tombstones(self.message_ids)
 
     def args(self) -> Sequence[Argument]:
-        return [len(self.items), *(part for item in self.items for part in item)]
+        placed = "1" if self.is_placed else ""
+        return [placed, len(self.items), *(part for item in self.items for part in item)]
+
+    def refuse(self, reply: Sequence[Any]) -> None:
+        if reply[0] == b"WINDOW":
+            raise HasWindow(f"a message of topic {self.topic!r} has a window")
+        Transition.refuse(self, reply)
 
     def is_nowhere(self, result: Rescheduled) -> bool:
         return result is Rescheduled.UNKNOWN

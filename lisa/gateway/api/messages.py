@@ -167,11 +167,20 @@ async def cancel(call: Call[NoFields, None]) -> Reply[CancelAnswer]:
 @_change("rescheduleMessage", "PATCH", MESSAGE, "The message has the new due time.")
 async def reschedule(call: Call[NoFields, RescheduleRequest]) -> Reply[RescheduleAnswer]:
     """Reschedule a message."""
-    delay_ms, due_ms = call.body.delay_ms, call.body.due_ms
-    if (delay_ms is None) == (due_ms is None):
-        raise invalid("give either due_ms or delay_ms")
-    delay = None if delay_ms is None else timedelta(milliseconds=delay_ms)
-    outcome = await call.hub.sender.reschedule(call.topic, call.id, delay=delay, at_ms=due_ms)
+    new = call.body
+    if [new.due_ms, new.delay_ms, new.at_local].count(None) != 2:
+        raise invalid("give one of due_ms, delay_ms and at_local")
+    delay = None if new.delay_ms is None else timedelta(milliseconds=new.delay_ms)
+    outcome = await call.hub.sender.reschedule(
+        call.topic,
+        call.id,
+        delay=delay,
+        at_ms=new.due_ms,
+        at_local=new.at_local,
+        tz=new.tz,
+        fold=new.fold,
+        business_days=new.business_days,
+    )
     return await _rescheduled(call, outcome)
 
 

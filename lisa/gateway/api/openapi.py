@@ -31,7 +31,7 @@ _NAMES = {
 _ONE_OF = {
     "SendRequest": ("body", "body_base64"),
     "ScheduleRequest": ("body", "body_base64"),
-    "RescheduleRequest": ("due_ms", "delay_ms"),
+    "RescheduleRequest": ("due_ms", "delay_ms", "at_local"),
     "GarbageRequest": ("ids", "all"),
 }
 

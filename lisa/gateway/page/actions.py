@@ -187,8 +187,15 @@ async def _fire(action: FormAction) -> Done:
 
 
 async def _reschedule(action: FormAction) -> Done:
-    delay = parse_duration(action.fields.get("delay", ""))
-    outcome = await action.visit.hub.sender.reschedule(action.topic, action.id(), delay=delay)
+    fields, sender = action.fields, action.visit.hub.sender
+    delay, at_local = fields.get("delay", "").strip(), fields.get("at_local", "").strip()
+    outcome = await sender.reschedule(
+        action.topic,
+        action.id(),
+        delay=parse_duration(delay) if delay or not at_local else None,
+        at_local=at_local or None,
+        tz=fields.get("tz", "").strip() or None,
+    )
     return Done("reschedule", str(outcome))
 
 

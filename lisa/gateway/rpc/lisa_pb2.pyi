@@ -247,16 +247,24 @@ class MessageAnswer(_message.Message):
     def __init__(self, state: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., consumer: _Optional[str] = ..., idle_ms: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., id: _Optional[str] = ..., topic: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., groups: _Optional[_Mapping[str, GroupStateAnswer]] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ...) -> None: ...
 
 class RescheduleMessageRequest(_message.Message):
-    __slots__ = ("topic", "id", "due_ms", "delay_ms")
+    __slots__ = ("topic", "id", "due_ms", "delay_ms", "at_local", "tz", "fold", "business_days")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    AT_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    FOLD_FIELD_NUMBER: _ClassVar[int]
+    BUSINESS_DAYS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     id: str
     due_ms: int
     delay_ms: int
-    def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., due_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ...) -> None: ...
+    at_local: str
+    tz: str
+    fold: int
+    business_days: int
+    def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., due_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., at_local: _Optional[str] = ..., tz: _Optional[str] = ..., fold: _Optional[int] = ..., business_days: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "group", "max", "wait_ms", "ack_timeout_ms")

@@ -107,6 +107,10 @@ func (r *runner) perform(ctx context.Context, one step) (any, error) {
 			due := time.UnixMilli(*given.Due)
 			return outcome("rescheduled", r.client.Reschedule(ctx, one.Topic, given.ID, due))
 		}
+		if given.Local != "" {
+			due := lisa.LocalTime{Wall: given.Local, Zone: given.Zone}
+			return outcome("rescheduled", r.client.RescheduleLocal(ctx, one.Topic, given.ID, due))
+		}
 		delay := milliseconds(given.Delay)
 		return outcome("rescheduled", r.client.RescheduleAfter(ctx, one.Topic, given.ID, delay))
 	case "fire":

@@ -14,6 +14,8 @@ type message struct {
 	ID          string
 	Delay       int64  `json:"delay_ms"`
 	Due         *int64 `json:"due_ms"`
+	Local       string `json:"at_local"`
+	Zone        string `json:"tz"`
 	TTL         int64  `json:"ttl_ms"`
 	Headers     map[string]string
 	Retry       []int64

@@ -16,6 +16,8 @@ from lisa.core.model.recurring.calendar import wall_instant
 from lisa.core.model.windows.window import HandOverWindow, business_day_after, parse
 
 LOCAL_HEADER = "lisa-local"
+LISTED = "\0"
+"""Separates the id of a listed message from its wall time, if a reschedule has changed that."""
 WORKING_DAYS = "mon-fri"
 MOST_BUSINESS_DAYS = 250
 

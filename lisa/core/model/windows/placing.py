@@ -32,23 +32,8 @@ def place(options: Mapping[str, Any], due: str | None, zone: Any, now_ms: int) -
     given = dict(options.get("headers") or {})
     headers: dict[str, str] = {}
     window = own_window(options.get("window"), zone, given)
-    at_local, business_days = options.get("at_local"), options.get("business_days")
-    if at_local is None:
-        if business_days is not None or options.get("fold") is not None:
-            raise InvalidMessage("business_days and fold need at_local, as in at_local='10:00'")
-    else:
-        if due is not None:
-            raise InvalidMessage("give one of delay, at, at_ms and at_local; they contradict")
-        if zone is None and window is not None:
-            zone = window.tz
-        local = local_time(
-            at_local,
-            zone,
-            fold=options.get("fold"),
-            business_days=business_days,
-            window=window,
-            now_ms=now_ms,
-        )
+    local = asked_local(options, due, zone, window, now_ms)
+    if local is not None:
         headers[LOCAL_HEADER] = str(local)
         due = str(local.due_ms)
     due = due or "+0"
@@ -56,6 +41,59 @@ def place(options: Mapping[str, Any], due: str | None, zone: Any, now_ms: int) -
         headers = {WINDOW_HEADER: str(window), **headers}
         due = moved(due, window, now_ms)
     return Placed(due, {**headers, **given})
+
+
+def place_again(
+    options: Mapping[str, Any],
+    due: str | None,
+    zone: Any,
+    *,
+    headers: Mapping[str, str],
+    topic_window: str,
+    now_ms: int,
+) -> tuple[str, LocalTime | None]:
+    """The new due time of a stored message, in its window, and the wall time if there is one.
+
+    options: `at_local`, `fold` and `business_days`; due, zone: as in `place`. headers: the stored
+    ones. Raises InvalidMessage; ConfigError for holidays without their library.
+    """
+    window = window_of(headers, topic_window)
+    own = window if WINDOW_HEADER in headers else None
+    local = asked_local(options, due, zone, own, now_ms)
+    if local is not None:
+        due = str(local.due_ms)
+    due = due or "+0"
+    return due if window is None else moved(due, window, now_ms), local
+
+
+def asked_local(
+    options: Mapping[str, Any],
+    due: str | None,
+    zone: Any,
+    window: HandOverWindow | None,
+    now_ms: int,
+) -> LocalTime | None:
+    """The wall time that a call's options name; None for a call without. Raises InvalidMessage.
+
+    window: the message's own: its open dates are the business days, and its zone is the default.
+    """
+    at_local, business_days = options.get("at_local"), options.get("business_days")
+    if at_local is None:
+        if business_days is not None or options.get("fold") is not None:
+            raise InvalidMessage("business_days and fold need at_local, as in at_local='10:00'")
+        return None
+    if due is not None:
+        raise InvalidMessage("give one of delay, at, at_ms and at_local; they contradict")
+    if zone is None and window is not None:
+        zone = window.tz
+    return local_time(
+        at_local,
+        zone,
+        fold=options.get("fold"),
+        business_days=business_days,
+        window=window,
+        now_ms=now_ms,
+    )
 
 
 def own_window(text: object, zone: Any, headers: Mapping[str, str]) -> HandOverWindow | None:
@@ -124,6 +162,16 @@ def due_again(headers: Mapping[str, str], topic_window: str, now_ms: int) -> int
     if window is None:
         return local.due_ms
     return int(moved(str(local.due_ms), window, now_ms))
+
+
+def without_past_local(
+    headers: Mapping[str, str], due_ms: int, topic_window: str, now_ms: int
+) -> dict[str, str]:
+    """The headers of a stored message without a wall time that a reschedule has replaced."""
+    kept = dict(headers)
+    if due_again(kept, topic_window, now_ms) not in (None, due_ms):
+        del kept[LOCAL_HEADER]
+    return kept
 
 
 def explain(due: str, headers: Mapping[str, str], topic_window: str, now_ms: int) -> list[str]:

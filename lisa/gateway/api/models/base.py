@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -30,6 +30,26 @@ def _duration(least_ms: int, most_ms: int) -> Any:
 
 
 Instant = Annotated[int, Meta(ge=0, le=MAX_DUE_MS, description="Epoch milliseconds, UTC.")]
+WallTime = Annotated[
+    str,
+    Meta(
+        description="Due when the clock in `tz` shows this: `2026-12-24T09:00`; with "
+        "`business_days`, a time such as `09:00`."
+    ),
+]
+Fold = Annotated[
+    Literal[0, 1],
+    Meta(description="Of a local time that occurs twice: 0 the first (default), 1 the second."),
+]
+BusinessDays = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=250,
+        description="Due on the n-th business day after today: a day on which the message's "
+        "`window` opens, by default Monday to Friday.",
+    ),
+]
 if TYPE_CHECKING:
     Milliseconds: TypeAlias = int
     RetryPause: TypeAlias = int

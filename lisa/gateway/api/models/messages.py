@@ -12,12 +12,15 @@ from lisa.core.transitions.cancel import Cancelled
 from lisa.core.transitions.reschedule import Rescheduled
 from lisa.gateway.api.models.base import (
     Answer,
+    BusinessDays,
     Cursor,
+    Fold,
     Instant,
     Limit,
     Milliseconds,
     Name,
     Request,
+    WallTime,
     one_of,
 )
 
@@ -91,10 +94,20 @@ class CancelAnswer(Answer):
 
 
 class RescheduleRequest(Request):
-    """A new due time. Exactly one of `due_ms` and `delay_ms`."""
+    """A new due time. Exactly one of `due_ms`, `delay_ms` and `at_local`.
+
+    Outside the window of the message or of its topic, it moves to the next opening.
+    """
 
     due_ms: Instant | None = None
     delay_ms: Milliseconds | None = None
+    at_local: WallTime | None = None
+    tz: Annotated[
+        str | None,
+        Meta(description="Time zone of `at_local`; by default that of the message's own window."),
+    ] = None
+    fold: Fold | None = None
+    business_days: BusinessDays | None = None
 
 
 class RescheduleAnswer(Answer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, UnsetType
 
@@ -10,6 +10,8 @@ from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.gateway.api.models.base import (
     MOST_ITEMS,
     Answer,
+    BusinessDays,
+    Fold,
     Instant,
     Late,
     MessageId,
@@ -18,6 +20,7 @@ from lisa.gateway.api.models.base import (
     Request,
     Retries,
     Ttl,
+    WallTime,
 )
 
 
@@ -39,28 +42,13 @@ class SendRequest(Request):
         Milliseconds | None, Meta(description="Delay from now, by the server's clock.")
     ] = None
     due_ms: Instant | None = None
-    at_local: Annotated[
-        str | None,
-        Meta(
-            description="Due when the clock in `tz` shows this: `2026-12-24T09:00`; with "
-            "`business_days`, a time such as `09:00`."
-        ),
-    ] = None
+    at_local: WallTime | None = None
     tz: Annotated[
         str | None,
         Meta(description="Time zone of `at_local`, and of a `window` that names none."),
     ] = None
-    fold: Annotated[
-        Literal[0, 1] | None,
-        Meta(description="Of a local time that occurs twice: 0 the first (default), 1 the second."),
-    ] = None
-    business_days: Annotated[
-        Annotated[int, Meta(ge=0, le=250)] | None,
-        Meta(
-            description="Due on the n-th business day after today: a day on which `window` opens, "
-            "by default Monday to Friday.",
-        ),
-    ] = None
+    fold: Fold | None = None
+    business_days: BusinessDays | None = None
     window: Annotated[
         str | None,
         Meta(
