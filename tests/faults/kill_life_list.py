@@ -260,11 +260,28 @@ class ConsumerLife(Life):
 
     def finish(self) -> None:
         """Stop one consumer while it works; another handles the messages that it releases."""
+        self.outlast_its_timer()
         while not self._is_stopped_with_full_hands():
             pass  # it reads one by one, at the pace of its handlers
         self.start()
         self.until(self.are_all_at_an_end)
+        self.outlast_its_timer()
         self.until(self.is_one_waiting)  # the other case: a blocked read that must be interrupted
+
+    def outlast_its_timer(self) -> None:
+        """Keep a handler busy until leases were extended as often as the visit's point says.
+
+        A timer extends leases, so another life may have seen more extensions than this one.
+        """
+        point = self._visit.point
+        if point is None or point.name != "extend":
+            return
+        while self._is_the_one() and not self.has_come_by(*point):
+            ids = [self.cast.send("until-stopped")]
+            self.ends(ids, "acked")
+            self.until(lambda: self.has_come_by(*point) or self.are_all_at_an_end())
+            self._wake(ids)
+            self.until(self.are_all_at_an_end)
 
     def is_one_waiting(self) -> bool:
         """True if the role's read is blocked on the server."""

@@ -187,10 +187,10 @@ class Life(ABC):
         output = self.directory / f"output-{self._starts - 1:02}"
         return output.read_text() if output.exists() else ""
 
-    def has_come_by(self, phase: str, name: str) -> bool:
-        """True if any of its processes has passed a point."""
+    def has_come_by(self, phase: str, name: str, time: int = 1) -> bool:
+        """True if any of its processes has passed a point, or died there."""
         logs = [read_log(log)[0] for log in self.directory.glob("points-*")]
-        return any(Point(phase, name) in points for points in logs)
+        return any(Point(phase, name, time) in points for points in logs)
 
     def promote(self, topic: str = "orders") -> None:
         """One round of a manager, by plain transitions."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from itertools import pairwise
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -13,6 +12,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.model.recurring.calendar import next_instant
 from lisa.core.model.recurring.grammar import parse_cron
 from lisa.testing import RecordingProducer
+from tests.zones import BEGIN, END, changes, distinct
 
 
 def ticks(cron: str, zone: str, after: str, count: int, *, skips: bool = False) -> list[str]:
@@ -259,7 +259,6 @@ def test_the_ticks_around_apias_missing_day_are_those_of_another_library() -> No
     compare("Pacific/Apia", PATTERNS, begin, begin + timedelta(days=30))
 
 
-BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
 OFTEN = ("0 * * * *", "30 */2 * * *", "0,30 0-4 * * *", "15 1-3 * * *")
 """Patterns that are compared around each change of the clock only: they have most of the ticks."""
 
@@ -267,35 +266,7 @@ WRONG_IN_CRONSIM = {("Antarctica/Casey", "30 */2 * * *")}
 """After a gap of three hours cronsim leaves out 04:30 and 06:30, which the wall clock shows."""
 
 
-def changes(zone: str) -> tuple[tuple[int, float], ...]:
-    """The instants at which a zone's offset changes, to the second, and the offsets."""
-    tz, found = ZoneInfo(zone), list[tuple[int, float]]()
-
-    def offset(at: int) -> float:
-        return datetime.fromtimestamp(at, tz).utcoffset().total_seconds()  # type: ignore[union-attr]
-
-    first, last, day = int(BEGIN.timestamp()), int(END.timestamp()), 86_400
-    found.append((first, offset(first)))
-    for at in range(first, last, day):
-        if offset(at + day) != offset(at):
-            before, after = at, at + day
-            while after - before > 1:
-                middle = (before + after) // 2
-                if offset(middle) == offset(at):
-                    before = middle
-                else:
-                    after = middle
-            found.append((after, offset(after)))
-    return tuple(found)
-
-
 PARTS = 8
-
-
-@cache
-def distinct() -> list[str]:
-    """One zone of each set of zones that have the same offsets at all times."""
-    return sorted({changes(zone): zone for zone in sorted(available_timezones())}.values())
 
 
 @pytest.mark.slow
