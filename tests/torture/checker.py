@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.torture import calls, ticking, timing
+from tests.torture import calls, ticking, timing, windows
 from tests.torture.case import Case
 from tests.torture.causes import ACK_US, MARGIN_US, SETTLES_US, Hold
 from tests.torture.repairs import repairs
@@ -71,6 +71,7 @@ def check(run: Run) -> Verdicts:
         repairs,
         growth,
         ticking.judge,
+        windows.judge,
     ):
         alone(case)
     return case.verdicts

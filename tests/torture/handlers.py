@@ -166,6 +166,7 @@ sturdy = Consumer(concurrency=16)
 @swift.on("two")
 @sturdy.on("hard")
 @sturdy.on("fickle")
+@sturdy.on("windows")
 @sturdy.on("hang", timeout=timedelta(seconds=HANG_TIMEOUT_S))
 def handle(message: Message) -> bool | None:
     """On a thread, or on the reader's thread."""

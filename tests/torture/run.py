@@ -21,7 +21,7 @@ from tests.torture.plan import FOREIGN, draw
 from tests.torture.restoring import WITHIN_S, has_begun, restore
 from tests.torture.samples import EVERY_S, Sampler
 from tests.torture.stage import Stage
-from tests.torture.world import ACK_S, TOPICS
+from tests.torture.world import ACK_S, MINUTE_MS, TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,8 @@ TICK_S = 0.05
 TELL_EVERY_S = 10.0
 STARTS_WITHIN_S = 120.0  # all roles, on a busy machine
 STUCK_AFTER_S = 10 * ACK_S
-"""Messages are stuck after the longest delay plus this long without 10 % progress or a fault."""
+"""Messages are stuck after the longest delay, a closed window, and this long without 10 % progress
+or a fault."""
 
 LESS = 0.9
 
@@ -206,7 +207,7 @@ class _Run:
         """Until only garbage is left, or nothing has moved for longer than anything may take."""
         best, since = None, time.monotonic()
         self._doing = "draining"
-        patience_s = self._stage.options.longest_s + STUCK_AFTER_S
+        patience_s = self._stage.options.longest_s + MINUTE_MS / 1000 + STUCK_AFTER_S
         while time.monotonic() < since + patience_s:
             self._look()
             standing = self._stage.standing()

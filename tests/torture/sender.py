@@ -24,11 +24,13 @@ shift_clock()
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer  # noqa: E402 - clock first
 from lisa.producer import Outgoing  # noqa: E402
 from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E402
+from tests.torture.minutes import options_of  # noqa: E402
 from tests.torture.world import (  # noqa: E402
     POISON_RETRIES,
     RETRY_AFTER_MS,
     SCHEDULES,
     TICKS,
+    WINDOWED,
     Do,
     body_of,
     own_id,
@@ -200,18 +202,35 @@ class Fickle:
         Do.POISON: 2,
     }
 
+    AGAIN: ClassVar = {Do.OK: 80, Do.RAISE: 10, Do.RETRY: 10}
+
     def __init__(self, orders: Orders) -> None:
         self._book = Book(orders)
         self._chance = random.Random(orders.seed)
         self._longest_s = orders.longest_s
         self._producer = AsyncProducer(orders.redis, patience=TRIES_FOR)
+        self._has_windows = bool(os.environ.get("TORTURE_WINDOWS"))
+        self._topics = {**self.TOPICS, WINDOWED: 20 * self._has_windows}
         self._later: list[tuple[float, int, str, int, str]] = []
         self._calls: list[Awaitable[None]] = []
 
     def _delay_ms(self) -> int:
         return delay_ms(self._chance, self._longest_s)
 
+    def _now_ms(self) -> int:
+        return self._book.clock.now().low // 1000
+
     async def run(self, rate: float) -> None:
+        """Due times in windows are chosen by Redis's clock: this process's own may be off."""
+        if not self._has_windows:
+            await self._run(rate)
+            return
+        from lisa.core.model.windows.placing import using_clock
+
+        with using_clock(self._now_ms):
+            await self._run(rate)
+
+    async def _run(self, rate: float) -> None:
         told, pace = leaving(), Pace(rate, max(1, int(rate)))
         while not told or self._later:
             self._book.clock.ask()
@@ -229,7 +248,7 @@ class Fickle:
         await self._producer.close()
 
     def _begin(self) -> None:
-        topic = self._drawn(self.TOPICS)
+        topic = self._drawn(self._topics)
         [number] = self._book.numbers(1)
         if topic == "fickle":
             self._begin_story(self._drawn(self.STORIES), number)
@@ -237,6 +256,8 @@ class Fickle:
         do = Do.HANG if topic == "hang" and self._chance.random() < 0.2 else Do.OK
         if topic == "hard":
             do = self._drawn(self.HARD)
+        elif topic == WINDOWED:
+            do = self._drawn(self.AGAIN)
         retry = ",".join([f"{RETRY_AFTER_MS}ms"] * POISON_RETRIES) if do is Do.POISON else None
         self._send(topic, number, do, self._delay_ms(), retry=retry)
 
@@ -265,6 +286,7 @@ class Fickle:
     ) -> None:
         call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl_ms)
         ttl = timedelta(milliseconds=ttl_ms) if ttl_ms else None
+        options = options_of(number, self._now_ms()) if topic == WINDOWED else {}
         send = self._producer.send(
             topic,
             body_of(number, do),
@@ -273,6 +295,7 @@ class Fickle:
             ttl=ttl,
             late="skip after 1s" if ttl_ms > SKIPPED_TTL_MS else None,
             retry=retry,
+            **options,
         )
         self._calls.append(self._note(call, send, "a"))
 

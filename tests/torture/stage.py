@@ -23,6 +23,7 @@ from lisa.embedded.server import free_port
 from tests.servers import connect, redis_server
 from tests.torture import restoring
 from tests.torture.ledger import Ledger
+from tests.torture.minutes import topic_window
 from tests.torture.proxy import Proxy
 from tests.torture.roles import Build, Role, leash, plain_environment
 from tests.torture.tail import Tail, tail_for
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tests.torture.roles import Incarnation
 
 SWIFT = ("bulk", "two")
-STURDY = ("batch", "async", "hard", "hang", "fickle")
+STURDY = ("batch", "async", "hard", "hang", "fickle", "windows")
 FICKLE_SHARE = 0.1
 HTTP_PER_S = 15.0  # each costs a hundred times as much as one in a batch
 
@@ -120,7 +121,9 @@ class Stage:
     def _cast(self) -> None:
         cast, logs = self.options.cast, self.out / "logs"
         journaled = [restoring.TOPIC] if self.options.restore else []
-        (logs / "manager.yml").write_text(manager_yaml(*journaled), encoding="utf-8")
+        window = topic_window() if self._has_windows else ""
+        manager = manager_yaml(*journaled, window=window)
+        (logs / "manager.yml").write_text(manager, encoding="utf-8")
         for name, topics in (("swift", SWIFT), ("sturdy", STURDY)):
             (logs / f"{name}.yml").write_text(consumer_yaml(topics), encoding="utf-8")
         self._gateway_port = free_port()
@@ -201,8 +204,14 @@ class Stage:
                 "TORTURE_LONGEST_S": str(self.options.longest_s),
                 "TORTURE_KIND": self._sender(which),
                 "TORTURE_SCHEDULES": "" if self.options.restore else "1",
+                "TORTURE_WINDOWS": "1" if self._has_windows else "",
             }
         return env
+
+    @property
+    def _has_windows(self) -> bool:
+        """Whether messages have windows, which consumers of an earlier build may ignore."""
+        return self.earlier is None
 
     def _sender(self, which: str) -> str:
         return "http" if which == "http" else "fickle" if int(which) % 2 == 0 else "bulk"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.torture.papers import accused, us
+from tests.torture.papers import HANDLER, accused, us
 from tests.torture.world import Do, Verdict
 
 if TYPE_CHECKING:
@@ -547,3 +547,62 @@ def test_a_tick_may_be_lost_with_the_servers_data(papers: Papers) -> None:
     papers.loss(10.0, 11.0)
     papers.ticks = ticks([1, 2, 3], [1, 3])
     assert accused(papers) == {}
+
+
+# Windows: the story begins 20 s into an odd minute, so even messages are open from 40 s to 100 s.
+
+
+def even_and_odd(papers: Papers, **options: Any) -> tuple[int, int]:
+    return papers.send("windows", **options), papers.send("windows", **options)
+
+
+def test_messages_that_wait_for_their_windows(papers: Papers) -> None:
+    even, odd = even_and_odd(papers)
+    papers.handle(even, 40.1, topic="windows", due_s=40.0)
+    papers.handle(odd, 1.1, topic="windows")
+    late = papers.send("windows", at_s=38.0), papers.send("windows", at_s=38.0)
+    papers.handle(late[0], 40.0, topic="windows", due_s=40.0)
+    papers.handle(late[1], 100.0, topic="windows", due_s=100.0)
+    papers.stats["windows"] = {"deferred@lisa": 3}
+    found = papers.verdicts()
+    assert found.is_clean
+    assert found.counts["handlings with a window"] == 4
+    assert found.counts["deferred"] == 3
+
+
+@pytest.mark.parametrize(
+    ("at_s", "guilty"), [(39.5, {"early": 1}), (39.999, {}), (100.3, {}), (101.0, {"early": 1})]
+)
+def test_a_message_that_is_handled_outside_its_window(
+    papers: Papers, at_s: float, guilty: dict[str, int]
+) -> None:
+    even = papers.send("windows", at_s=at_s - 1, due="+1000")
+    papers.handle(even, at_s, topic="windows", due_s=at_s)
+    assert accused(papers) == guilty
+
+
+def test_a_handler_that_stood_still_as_the_window_closed(papers: Papers) -> None:
+    even = papers.send("windows", at_s=98.0)
+    papers.handle(even, 102.0, topic="windows", due_s=99.0)
+    papers.stalls[HANDLER] = [f"{us(99.8)}\t{us(101.9)}"]
+    assert accused(papers) == {}
+
+
+@pytest.mark.parametrize(
+    ("due_s", "at_s", "fault"),
+    [(160.0, 160.1, "late"), (45.0, 45.1, "late"), (40.0, 40.1, ""), (41.0, 41.1, "late")],
+)
+def test_the_due_time_of_a_message_with_a_window(
+    papers: Papers, due_s: float, at_s: float, fault: str
+) -> None:
+    papers.handle(papers.send("windows"), at_s, topic="windows", due_s=due_s)
+    assert accused(papers) == ({fault: 1} if fault else {})
+
+
+@pytest.mark.parametrize(("since_s", "guilty"), [(60.0, {"unexplained": 1}), (30.0, {})])
+def test_a_deferral_counts_no_attempt(
+    papers: Papers, since_s: float, guilty: dict[str, int]
+) -> None:
+    papers.fault("freeze-consumer", "consumer-1", since_s, since_s + 6, numbers=[HANDLER])
+    papers.handle(papers.send("windows"), 40.1, topic="windows", due_s=40.0, attempt=2)
+    assert accused(papers) == guilty

@@ -29,6 +29,7 @@ def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
     assert verdicts.counts["confirmed"] > 0.25 * 45 * 300
     assert verdicts.counts["handlings: ok"] > 0.25 * 45 * 300
     assert verdicts.counts["handlings held to account"] > 0
+    assert verdicts.counts["handlings with a window"] > 0
     assert verdicts.counts["ticks"] > 45  # three schedules, two of them with a tick each second
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert set(report["faults"]) == set(report["options"]["kinds"]), report["skipped"]

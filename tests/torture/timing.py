@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.torture.causes import ACK_US, SLACK_US, meet
+from tests.torture.world import WINDOWED, topic_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,12 +88,13 @@ def late_by_its_due_time(case: Case) -> None:
     """Due later than its sender requested.
 
     Not after a repair or a loss, when a message is due immediately. A repeated send may have been
-    the first to arrive.
+    the first to arrive. Messages with windows have a judge of their own.
     """
     rows, causes, changes = case.handled, case.causes, case.run.messages.changes
     latest = case.latest_due()
     confirmed = case.messages["confirmed"] > 0
     asked = case.is_first & (rows["attempt"] == 1) & confirmed[rows["message"]]
+    asked &= case.messages["topic"][rows["message"]] != topic_number(WINDOWED)
     for row in np.nonzero(asked & (rows["due"] > latest[rows["message"]]))[0]:
         message, begin = int(rows["message"][row]), int(rows["begin"][row])
         change, number = changes.get(message), case.number(int(row))

@@ -38,8 +38,16 @@ TOPICS = (
     Topic("hang"),
     Topic("fickle"),
     Topic("http"),
+    Topic("windows"),
 )
 """Ledgers identify a topic by its number here."""
+
+
+WINDOWED = "windows"
+"""The topic of messages with windows; see `tests.torture.windows`."""
+
+MINUTE_MS = 60_000
+"""How long each window is open, and then closed: windows count in minutes."""
 
 
 TICKS = "ticks"
@@ -112,8 +120,11 @@ def body_of(number: int, do: int) -> list[int | str]:
     return [number, do, "x" * LARGE[number // LARGE_EVERY % len(LARGE)]]
 
 
-def manager_yaml(*journaled: str) -> str:
-    """The configuration of all managers: it declares the topics. Some may have a journal."""
+def manager_yaml(*journaled: str, window: str = "") -> str:
+    """The configuration of all managers: it declares the topics. Some may have a journal.
+
+    window: of the topic of messages with windows.
+    """
     ack = timedelta(seconds=ACK_S) // timedelta(milliseconds=1)
     lines = [
         "lisa-delay-queue:",
@@ -131,6 +142,8 @@ def manager_yaml(*journaled: str) -> str:
             ]
             if topic.name in journaled:
                 lines.append("      journal: true")
+            if topic.name == WINDOWED and window:
+                lines.append(f"      window: '{window}'")
     return "\n".join(lines) + "\n"
 
 
