@@ -23,11 +23,14 @@ from lisa.testing import ClockedServer
 from tests.roles import Cast, Services
 from tests.servers import no_clock, wait_until
 from tests.shards import ORDERS, Split
+from tests.shifted_server import ShiftedServer, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from lisa import Message
+    from tests.servers import Processes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -58,14 +61,12 @@ def states(cast: Cast, ids: list[str]) -> list[str]:
     return [state for i in range(0, len(ids), 100) for state in cast.states(ids[i : i + 100])]
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("then", "end"), [("skip", "skipped"), ("garbage", "garbage"), ("run", "ready")]
 )
-def test_an_outage_ends_with_exact_counts(
-    cast: Cast, redis_url: str, then: str, end: str, count: int
-) -> None:
+def test_an_outage_ends_with_exact_counts(cast: Cast, redis_url: str, then: str, end: str) -> None:
     """Two thirds of the messages are late when managers start, one third is on time."""
+    count = 2_000
     cast.configure(late=f"{LATE},{then}", max_ready=str(2 * count))
     with Producer(redis_url) as producer:
         now_ms = cast.now_ms()
@@ -87,6 +88,76 @@ def test_an_outage_ends_with_exact_counts(
     assert stats["sent"] == sum(ends.values()) + stats["promoted"] + 1
     assert cast.state(ahead) == "waiting"
     assert cast.store.drive(check(cast.store, ["orders"])).total == 0
+
+
+OUTAGE_MS = 10 * MINUTE
+BOUND_MS = 5 * MINUTE
+CLASSES: dict[str, tuple[str | None, int, int, str]] = {
+    # own policy, first and last minute of the outage in which its messages fall due, state after it
+    "late": (None, 0, 4, "skipped"),
+    "own garbage": ("garbage after 5m", 0, 4, "garbage"),
+    "own run": ("run", 0, 10, "ready"),
+    "own bound": ("skip after 30m", 0, 10, "ready"),
+    "in time": (None, 8, 10, "ready"),
+    "after": ("skip after 5m", 11, 12, "waiting"),
+}
+"""The messages of the outage. None falls due at the bound: managers take their time, too."""
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize("count", [2_400, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_messages_fall_due_while_all_managers_are_down(
+    tmp_path: Path, processes: Processes, count: int
+) -> None:
+    """Two managers are killed for ten minutes by the server's clock; others come afterwards."""
+    with ShiftedServer(tmp_path / "server") as server, Producer(server.url) as producer:
+        cast = Cast(server.url).declare()
+        cast.configure(late=f"{BOUND_MS},skip", max_ready=str(2 * count))
+        down = [processes.start("-m", "lisa.cli.manager", "--redis", server.url) for _ in range(2)]
+        before = producer.send("orders", "before", delay="10ms")
+        wait_until(lambda: cast.state(before) == "ready")
+        began_ms = cast.now_ms() + A_WHILE // timedelta(milliseconds=1)
+        ids = send_classes(producer, began_ms, count)
+        assert cast.now_ms() < began_ms, "the messages were not sent before the outage"
+        for one in down:
+            one.kill()
+        server.step(timedelta(milliseconds=began_ms + OUTAGE_MS - cast.now_ms()))
+        sent = sum(map(len, ids.values()))
+        assert cast.store.ask("ZCARD", cast.keys.waiting) == sent, "a manager was not down"
+        for _ in range(2):
+            processes.start("-m", "lisa.cli.manager", "--redis", server.url)
+        now = producer.send("orders", "now", delay="10ms")
+        wait_until(
+            lambda: cast.store.ask("ZCARD", cast.keys.waiting) == len(ids["after"]),
+            timeout=A_WHILE,
+        )
+        found = {name: Counter(states(cast, some)) for name, some in ids.items()}
+        assert found == {name: {CLASSES[name][3]: len(some)} for name, some in ids.items()}
+        # Messages that fall due after the outage are in time.
+        server.step(timedelta(milliseconds=began_ms + 12 * MINUTE - cast.now_ms()))
+        wait_until(lambda: not cast.store.ask("ZCARD", cast.keys.waiting), timeout=A_WHILE)
+        assert Counter(states(cast, [*ids["after"], before, now])) == {
+            "ready": len(ids["after"]) + 2
+        }
+        stats = cast.stats()
+        assert stats["skipped"] == len(ids["late"])
+        assert stats["garbage@g"] == len(ids["own garbage"])
+        assert stats["sent"] == sent + 2
+        assert stats["sent"] == stats["skipped"] + stats["garbage@g"] + stats["promoted"]
+        assert cast.store.drive(check(cast.store, ["orders"])).total == 0
+        cast.store.close()
+
+
+def send_classes(producer: Producer, began_ms: int, count: int) -> dict[str, list[str]]:
+    """Send about so many messages, spread over their minutes; the ids of each class."""
+    ids: dict[str, list[str]] = {}
+    for name, (late, first, last, _) in CLASSES.items():
+        n = count // len(CLASSES)
+        step_ms = (last - first) * MINUTE / n
+        dues = [began_ms + first * MINUTE + int(step_ms * k) for k in range(n)]
+        messages = [Outgoing("x", id=f"{name} {k}", at_ms=due) for k, due in enumerate(dues)]
+        ids[name] = [outcome.id for outcome in producer.send_many("orders", messages, late=late)]
+    return ids
 
 
 def test_the_end_of_a_late_message_is_signalled(cast: Cast, redis_url: str) -> None:
