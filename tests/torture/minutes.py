@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 SPANS = 38
 """As many minutes as fit into the text of a window; the topic's begin at noon."""
 
+CLOSES_WITHIN_MS, SHORTLY_MS = 8_000, 200
+
 NOON = 12 * 60
 DAY = 24 * 60
 
@@ -46,3 +48,14 @@ def is_open(number: int, at_us: int) -> bool:
 def opening(number: int, at_ms: int) -> int:
     """When a message may be handed over next, in ms."""
     return at_ms if is_open(number, at_ms * 1000) else (at_ms // MINUTE_MS + 1) * MINUTE_MS
+
+
+def shortly_before_it_closes(number: int, now_ms: int, delay_ms: int) -> int:
+    """A delay to right before the window of a message closes, if it is open until then.
+
+    Its delivery must then be deferred, unless its handler starts at once.
+    """
+    left_ms = MINUTE_MS - now_ms % MINUTE_MS
+    if not is_open(number, now_ms * 1000) or left_ms > CLOSES_WITHIN_MS:
+        return delay_ms
+    return max(0, left_ms - delay_ms % SHORTLY_MS)

@@ -24,7 +24,7 @@ shift_clock()
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer  # noqa: E402 - clock first
 from lisa.producer import Outgoing  # noqa: E402
 from tests.torture.book import Book, Orders, Pace, delay_ms, leaving  # noqa: E402
-from tests.torture.minutes import options_of  # noqa: E402
+from tests.torture.minutes import options_of, shortly_before_it_closes  # noqa: E402
 from tests.torture.world import (  # noqa: E402
     POISON_RETRIES,
     RETRY_AFTER_MS,
@@ -259,7 +259,10 @@ class Fickle:
         elif topic == WINDOWED:
             do = self._drawn(self.AGAIN)
         retry = ",".join([f"{RETRY_AFTER_MS}ms"] * POISON_RETRIES) if do is Do.POISON else None
-        self._send(topic, number, do, self._delay_ms(), retry=retry)
+        delay = self._delay_ms()
+        if topic == WINDOWED and self._chance.random() < 0.5:
+            delay = shortly_before_it_closes(number, self._now_ms(), delay)
+        self._send(topic, number, do, delay, retry=retry)
 
     def _drawn(self, weights: Mapping[T, int]) -> T:
         [one] = self._chance.choices(list(weights), list(weights.values()))

@@ -35,14 +35,14 @@ def judge(case: Case) -> None:
 
 
 def _outside(case: Case, row: int) -> None:
-    begin, number = int(case.least[row]), case.number(row)
-    if is_open(number, begin) or is_open(number, begin + CLOCKS_US):
+    """A handler that could ask Redis's clock began outside, and nothing held it up before that."""
+    begin, number = int(case.handled["begin"][row]), case.number(row)
+    if is_open(number, int(case.least[row])) or is_open(number, begin + CLOCKS_US):
         return
     closed = begin // 1000 // MINUTE_MS * MINUTE_MS * 1000
-    is_known = bool(case.handled["asked"][row])
     process = int(case.handled["process"][row])
-    held_up = case.causes.stopped(process, closed - STARTS_WITHIN_US, begin)
-    if not is_known or begin < closed + STARTS_WITHIN_US or held_up:
+    around = closed - STARTS_WITHIN_US, closed + STARTS_WITHIN_US
+    if begin < around[1] or case.causes.stopped(process, *around):
         case.verdicts.counts["handlings that were held up as a window closed"] += 1
         return
     what = f"{(begin - closed) / 1e6:.3f} s after its window closed"
