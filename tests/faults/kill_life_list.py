@@ -237,6 +237,10 @@ lisa-delay-queue:
         super().close()
 
 
+CAUSES = {"ack": "fine", "extend": "until-stopped", "retry": "fails"}
+"""The body of a message that causes a call."""
+
+
 class ConsumerLife(Life):
     """A consumer handles messages, and is stopped while a handler runs and others wait."""
 
@@ -260,24 +264,25 @@ class ConsumerLife(Life):
 
     def finish(self) -> None:
         """Stop one consumer while it works; another handles the messages that it releases."""
-        self.outlast_its_timer()
+        self.call_as_often()
         while not self._is_stopped_with_full_hands():
             pass  # it reads one by one, at the pace of its handlers
         self.start()
         self.until(self.are_all_at_an_end)
-        self.outlast_its_timer()
+        self.call_as_often()
         self.until(self.is_one_waiting)  # the other case: a blocked read that must be interrupted
 
-    def outlast_its_timer(self) -> None:
-        """Keep a handler busy until leases were extended as often as the visit's point says.
+    def call_as_often(self) -> None:
+        """Give the process to be killed more to do until it makes the call as often as needed.
 
-        A timer extends leases, so another life may have seen more extensions than this one.
+        A timer extends leases, and settlements that come together share a call: another life may
+        have made more calls than this one.
         """
         point = self._visit.point
-        if point is None or point.name != "extend":
+        if point is None or point.name not in CAUSES:
             return
         while self._is_the_one() and not self.has_come_by(*point):
-            ids = [self.cast.send("until-stopped")]
+            ids = [self.cast.send(CAUSES[point.name])]
             self.ends(ids, "acked")
             self.until(lambda: self.has_come_by(*point) or self.are_all_at_an_end())
             self._wake(ids)

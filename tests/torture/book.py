@@ -21,11 +21,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from lisa.core.model.errors import LisaError
 from tests.torture.ledger import Ledger, RedisClock
 from tests.torture.world import Do, number_of, topic_number
 
@@ -112,6 +114,8 @@ class Book:
 
     def fail(self, call: int, error: Exception) -> None:
         """Note an error: the call may or may not have arrived."""
+        if type(error) is LisaError:  # the server answered with an error that is no other one's
+            sys.stderr.write(f"call {call}: {error!r}, caused by {error.__cause__!r}\n")
         settled = getattr(error, "sent", None) or 0
         name = f"{type(error).__name__} {getattr(error, 'status', '') or ''}".rstrip()
         self._ledger.write([f"E\t{call}\t{self.clock.now().high}\t{settled}\t{name}"])

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BULK_TICK_S = 0.15
+FIRED = 0.3
+"""Of the messages with windows; half of these are due while their windows are closed."""
 DEFINES_EVERY_S = 2.0
 FICKLE_TICK_S = 0.1
 MOST_SINGLY = 20
@@ -263,6 +265,8 @@ class Fickle:
         if topic == WINDOWED and self._chance.random() < 0.5:
             delay = shortly_before_it_closes(number, self._now_ms(), delay)
         self._send(topic, number, do, delay, retry=retry)
+        if topic == WINDOWED and self._chance.random() < FIRED:
+            self._go_on_later("fire", number, topic, delay)
 
     def _drawn(self, weights: Mapping[T, int]) -> T:
         [one] = self._chance.choices(list(weights), list(weights.values()))
@@ -273,9 +277,12 @@ class Fickle:
         ttl_ms = self._chance.randint(500, 3_000) if story == "ttl" else 0
         self._send("fickle", number, Do.OK, delay, ttl_ms=ttl_ms)
         if story not in ("plain", "ttl"):
-            # Around its due time, too: ready or in flight is the harder case.
-            at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
-            heapq.heappush(self._later, (at, number, story, number, "fickle"))
+            self._go_on_later(story, number, "fickle", delay)
+
+    def _go_on_later(self, story: str, number: int, topic: str, delay: int) -> None:
+        """Around its due time, too: ready or in flight is the harder case."""
+        at = time.monotonic() + self._chance.uniform(0.1, delay / 1000 + 0.1)
+        heapq.heappush(self._later, (at, number, story, number, topic))
 
     def _send(
         self,
