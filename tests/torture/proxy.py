@@ -114,13 +114,18 @@ class _Link:
             return
         if self._is_cut:
             self.cut()
+        self.pass_on_early()
+
+    def pass_on_early(self) -> None:
+        """Send what arrived before the server's connection was open."""
         early, self._early = self._early, []
         for data in early:
             self.write(data, to_server=True)
 
     def write(self, data: bytes, *, to_server: bool) -> None:
         transport = (self.server if to_server else self.client).transport
-        if transport is None:
+        # The transport exists a little before `_connect` goes on: keep the order until then.
+        if transport is None or (to_server and self._early):
             self._early.append(data)
         elif not transport.is_closing():
             transport.write(data)

@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from lisa.embedded.server import free_port
 from tests.servers import wait_until
-from tests.torture.proxy import Proxy, Trouble
+from tests.torture.proxy import Proxy, Trouble, _Door, _Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +21,29 @@ if TYPE_CHECKING:
     from lisa.embedded import EmbeddedServer
 
 PATIENCE_S = 0.5
+
+
+class Sent:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def test_a_request_keeps_its_order_while_the_connection_opens() -> None:
+    link, sent = _Link(_Door(0), 0), Sent()
+    link.write(b"1", to_server=True)
+    link.server.transport = sent  # type: ignore[assignment]
+    link.write(b"2", to_server=True)
+    link.pass_on_early()
+    link.write(b"3", to_server=True)
+    assert sent.data == b"123"
 
 
 @pytest.fixture
