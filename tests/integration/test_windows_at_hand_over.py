@@ -14,7 +14,7 @@ import pytest
 from lisa import Consumer, Manager, Producer
 from lisa.core.transitions.configure import Configure
 from tests.roles import Cast
-from tests.servers import wait_until
+from tests.servers import flush, wait_until
 from tests.shifted_server import ShiftedServer, missing
 
 if TYPE_CHECKING:
@@ -120,14 +120,21 @@ def consumer_of(evening: Evening, kind: str) -> Consumer:
 def check_evening(
     server: ShiftedServer, kind: str, count: int, *, lead_s: float, early_ms: int
 ) -> int:
-    """Handle as many messages as possible before the window closes; returns their number."""
-    evening = Evening(server, lead_s)
+    """Handle as many messages as possible before the window closes; returns their number.
+
+    All roles work before the clock is set to the evening: that takes a busy machine some time.
+    """
+    flush(server.url)
+    evening = Evening(server, 3_600)
     evening.cast.store.call(Configure(TOPIC, {"window": "9-21", "journal": "1"}))
     with Producer(server.url) as producer:
         sent = producer.send_many(TOPIC, range(count), at_ms=CLOSES_MS - early_ms)
         assert sent.accepted == count
-    assert server.now() < CLOSES_MS / 1000 - 0.2, "the messages were not sent in time"
+        producer.send(TOPIC, "probe")
     with running(Manager(server.url), consumer_of(evening, kind)):
+        evening.wait_for(lambda: len(evening.seen), 1)
+        evening.seen.clear()
+        evening.set_clock((CLOSES_MS - early_ms) / 1000 - lead_s)
         evening.wait_for(lambda: evening.deferred_count() + len(evening.seen), count)
         assert server.now() > CLOSES_MS / 1000
         before = len(evening.seen)
@@ -146,14 +153,18 @@ def check_evening(
 
 @pytest.mark.parametrize("kind", ["threads", "async", "batch"])
 def test_nothing_is_handled_after_the_window_closes(server: ShiftedServer, kind: str) -> None:
-    assert check_evening(server, kind, 1_500, lead_s=4, early_ms=400)
+    early_ms, handled = 400, 0
+    while not handled and early_ms < 60_000:  # a busy machine may handle none in so short a time
+        handled = check_evening(server, kind, 1_500, lead_s=2, early_ms=early_ms)
+        early_ms *= 4
+    assert handled
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["threads", "async", "batch"])
 def test_fifty_thousand_messages_at_the_end_of_a_window(server: ShiftedServer, kind: str) -> None:
-    check_evening(server, kind, 50_000, lead_s=15, early_ms=100)
+    check_evening(server, kind, 50_000, lead_s=2, early_ms=100)
 
 
 def pulled(consumer: Consumer, seconds: float) -> list[Any]:

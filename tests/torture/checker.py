@@ -272,6 +272,8 @@ class _Judge:
                 continue
             if event["role"].startswith("archive"):
                 continue  # it ends with a server, and reports gaps by its exit code
+            if event["code"] == -signal.SIGKILL and event["number"] in self._causes.kills:
+                continue  # another fault killed it at the same time
             was_asleep = event["code"] == -signal.SIGTERM and event["age_s"] < STARTS_WITHIN_S
             if event["how"] == "by itself" or (event["code"] and not was_asleep):
                 what = f"{event['role']} ended {event['how']} with code {event['code']}"

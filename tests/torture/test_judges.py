@@ -606,3 +606,12 @@ def test_a_deferral_counts_no_attempt(
     papers.fault("freeze-consumer", "consumer-1", since_s, since_s + 6, numbers=[HANDLER])
     papers.handle(papers.send("windows"), 40.1, topic="windows", due_s=40.0, attempt=2)
     assert accused(papers) == guilty
+
+
+@pytest.mark.parametrize(("process", "guilty"), [(9, {}), (8, {"unexplained": 1})])
+def test_a_process_that_is_told_to_end_while_it_is_killed(
+    papers: Papers, process: int, guilty: dict[str, int]
+) -> None:
+    papers.kill(process, 5.0, role="producer-1")
+    papers.end("producer-1", "told to", -9)
+    assert accused(papers) == guilty
