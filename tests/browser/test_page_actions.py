@@ -137,6 +137,11 @@ def test_a_message_is_moved_fired_and_cancelled(tab: Tab, site: Site) -> None:
     assert after is not None
     assert (after.due_ms or 0) - (before.due_ms or 0) > timedelta(hours=1.9).total_seconds() * 1000
 
+    tab.page.fill("#at_local", "2030-12-24T09:00")
+    tab.page.fill("#tz", "Asia/Tokyo")
+    tab.page.get_by_role("button", name="Reschedule").click()
+    wait_until(lambda: site.raw.zscore(f"lisa:{{{topic}}}:waiting", "moved") == 1_924_300_800_000)
+
     tab.open(f"/topics/{topic}/messages/fired")
     tab.page.get_by_role("button", name="Fire now").click()
     tab.page.wait_for_url("**did=fire**")

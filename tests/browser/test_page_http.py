@@ -152,6 +152,9 @@ def test_invalid_forms_are_distinguished_from_faults(site: Site) -> None:
             {"do": "cancel", "id": "", "sure": "yes"},
             {"do": "requeue", "pick": "lisa/"},
             {"do": "reschedule", "id": message_id, "delay": "soon"},
+            {"do": "reschedule", "id": message_id, "delay": "", "at_local": ""},
+            {"do": "reschedule", "id": message_id, "at_local": "noon", "tz": "UTC"},
+            {"do": "reschedule", "id": message_id, "at_local": "2030-12-24T09:00"},
             {"do": "purge_all", "older": "-"},
             {"do": "requeue", "pick": "no-group/x"},
         ):
