@@ -164,6 +164,14 @@ def test_the_dashboard_can_be_imported_and_read() -> None:
             assert shown <= labels_in(target["expr"]), panel["title"]
 
 
+def test_the_dashboard_shows_how_far_archives_are_behind() -> None:
+    """An alert about it exists; the panel shows what led to the alert."""
+    behind = "lisa_topic_archive_behind_seconds"
+    assert any(behind in rule["expr"] for rule in rules())
+    shown = [panel["title"] for panel in panels() if behind in str(panel["targets"])]
+    assert shown == ["Archives behind the journal"]
+
+
 def test_no_panel_overlaps_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
