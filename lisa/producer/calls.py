@@ -189,8 +189,11 @@ def _cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
 
 def fitting(lengths: Iterable[int], size: int = MOST) -> int:
     """Count the envelopes, from the first, that fit into one script call. Always at least one."""
+    some = list(islice(lengths, size))
+    if sum(some) <= BYTES_PER_CALL:
+        return len(some)
     count = held = 0
-    for length in islice(lengths, size):
+    for length in some:
         held += length
         if count and held > BYTES_PER_CALL:
             break
