@@ -75,6 +75,10 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
         )
         named = rows.selectExpr("concat('m', substr(body, 2)) AS id", "body")
         schedule(named, topic="orders", url=stage.url, on_duplicate="replace")
+        local = rows.selectExpr(
+            "body AS id", "body", "'2100-01-01T09:00' AS at_local", "'UTC' AS tz"
+        )
+        schedule(local, topic="orders", url=stage.url)
         archive(spark, where, url=stage.url, once=True)
         search(spark, Query(), archive=opened(), server=server).collect()
         audit(spark, opened, server)

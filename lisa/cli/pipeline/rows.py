@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from lisa.core.model.clock import duration_ms, parse_duration
+from lisa.core.model.clock import duration_ms, parse_duration, parse_zone
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
+from lisa.core.model.windows.window import parse as parse_window
 
 ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 CORRUPT = "_corrupt_record"
+TIMES = frozenset({"due", "delay", "at_local"})
+NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})
+"""Parts of a message that a column becomes only if an option names it."""
 
 
 def format_of(source: str, kind: str | None) -> str:
@@ -78,6 +85,7 @@ def as_messages(
 ) -> DataFrame:
     """Select the message columns: those named by options, else those with the standard names.
 
+    A column named like a part in NAMED_ONLY remains part of the body, unless an option names it.
     Without --body and a column `body`, the body is the row without the columns that became other
     parts of the message. infer: find the types of the body's text columns, which reads the table
     once more.
@@ -87,11 +95,12 @@ def as_messages(
     for name, wanted in named.items():
         if name == "body":
             continue
-        other = {"due": "delay", "delay": "due"}.get(name)
         if wanted is None:
-            if name not in table.columns or (name == "topic" and all_to is not None):
+            if name not in table.columns or name in NAMED_ONLY:
                 continue
-            if other is not None and named[other] is not None:
+            if name == "topic" and all_to is not None:
+                continue
+            if name in TIMES and any(named[other] is not None for other in TIMES):
                 continue
             wanted = name  # noqa: PLW2901
         made.append(_column(table, name, wanted).alias(name))
@@ -158,7 +167,7 @@ def _existing(table: DataFrame, name: str, wanted: str) -> Column:
 
 
 def _column(table: DataFrame, name: str, wanted: str) -> Column:
-    if wanted not in table.columns and name in ("delay", "ttl", "retry"):
+    if wanted not in table.columns and name in ("delay", "ttl", *_CONSTANTS):
         return _constant(name, wanted, table.columns)
     column = _existing(table, name, wanted)
     if table.schema[wanted].dataType.simpleString() != "string":
@@ -173,10 +182,19 @@ def _column(table: DataFrame, name: str, wanted: str) -> Column:
     return column
 
 
+_CONSTANTS: dict[str, Callable[[str], object]] = {
+    "retry": RetryPolicy.parse,
+    "late": own_late,
+    "tz": parse_zone,
+    "window": parse_window,
+}
+"""Options that take one text for all rows -> the check of that text."""
+
+
 def _constant(name: str, value: str, columns: list[str]) -> Column:
     try:
-        if name == "retry":
-            RetryPolicy.parse(value)
+        if check := _CONSTANTS.get(name):
+            check(value)
             return sf.lit(value)
         return sf.lit(duration_ms(parse_duration(value))).cast("bigint")
     except InvalidMessage as error:

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "json", "table")
 
-COLUMN_OPTIONS = ("id", "due", "delay", "ttl", "retry", "headers", "body")
+COLUMN_OPTIONS = (
+    "id",
+    "due",
+    "delay",
+    "at_local",
+    "tz",
+    "window",
+    "ttl",
+    "retry",
+    "late",
+    "headers",
+    "body",
+)
 """Options that name the column of a part of the message; all other options go to the job."""
 
 
@@ -67,11 +79,27 @@ COLUMN_OPTIONS = ("id", "due", "delay", "ttl", "retry", "headers", "body")
     metavar="COL|DURATION",
     help="Delay: a column, or a duration such as 30m for all rows. Default: column delay.",
 )
+@click.option(
+    "--at-local",
+    metavar="COL",
+    help="Wall times, ISO text as in 2026-12-24T09:00, in the zone that --tz gives.",
+)
+@click.option("--tz", metavar="COL|ZONE", help="Time zones: a column, or one zone for all rows.")
+@click.option(
+    "--window",
+    metavar="COL|WINDOW",
+    help="Windows of delivery: a column, or one such as 'mon-fri 9-17' for all rows.",
+)
 @click.option("--ttl", metavar="COL|DURATION", help="Time to live after due. Default: column ttl.")
 @click.option(
     "--retry",
     metavar="COL|DELAYS",
     help="Delays between attempts, as in 0,0,2m. Default: column retry.",
+)
+@click.option(
+    "--late",
+    metavar="COL|POLICY",
+    help="Late policies: a column, or one such as 'skip after 10m' for all rows.",
 )
 @click.option(
     "--headers", metavar="COL", help="Headers, map<string,string>. Default: column headers."
@@ -132,8 +160,8 @@ def schedule(
     """
     if topic is not None and topic_column is not None:
         raise click.UsageError("give --topic or --topic-column, not both")
-    if options["due"] is not None and options["delay"] is not None:
-        raise click.UsageError("give --due or --delay, not both")
+    if sum(options[name] is not None for name in ("due", "delay", "at_local")) > 1:
+        raise click.UsageError("give one of --due, --delay and --at-local")
     connection = shared.connection()
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as spark
@@ -68,6 +68,12 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
     "body": (_is_body, "string, binary, or a struct, map or array of what JSON can hold"),
     "due": (_one_of(spark.TimestampType, *_INTEGERS), "timestamp, or bigint of epoch milliseconds"),
     "delay": (_one_of(_INTERVAL, *_INTEGERS), "day-time interval, or bigint of milliseconds"),
+    "at_local": (
+        _one_of(spark.StringType, spark.TimestampNTZType),
+        "string as in '2026-12-24T09:00', or timestamp_ntz",
+    ),
+    "tz": (_one_of(spark.StringType), "string, the name of a time zone"),
+    "window": (_one_of(spark.StringType), "string as in 'mon-fri 9-17'"),
     "id": (_one_of(spark.StringType, *_INTEGERS), "string or bigint"),
     "ttl": (_one_of(_INTERVAL, *_INTEGERS), "day-time interval, or bigint of milliseconds"),
     "headers": (_is_headers, "map<string,string>"),
@@ -75,9 +81,20 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
         _is_retry,
         "string as in '0,0,2m', or an array of day-time intervals or of bigint milliseconds",
     ),
+    "late": (_one_of(spark.StringType), "string as in 'skip after 10m'"),
     "topic": (_one_of(spark.StringType), "string"),
 }
 """Column -> test of its type, and a description of the allowed types."""
+
+
+def _check_times(names: Collection[str]) -> None:
+    given = [name for name in ("due", "delay", "at_local") if name in names]
+    if len(given) > 1:
+        raise ConfigError(f"give column {given[0]!r} or column {given[1]!r}, not both")
+    if "at_local" in names and "tz" not in names and "window" not in names:
+        raise ConfigError("column 'at_local' needs a column 'tz', the time zone of each row")
+    if "tz" in names and "at_local" not in names and "window" not in names:
+        raise ConfigError("column 'tz' needs a column 'at_local' or 'window', whose zone it names")
 
 
 def check_columns(schema: StructType, *, topic: str | None, job: str | None) -> None:
@@ -99,8 +116,7 @@ def check_columns(schema: StructType, *, topic: str | None, job: str | None) -> 
             raise ConfigError(f"column {name!r} has type {kind.simpleString()}; it must be {words}")
     if "body" not in kinds:
         raise ConfigError(f"column 'body' is missing; it must be {COLUMNS['body'][1]}")
-    if "due" in kinds and "delay" in kinds:
-        raise ConfigError("give column 'due' or column 'delay', not both")
+    _check_times(kinds)
     if ("topic" in kinds) == (topic is not None):
         raise ConfigError(
             "the topic is missing: give option 'topic' or a column 'topic'"

@@ -41,20 +41,14 @@ class Identity:
 
     def ids(self, rows: MessageColumns) -> list[str]:
         """One id per row, in order."""
-        columns = zip(
-            rows.dues,
-            rows.ttls_ms,
-            rows.policies,
-            rows.topics or repeat(""),
-            rows.tails,
-            strict=False,
-        )
-        seeded, seen, again = self._seeded, self._seen, self._again
+        digests = self._digests(rows)
+        seen, again = self._seen, self._again
+        fresh = set(digests)
+        if len(fresh) == len(digests) and seen.isdisjoint(fresh):
+            seen |= fresh
+            return [digest.hex() for digest in digests]
         made = []
-        for due, ttl_ms, policy, topic, tail in columns:
-            digesting = seeded.copy()
-            digesting.update(f"{due}\n{ttl_ms}\n{policy}\n{topic}\n".encode() + tail)
-            digest = digesting.digest()
+        for digest in digests:
             if digest in seen:
                 again[digest] += 1
                 made.append(id_of(digest, again[digest] + 1))
@@ -62,6 +56,23 @@ class Identity:
                 seen.add(digest)
                 made.append(digest.hex())
         return made
+
+    def _digests(self, rows: MessageColumns) -> list[bytes]:
+        columns = zip(
+            rows.asked,
+            rows.ttls_ms,
+            rows.policies,
+            rows.topics or repeat(""),
+            rows.tails,
+            strict=False,
+        )
+        start = self._seeded.copy
+        digests = []
+        for due, ttl_ms, policy, topic, tail in columns:
+            digesting = start()
+            digesting.update(b"%b%b" % (f"{due}\n{ttl_ms}\n{policy}\n{topic}\n".encode(), tail))
+            digests.append(digesting.digest())
+        return digests
 
 
 class Tokens:

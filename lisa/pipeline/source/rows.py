@@ -7,30 +7,45 @@ everything else. Rows that are not valid messages are refused with a reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lisa.core.model.clock import MAX_DUE_MS, check_due_ms
+from lisa.core.model.clock import MAX_DUE_MS, OLDEST_DUE_MS, check_due_ms
 from lisa.core.model.envelope import encode_headers, encode_tail
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import check_id, check_topic
+from lisa.core.model.keys import MAX_ID_BYTES, check_id, check_topic
+from lisa.core.model.late import message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
+from lisa.pipeline.source.placing import CALENDAR_COLUMNS, REFUSED, Placing
 
 T = TypeVar("T")
+
+_PLACING = {"at_local", "tz", "window"}
+
+
+class Each(Protocol):
+    """Converts a column's values; refuses the rows whose value is not valid."""
+
+    def __call__(
+        self, name: str, convert: Callable[[Any], T], instead: T, values: Iterable[Any]
+    ) -> list[T]:
+        """The converted values, and `instead` for refused rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
     """Messages as columns; `ids` and `topics` are None if the table lacks the column.
 
-    dues: in the form that Lua scripts parse. tails: envelopes without their heads. refused: row
-    number -> why the row is not a valid message.
+    dues: in the form that Lua scripts parse. tails: envelopes without their heads. asked: the due
+    times as the table gives them, before windows moved them; ids are derived from these. refused:
+    row number -> why the row is not a valid message.
     """
 
     topics: Sequence[str] | None
@@ -39,6 +54,7 @@ class MessageColumns:
     tails: Sequence[bytes]
     ttls_ms: Sequence[int | None]
     policies: Sequence[str | None]
+    asked: Sequence[str]
     refused: dict[int, str] = field(default_factory=dict)
 
     def good(self) -> tuple[Sequence[int], MessageColumns]:
@@ -56,6 +72,7 @@ class MessageColumns:
                 self.tails,
                 self.ttls_ms,
                 self.policies,
+                self.asked,
             )
         ]
         return numbers, MessageColumns(*picked)  # type: ignore[arg-type]
@@ -72,28 +89,59 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     def each(name: str, convert: Callable[[Any], T], instead: T, values: Iterable[Any]) -> list[T]:
         return _converted(name, values, convert, instead, refused)
 
-    if "due" in columns:
-        dues = each("due", _due, "0", _milliseconds(columns["due"]))
-    elif "delay" in columns:
-        dues = each("delay", _delay, "+0", _milliseconds(columns["delay"]))
-    else:
-        dues = ["+0"] * n
+    dues = _dues(columns, n, each)
     ttls: Sequence[int | None] = nothing
     if "ttl" in columns:
-        ttls = each("ttl", _ttl, None, _milliseconds(columns["ttl"]))
+        ttls = each("ttl", _ttl, None, _milliseconds(columns["ttl"]).to_pylist())
     policies: Sequence[str | None] = nothing
     if "retry" in columns:
         policies = each("retry", _policy, None, columns["retry"].to_pylist())
+    if "late" in columns:
+        lates = each("late", _late, None, columns["late"].to_pylist())
+        policies = list(map(message_policy, policies, lates))
     headers: Sequence[bytes] = ()
-    if "headers" in columns:
+    asked = dues
+    if not columns.keys().isdisjoint(CALENDAR_COLUMNS):
+        dues, asked, headers = _placed(columns, dues, each)
+    elif "headers" in columns:
         headers = each("headers", _headers, b"0000", columns["headers"].to_pylist())
     tails = _tails(columns["body"], headers, refused, json_text=json_text)
     ids = topics = None
     if "id" in columns:
-        ids = each("id", _id, "", columns["id"].to_pylist())
+        texts = columns["id"].cast(pa.string())
+        ids = texts.to_pylist()
+        if not _are_ids(texts):
+            ids = each("id", _id, "", ids)
     if "topic" in columns:
         topics = each("topic", _topic, "", columns["topic"].to_pylist())
-    return MessageColumns(topics, ids, dues, tails, ttls, policies, refused)
+    return MessageColumns(topics, ids, dues, tails, ttls, policies, asked, refused)
+
+
+def _dues(columns: Mapping[str, pa.Array], n: int, each: Each) -> list[str]:
+    if "due" in columns:
+        milliseconds = _milliseconds(columns["due"])
+        if _is_within(milliseconds, OLDEST_DUE_MS, MAX_DUE_MS):
+            texts: list[str] = milliseconds.cast(pa.string()).to_pylist()
+            return texts
+        return each("due", _due, "0", milliseconds.to_pylist())
+    if "delay" in columns:
+        return each("delay", _delay, "+0", _milliseconds(columns["delay"]).to_pylist())
+    return ["+0"] * n
+
+
+def _placed(
+    columns: Mapping[str, pa.Array], dues: list[str], each: Each
+) -> tuple[list[str], list[str], list[bytes]]:
+    """Due times, the same before windows moved them, and headers of rows placed by a calendar."""
+    is_local = "at_local" in columns
+    placing = Placing(is_local=is_local)
+    named = {name: columns[name].to_pylist() for name in columns.keys() & _PLACING}
+    given = columns["headers"].to_pylist() if "headers" in columns else ()
+    rows = placing.rows([None] * len(dues) if is_local else dues, named, given)
+    placed = each("at_local" if is_local else "window", placing.place, REFUSED, rows)
+    made = zip(*placed, strict=True) if placed else ((), (), ())
+    due, asked, headers = map(list, made)
+    return due, asked, headers
 
 
 def _converted(
@@ -118,17 +166,34 @@ def _converted(
     return made
 
 
-def _milliseconds(column: pa.Array) -> list[int | None]:
+def _milliseconds(column: pa.Array) -> pa.Array:
     """Timestamps and intervals, rounded up; integers as they are."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", tz=column.type.tz))
     elif pa.types.is_duration(column.type):
         column = column.cast(pa.duration("us"))
     else:
-        found: list[int | None] = column.cast(pa.int64()).to_pylist()
-        return found
-    micros = column.cast(pa.int64()).to_pylist()
-    return [None if us is None else -(-us // 1000) for us in micros]
+        return column.cast(pa.int64())
+    micros = column.cast(pa.int64())
+    whole = pc.divide(micros, 1000)  # rounds towards zero
+    is_cut = pc.greater(micros, pc.multiply(whole, 1000))
+    return pc.add(whole, is_cut.cast(pa.int64()))
+
+
+def _is_within(column: pa.Array, least: int, most: int) -> bool:
+    """Whether all values are in this range, both ends included, and none is null."""
+    if column.null_count or not len(column):
+        return False
+    bounds = pc.min_max(column)
+    return bool(bounds["min"].as_py() >= least and bounds["max"].as_py() <= most)
+
+
+def _are_ids(column: pa.Array) -> bool:
+    """Whether all texts are surely valid ids; False says nothing."""
+    return (
+        _is_within(pc.binary_length(column), 1, MAX_ID_BYTES)
+        and pc.all(pc.ascii_is_printable(column)).as_py()
+    )
 
 
 def _due(ms: int | None) -> str:
@@ -166,6 +231,11 @@ def _policy(retry: Any) -> str | None:
 @lru_cache(maxsize=1024)
 def _policy_of_text(text: str) -> str:
     return RetryPolicy.parse(text).encode()
+
+
+@lru_cache(maxsize=1024)
+def _late(text: str | None) -> str | None:
+    return own_late(text)
 
 
 def _headers(pairs: Sequence[tuple[str, str]] | None) -> bytes:

@@ -16,6 +16,7 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.envelope import HEAD_BYTES, encode_head
 from lisa.core.model.errors import InvalidMessage, LisaError, TopicFull
 from lisa.core.model.sharding import Topic
+from lisa.core.store.placing import note_local
 from lisa.core.store.reshard import spread
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.configure import Configure
@@ -38,6 +39,7 @@ class WriteOptions:
 
     machine: the driver's, as from `files.machine`.
     together: all equal rows are in one task, so that tasks need not report what they sent.
+    has_local: whether rows have wall times, which managers follow.
     """
 
     server: Server
@@ -51,6 +53,7 @@ class WriteOptions:
     machine: str | None = None
     json_text: bool = False
     together: bool = False
+    has_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,10 @@ class Sender:
             part.ttls_ms,
             part.policies,
             self._options.on_duplicate,
+            has_local=self._options.has_local,
         )
+        if call.has_local:
+            self._store.drive(note_local(self._store, call))
         backoff = Backoff(longest_s=LONGEST_FULL_S)
         while True:
             if self._pace is not None:

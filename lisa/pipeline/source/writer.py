@@ -96,6 +96,7 @@ def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
         refused=given.get("refused") or None,
         machine=files.machine(),
         together=flag(given, TOGETHER, default=False),
+        has_local="at_local" in schema.fieldNames(),
         json_text=choice(given, "body_format", ("text", "json"), "text") == "json",
     )
 
