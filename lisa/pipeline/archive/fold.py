@@ -22,12 +22,13 @@ in two cases only:
   event. To confuse the two lives, clocks would have to differ by more than the whole earlier life
   and the following change of shards.
 
-The fold is one shuffle by topic and id and a sort within each partition: its cost is linear in the
-number of events.
+The fold is one shuffle by topic and id and two sorts within each partition: its cost is linear in
+the number of events.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -50,11 +51,15 @@ def fold(events: DataFrame) -> DataFrame:
     return fold_lives(lives(events))
 
 
-def fold_lives(events: DataFrame) -> DataFrame:
-    """Rows returned by `lives` -> rows of MESSAGES_SCHEMA."""
-    parts = events.groupBy("topic", "id", "life", "group").agg(*_of_a_group())
-    whole = parts.groupBy("topic", "id", "life").agg(*_of_a_life())
-    return _rows(whole)
+def fold_lives(events: DataFrame, *kept: str) -> DataFrame:
+    """Rows returned by `lives` -> rows of MESSAGES_SCHEMA.
+
+    kept: further columns of both, each with the same value in all events of a life.
+    """
+    more = [sf.any_value(name).alias(name) for name in kept]
+    parts = events.groupBy("topic", "id", "life", "group").agg(*_of_a_group(), *more)
+    whole = parts.groupBy("topic", "id", "life").agg(*_of_a_life(), *more)
+    return _rows(whole, kept)
 
 
 def host_of(actor: str = "actor") -> Column:
@@ -164,7 +169,7 @@ def _of_a_life() -> list[Column]:
     ]
 
 
-def _rows(whole: DataFrame) -> DataFrame:
+def _rows(whole: DataFrame, kept: Sequence[str]) -> DataFrame:
     held = sf.filter(
         "stood",
         lambda one: (
@@ -207,7 +212,8 @@ def _rows(whole: DataFrame) -> DataFrame:
         "late_us": sf.col("late.late_us"),
         "groups": sf.transform("stood", _group),
     }
-    made = [columns.get(name, sf.col(name)).alias(name) for name in MESSAGES_SCHEMA.names]
+    names = (*MESSAGES_SCHEMA.names, *kept)
+    made = [columns.get(name, sf.col(name)).alias(name) for name in names]
     return prepared.select(*made)
 
 

@@ -90,6 +90,9 @@ def with_gone(events: DataFrame) -> DataFrame:
     If a life only counts as ended because its id was sent again in another shard, its real end may
     be in a later batch: then all events of that id are kept.
     """
+    # The windows below and the aggregation in `fold_lives` can use this order; each would otherwise
+    # sort again.
+    events = events.sortWithinPartitions("topic", "id", "life", "group")
     life = Window.partitionBy("topic", "id", "life")
     last = sf.max_by(sf.struct("next_state", "elsewhere"), sf.struct("at", "seq")).over(life)
     marked = events.withColumns({"ended": sf.max("settled").over(life), "last": last})

@@ -219,16 +219,16 @@ class FileWriter:
         began, number = time.monotonic(), new_number()
         tagged = with_gone(lives(tables.unsettled())).persist(StorageLevel.DISK_ONLY)
         try:
-            gone = fold_lives(tagged.where("gone").drop("gone"))
+            rows = fold_lives(tagged, "gone")
             if tables.state.gaps:
-                gone = self._without_known_lives(gone)
-            gone = gone.withColumn("day", day_of(sf.col("settled_at")))
-            events = tagged.where("not gone").drop("gone")
-            live = fold_lives(events).withColumn("day", sf.lit(None).cast("date"))
-            rows = gone.unionByName(live).sortWithinPartitions("day", "topic", "settled_at", "id")
+                rows = self._without_known_lives(rows)
+            day = sf.when(sf.col("gone"), day_of(sf.col("settled_at")))
+            rows = rows.withColumn("day", day).drop("gone")
+            rows = rows.sortWithinPartitions("day", "topic", "settled_at", "id")
             staged = self._stage(rows, number)
+            events = tagged.where("not gone").drop("gone", *LIFE_SCHEMA_FIELDS)
             # The number is not needed here, but all files must have the same columns.
-            events = events.drop(*LIFE_SCHEMA_FIELDS).withColumn("number", sf.lit(0).cast("long"))
+            events = events.withColumn("number", sf.lit(0).cast("long"))
             folder = f"{HIDDEN}/live/{number}"
             written = write_files(events, self._folder, folder)
         finally:
@@ -286,13 +286,12 @@ class FileWriter:
         return found
 
     def _without_known_lives(self, rows: DataFrame) -> DataFrame:
-        """Drop lives without a known beginning whose id has already ended.
+        """Drop ended lives without a known beginning whose id has already ended before.
 
         After a gap, the server may have an older state in which ended messages are live again.
         """
         known = self._tables.messages.rows(dated=True).select("topic", "id")
-        return rows.where("token is not null").unionByName(
-            rows.where("token is null")
-            .join(known, ["topic", "id"], "left_anti")
-            .select(*rows.columns)
+        is_unknown = sf.col("gone") & sf.col("token").isNull()
+        return rows.where(~is_unknown).unionByName(
+            rows.where(is_unknown).join(known, ["topic", "id"], "left_anti").select(*rows.columns)
         )
