@@ -96,8 +96,10 @@ def test_erasure_leaves_no_trace_of_an_id(
     more = journal.extend(5)
     with pytest.raises(ConfigError, match="another process has written"):
         writer.write(frame(spark, more), 3, "q")
-    later = FileWriter(spark, where)
+    remover, later = FileRemover(spark, where), FileWriter(spark, where)
     assert later.write(frame(spark, more), 3, "q")[0] == len(more)
+    with pytest.raises(ConfigError, match="need `lisa pipeline archive` stopped"):
+        remover.erase([left[0]["id"]], None)
     later.fold()
     check(spark, where, left + without(more, doomed))
 

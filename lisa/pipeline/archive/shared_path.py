@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive.state import HIDDEN, new_number
+from lisa.pipeline.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +62,6 @@ def hosts_without(spark: SparkSession, path: str, token: str) -> list[str]:
             if found != token:
                 yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()]})
 
-    context = spark.sparkContext
-    tasks = max(1, context.defaultParallelism) * _TASKS_PER_CORE
+    tasks = parallelism(spark) * _TASKS_PER_CORE
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(read, "host string")
     return sorted({row["host"] for row in rows.collect()})

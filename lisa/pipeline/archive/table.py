@@ -253,7 +253,11 @@ class ArchiveTable:
 
 def another_writer(where: str) -> str:
     """The error message of a process that is not the only one to write to an archive."""
-    return f"another process has written to {where} meanwhile; only one process may write to it"
+    return (
+        f"another process has written to {where} meanwhile, and only one may write at a time: "
+        "`lisa pipeline retain`, `erase` and `convert` need `lisa pipeline archive` stopped. Run "
+        "this again when the other process has ended"
+    )
 
 
 def _without_statistics(commit: str) -> str:
