@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
-from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.folder import Folder
+from lisa.pipeline.archive.reading import MESSAGES, day_of
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.state import HIDDEN, FoldState, new_number, save
+from lisa.pipeline.archive.table import STATE
+from lisa.pipeline.archive.writing import FileWriter
+from lisa.pipeline.archive.writing_files import place_files, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,6 +59,22 @@ def write(spark: SparkSession, where: Path, messages: int, *, end_s: int, hours:
     lives = _messages(made, end_s).withColumn("day", sf.to_date("sent_at"))
     lives.write.partitionBy("day", "topic").parquet(str(where / "messages"))
     return Tables(spark, where)
+
+
+def commit(spark: SparkSession, where: Path, log: DataFrame, messages: DataFrame) -> None:
+    """Create an archive in files from its two tables, without computing one from the other."""
+    writer = FileWriter(spark, str(where))
+    tables, folder = writer.tables, Folder(spark, str(where))
+    writer.write(log.select(*EVENT_SCHEMA.names), 0, "benchmark")
+    rows = messages.withColumn("day", sf.when(sf.col("settled"), day_of(sf.col("settled_at"))))
+    rows = rows.hint("rebalance", sf.col("day"))
+    rows = rows.sortWithinPartitions("day", "topic", "settled_at", "id")
+    number = new_number()
+    root = f"{HIDDEN}/staging/{number}"
+    staged = write_files(rows, folder, root, by_day=True)
+    files = place_files(folder, staged, root, MESSAGES, str(number))
+    save(folder, FoldState(number, tables.state.number, tables.state.offsets))
+    tables.messages.commit(files, {STATE: number}, replace_undated=True)
 
 
 def _random(salt: int) -> Column:
@@ -220,7 +242,7 @@ def _messages(made: DataFrame, end_s: int) -> DataFrame:
         "due": sf.timestamp_millis("due_ms"),
         "attempts": sf.lit(0),
         "kind": sf.lit("j"),
-        "body": sf.sha2("key", 256).cast("binary"),
+        "body": sf.format_string('{"order":%d,"note":"%s"}', "id", sf.sha2("key", 256)),
         "sent_at": sf.timestamp_millis("sent_ms"),
         "updated_at": sf.timestamp_micros(sf.least(last, sf.lit(end_us - 1000))),
         "settled_at": sf.when(over, sf.timestamp_micros(last)),
