@@ -26,7 +26,7 @@ help:
 	@echo "make types   mypy --strict"
 	@echo "make bench   measure Lisa and other queues: most of an hour"
 	@echo "make bench-quick  measure Lisa only: two minutes"
-	@echo "make bench-pipeline  measure the Spark jobs: about fifteen minutes"
+	@echo "make bench-pipeline  measure the Spark jobs: about an hour"
 	@echo "make bench-gateway  measure the HTTP gateway: one minute"
 	@echo "make bench-safety  measure how long scripts block a server with ten million messages: 4 GiB"
 	@echo "make reference  generate the reference pages, the example of all topic options and the TypeScript types"

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,9 @@ def searches(spark: SparkSession, where: str) -> dict[str, Any]:
     ids = [row.id for row in messages.select("id").limit(7).collect()]
     expected = messages.where(sf.col("body").isNotNull()).select("body").first()
     body = json.loads(bytes(expected.body)) if expected else {}
-    by_id = [seconds(lambda one=one: found(spark, where, Query(ids=[one]))) for one in ids]
+    by_id = [seconds(partial(found, spark, where, Query(ids=[one]))) for one in ids]
     test = FieldTest.parse(f"$.order={body['order']}")
-    by_field = [seconds(lambda: found(spark, where, Query(fields=[test]))) for _ in range(2)]
+    by_field = [seconds(partial(found, spark, where, Query(fields=[test]))) for _ in range(2)]
     return {
         "first_search_seconds": round(by_id[0], 2),
         "by_id_seconds": round(statistics.median(by_id[2:]), 2),
