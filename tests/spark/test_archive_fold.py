@@ -9,7 +9,8 @@ import pytest
 
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
-from lisa.pipeline.archive.fold import fold, host_of
+from lisa.pipeline.archive.fold import fold, fold_lives, host_of
+from lisa.pipeline.archive.lives import lives, with_gone
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, MESSAGES_SCHEMA
 from tests.spark.stories import EPOCH, Stories, envelope, event, plain_fold, row
 
@@ -85,18 +86,24 @@ def expected(events: Iterable[Event]) -> dict[tuple[str, str, str | None], dict[
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_fold_agrees_with_a_plain_python_fold(spark: SparkSession, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "sharded"), [(1, True), (2, True), (2, False)])
+def test_fold_agrees_with_a_plain_python_fold(
+    spark: SparkSession, seed: int, *, sharded: bool
+) -> None:
     events = [*Stories("orders", seed).extend(600), *Stories("a:b", seed).extend(100)]
     assert len({one["state"] for one in events}) == 15
     shuffled = sorted(events, key=lambda one: hash((one["id"], one["number"])))
-    made = fold(frame(spark, [*shuffled, *shuffled[:50]]))  # repeated events are harmless
+    several = frame(spark, [*shuffled, *shuffled[:50]])  # repeated events are harmless
+    tagged = with_gone(lives(several, sharded=sharded), sharded=sharded)
+    made = fold(several) if sharded else fold_lives(tagged)
     assert made.schema.simpleString() == MESSAGES_SCHEMA.simpleString()
     found, wanted = told(made), expected(events)
     assert found.keys() == wanted.keys()
     for key, one in wanted.items():
         assert found[key] == one, key
     assert {one["state"] for one in found.values()} >= {"waiting", "acked", "cancelled", "lost"}
+    gone = {tuple(row) for row in tagged.where("gone").select("topic", "id", "life").collect()}
+    assert gone == {key for key, one in found.items() if one["settled"]}
 
 
 SENT = {"id": "m", "state": "sent", "due": 9000, "envelope": envelope("tokentok", {"a": 1})}

@@ -21,24 +21,26 @@ LIFE_SCHEMA_FIELDS = ("life", "next_state", "next_at", "elsewhere")
 _COLUMNS = [name for name in EVENT_SCHEMA.names if name != "number"]
 
 
-def lives(events: DataFrame) -> DataFrame:
+def lives(events: DataFrame, *, sharded: bool = True) -> DataFrame:
     """Drop events after the end of their life, and add the columns LIFE_SCHEMA_FIELDS.
 
+    sharded: whether events may have shards; without any, two of five windows are not needed.
     life: the token of the life; null before the first known envelope.
     next_state, next_at: state and time of the event that begins the next life; set in the last
         event of a life.
     elsewhere: whether the next life is in the journal of another shard, which may have been read
         further than this one.
     """
-    tagged = _tagged(events)
+    tagged = _tagged(events, sharded=sharded)
     another = sf.col("next_begun").isNotNull() & ~sf.col("next_begun").eqNullSafe(sf.col("life"))
-    newest = sf.col("newest")
-    elsewhere = ~another & sf.coalesce(
-        ~newest["shard"].eqNullSafe(sf.col("shard"))
-        & ~newest["begun"].eqNullSafe(sf.col("life"))
-        & (newest["at"] > sf.col("at")),
-        sf.lit(False),  # noqa: FBT003
-    )
+    newest, elsewhere = sf.col("newest"), sf.expr("false")
+    if sharded:
+        elsewhere = ~another & sf.coalesce(
+            ~newest["shard"].eqNullSafe(sf.col("shard"))
+            & ~newest["begun"].eqNullSafe(sf.col("life"))
+            & (newest["at"] > sf.col("at")),
+            sf.expr("false"),
+        )
     return (
         # This may drop the last event of a life, but then the life is settled, and the event
         # that follows it is not needed.
@@ -54,22 +56,24 @@ def lives(events: DataFrame) -> DataFrame:
     )
 
 
-def _tagged(events: DataFrame) -> DataFrame:
+def _tagged(events: DataFrame, *, sharded: bool) -> DataFrame:
     """Add to each event its life, the next event, and the newest life of the id."""
     # Spark needs only one sort for both windows.
     of_id = Window.partitionBy("topic", "id").orderBy("shard", "at", "seq")
     of_id = of_id.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    in_order = Window.partitionBy("topic", "id", "shard").orderBy("at", "seq")
+    of_journal = ("topic", "id", "shard") if sharded else ("topic", "id")
+    in_order = Window.partitionBy(*of_journal).orderBy("at", "seq")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     begins = sf.col("state").isin(*BEGINNINGS) & sf.col("envelope").isNotNull()
     token = sf.when(begins, sf.substring("envelope", 2, 8).cast("string"))
     begin = sf.when(begins, sf.struct("at", "seq", "shard", token.alias("begun")))
+    newest = sf.max(begin).over(of_id) if sharded else sf.when(sf.expr("false"), begin)
     ends = sf.when(begins, sf.expr("false")).when(sf.col("settled"), sf.expr("true"))
     return (
         events.where(sf.col("id").isNotNull())
         .select(*_COLUMNS, token.alias("begun"), ends.alias("ended"))
-        .withColumn("newest", sf.max(begin).over(of_id))
+        .withColumn("newest", newest)
         .withColumns(
             {
                 "life": sf.last("begun", ignorenulls=True).over(so_far),
@@ -84,11 +88,11 @@ def _tagged(events: DataFrame) -> DataFrame:
     )
 
 
-def with_gone(events: DataFrame) -> DataFrame:
+def with_gone(events: DataFrame, *, sharded: bool = True) -> DataFrame:
     """Rows of `lives` with a column `gone`: whether the life of the event has ended.
 
     If a life only counts as ended because its id was sent again in another shard, its real end may
-    be in a later batch: then all events of that id are kept.
+    be in a later batch: then all events of that id are kept. sharded: as for `lives`.
     """
     # The windows below and the aggregation in `fold_lives` can use this order; each would otherwise
     # sort again.
@@ -96,7 +100,8 @@ def with_gone(events: DataFrame) -> DataFrame:
     life = Window.partitionBy("topic", "id", "life")
     last = sf.max_by(sf.struct("next_state", "elsewhere"), sf.struct("at", "seq")).over(life)
     marked = events.withColumns({"ended": sf.max("settled").over(life), "last": last})
-    waits = sf.max(~sf.col("ended") & sf.col("last.elsewhere"))
-    waits = waits.over(Window.partitionBy("topic", "id"))
-    gone = (sf.col("ended") | sf.col("last.next_state").isNotNull()) & ~waits
+    gone = sf.col("ended") | sf.col("last.next_state").isNotNull()
+    if sharded:
+        waits = sf.max(~sf.col("ended") & sf.col("last.elsewhere"))
+        gone &= ~waits.over(Window.partitionBy("topic", "id"))
     return marked.withColumn("gone", gone).drop("ended", "last")

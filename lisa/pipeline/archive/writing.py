@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import topics_of
+from lisa.core.model.sharding import MARK, topics_of
 from lisa.pipeline.archive.base import PresentTopics
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.fold import fold_lives
@@ -217,7 +217,9 @@ class FileWriter:
         if tables.fold.log == tables.state.number:
             return
         began, number = time.monotonic(), new_number()
-        tagged = with_gone(lives(tables.unsettled())).persist(StorageLevel.DISK_ONLY)
+        sharded = any(MARK in journal for journal in tables.state.offsets)
+        tagged = with_gone(lives(tables.unsettled(), sharded=sharded), sharded=sharded)
+        tagged = tagged.persist(StorageLevel.DISK_ONLY)
         try:
             rows = fold_lives(tagged, "gone")
             if tables.state.gaps:
