@@ -102,6 +102,8 @@ class LazyGroup(click.Group):
         run = super().main
         if not standalone_mode:
             return run(args, prog_name, complete_var, standalone_mode=False, **extra)
+        words = sys.argv[1:] if args is None else args
+        extra.setdefault("obj", Chosen(words=tuple(words)))
         try:
             code = run(args, prog_name or "lisa", complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:

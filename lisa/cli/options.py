@@ -31,7 +31,11 @@ PATIENCE = timedelta(seconds=3)
 
 @dataclass(slots=True)
 class Chosen:
-    """The values of the shared options; opens the producer or store that a command uses."""
+    """The values of the shared options; opens the producer or store that a command uses.
+
+    words: the command line after `lisa`; empty if a program runs the command. warns: whether to
+    warn of a password in --redis.
+    """
 
     redis: str | None = None
     prefix: str | None = None
@@ -39,6 +43,8 @@ class Chosen:
     json: bool = False
     zone: tzinfo | None = None
     patience: timedelta = PATIENCE
+    words: tuple[str, ...] = ()
+    warns: bool = True
 
     def server(self) -> tuple[Address, str]:
         """Return the address and the prefix; set `zone` and `patience`. Raises ConfigError."""
@@ -94,7 +100,7 @@ class Chosen:
 
 def _set_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     chosen = ctx.find_root().ensure_object(Chosen)
-    if param.name == "redis":
+    if param.name == "redis" and chosen.warns:
         warn_of_password(value)
     if value not in (None, False) and param.name is not None:
         setattr(chosen, param.name, value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.java import use_java
+from lisa.pipeline.paths import absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +69,19 @@ def settings_for(
         # Only for executors: the driver plans reads and writes with its own Python.
         made["spark.sql.execution.pyspark.python"] = f"./{ENVIRONMENT}/bin/python"
     return made
+
+
+_FILES = ("spark.jars", "spark.archives", "spark.files", "spark.submit.pyFiles")
+
+
+def comparable(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings with absolute paths, as they mean the same in any working directory."""
+    files = {
+        name: ",".join(absolute(one.strip()) for one in settings[name].split(","))
+        for name in _FILES
+        if name in settings
+    }
+    return {**settings, **files}
 
 
 def parallelism(spark: SparkSession) -> int:

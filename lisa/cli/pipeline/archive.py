@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     help="How long replaced files are kept for running readers.",
 )
 @click.option("--checkpoint", metavar="DIR", help="Spark's checkpoint; required for JDBC.")
-@job_options
+@partial(job_options, is_alone=lambda given: not given["once"] and not given["compact_only"])
 def archive(
     shared: JobOptions,
     *,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 
 from lisa.cli.options import Chosen, common, together
+from lisa.cli.pipeline.archives import ArchiveSource
 from lisa.cli.pipeline.progress import progress_lines
 from lisa.core.model.errors import ConfigError
 
@@ -66,6 +67,7 @@ class JobOptions:
             ) from None
         from lisa.pipeline.errors import unwrapped
         from lisa.pipeline.session import spark_session
+        from lisa.pipeline.warm.attached import attached
 
         together = {**(settings or {}), **self.spark_conf}
         with (
@@ -74,18 +76,48 @@ class JobOptions:
                 f"lisa pipeline {name.removeprefix('pipeline ')}", shown=progress and not self.json
             ) as lines,
         ):
-            spark = spark_session(
-                app=f"lisa {name}",
-                master=self.master,
-                settings=together,
-                environment=self.environment,
-            )
+            warm = attached()
+            if warm is not None:
+                spark = warm.session()
+                lines.stages = warm.stages
+            else:
+                spark = spark_session(
+                    app=f"lisa {name}",
+                    master=self.master,
+                    settings=together,
+                    environment=self.environment,
+                )
             lines.spark, lines.stage = spark, ""
             try:
                 yield spark
             finally:
                 lines.spark = None
-                spark.stop()
+                if warm is None:
+                    spark.stop()
+
+    def run_in_server(self, source: ArchiveSource | None) -> int | None:
+        """Run this command in the session of `lisa pipeline serve`; returns its exit code.
+
+        Returns None if it must run here. source: the command's archive.
+        """
+        from lisa.pipeline.warm.client import is_present, run_in_server
+
+        if not is_present():
+            return None
+        from lisa.pipeline.session import comparable, settings_for
+
+        try:
+            made = {**(source.settings() if source else {}), **self.spark_conf}
+            settings = comparable(settings_for(self.master, made, self.environment))
+        except ConfigError:  # the command reports it in its own place
+            return None
+        return run_in_server(
+            self.chosen.words,
+            self.master,
+            settings,
+            list(self.spark_conf),
+            lambda line: None if self.json else click.echo(line, err=True),
+        )
 
     def connection(self) -> ServerOptions:
         """The data source's options `url` and `prefix`, from the command line and environment.
@@ -94,7 +126,7 @@ class JobOptions:
         only a URL.
         """
         address, prefix = self.chosen.server()
-        if address.options or address.username or address.password:
+        if "?" in address.url or address.options or address.username or address.password:
             from lisa.pipeline.source.options import as_url
 
             return {"url": as_url(address), "prefix": prefix}
@@ -124,7 +156,7 @@ def pairs(example: str, *, prefix: str = "") -> Callable[..., dict[str, str]]:
     return parse
 
 
-_spark_options = together(
+spark_options = together(
     click.option(
         "--master",
         metavar="URL",
@@ -145,12 +177,30 @@ _spark_options = together(
         help="Archive of the Python environment for the executors of a cluster, made by venv-pack "
         "or conda-pack: a path or URL.",
     ),
+)
+"""The options that decide how a Spark session starts."""
+
+_job_options = together(
+    spark_options,
+    click.option(
+        "--server/--no-server",
+        default=True,
+        show_default=True,
+        help="Use the session of `lisa pipeline serve`, if it runs.",
+    ),
     common,
 )
 
 
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of all jobs; the command receives their values as `JobOptions`."""
+def job_options(
+    command: Callable[..., Any], *, is_alone: Callable[[Mapping[str, Any]], bool] | None = None
+) -> Callable[..., Any]:
+    """Add the options of all jobs; the command receives their values as `JobOptions`.
+
+    If `lisa pipeline serve` runs, and --no-server is not given, the command runs there.
+
+    is_alone: whether a command with these other options always has a session of its own.
+    """
 
     @wraps(command)
     def call(
@@ -159,11 +209,18 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         master: str,
         spark_conf: dict[str, str],
         environment: str | None,
+        server: bool,
         **rest: Any,
     ) -> Any:
-        return command(JobOptions(chosen, master, spark_conf, environment), *args, **rest)
+        shared = JobOptions(chosen, master, spark_conf, environment)
+        if server and chosen.words and not (is_alone is not None and is_alone(rest)):
+            source = rest.get("source")
+            code = shared.run_in_server(source if isinstance(source, ArchiveSource) else None)
+            if code is not None:
+                raise click.exceptions.Exit(code)
+        return command(shared, *args, **rest)
 
-    return _spark_options(call)
+    return _job_options(call)
 
 
 def aware(option: str, moment: datetime | None, zone: tzinfo | None = None) -> datetime | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,14 @@ EVERY_S = 5.0
 class ProgressLines:
     """Prints the job's name, its duration, and the finished tasks of its running stages.
 
-    stage: what the job does at present. spark: None while Spark starts.
+    stage: what the job does at present. spark: None while Spark starts. stages: returns the job's
+    stages if others use the session, too.
     """
 
     def __init__(self, name: str) -> None:
         self.stage = "starting Spark"
         self.spark: SparkSession | None = None
+        self.stages: Callable[[SparkSession], set[int]] | None = None
         self._name, self._began = name, time.monotonic()
 
     def line(self) -> str:
@@ -42,7 +44,10 @@ class ProgressLines:
         if self.spark is None:
             return 0, 0
         tracker = self.spark.sparkContext.statusTracker()
-        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        active = set(tracker.getActiveStageIds())
+        if self.stages is not None:
+            active &= self.stages(self.spark)
+        stages = map(tracker.getStageInfo, active)
         infos = [one for one in stages if one is not None]
         return sum(one.numCompletedTasks for one in infos), sum(one.numTasks for one in infos)
 

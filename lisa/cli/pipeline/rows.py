@@ -13,6 +13,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
+from lisa.pipeline.paths import absolute
 
 ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 CORRUPT = "_corrupt_record"
@@ -52,7 +53,7 @@ def read(
         reader = reader.options(header="true")
     elif schema is not None:
         reader = reader.schema(f"{schema}, {CORRUPT} string")
-    table = reader.options(**options).load(source)
+    table = reader.options(**options).load(absolute(source))
     return _typed(table, schema) if kind == "csv" and schema is not None else table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -141,7 +142,8 @@ COLUMN_OPTIONS = (
 )
 @click.option("--report", metavar="FILE", help="File for the counts, as JSON.")
 @click.option("--refused", metavar="DIR", help="Directory for refused rows and their reasons.")
-@job_options
+# A table is in the catalog of a session that starts in this directory.
+@partial(job_options, is_alone=lambda given: given["kind"] == "table")
 def schedule(
     shared: JobOptions,
     source: str,

@@ -15,6 +15,7 @@ from lisa.cli.pipeline.options import JobOptions, aware, id_option, job_options,
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_topic
+from lisa.pipeline.paths import absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -88,6 +89,7 @@ def search(
         )
         shown = found if out is None else _written(found, out, form)
         some = shown.limit(limit + 1).collect()
+        shown.unpersist()  # other commands may use the session later
     _show(some[:limit], is_more=len(some) > limit, as_json=shared.json)
     if out is not None:
         click.echo(f"all matches: {out}", err=True)
@@ -134,7 +136,7 @@ def _written(found: DataFrame, out: str, form: str) -> DataFrame:
         texts = {name: sf.to_json(name) for name in ("groups", "headers")}
         writer = kept.drop("body").withColumns(texts).write.options(header="true", escape='"')
     try:
-        writer.format(form).save(out)
+        writer.format(form).save(absolute(out))
     except AnalysisException as error:
         raise ConfigError(f"--out {out}: {(error.getMessage() or str(error)).strip()}") from None
     return shown

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from py4j.protocol import Py4JJavaError
 
 from lisa.core.model.errors import ConfigError
+from lisa.pipeline.paths import absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ class Folder:
         conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001
         self._jvm, self._conf = jvm, conf
         try:
-            root = jvm.org.apache.hadoop.fs.Path(where)
+            root = jvm.org.apache.hadoop.fs.Path(absolute(where))
             self._fs = root.getFileSystem(conf)
             self._root = self._fs.makeQualified(root)
             # On a local disk Hadoop keeps checksum files. With them, a file cannot be replaced

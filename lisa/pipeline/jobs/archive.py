@@ -18,6 +18,7 @@ from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.archive_run import ArchiveRun, Progress
 from lisa.pipeline.jobs.journal_record import JournalRecord
+from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.session import parallelism
 from lisa.pipeline.source import register
@@ -172,7 +173,9 @@ def _start(
 
     # With an explicit schema only these columns are read, and envelopes are not decoded.
     events = spark.readStream.format("lisa").options(**options).schema(EVENT_SCHEMA).load()
-    writer = events.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    writer = events.writeStream.foreachBatch(write).option(
+        "checkpointLocation", absolute(checkpoint)
+    )
     if once:
         return writer.trigger(availableNow=True).start()
     milliseconds = max(1, int(interval.total_seconds() * 1000))

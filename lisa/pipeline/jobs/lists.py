@@ -12,6 +12,7 @@ import msgspec
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive.folder import Folder
+from lisa.pipeline.paths import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,7 @@ class OutputFolder:
 
     def path(self, *parts: str) -> str:
         """A path inside the directory."""
-        return "/".join([self.where, *parts])
+        return "/".join([absolute(self.where), *parts])
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""

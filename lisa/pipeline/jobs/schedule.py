@@ -18,6 +18,7 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import ConfigError
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.pipeline.errors import unwrapped
+from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.source import register
 from lisa.pipeline.source.columns import check_columns
@@ -119,7 +120,7 @@ def schedule(
             "dedupe_for": _duration_text(dedupe_for),
             "patience": _duration_text(patience),
             "body_format": body_format,
-            "refused": refused,
+            "refused": absolute(refused) if refused else None,
             "report": str(counts),
         }
         given = {name: str(value) for name, value in options.items() if value is not None}

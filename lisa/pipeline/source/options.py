@@ -8,16 +8,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.redis.address import Address
+from lisa.pipeline.paths import absolute
 
 SERVER = frozenset({"url", "prefix"})
 """The options that select the server."""
 
 MOST = 10**12
+
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 _SPARKS = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Spark's own options, which it also passes to the data source."""
@@ -39,14 +42,19 @@ def refuse_unknown(given: Mapping[str, str], known: Collection[str], mode: str) 
 
 
 def as_url(address: Address) -> str:
-    """An address as one URL with user, password and TLS files; workers receive nothing else."""
+    """An address as one URL with user, password and TLS files; workers receive nothing else.
+
+    The paths of the files are absolute, because workers may have another working directory.
+    """
     parts = urlsplit(address.url)
     host = parts.netloc.rpartition("@")[2]
     netloc = parts.netloc
     if address.password or address.username:
         user = quote(address.username or "", safe="")
         netloc = f"{user}:{quote(address.password or '', safe='')}@{host}"
-    query = "&".join(filter(None, [parts.query, urlencode(dict(address.options))]))
+    options = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **address.options}
+    files = {name: absolute(str(options[name])) for name in _FILES if options.get(name)}
+    query = urlencode(options | files)
     return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
 
 

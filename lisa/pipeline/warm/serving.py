@@ -1,0 +1,294 @@
+"""The server: accepts commands, and forks a process for each.
+
+It has one thread and no connection to the JVM, so that its forks are safe.
+"""
+
+from __future__ import annotations
+
+import locale
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from lisa.core.model import errors
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.pipeline.warm.attached import Attached, become
+from lisa.pipeline.warm.commands import Command, Commands, State, Surroundings, ended
+from lisa.pipeline.warm.keeper_process import KeeperProcess
+from lisa.pipeline.warm.listener import Listener
+from lisa.pipeline.warm.protocol import (
+    Accepted,
+    Begin,
+    Close,
+    Ended,
+    Failed,
+    Message,
+    NotOpened,
+    Open,
+    Opened,
+    Ready,
+    Refused,
+    Request,
+    Signal,
+    Stopping,
+    Waiting,
+)
+
+GRACE_S = 10.0
+"""How long a command has to end after the server was stopped, or after its client has gone; then it
+is killed."""
+
+_PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
+class Server:
+    """Runs commands in one Spark session.
+
+    Starts Spark at once, in a process of its own; `run` waits for it.
+
+    at_once: maximum number of running commands; the others wait for their turn. say: prints a line.
+    master, settings, environment: of the session, see `spark_session`.
+
+    Raises ConfigError if this user has a server already.
+    """
+
+    def __init__(
+        self,
+        at_once: int,
+        say: Callable[[str], None],
+        *,
+        master: str,
+        settings: Mapping[str, str],
+        environment: str | None,
+    ) -> None:
+        self._surroundings = Surroundings.of_this_process(locale.getencoding())
+        self._commands, self._say = Commands(at_once), say
+        self._listener = Listener()
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        self._stops = 0
+        self._is_stopping = False
+        self._kill_at: dict[Command, float] = {}
+        self._keeper = KeeperProcess(
+            lambda: self._listener.close(remove=False), master, settings, environment
+        )
+
+    def run(self) -> bool:
+        """Serve until SIGTERM or SIGINT; returns True in a process that was forked for a command.
+
+        Raises Lisa's error if Spark could not start, or has died.
+        """
+        self._watch()
+        try:
+            while not (self._is_stopping and not self._commands):
+                for key, _ in self._selector.select(self._patience()):
+                    key.data(key.fileobj)
+                self._reap()
+                self._stop_if_asked()
+                self._kill_overdue()
+                while found := self._commands.next():
+                    if self._fork(*found):
+                        return True
+        except BaseException:
+            self._close()
+            raise
+        self._close()
+        return False
+
+    def _watch(self) -> None:
+        for end in (self._wake, self._waker):
+            end.setblocking(False)  # noqa: FBT003  Python's
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        read = selectors.EVENT_READ
+        self._selector.register(self._wake, read, lambda _: self._wake.recv(4096))
+        self._selector.register(self._keeper.channel.socket, read, lambda _: self._hear_keeper())
+
+    def _on_stop(self, *_: object) -> None:
+        self._stops += 1
+
+    def _patience(self) -> float | None:
+        if not self._kill_at:
+            return None
+        return max(0.0, min(self._kill_at.values()) - time.monotonic())
+
+    # The keeper.
+
+    def _hear_keeper(self) -> None:
+        try:
+            messages = self._keeper.channel.receive()
+        except EOFError:
+            raise LisaError("the Spark session has ended; the commands in it have failed") from None
+        for message in messages:
+            if isinstance(message, Ready):
+                self._listen(message.spark)
+            elif isinstance(message, Failed):
+                raise getattr(errors, message.kind, LisaError)(message.reason)
+            elif isinstance(message, (Opened, NotOpened)):
+                command = self._commands.get(message.number)
+                if command is not None:
+                    self._answer(command, message)
+
+    def _listen(self, spark: str) -> None:
+        self._listener.open()
+        self._selector.register(
+            self._listener.socket, selectors.EVENT_READ, lambda _: self._accept()
+        )
+        self._say(f"ready: Spark {spark}, {self._listener.path}")
+
+    def _answer(self, command: Command, message: Opened | NotOpened) -> None:
+        if isinstance(message, NotOpened):
+            command.send(Refused(message.reason))
+            self._forget(command)
+            return
+        command.gateway, command.state = message, State.BEGIN
+        command.send(Accepted())
+
+    def _tell_keeper(self, message: Message) -> None:
+        with suppress(OSError):  # `_hear_keeper` notices
+            self._keeper.channel.send(message)
+
+    # Clients.
+
+    def _accept(self) -> None:
+        channel = self._listener.accept()
+        if channel is not None:
+            command = self._commands.add(channel)
+            self._selector.register(
+                channel.socket, selectors.EVENT_READ, lambda _: self._hear(command)
+            )
+
+    def _hear(self, command: Command) -> None:
+        try:
+            for message in command.channel.receive():
+                self._handle(command, message)
+        except (EOFError, OSError, ValueError):
+            self._lose(command)
+
+    def _handle(self, command: Command, message: Message) -> None:
+        if isinstance(message, Request) and command.state is State.REQUEST:
+            self._consider(command, message)
+        elif isinstance(message, Begin) and command.state is State.BEGIN:
+            command.state = State.TURN
+            if len(self._commands.running) >= self._commands.at_once:
+                command.send(Waiting(len(self._commands.running)))
+        elif isinstance(message, Signal) and message.number in _PASSED_ON:
+            if command.pid:
+                command.kill(message.number)
+            else:
+                command.send(Ended(0, message.number))
+                self._forget(command)
+
+    def _consider(self, command: Command, request: Request) -> None:
+        command.request, command.state = request, State.GATEWAY
+        try:
+            self._surroundings.check(request)
+        except ConfigError as error:
+            command.send(Refused(str(error)))
+            self._forget(command)
+            return
+        self._tell_keeper(Open(command.number, request.master, request.settings, request.named))
+
+    def _lose(self, command: Command) -> None:
+        """The client is gone, as after kill -9: its command ends like a program that is killed."""
+        if not command.pid:
+            self._forget(command)
+            return
+        self._selector.unregister(command.channel.socket)
+        command.state = State.LOST
+        command.kill(signal.SIGTERM)
+        self._kill_at[command] = time.monotonic() + GRACE_S
+
+    def _forget(self, command: Command) -> None:
+        if command.state is not State.LOST and command in self._commands:
+            self._selector.unregister(command.channel.socket)
+        if command.request is not None:
+            self._tell_keeper(Close(command.number))
+        self._kill_at.pop(command, None)
+        self._commands.remove(command)
+
+    # Processes.
+
+    def _fork(self, command: Command, request: Request, gateway: Opened) -> bool:
+        """Fork a process for a command; True in that process."""
+        command.began = time.monotonic()
+        # A signal for the command must not reach the server's handlers in its process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        command.pid = os.fork()
+        if not command.pid:
+            self._turn_into(request, command.channel.files, gateway)
+            return True
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        command.state = State.END
+        command.channel.close_files()
+        return False
+
+    def _turn_into(self, request: Request, files: Sequence[int], gateway: Opened) -> None:
+        try:
+            files = [os.dup(file) for file in files]
+            self._close_in_fork()
+            become(request, files, Attached.of(gateway))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        except BaseException:  # noqa: BLE001  `run` must not end the server's other processes
+            traceback.print_exc()
+            os._exit(1)
+
+    def _close_in_fork(self) -> None:
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        self._listener.close(remove=False)
+        for command in self._commands:
+            command.channel.close()
+        for end in (self._keeper.channel, self._wake, self._waker):
+            end.close()
+
+    def _reap(self) -> None:
+        for command in self._commands.running:
+            pid, status = os.waitpid(command.pid, os.WNOHANG)
+            if pid:
+                command.pid = 0
+                code, number = ended(status)
+                command.send(Ended(code, number))
+                how = signal.Signals(number).name if number else f"exit code {code}"
+                seconds = time.monotonic() - command.began
+                self._say(f"{command.name}: {how}, {seconds:,.1f} s")
+                self._forget(command)
+
+    def _stop_if_asked(self) -> None:
+        if self._stops > 1:
+            self._commands.kill_all(signal.SIGKILL)
+        if not self._stops or self._is_stopping:
+            return
+        self._is_stopping = True
+        if self._listener.is_open:
+            self._selector.unregister(self._listener.socket)
+        self._listener.close(remove=True)
+        for command in self._commands:
+            if not command.pid:
+                command.send(Refused("it is stopping"))
+                self._forget(command)
+                continue
+            command.send(Stopping())
+            command.kill(signal.SIGINT)
+            self._kill_at[command] = time.monotonic() + GRACE_S
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic()
+        for command in [one for one, at in self._kill_at.items() if at <= now]:
+            command.kill(signal.SIGKILL)
+            del self._kill_at[command]
+
+    def _close(self) -> None:
+        """End all processes; the JVM ends with the keeper."""
+        self._listener.close(remove=True)
+        self._commands.kill_all(signal.SIGKILL)
+        for command in self._commands:
+            command.channel.close()
+        self._keeper.end(self._wake, lambda: self._stops > 1)
