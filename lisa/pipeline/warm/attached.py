@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from lisa.pipeline.warm.protocol import Opened, Request
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+POOLS = 64
+"""Number of Spark's pools; commands in different pools get equal shares of the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class Attached:
         from lisa.pipeline.source import register
 
         spark = self._new_session()
-        # Spark has installed a handler that cancels the jobs of all commands.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Replaces Spark's handler, which cancels the jobs of all commands.
+        signal.signal(signal.SIGINT, _interrupt)
         for name, value in self.differing.items():
             if value is None:
                 spark.conf.unset(name)
@@ -48,7 +52,8 @@ class Attached:
                 spark.conf.set(name, value)
         context = spark.sparkContext
         context.addJobTag(tag_of(self.number))
-        context.setLocalProperty("spark.scheduler.pool", tag_of(self.number))
+        # Spark never removes a pool.
+        context.setLocalProperty("spark.scheduler.pool", tag_of(self.number % POOLS))
         register(spark)
         return spark
 
@@ -86,6 +91,16 @@ class Attached:
         return {stage for info in infos if info is not None for stage in info.stageIds}
 
 
+def _interrupt(*_: object) -> None:
+    """End the command by Ctrl-C; the keeper cancels its jobs afterwards."""
+    from pyspark import SparkContext
+
+    # The reply to the interrupted call must not be read as the reply to a later one.
+    gateway: Any = SparkContext._gateway  # noqa: SLF001
+    gateway._gateway_client.thread_connection = threading.local()  # noqa: SLF001
+    raise KeyboardInterrupt
+
+
 class _State:
     attached: Attached | None = None
 
@@ -103,6 +118,7 @@ def become(request: Request, files: Sequence[int], gateway: Attached) -> None:
     os.setpgid(0, 0)  # Ctrl-C at the server's terminal is for the server
     for target, file in enumerate(files):
         os.dup2(file, target)
+        os.close(file)
     os.chdir(request.folder)
     os.umask(request.umask)
     os.environb.clear()

@@ -52,7 +52,11 @@ def run_in_server(
     if any(word.startswith(("/dev/fd/", "/proc/self/", "/dev/std")) for word in words):
         say(_not_used("the command reads or writes an open file of its own process"))
         return None
-    channel = _connect()
+    try:
+        channel = _connect()
+    except ConfigError as error:
+        say(_not_used(str(error)))
+        return None
     if channel is None:
         return None
     with closing(channel):
@@ -94,7 +98,11 @@ def _not_used(reason: str) -> str:
 def is_present() -> bool:
     """Whether there may be a server for this program; takes a fraction of a millisecond."""
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    return socket_path().exists() and not is_submitted and _streams_are_files()
+    try:
+        found = socket_path().exists()
+    except OSError:  # the directory is another user's
+        return False
+    return found and not is_submitted and _streams_are_files()
 
 
 def _streams_are_files() -> bool:
@@ -106,7 +114,10 @@ def _streams_are_files() -> bool:
 
 
 def _connect() -> Channel | None:
-    """A connection to this user's server; None if there is none."""
+    """A connection to this user's server; None if there is none.
+
+    Raises ConfigError if the socket may be another user's.
+    """
     path = socket_path()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(ANSWER_S)

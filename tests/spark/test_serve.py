@@ -1,0 +1,310 @@
+"""`lisa pipeline serve`: commands in its session do what they do alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lisa import Producer
+from tests.servers import JVM_PATIENCE, ROOT, Process, Processes, connect, flush, runs, wait_until
+from tests.spark.worlds import SMALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from lisa.embedded import EmbeddedServer
+
+NOON = datetime(2040, 5, 1, 12, tzinfo=UTC)
+SEARCH = ("search", "--archive", "archive", "--field", "$.order>1", "--out")
+SLOW = ("schedule", "slow.csv", "--topic", "slow", "--max-rate", "1", "--job")
+
+
+class Serving:
+    """A server, started in one directory, and its clients in another."""
+
+    def __init__(self, processes: Processes, folder: Path, url: str) -> None:
+        self.processes, self.url = processes, url
+        self.folder = folder / "client"
+        self.folder.mkdir()
+        (folder / "server").mkdir()
+        self._servers = folder / "server"
+        self._runtime = folder / "run"
+        self._runtime.mkdir(mode=0o700)
+        self.server = self.start()
+
+    @property
+    def socket(self) -> Path:
+        return self._runtime / "lisa" / "pipeline.sock"
+
+    def start(self) -> Process:
+        """Start a server; its environment does not name the Redis server."""
+        self.server = self.processes.start(
+            *("-m", "lisa.cli.main", "pipeline", "serve", *SMALL),
+            env={"XDG_RUNTIME_DIR": str(self._runtime)},
+            cwd=self._servers,
+        )
+        self.server.wait_for("ready: Spark", timeout=JVM_PATIENCE)
+        return self.server
+
+    def environment(self, **more: str) -> Mapping[str, str]:
+        return {"XDG_RUNTIME_DIR": str(self._runtime), "LISA_REDIS_URL": self.url, **more}
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
+        return subprocess.run(
+            [sys.executable, "-m", "lisa.cli.main", "pipeline", *words, *SMALL],
+            env={**clean, "PYTHONPATH": str(ROOT), **self.environment(**environment)},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=JVM_PATIENCE.total_seconds(),
+        )
+
+    def start_client(self, *words: str) -> Process:
+        return self.processes.start(
+            *("-m", "lisa.cli.main", "pipeline", *words, *SMALL),
+            env=self.environment(),
+            cwd=self.folder,
+        )
+
+    def sent(self, topic: str) -> int:
+        with connect(self.url) as client:
+            return int(client.zcard(f"lisa:{{{topic}}}:waiting"))
+
+    def ids(self) -> list[str]:
+        """The ids that a search in the server's session finds."""
+        found = self.run("search", "--archive", "archive", "--no-live", "--json")
+        assert found.returncode == 0, found.stderr
+        return sorted(one["id"] for one in json.loads(found.stdout)["messages"])
+
+
+@pytest.fixture(scope="module")
+def serving(
+    valkey_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    url = flush(valkey_server.url)
+    with connect(url) as client:
+        client.hset("lisa:{orders}:options", "journal", "1")
+    with Producer(url) as producer:
+        for order in range(4):
+            producer.send("orders", {"order": order}, id=f"m{order}", at=NOON + timedelta(order))
+    folder = tmp_path_factory.mktemp("serve")
+    processes = Processes(folder)
+    try:
+        one = Serving(processes, folder, url)
+        (one.folder / "slow.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(1_000)))
+        archived = one.run("archive", "--to", "archive", "--once", "--json")
+        assert archived.returncode == 0, archived.stderr
+        assert json.loads(archived.stdout.splitlines()[-1])["events"] == 4
+        yield one
+    finally:
+        processes.end()
+        flush(url)
+
+
+def without_progress(text: str) -> list[str]:
+    return [one for one in text.splitlines() if not re.match(r"lisa pipeline \w+: \d+ s", one)]
+
+
+def result(done: subprocess.CompletedProcess[str]) -> tuple[int, str, list[str]]:
+    """What two runs must have in common."""
+    return done.returncode, done.stdout, without_progress(done.stderr)
+
+
+def descendants(pid: int) -> set[int]:
+    """The process and all below it."""
+    lines = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    parents = {int(one): int(parent) for one, parent in map(str.split, lines)}
+    found, more = {pid}, True
+    while more:
+        below = {one for one, parent in parents.items() if parent in found} - found
+        found |= below
+        more = bool(below)
+    return found
+
+
+def test_a_client_imports_no_spark(serving: Serving) -> None:
+    program = (
+        "import sys\nfrom lisa.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print([one for one in ('pyspark', 'pyarrow') if one in sys.modules])"
+    )
+    client = serving.processes.start(
+        *("-c", program, "pipeline", "search", "--archive", "archive", "--no-live", "--json"),
+        *SMALL,
+        env=serving.environment(),
+        cwd=serving.folder,
+    )
+    assert client.wait(timeout=JVM_PATIENCE) == 0, client.output
+    assert '"id":"m3"' in client.output
+    assert client.output.endswith("[]\n")
+
+
+def test_paths_and_the_environment_are_the_clients(serving: Serving) -> None:
+    (serving.folder / "rows.csv").write_text("id,body,delay\na,x,60000\nb,x,60000\nc,,60000\n")
+    words = ("schedule", "rows.csv", "--topic", "new", "--refused", "bad", "--report", "done.json")
+    done = serving.run(*words, LISA_PREFIX="other")
+    assert done.returncode == 1, done.stderr
+    assert "all 1 refused rows are in bad" in done.stderr
+    assert json.loads((serving.folder / "done.json").read_text())["topics"]["new"]["accepted"] == 2
+    assert len(list((serving.folder / "bad").glob("*.jsonl"))) == 1
+    with connect(serving.url) as client:
+        assert client.zcard("other:{new}:waiting") == 2
+    made = serving.run("report", "--archive", "archive", "--to", "pages")
+    assert made.returncode == 0, made.stderr
+    assert (serving.folder / "pages" / "report.html").exists()
+    assert made.stdout.endswith("page: pages/report.html\n")
+    assert not [one for one in serving.server.output.splitlines() if "Traceback" in one]
+
+
+def test_errors_are_those_of_a_command(serving: Serving) -> None:
+    """Usage errors come from the client; the others from the server's session."""
+    lost = serving.run("search", "--archive", "nowhere", "--no-live")
+    where = serving.folder / "nowhere"
+    assert result(lost) == (
+        2,
+        "",
+        [
+            f"lisa: there is no archive in file:{where}; `lisa pipeline archive --to` creates one",
+        ],
+    )
+    warned = serving.run("search", "--no-live", "--redis", "redis://:secret@127.0.0.1:1/0")
+    assert warned.returncode == 2
+    assert warned.stderr.count("warning: every user") == 1
+    nothing = serving.run("search", "--archive", "archive", "--no-live", "--id", "none")
+    assert result(nothing) == (1, "", ["nothing found"])
+    unanswered = serving.run("search", LISA_REDIS_URL="redis://127.0.0.1:1/0")
+    assert unanswered.returncode == 3, unanswered.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (("--master", "local[3]"), {}, "--master is local[2] there"),
+        (
+            ("--spark-conf", "spark.driver.memory=900m"),
+            {},
+            "the session was started with another spark.driver.memory",
+        ),
+        ((), {"AWS_ACCESS_KEY_ID": "x"}, "it was started with another AWS_ACCESS_KEY_ID"),
+        (("--id", "/dev/fd/9"), {}, "an open file of its own process"),
+    ],
+)
+def test_a_command_that_needs_another_session_says_so(
+    serving: Serving, words: tuple[str, ...], environment: dict[str, str], said: str
+) -> None:
+    # `search` finds this usage error before it would start a session.
+    done = serving.run("search", "--no-live", *SMALL, *words, **environment)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("lisa: runs without `lisa pipeline serve`: ")
+    assert said in first
+    assert "nothing to search" in second
+
+
+def test_no_server_is_used_on_request(serving: Serving) -> None:
+    done = serving.run("search", "--no-live", "--no-server", "--master", "local[3]")
+    assert done.stderr.count("\n") == 1
+    assert "nothing to search" in done.stderr
+
+
+def test_settings_of_a_session_are_its_own(serving: Serving) -> None:
+    (serving.folder / "times.csv").write_text("id,due\nz,2040-01-01T00:00:00\n")
+    zone = ("--spark-conf", "spark.sql.session.timeZone=Asia/Tokyo")
+    done = serving.run("schedule", "times.csv", "--topic", "tokyo", "--body", "id", *zone)
+    assert result(done)[::2] == (0, [])
+    with connect(serving.url) as client:
+        ((_, due),) = client.zrange("lisa:{tokyo}:waiting", 0, 0, withscores=True)
+    tokyo = datetime(2040, 1, 1, tzinfo=UTC) - timedelta(hours=9)
+    assert int(due) // 1000 == int(tokyo.timestamp()) or int(due) == int(tokyo.timestamp()) * 1000
+
+
+def test_a_second_server_is_refused(serving: Serving) -> None:
+    done = serving.run("serve")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"lisa: `lisa pipeline serve` runs already (process {serving.server.pid}, "
+        f"{serving.socket})\n"
+    )
+
+
+def test_commands_share_the_cores_and_further_ones_wait(serving: Serving) -> None:
+    slow = [serving.start_client(*SLOW, name) for name in ("one", "two")]
+    wait_until(lambda: serving.sent("slow") > 2, timeout=JVM_PATIENCE)
+    third = serving.start_client("search", "--archive", "archive", "--no-live")
+    third.wait_for("lisa: waits for 2 other commands", timeout=JVM_PATIENCE)
+    third.signal(signal.SIGINT)
+    assert third.wait() == 1
+    assert "lisa: aborted" in third.output
+    fourth = serving.start_client("search", "--archive", "archive", "--no-live")
+    fourth.wait_for("lisa: waits for 2 other commands", timeout=JVM_PATIENCE)
+    # Ctrl-C ends one command; its place is free, and the other command continues.
+    slow[0].signal(signal.SIGINT)
+    assert slow[0].wait(timeout=JVM_PATIENCE) == 1
+    assert without_progress(slow[0].output) == ["lisa: aborted"]
+    assert fourth.wait(timeout=JVM_PATIENCE) == 0, fourth.output
+    assert "m3" in fourth.output
+    before = serving.sent("slow")
+    wait_until(lambda: serving.sent("slow") > before, timeout=JVM_PATIENCE)
+    # A client that is killed ends its command, too.
+    assert slow[1].alive
+    slow[1].kill()
+    serving.server.wait_for("schedule: SIGTERM", timeout=JVM_PATIENCE)
+    assert serving.ids() == ["m0", "m1", "m2", "m3"]
+
+
+def test_a_stopped_server_ends_its_commands_and_its_jvm(serving: Serving) -> None:
+    slow = serving.start_client(*SLOW, "three")
+    before = serving.sent("slow")
+    wait_until(lambda: serving.sent("slow") > before, timeout=JVM_PATIENCE)
+    family = descendants(serving.server.pid)
+    serving.server.signal(signal.SIGTERM)
+    assert slow.wait(timeout=JVM_PATIENCE) == 1
+    assert without_progress(slow.output) == [
+        "lisa: `lisa pipeline serve` stops, and cancels this command",
+        "lisa: aborted",
+    ]
+    assert serving.server.wait(timeout=JVM_PATIENCE) == 0
+    assert not serving.socket.exists()
+    assert len(family) > 3
+    wait_until(lambda: not [pid for pid in family if runs(pid)], timeout=JVM_PATIENCE)
+
+
+def test_after_kill_9_commands_run_alone_and_a_server_starts_again(serving: Serving) -> None:
+    """Also compares the whole output of a search with and without a server."""
+    served = serving.start()
+    warm = serving.run(*SEARCH, "warm", "--format", "csv")
+    slow = serving.start_client(*SLOW, "four")
+    before = serving.sent("slow")
+    wait_until(lambda: serving.sent("slow") > before, timeout=JVM_PATIENCE)
+    family = descendants(served.pid)
+    served.kill()
+    assert slow.wait(timeout=JVM_PATIENCE) == 1
+    assert "lisa: `lisa pipeline serve` died while it ran this command" in slow.output
+    wait_until(lambda: not [pid for pid in family if runs(pid)], timeout=JVM_PATIENCE)
+    assert serving.socket.exists()
+    cold = serving.run(*SEARCH, "cold", "--format", "csv")
+    assert warm.stdout.count("\n") > 2
+    code, output, said = result(cold)
+    assert result(warm) == (code, output, [one.replace("cold", "warm") for one in said])
+    assert code == 0
+    assert content(serving.folder / "warm") == content(serving.folder / "cold")
+    serving.start()
+    assert serving.ids() == ["m0", "m1", "m2", "m3"]
+
+
+def content(folder: Path) -> Any:
+    return sorted(one.read_text("utf-8") for one in folder.glob("*.csv"))
