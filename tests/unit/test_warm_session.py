@@ -15,16 +15,16 @@ from lisa.core.model.errors import ConfigError
 from lisa.pipeline.paths import absolute
 from lisa.pipeline.session import comparable
 from lisa.pipeline.warm.client import is_present
-from lisa.pipeline.warm.commands import Commands, State, Surroundings, ended
+from lisa.pipeline.warm.commands import CommandState, ServedCommands, Surroundings, ended
 from lisa.pipeline.warm.keeper import differing_settings
-from lisa.pipeline.warm.listener import Listener
+from lisa.pipeline.warm.listener import ClientListener
 from lisa.pipeline.warm.protocol import (
     Accepted,
     Begin,
-    Channel,
+    CommandRequest,
     Ended,
-    Opened,
-    Request,
+    GatewayOpened,
+    MessageChannel,
     check_private,
     is_same_user,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-REQUEST = Request(
+REQUEST = CommandRequest(
     words=[b"--json", b"pipeline", b"search", b"\xff"],
     folder=b"/tmp",
     environment=[(b"TZ", b"UTC"), (b"LISA_PREFIX", b"\xff")],
@@ -50,8 +50,8 @@ SURROUNDINGS = Surroundings("1", "UTF-8", 0o022, {b"TZ": b"UTC", b"PATH": b"/bin
 
 
 @pytest.fixture
-def channels() -> Iterator[tuple[Channel, Channel]]:
-    one, other = (Channel(end) for end in socket.socketpair())
+def channels() -> Iterator[tuple[MessageChannel, MessageChannel]]:
+    one, other = (MessageChannel(end) for end in socket.socketpair())
     with closing(one), closing(other):
         yield one, other
 
@@ -66,7 +66,7 @@ class TestChannel:
     """Messages on a socket."""
 
     def test_a_request_and_its_files_arrive_as_sent(
-        self, channels: tuple[Channel, Channel]
+        self, channels: tuple[MessageChannel, MessageChannel]
     ) -> None:
         one, other = channels
         read, write = os.pipe()
@@ -82,7 +82,9 @@ class TestChannel:
         assert os.read(other.files[0], 10) == b"through"
         assert not any(os.get_inheritable(file) for file in other.files)
 
-    def test_pieces_of_a_message_are_put_together(self, channels: tuple[Channel, Channel]) -> None:
+    def test_pieces_of_a_message_are_put_together(
+        self, channels: tuple[MessageChannel, MessageChannel]
+    ) -> None:
         one, other = channels
         content = msgspec.msgpack.encode(Ended(3))
         data = struct.pack("!I", len(content)) + content
@@ -98,12 +100,16 @@ class TestChannel:
     @pytest.mark.parametrize(
         "data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x01\x80"]
     )
-    def test_other_bytes_are_refused(self, channels: tuple[Channel, Channel], data: bytes) -> None:
+    def test_other_bytes_are_refused(
+        self, channels: tuple[MessageChannel, MessageChannel], data: bytes
+    ) -> None:
         channels[0].socket.send(data)
         with pytest.raises(ValueError, match="message"):
             channels[1].receive()
 
-    def test_the_end_of_the_other_side_is_an_error(self, channels: tuple[Channel, Channel]) -> None:
+    def test_the_end_of_the_other_side_is_an_error(
+        self, channels: tuple[MessageChannel, MessageChannel]
+    ) -> None:
         one, other = channels
         one.close()
         with pytest.raises(EOFError):
@@ -111,7 +117,9 @@ class TestChannel:
         with pytest.raises(OSError, match="pipe"):
             other.send(Accepted())
 
-    def test_the_other_sides_user_is_known(self, channels: tuple[Channel, Channel]) -> None:
+    def test_the_other_sides_user_is_known(
+        self, channels: tuple[MessageChannel, MessageChannel]
+    ) -> None:
         assert is_same_user(channels[0].socket)
 
 
@@ -119,17 +127,17 @@ class TestListener:
     """One server for a user."""
 
     def test_a_second_one_is_refused(self, runtime: Path) -> None:
-        first = Listener()
+        first = ClientListener()
         first.open()
         with pytest.raises(ConfigError, match=rf"runs already \(process {os.getpid()}, "):
-            Listener()
+            ClientListener()
         assert runtime.stat().st_mode & 0o777 == 0o700
         assert first.path.stat().st_mode & 0o777 == 0o600
         first.close(remove=True)
         assert not first.path.exists()
         with closing(socket.socket(socket.AF_UNIX)) as stale:  # that of a server that was killed
             stale.bind(str(first.path))
-        second = Listener()
+        second = ClientListener()
         second.open()
         with closing(socket.socket(socket.AF_UNIX)) as client:
             client.connect(str(second.path))
@@ -142,7 +150,7 @@ class TestListener:
         runtime.mkdir()
         runtime.chmod(0o755)
         with pytest.raises(ConfigError, match="0700"):
-            Listener()
+            ClientListener()
         runtime.chmod(0o700)
         link = runtime.parent / "link"
         link.symlink_to(runtime)
@@ -153,7 +161,7 @@ class TestListener:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
-        listener = Listener()
+        listener = ClientListener()
         with pytest.raises(ConfigError, match="cannot be used"):
             listener.open()
         listener.close(remove=True)
@@ -235,24 +243,24 @@ class TestTurns:
     """The order in which commands begin."""
 
     def test_as_many_at_once_as_allowed_in_order(self) -> None:
-        commands, others = Commands(2), []
+        commands, others = ServedCommands(2), []
         for _ in range(4):
             ours, theirs = socket.socketpair()
             others.append(theirs)
-            command = commands.add(Channel(ours))
+            command = commands.add(MessageChannel(ours))
             command.request = REQUEST
-            command.gateway = Opened(command.number, 1, "", {})
-            command.state = State.TURN
+            command.gateway = GatewayOpened(command.number, 1, "", {})
+            command.state = CommandState.TURN
         first, second, third, fourth = commands
-        second.state = State.BEGIN  # its client has not answered yet
+        second.state = CommandState.BEGIN  # its client has not answered yet
         begun = []
         while found := commands.next():
-            found[0].pid, found[0].state = 1, State.END
+            found[0].pid, found[0].state = 1, CommandState.END
             begun.append(found[0])
         assert begun == [first, third]
         assert first.name == "search"
         commands.remove(first)
-        second.state = State.TURN
+        second.state = CommandState.TURN
         found = commands.next()
         assert found is not None
         assert found[0] is second

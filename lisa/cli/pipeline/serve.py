@@ -72,9 +72,9 @@ def serve(at_once: int, master: str, spark_conf: dict[str, str], environment: st
             "Java is missing too"
         ) from None
     from lisa.pipeline.archive.drivers import installed_drivers
-    from lisa.pipeline.warm.serving import Server
+    from lisa.pipeline.warm.serving import WarmServer
 
-    server = Server(
+    server = WarmServer(
         at_once,
         lambda line: click.echo(f"lisa pipeline serve: {line}", err=True),
         master=master,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lisa.pipeline.warm.keeper import tag_of
-from lisa.pipeline.warm.protocol import Opened, Request
+from lisa.pipeline.warm.protocol import CommandRequest, GatewayOpened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ class Attached:
     differing: Mapping[str, str | None]
 
     @classmethod
-    def of(cls, opened: Opened) -> Attached:
+    def of(cls, opened: GatewayOpened) -> Attached:
         """The gateway that the keeper has opened."""
         return cls(opened.number, opened.port, opened.secret, opened.differing)
 
@@ -110,7 +110,7 @@ def attached() -> Attached | None:
     return _State.attached
 
 
-def become(request: Request, files: Sequence[int], gateway: Attached) -> None:
+def become(request: CommandRequest, files: Sequence[int], gateway: Attached) -> None:
     """Make this forked process the requested command: its streams, directory, and environment."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -15,11 +15,11 @@ from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.warm.protocol import (
     Accepted,
     Begin,
-    Channel,
+    CommandRefused,
+    CommandRequest,
     Ended,
-    Refused,
-    Request,
-    Signal,
+    MessageChannel,
+    PassedSignal,
     Stopping,
     Waiting,
     check_private,
@@ -43,7 +43,7 @@ def run_in_server(
 ) -> int | None:
     """Run a command in the session of `lisa pipeline serve`; returns the command's exit code.
 
-    words, master, settings, named: see `Request`. say: prints a line to stderr.
+    words, master, settings, named: see `CommandRequest`. say: prints a line to stderr.
 
     Returns None if no server runs, or if its session does not suit the command; nothing has been
     done then. Raises LisaError if the server dies meanwhile. If a signal ends the command, it ends
@@ -81,13 +81,13 @@ def run_in_server(
             ) from None
 
 
-def _refusal(channel: Channel) -> str | None:
+def _refusal(channel: MessageChannel) -> str | None:
     """The server's reason for not running the command; None if it accepts."""
     while True:
         for message in channel.receive():
             if isinstance(message, Accepted):
                 return None
-            if isinstance(message, Refused):
+            if isinstance(message, CommandRefused):
                 return message.reason
 
 
@@ -113,7 +113,7 @@ def _streams_are_files() -> bool:
         return False
 
 
-def _connect() -> Channel | None:
+def _connect() -> MessageChannel | None:
     """A connection to this user's server; None if there is none.
 
     Raises ConfigError if the socket may be another user's.
@@ -132,16 +132,16 @@ def _connect() -> Channel | None:
     except BaseException:
         connection.close()
         raise
-    return Channel(connection)
+    return MessageChannel(connection)
 
 
 def _request(
     words: Sequence[str], master: str, settings: Mapping[str, str], named: Sequence[str]
-) -> Request:
+) -> CommandRequest:
     umask = os.umask(0o077)
     os.umask(umask)
     streams = (sys.stdin, sys.stdout, sys.stderr)
-    return Request(
+    return CommandRequest(
         words=[os.fsencode(word) for word in words],
         folder=os.getcwdb(),  # noqa: PTH109  bytes
         environment=list(os.environb.items()),
@@ -155,14 +155,14 @@ def _request(
     )
 
 
-def _wait_for_end(channel: Channel, say: Callable[[str], None]) -> int | None:
+def _wait_for_end(channel: MessageChannel, say: Callable[[str], None]) -> int | None:
     while True:
         for message in channel.receive():
             if isinstance(message, Waiting):
                 say(f"lisa: waits for {message.running} other commands of `lisa pipeline serve`")
             elif isinstance(message, Stopping):
                 say("lisa: `lisa pipeline serve` stops, and cancels this command")
-            elif isinstance(message, Refused):
+            elif isinstance(message, CommandRefused):
                 say(_not_used(message.reason))
                 return None
             elif isinstance(message, Ended):
@@ -175,12 +175,12 @@ def _wait_for_end(channel: Channel, say: Callable[[str], None]) -> int | None:
 
 
 @contextmanager
-def _passing_on(channel: Channel) -> Iterator[None]:
+def _passing_on(channel: MessageChannel) -> Iterator[None]:
     """Send the signals that this process receives to the command."""
 
     def send(number: int, _: Any) -> None:
         with suppress(OSError):
-            channel.send(Signal(number))
+            channel.send(PassedSignal(number))
 
     before = {number: signal.getsignal(number) for number in PASSED_ON}
     for number, handler in before.items():

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.warm.protocol import Channel, Message, Opened, Request, code_version
+from lisa.pipeline.warm.protocol import (
+    CommandRequest,
+    GatewayOpened,
+    Message,
+    MessageChannel,
+    code_version,
+)
 
 CREDENTIALS = (
     "AWS_",
@@ -39,7 +45,7 @@ CREDENTIALS = (
 must be the same for server and command."""
 
 
-class State(Enum):
+class CommandState(Enum):
     """What a command waits for; LOST: for its end, without a client."""
 
     REQUEST = auto()
@@ -51,14 +57,14 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Command:
+class ServedCommand:
     """One client's command. pid: its process, 0 before it began."""
 
     number: int
-    channel: Channel
-    state: State = State.REQUEST
-    request: Request | None = None
-    gateway: Opened | None = None
+    channel: MessageChannel
+    state: CommandState = CommandState.REQUEST
+    request: CommandRequest | None = None
+    gateway: GatewayOpened | None = None
     pid: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -81,15 +87,15 @@ class Command:
                 os.kill(self.pid, number)
 
 
-class Commands:
+class ServedCommands:
     """All commands by number, in the order in which their clients came."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
-        self._all: dict[int, Command] = {}
+        self._all: dict[int, ServedCommand] = {}
         self._last = 0
 
-    def __iter__(self) -> Iterator[Command]:
+    def __iter__(self) -> Iterator[ServedCommand]:
         return iter(list(self._all.values()))
 
     def __contains__(self, command: object) -> bool:
@@ -98,32 +104,36 @@ class Commands:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, channel: Channel) -> Command:
+    def add(self, channel: MessageChannel) -> ServedCommand:
         """A new client's command."""
         self._last += 1
-        command = self._all[self._last] = Command(self._last, channel)
+        command = self._all[self._last] = ServedCommand(self._last, channel)
         return command
 
-    def get(self, number: int) -> Command | None:
+    def get(self, number: int) -> ServedCommand | None:
         """The command of this number; None if its client has gone."""
         return self._all.get(number)
 
-    def remove(self, command: Command) -> None:
+    def remove(self, command: ServedCommand) -> None:
         """Forget a command, and close its connection."""
         self._all.pop(command.number, None)
         command.channel.close()
 
     @property
-    def running(self) -> list[Command]:
+    def running(self) -> list[ServedCommand]:
         """The commands that have begun."""
         return [one for one in self._all.values() if one.pid]
 
-    def next(self) -> tuple[Command, Request, Opened] | None:
+    def next(self) -> tuple[ServedCommand, CommandRequest, GatewayOpened] | None:
         """The command that may begin now, its request, and its gateway."""
         if len(self.running) >= self.at_once:
             return None
         for one in self._all.values():
-            if one.state is State.TURN and one.request is not None and one.gateway is not None:
+            if (
+                one.state is CommandState.TURN
+                and one.request is not None
+                and one.gateway is not None
+            ):
                 return one, one.request, one.gateway
         return None
 
@@ -149,7 +159,7 @@ class Surroundings:
         os.umask(umask)
         return cls(code_version(), locale, umask, dict(os.environb))
 
-    def check(self, request: Request) -> None:
+    def check(self, request: CommandRequest) -> None:
         """Raises ConfigError if the command's surroundings differ; values are not named."""
         if request.code != self.code:
             raise ConfigError("it runs other code; restart it after an update of Lisa or Python")

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.session import comparable, settings_for, spark_session
-from lisa.pipeline.warm.protocol import Channel, Close, Failed, NotOpened, Open, Opened, Ready
+from lisa.pipeline.warm.protocol import (
+    CloseGateway,
+    GatewayOpened,
+    GatewayRefused,
+    MessageChannel,
+    OpenGateway,
+    SessionReady,
+    StartFailure,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +46,11 @@ SHARED_SETTINGS = {
 
 
 def keep(
-    channel: Channel, master: str, settings: Mapping[str, str], environment: str | None
+    channel: MessageChannel, master: str, settings: Mapping[str, str], environment: str | None
 ) -> None:
-    """Start a session, report `Ready` or `Failed`, and serve until the server closes the channel.
+    """Start a session, and serve until the server closes the channel.
+
+    Reports `SessionReady`, or `StartFailure` and returns.
 
     settings: Spark's settings that the user gave.
     """
@@ -52,16 +62,16 @@ def keep(
         spark = _session(master, settings, environment)
     except Exception as error:  # noqa: BLE001  reported by the server
         kind = type(error).__name__ if isinstance(error, LisaError) else "LisaError"
-        channel.send(Failed(kind, " ".join(str(error).split())))
+        channel.send(StartFailure(kind, " ".join(str(error).split())))
         return
-    channel.send(Ready(str(spark.version)))
+    channel.send(SessionReady(str(spark.version)))
     keeper = Keeper(spark, comparable(settings_for(master, settings, environment)))
     try:
         while True:
             for message in channel.receive():
-                if isinstance(message, Open):
+                if isinstance(message, OpenGateway):
                     channel.send(keeper.open(message))
-                elif isinstance(message, Close):
+                elif isinstance(message, CloseGateway):
                     keeper.close(message.number)
     except (EOFError, OSError):
         spark.stop()
@@ -89,23 +99,23 @@ class Keeper:
         self._spark, self._settings = spark, settings
         self._gateways: dict[int, Any] = {}
 
-    def open(self, asked: Open) -> Opened | NotOpened:
+    def open(self, asked: OpenGateway) -> GatewayOpened | GatewayRefused:
         """Open a gateway for a command, if the session suits it."""
         context = self._spark.sparkContext
         if asked.master != self._settings_master():
-            return NotOpened(asked.number, f"--master is {self._settings_master()} there")
+            return GatewayRefused(asked.number, f"--master is {self._settings_master()} there")
         try:
             differing = differing_settings(
                 self._settings, asked.settings, asked.named, self._spark.conf.isModifiable
             )
         except ConfigError as error:
-            return NotOpened(asked.number, str(error))
+            return GatewayRefused(asked.number, str(error))
         jvm: Any = context._jvm  # noqa: SLF001  there is no public way to the JVM
         jsc: Any = context._jsc  # noqa: SLF001
         gateway = jvm.org.apache.spark.api.python.Py4JServer(jsc.getConf())
         gateway.start()
         self._gateways[asked.number] = gateway
-        return Opened(
+        return GatewayOpened(
             asked.number, int(gateway.getListeningPort()), str(gateway.secret()), differing
         )
 

@@ -8,9 +8,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from lisa.pipeline.warm import keeper
-from lisa.pipeline.warm.protocol import Channel
+from lisa.pipeline.warm.protocol import Message, MessageChannel
 
 STOP_S = 30.0
 """How long Spark has to stop; then it is killed."""
@@ -35,11 +36,16 @@ class KeeperProcess:
             try:
                 ours.close()
                 close_inherited()
-                keeper.keep(Channel(theirs), master, settings, environment)
+                keeper.keep(MessageChannel(theirs), master, settings, environment)
             finally:
                 os._exit(0)
         theirs.close()
-        self.channel = Channel(ours)
+        self.channel = MessageChannel(ours)
+
+    def tell(self, message: Message) -> None:
+        """Send a message, unless the keeper is gone."""
+        with suppress(OSError):
+            self.channel.send(message)
 
     def end(self, wake: socket.socket, is_impatient: Callable[[], bool]) -> None:
         """Close the channel, and wait until the keeper and its JVM have stopped.

@@ -8,10 +8,10 @@ import socket
 from typing import BinaryIO
 
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.warm.protocol import Channel, check_private, is_same_user, socket_path
+from lisa.pipeline.warm.protocol import MessageChannel, check_private, is_same_user, socket_path
 
 
-class Listener:
+class ClientListener:
     """The server's socket. Only one process of a user has it, ensured by a lock on a file.
 
     Raises ConfigError if another server runs, or if the directory is not private.
@@ -52,7 +52,7 @@ class Listener:
         self.socket.listen(64)
         self.is_open = True
 
-    def accept(self) -> Channel | None:
+    def accept(self) -> MessageChannel | None:
         """The next client's channel; None if it is gone, or another user's."""
         try:
             connection, _ = self.socket.accept()
@@ -62,7 +62,7 @@ class Listener:
             connection.close()
             return None
         connection.setblocking(False)  # noqa: FBT003  Python's
-        return Channel(connection)
+        return MessageChannel(connection)
 
     def close(self, *, remove: bool) -> None:
         """Stop accepting. remove: by the server itself, not by a process that it forked."""

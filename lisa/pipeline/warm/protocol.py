@@ -26,7 +26,7 @@ _MOST_FILES = 3
 _PIECE = 1 << 16
 
 
-class Request(msgspec.Struct, frozen=True, tag=True):
+class CommandRequest(msgspec.Struct, frozen=True, tag=True):
     """A client asks for the execution of a command; its standard streams come along.
 
     words: the command line after `lisa`. streams: encoding and error handling of stdin, stdout and
@@ -50,7 +50,7 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
     """The server can run the command, and waits for `Begin`."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class CommandRefused(msgspec.Struct, frozen=True, tag=True):
     """The command does not run in the server's session; nothing has been done."""
 
     reason: str
@@ -66,7 +66,7 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
     running: int
 
 
-class Signal(msgspec.Struct, frozen=True, tag=True):
+class PassedSignal(msgspec.Struct, frozen=True, tag=True):
     """The client received a signal, which the command gets."""
 
     number: int
@@ -83,20 +83,20 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     signal: int = 0
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class SessionReady(msgspec.Struct, frozen=True, tag=True):
     """The keeper's session has started."""
 
     spark: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class StartFailure(msgspec.Struct, frozen=True, tag=True):
     """The keeper's session could not start: the class of Lisa's error, and its text."""
 
     kind: str
     reason: str
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
+class OpenGateway(msgspec.Struct, frozen=True, tag=True):
     """The server asks the keeper for a gateway for a command."""
 
     number: int
@@ -105,7 +105,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     named: list[str]
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
+class GatewayOpened(msgspec.Struct, frozen=True, tag=True):
     """A gateway to the JVM. differing: settings of the command's session; None removes one."""
 
     number: int
@@ -114,38 +114,38 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     differing: dict[str, str | None]
 
 
-class NotOpened(msgspec.Struct, frozen=True, tag=True):
+class GatewayRefused(msgspec.Struct, frozen=True, tag=True):
     """The keeper's session does not suit the command."""
 
     number: int
     reason: str
 
 
-class Close(msgspec.Struct, frozen=True, tag=True):
+class CloseGateway(msgspec.Struct, frozen=True, tag=True):
     """A command has ended: cancel its jobs, and close its gateway."""
 
     number: int
 
 
 Message = (
-    Request
+    CommandRequest
     | Accepted
-    | Refused
+    | CommandRefused
     | Begin
     | Waiting
-    | Signal
+    | PassedSignal
     | Stopping
     | Ended
-    | Ready
-    | Failed
-    | Open
-    | Opened
-    | NotOpened
-    | Close
+    | SessionReady
+    | StartFailure
+    | OpenGateway
+    | GatewayOpened
+    | GatewayRefused
+    | CloseGateway
 )
 
 
-class Channel:
+class MessageChannel:
     """Messages over a stream socket; each is preceded by its length.
 
     files: the received file descriptors, which the receiver must close.
@@ -162,7 +162,8 @@ class Channel:
         content = msgspec.msgpack.encode(message)
         data = memoryview(_LENGTH.pack(len(content)) + content)
         sent = socket.send_fds(self.socket, [data], files) if files else 0
-        self.socket.sendall(data[sent:])
+        if sent < len(data):  # the receiver may have answered, and gone
+            self.socket.sendall(data[sent:])
 
     def receive(self) -> list[Message]:
         """Receive once; returns the complete messages. Raises EOFError if the other side is gone.

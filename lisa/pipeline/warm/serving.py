@@ -13,28 +13,33 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from lisa.core.model import errors
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.warm.attached import Attached, become
-from lisa.pipeline.warm.commands import Command, Commands, State, Surroundings, ended
+from lisa.pipeline.warm.commands import (
+    CommandState,
+    ServedCommand,
+    ServedCommands,
+    Surroundings,
+    ended,
+)
 from lisa.pipeline.warm.keeper_process import KeeperProcess
-from lisa.pipeline.warm.listener import Listener
+from lisa.pipeline.warm.listener import ClientListener
 from lisa.pipeline.warm.protocol import (
     Accepted,
     Begin,
-    Close,
+    CloseGateway,
+    CommandRefused,
+    CommandRequest,
     Ended,
-    Failed,
+    GatewayOpened,
+    GatewayRefused,
     Message,
-    NotOpened,
-    Open,
-    Opened,
-    Ready,
-    Refused,
-    Request,
-    Signal,
+    OpenGateway,
+    PassedSignal,
+    SessionReady,
+    StartFailure,
     Stopping,
     Waiting,
 )
@@ -46,7 +51,7 @@ is killed."""
 _PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
-class Server:
+class WarmServer:
     """Runs commands in one Spark session.
 
     Starts Spark at once, in a process of its own; `run` waits for it.
@@ -67,13 +72,13 @@ class Server:
         environment: str | None,
     ) -> None:
         self._surroundings = Surroundings.of_this_process(locale.getencoding())
-        self._commands, self._say = Commands(at_once), say
-        self._listener = Listener()
+        self._commands, self._say = ServedCommands(at_once), say
+        self._listener = ClientListener()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         self._stops = 0
         self._is_stopping = False
-        self._kill_at: dict[Command, float] = {}
+        self._kill_at: dict[ServedCommand, float] = {}
         self._keeper = KeeperProcess(
             lambda: self._listener.close(remove=False), master, settings, environment
         )
@@ -115,9 +120,8 @@ class Server:
         self._stops += 1
 
     def _patience(self) -> float | None:
-        if not self._kill_at:
-            return None
-        return max(0.0, min(self._kill_at.values()) - time.monotonic())
+        first = min(self._kill_at.values(), default=None)
+        return None if first is None else max(0.0, first - time.monotonic())
 
     # The keeper.
 
@@ -127,11 +131,11 @@ class Server:
         except EOFError:
             raise LisaError("the Spark session has ended; the commands in it have failed") from None
         for message in messages:
-            if isinstance(message, Ready):
+            if isinstance(message, SessionReady):
                 self._listen(message.spark)
-            elif isinstance(message, Failed):
+            elif isinstance(message, StartFailure):
                 raise getattr(errors, message.kind, LisaError)(message.reason)
-            elif isinstance(message, (Opened, NotOpened)):
+            elif isinstance(message, (GatewayOpened, GatewayRefused)):
                 command = self._commands.get(message.number)
                 if command is not None:
                     self._answer(command, message)
@@ -143,17 +147,13 @@ class Server:
         )
         self._say(f"ready: Spark {spark}, {self._listener.path}")
 
-    def _answer(self, command: Command, message: Opened | NotOpened) -> None:
-        if isinstance(message, NotOpened):
-            command.send(Refused(message.reason))
+    def _answer(self, command: ServedCommand, message: GatewayOpened | GatewayRefused) -> None:
+        if isinstance(message, GatewayRefused):
+            command.send(CommandRefused(message.reason))
             self._forget(command)
             return
-        command.gateway, command.state = message, State.BEGIN
+        command.gateway, command.state = message, CommandState.BEGIN
         command.send(Accepted())
-
-    def _tell_keeper(self, message: Message) -> None:
-        with suppress(OSError):  # `_hear_keeper` notices
-            self._keeper.channel.send(message)
 
     # Clients.
 
@@ -165,58 +165,62 @@ class Server:
                 channel.socket, selectors.EVENT_READ, lambda _: self._hear(command)
             )
 
-    def _hear(self, command: Command) -> None:
+    def _hear(self, command: ServedCommand) -> None:
         try:
             for message in command.channel.receive():
                 self._handle(command, message)
         except (EOFError, OSError, ValueError):
             self._lose(command)
 
-    def _handle(self, command: Command, message: Message) -> None:
-        if isinstance(message, Request) and command.state is State.REQUEST:
+    def _handle(self, command: ServedCommand, message: Message) -> None:
+        if isinstance(message, CommandRequest) and command.state is CommandState.REQUEST:
             self._consider(command, message)
-        elif isinstance(message, Begin) and command.state is State.BEGIN:
-            command.state = State.TURN
+        elif isinstance(message, Begin) and command.state is CommandState.BEGIN:
+            command.state = CommandState.TURN
             if len(self._commands.running) >= self._commands.at_once:
                 command.send(Waiting(len(self._commands.running)))
-        elif isinstance(message, Signal) and message.number in _PASSED_ON:
+        elif isinstance(message, PassedSignal) and message.number in _PASSED_ON:
             if command.pid:
                 command.kill(message.number)
             else:
                 command.send(Ended(0, message.number))
                 self._forget(command)
 
-    def _consider(self, command: Command, request: Request) -> None:
-        command.request, command.state = request, State.GATEWAY
+    def _consider(self, command: ServedCommand, request: CommandRequest) -> None:
+        command.request, command.state = request, CommandState.GATEWAY
         try:
             self._surroundings.check(request)
         except ConfigError as error:
-            command.send(Refused(str(error)))
+            command.send(CommandRefused(str(error)))
             self._forget(command)
             return
-        self._tell_keeper(Open(command.number, request.master, request.settings, request.named))
+        self._keeper.tell(
+            OpenGateway(command.number, request.master, request.settings, request.named)
+        )
 
-    def _lose(self, command: Command) -> None:
+    def _lose(self, command: ServedCommand) -> None:
         """The client is gone, as after kill -9: its command ends like a program that is killed."""
         if not command.pid:
             self._forget(command)
             return
         self._selector.unregister(command.channel.socket)
-        command.state = State.LOST
+        command.state = CommandState.LOST
         command.kill(signal.SIGTERM)
         self._kill_at[command] = time.monotonic() + GRACE_S
 
-    def _forget(self, command: Command) -> None:
-        if command.state is not State.LOST and command in self._commands:
+    def _forget(self, command: ServedCommand) -> None:
+        if command.state is not CommandState.LOST and command in self._commands:
             self._selector.unregister(command.channel.socket)
         if command.request is not None:
-            self._tell_keeper(Close(command.number))
+            self._keeper.tell(CloseGateway(command.number))
         self._kill_at.pop(command, None)
         self._commands.remove(command)
 
     # Processes.
 
-    def _fork(self, command: Command, request: Request, gateway: Opened) -> bool:
+    def _fork(
+        self, command: ServedCommand, request: CommandRequest, gateway: GatewayOpened
+    ) -> bool:
         """Fork a process for a command; True in that process."""
         command.began = time.monotonic()
         # A signal for the command must not reach the server's handlers in its process.
@@ -226,11 +230,13 @@ class Server:
             self._turn_into(request, command.channel.files, gateway)
             return True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-        command.state = State.END
+        command.state = CommandState.END
         command.channel.close_files()
         return False
 
-    def _turn_into(self, request: Request, files: Sequence[int], gateway: Opened) -> None:
+    def _turn_into(
+        self, request: CommandRequest, files: Sequence[int], gateway: GatewayOpened
+    ) -> None:
         try:
             files = [os.dup(file) for file in files]
             self._close_in_fork()
@@ -272,7 +278,7 @@ class Server:
         self._listener.close(remove=True)
         for command in self._commands:
             if not command.pid:
-                command.send(Refused("it is stopping"))
+                command.send(CommandRefused("it is stopping"))
                 self._forget(command)
                 continue
             command.send(Stopping())
