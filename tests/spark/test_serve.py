@@ -59,11 +59,12 @@ class Serving:
         return {"XDG_RUNTIME_DIR": str(self._runtime), "LISA_REDIS_URL": self.url, **more}
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command to its end, with the server's environment and more."""
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LISA_")}
         return subprocess.run(
-            [sys.executable, "-m", "lisa.cli.main", "pipeline", *words, *SMALL],
-            env={**clean, "PYTHONPATH": str(ROOT), **self.environment(**environment)},
+            [sys.executable, "-m", "lisa.cli.main", "pipeline", words[0], *SMALL, *words[1:]],
+            env={**clean, "PYTHONPATH": path, **self.environment(**environment)},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -158,6 +159,7 @@ def test_paths_and_the_environment_are_the_clients(serving: Serving) -> None:
     words = ("schedule", "rows.csv", "--topic", "new", "--refused", "bad", "--report", "done.json")
     done = serving.run(*words, LISA_PREFIX="other")
     assert done.returncode == 1, done.stderr
+    assert "lisa: runs without" not in done.stderr
     assert "all 1 refused rows are in bad" in done.stderr
     assert json.loads((serving.folder / "done.json").read_text())["topics"]["new"]["accepted"] == 2
     assert len(list((serving.folder / "bad").glob("*.jsonl"))) == 1
@@ -207,7 +209,7 @@ def test_a_command_that_needs_another_session_says_so(
     serving: Serving, words: tuple[str, ...], environment: dict[str, str], said: str
 ) -> None:
     # `search` finds this usage error before it would start a session.
-    done = serving.run("search", "--no-live", *SMALL, *words, **environment)
+    done = serving.run("search", "--no-live", *words, **environment)
     assert done.returncode == 2
     first, second = done.stderr.splitlines()
     assert first.startswith("lisa: runs without `lisa pipeline serve`: ")

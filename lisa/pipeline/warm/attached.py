@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -95,6 +96,7 @@ def _interrupt(*_: object) -> None:
     """End the command by Ctrl-C; the keeper cancels its jobs afterwards."""
     from pyspark import SparkContext
 
+    logging.disable()  # py4j would log the interrupted call with its stack
     # The reply to the interrupted call must not be read as the reply to a later one.
     gateway: Any = SparkContext._gateway  # noqa: SLF001
     gateway._gateway_client.thread_connection = threading.local()  # noqa: SLF001
