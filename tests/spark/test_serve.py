@@ -115,7 +115,9 @@ def serving(
 
 
 def without_progress(text: str) -> list[str]:
-    return [one for one in text.splitlines() if not re.match(r"lisa pipeline \w+: \d+ s", one)]
+    """Lines of output; click prints an empty one if a command is interrupted."""
+    progress = re.compile(r"lisa pipeline \w+: \d+ s")
+    return [one for one in text.splitlines() if one and not progress.match(one)]
 
 
 def result(done: subprocess.CompletedProcess[str]) -> tuple[int, str, list[str]]:
