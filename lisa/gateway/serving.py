@@ -40,13 +40,21 @@ def listen(settings: GatewaySettings) -> socket.socket:
 
     Raises ConfigError if the address is in use, or is public and no tokens are configured.
     """
-    if readers := Access.of(settings.gateway_server).reading_producers:
+    access = Access.of(settings.gateway_server)
+    if readers := access.reading_producers:
         log.warning(
             "tokens with the scope produce alone may read messages only until version 0.3 (%s): "
             "add the scope read if they need it, then set producers-read: false",
             ", ".join(readers),
         )
     host, port = settings.gateway_server.host.strip("[]"), settings.gateway_server.port
+    if access.is_open:
+        log.warning(
+            "no tokens are configured: every program that reaches %s:%d may send, read and change "
+            "messages; do not put a proxy in front of it",
+            host,
+            port,
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

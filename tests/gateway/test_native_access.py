@@ -176,6 +176,18 @@ def test_only_an_operator_declares_a_group_by_pulling(guarded: Gateway) -> None:
     assert [one["name"] for one in groups] == ["first"]
 
 
+@pytest.mark.parametrize("path", ["/mykit/get/{}?group=evil", "/delay-queue/pop/{}?group=evil"])
+def test_nor_does_anyone_else_by_a_compatible_api(guarded: Gateway, path: str) -> None:
+    topic = f"mine.{new_topic()}"
+    guarded.client.post(f"/v1/topics/{topic}/groups", json={"group": "first"})
+    ask(guarded, "GET", path.format(topic), "consume")
+    groups = guarded.client.get(f"/v1/topics/{topic}/groups").json()["groups"]
+    assert [one["name"] for one in groups] == ["first"]
+    ask(guarded, "GET", path.format(topic), "mine")
+    groups = guarded.client.get(f"/v1/topics/{topic}/groups").json()["groups"]
+    assert [one["name"] for one in groups] == ["evil", "first"]
+
+
 def test_a_topic_without_groups_still_gets_its_first_one_from_a_manager(guarded: Gateway) -> None:
     topic = new_topic()
     headers = {"Authorization": "Bearer consume-0123456789abcdef"}
@@ -208,6 +220,32 @@ def test_a_token_that_only_produces_reads_nothing(guarded: Gateway) -> None:
     assert "lacks the scope read" in refused.text
     assert "lisa_session" not in refused.cookies
     assert guarded.client.delete(message, headers=headers).status_code == 200
+
+
+def test_an_id_that_is_sent_again_shows_no_body_to_a_token_that_only_produces(
+    guarded: Gateway,
+) -> None:
+    topic = new_topic()
+
+    def send(token: str, text: str) -> dict[str, Any]:
+        form = {"topic": topic, "msg": text, "msgId": "one", "delayMillis": "60000"}
+        headers = {"Authorization": f"Bearer {token}-0123456789abcdef"}
+        path = "/camellia/delayQueue/sendMsg"
+        answer = guarded.client.post(path, data=form, headers=headers).json()
+        assert answer["code"] == 200
+        shown: dict[str, Any] = answer["delayMsg"]
+        return shown
+
+    assert send("all", "secret")["msg"] == "secret"
+    again = send("produce", "other")
+    assert (again["msgId"], again["msg"]) == ("one", None)
+    assert send("all", "other")["msg"] == "secret"
+
+
+def test_without_tokens_a_warning_says_so_at_the_start(redis_url: str) -> None:
+    with Gateway(redis_url) as gateway:
+        assert gateway.client.get("/healthz").status_code == 200
+        assert len([one for one in gateway.said if "no tokens are configured" in one]) == 1
 
 
 def test_until_it_is_switched_off_producers_read_and_a_warning_says_so(

@@ -137,17 +137,18 @@ class _DelayQueueHandlers:
 
     async def pop(self, request: Request) -> Response:
         topic = check_topic(request.path_params["topic"])
-        self._hub.require(request, Scope.CONSUME, topic, compat=True)
+        token = self._hub.require(request, Scope.CONSUME, topic, compat=True)
 
         def render(deliveries: list[HandedOut]) -> bytes:
             return _encode(data=_job(deliveries[0].message) if deliveries else None)
 
         group = request.query_params.get("group")
-        return await hold(self._hub, request, self._pop(topic, group), render)
+        pop = self._pop(topic, group, may_declare=token.allows(Scope.OPERATE, topic))
+        return await hold(self._hub, request, pop, render)
 
-    async def _pop(self, topic: str, group: str | None) -> list[HandedOut]:
+    async def _pop(self, topic: str, group: str | None, *, may_declare: bool) -> list[HandedOut]:
         """Pull one delivery and extend its ack timeout to the job's ttrTime."""
-        deliveries = await self._hub.broker.pull(topic, group=group)
+        deliveries = await self._hub.broker.pull(topic, group=group, may_declare=may_declare)
         for one in deliveries:
             try:
                 ttr_s = _ttr_s(one.message.headers.get(MARK, ""))

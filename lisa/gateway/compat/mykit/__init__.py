@@ -106,14 +106,17 @@ class _Handlers:
 
     async def get(self, request: Request) -> Response:
         topic = check_topic(request.path_params["topic"])
-        self._hub.require(request, Scope.CONSUME, topic, compat=True)
+        token = self._hub.require(request, Scope.CONSUME, topic, compat=True)
         wait_ms = _wait_ms(request)
 
         def render(deliveries: list[HandedOut]) -> bytes:
             return success(job_of(deliveries[0].message) if deliveries else None)
 
         pull = self._hub.broker.pull(
-            topic, group=request.query_params.get("group"), wait_s=wait_ms / 1000
+            topic,
+            group=request.query_params.get("group"),
+            wait_s=wait_ms / 1000,
+            may_declare=token.allows(Scope.OPERATE, topic),
         )
         return await hold(self._hub, request, pull, render)
 
