@@ -12,6 +12,7 @@ from lisa.admin.messages import LiveState, list_messages
 from lisa.core.model.errors import TopicInUse
 from lisa.core.model.sharding import Layout, Topic
 from lisa.core.redis.flow import Flow
+from lisa.core.store.presence import GONE_AFTER
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
 from lisa.core.store.reshard import states_of
 from lisa.core.store.store import Store
@@ -67,7 +68,8 @@ def _check_consumers(store: Store, topic: str) -> Flow[None]:
     if alive:
         others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
         raise TopicInUse(
-            f"topic {topic!r} has the running consumer {alive[0]}{others}: stop it first"
+            f"topic {topic!r} has the running consumer {alive[0]}{others}: stop it first; for a "
+            f"gateway, stop the clients that pull, and try again in {GONE_AFTER.seconds} s"
         )
 
 

@@ -122,12 +122,12 @@ def test_schedules_are_listed(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("definition", "said"),
     [
-        ({"body": 1}, "exactly one of cron and every"),
-        ({"body": 1, "cron": "@daily", "every_ms": "1h"}, "exactly one of cron and every"),
+        ({"body": 1}, "exactly one of cron and every_ms"),
+        ({"body": 1, "cron": "@daily", "every_ms": "1h"}, "exactly one of cron and every_ms"),
         ({"body": 1, "cron": "61 * * * *"}, "61"),
         ({"body": 1, "cron": "@daily", "tz": "Mars/Olympus"}, "Mars/Olympus"),
-        ({"body": 1, "every_ms": "10ms"}, "too short"),
-        ({"body": 1, "every_ms": 60}, "too short"),
+        ({"body": 1, "every_ms": "10ms"}, "every_ms=10ms is too short"),
+        ({"body": 1, "every_ms": 60}, "every_ms=60ms is too short"),
         ({"cron": "@daily"}, "body is missing"),
         ({"body": 1, "cron": "@daily", "catch_up": "some"}, "catch_up"),
         ({"body": 1, "cron": "@daily", "overlap": "perhaps"}, "overlap"),

@@ -4,12 +4,20 @@ from datetime import timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME
 from lisa.core.model.retry_policy import MAX_RETRIES
 from lisa.core.settings.fields import DurabilityField, Duration, Names, Policy, Zone, topic_option
 from lisa.core.settings.sections import Section, check_key_pair
+
+
+def _local(value: object) -> object:
+    if isinstance(value, str) and "://" in value:
+        raise ValueError(
+            "the gateway searches a directory; for object stores: lisa pipeline search"
+        )
+    return value
 
 
 class GatewayServerSettings(Section):
@@ -91,7 +99,7 @@ class GatewayServerSettings(Section):
         gt=timedelta(0),
         description="How long a push target may take to answer.",
     )
-    archive: Path | None = Field(
+    archive: Annotated[Path | None, BeforeValidator(_local)] = Field(
         default=None,
         description="The archive that the web page searches (with the extra `archive`), and that "
         "`/mykit/reStore` restores from (with the extra `pipeline`).",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from lisa.core.model.clock import datetime_ms, ms_datetime
+from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import body_of
 from lisa.core.store import schedule_reads
@@ -104,8 +107,24 @@ async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAns
     Its occurrences are ordinary messages with the id `name@<tick>`, the tick in epoch milliseconds.
     Repeating the request changes nothing. Another definition replaces the waiting occurrence, too.
     """
+    with _in_names_of_this_api():
+        changed = await _set(call)
+    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
+
+
+@contextmanager
+def _in_names_of_this_api() -> Iterator[None]:
+    """Errors name the fields of a request, which have a unit."""
+    try:
+        yield
+    except InvalidMessage as error:
+        text = re.sub(r"\b(every|jitter|max_late|ttl)(?=[=:]|$)", r"\1_ms", str(error))
+        raise InvalidMessage(text) from error
+
+
+async def _set(call: Call[NoFields, ScheduleRequest]) -> bool:
     wanted = call.body
-    changed = await call.hub.sender.schedule(
+    return await call.hub.sender.schedule(
         call.path["name"],
         topic=call.topic,
         body=read_body(wanted),
@@ -127,7 +146,6 @@ async def put(call: Call[NoFields, ScheduleRequest]) -> Reply[ScheduleChangedAns
         late=wanted.late,
         if_version=wanted.if_version,
     )
-    return answer(ScheduleChangedAnswer(name=call.path["name"], changed=changed))
 
 
 @_on_one("removeSchedule", "DELETE", "", "The schedule is removed with its waiting occurrence.")
