@@ -19,10 +19,13 @@ STEPS_PER_S = 4
 """Steps per second of an action at a pace."""
 
 KIND_LENGTH = 160
-_VARYING = re.compile(
-    r"\b(?:0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]*\d[0-9a-f]{7,}|\d+\.\d+|\d{4,})\b",
+_NUMBERS = re.compile(
+    r"(?P<code>\b(?:status|code|errno|http|exit)(?: code)?\W{0,3}\d{1,3}\b"
+    r"|\b[1-5]\d\d(?= (?-i:[A-Z][a-z])))"
+    r"|\b(?:0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]*\d[0-9a-f]{7,}|\d+\.\d+|\d+)\b",
     re.IGNORECASE,
 )
+"""Numbers in reasons. Those in `code` tell reasons apart: `status 503`, `404 Not Found`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +52,9 @@ class GarbageSelection:
 
 
 def kind_of(reason: str | None) -> str:
-    """A reason's first line without the parts that vary: ids, long numbers and fractions."""
+    """A reason's first line without the parts that vary: ids and numbers, except status codes."""
     first = (reason or "no reason recorded").partition("\n")[0]
-    return _VARYING.sub("#", first)[:KIND_LENGTH]
+    return _NUMBERS.sub(lambda one: one["code"] or "#", first)[:KIND_LENGTH]
 
 
 Action: TypeAlias = Callable[[Store, str, str, Sequence[str]], Flow[list[bool]]]

@@ -48,6 +48,7 @@ PAGES = {
     "consumers": "/consumers",
     "managers": "/managers",
     "text-search": "/search?q=left&in=text",
+    "texts-found": "/search?q=rather&in=text",
     "trouble": "/topics/none-such",
     "unknown": "/none-such",
 }
@@ -78,6 +79,9 @@ def site() -> Iterator[Site]:
             bodies = [Outgoing({"n": i}, delay=timedelta(minutes=1 + i * i)) for i in range(1, 40)]
             running.producer.send_many(topic, bodies)
         running.producer.send("orders", {"n": 1}, id="order-1", delay=timedelta(hours=2))
+        running.producer.send(
+            "invoices", "rather long", id="invoice-2026-11-24-00004711", delay=timedelta(hours=9)
+        )
         running.kill("orders", "dead-order", {"order": 7, "note": HOSTILE}, "no stock <left>")
         running.kill("orders", HOSTILE_ID, {HOSTILE: HOSTILE}, HOSTILE)
         running.kill("orders", "bytes", b"\x00\xff<b>", "cannot read this")
@@ -145,7 +149,7 @@ BROKEN_WORDS = """() => {
 SMALL_TARGETS = """() => {
   const found = [];
   const wanted = 'button, input:not([type=hidden]), select, textarea, summary, nav a, .dense a, '
-    + '.attention a';
+    + '.attention a, .dead a, main p > a:only-child';
   for (const one of document.querySelectorAll(wanted)) {
     const box = (one.closest('label.pick') ?? one).getBoundingClientRect();
     if (box.height && (box.height < 39.5 || box.width < 39.5)) found.push(one.outerHTML);

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     ("reason", "kind"),
     [
         ("HTTP 503 from partner.example", "HTTP 503 from partner.example"),
+        ("404 Client Error: Not Found for url", "404 Client Error: Not Found for url"),
+        ("[Errno 111] refused, attempt 2", "[Errno 111] refused, attempt #"),
+        ("exit code 3 after 200 lines", "exit code 3 after # lines"),
         ("order 123456 is unknown\nmore", "order # is unknown"),
+        ("no stock for order 17", "no stock for order #"),
         ("timed out after 29.87 s", "timed out after # s"),
         ("no user 01234567-89ab-cdef-0123-456789abcdef", "no user #"),
         ("object at 0x7f00aa", "object at #"),

@@ -21,12 +21,12 @@
   // The badge says how old the content is while refreshes fail.
   const LIVE = beat?.textContent;
   let seen = document.querySelector("#live[data-empty]") ? null : new Date();
-  function isAway(away) {
+  function isAway(away, why = banner.dataset.away) {
     if (!away) seen = new Date();
     const text = !away ? LIVE : seen ? `as of ${seen.toISOString().slice(11, 19)}` : "no data";
     if (beat && beat.textContent !== text) beat.textContent = text;
     beat?.classList.toggle("away", away);
-    say(away ? banner.dataset.away : "");
+    say(away ? why : "");
   }
 
   document.addEventListener("htmx:before:request", () => { isLoading = true; });
@@ -38,7 +38,7 @@
     const status = event.detail?.ctx?.response?.status;
     if (status >= 500 || status === 429) isAway(true);
   });
-  document.addEventListener("htmx:error", () => { isLoading = false; isAway(true); });
+  document.addEventListener("htmx:error", () => { isLoading = false; isAway(true, banner.dataset.gone); });
   document.addEventListener("htmx:finally:request", () => { isLoading = false; });
   document.addEventListener("htmx:after:swap", draw);
   document.addEventListener("visibilitychange", tick);
