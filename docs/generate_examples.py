@@ -32,7 +32,7 @@ from lisa.gateway.receipts import Receipt, encode_receipt
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "http-examples.md"
 RECORD = ROOT / "lisa" / "gateway" / "api" / EXAMPLES
-ADDRESS = "http://localhost:8088"
+ADDRESS = "http://localhost:8080"
 
 WIDTH = 100
 MOST_SHOWN = 2
