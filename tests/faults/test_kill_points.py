@@ -14,7 +14,7 @@ import queue
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from lisa.embedded import EmbeddedServer
 from tests.contract.samples import SAMPLES
 from tests.faults.kill_clock_life import ManagerClockLife
 from tests.faults.kill_life_list import LIVES
-from tests.faults.kill_lives import Visit
+from tests.faults.kill_lives import MissedPoint, Visit
 from tests.faults.kill_nursery import Nursery
 from tests.faults.kill_points import Point, is_plain_read
 from tests.shifted_server import ShiftedServer, missing
@@ -42,6 +42,8 @@ calls `set_layout`, and deleting former ones calls `absorb` and `clear`: test_sh
 short between all of their calls. `renew` follows a step of the server's clock: see the last
 test here."""
 
+
+LIVES_FOR_A_POINT = 3
 
 MOST_MISSED = 0.1
 """The share of visits at which a process may make a call less often than the one before."""
@@ -64,7 +66,17 @@ class Scene:
         self._lock = threading.Lock()
 
     def live(self, role: str, visit: Visit) -> list[list[Point]]:
-        """Run one life; the points that each process passed."""
+        """Run one life; the points that each process passed.
+
+        It is repeated if the process was not killed at its point: one that gets no core for as long
+        as its leases loses messages, and has less to do.
+        """
+        for _ in range(LIVES_FOR_A_POINT - 1):
+            with suppress(MissedPoint):
+                return self._live(role, visit)
+        return self._live(role, visit)
+
+    def _live(self, role: str, visit: Visit) -> list[list[Point]]:
         with self._lock:
             number = next(self._numbers)
         url = self._servers.get()
