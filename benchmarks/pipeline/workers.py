@@ -100,14 +100,13 @@ def driver(master: str, url: str, rows: str, events: str) -> float:
 
 
 def task_seconds(events: Path) -> list[float]:
-    """Seconds of the tasks that sent the rows: those of the last stage with several of them."""
+    """Seconds of the tasks that sent the rows: those of the last stage."""
     ended = [
         one
         for line in next(events.iterdir()).read_text("utf-8").splitlines()
         if (one := json.loads(line))["Event"] == "SparkListenerTaskEnd"
     ]
-    stages = [one["Stage ID"] for one in ended]
-    last = max(stage for stage in stages if stages.count(stage) > 1)
+    last = max(one["Stage ID"] for one in ended)
     infos = [one["Task Info"] for one in ended if one["Stage ID"] == last]
     return [round((one["Finish Time"] - one["Launch Time"]) / 1000, 1) for one in infos]
 
