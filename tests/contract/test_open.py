@@ -11,6 +11,7 @@ import pytest
 from lisa.core.delivery.opening import PLAIN_MOST, Opening
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.stream import Entry, parse_read, read_command
+from lisa.core.transitions import loader
 from lisa.core.transitions.open import Open, Opened
 from lisa.core.transitions.promote import Promote
 from tests.contract.bench import TOPIC, item
@@ -218,6 +219,7 @@ def test_plain_reads_suffice_for_a_few_usual_messages(
         lisa=G(ready=[Row(one, 1, 1, "c1") for one in ids]),
     )
     call = Open(TOPIC, "lisa", [bench.opening(one) for one in ids])
+    bench.store.ask("SCRIPT", "LOAD", loader.load(call.script).source)
     before = calls_of(bench, "evalsha")
     opened = bench.store.drive(Opening(bench.store).open(call))
     assert calls_of(bench, "evalsha") - before == scripts
