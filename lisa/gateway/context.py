@@ -136,6 +136,7 @@ class GatewayContext:
         self.active = 0
         self.stalled = 0
         self.anonymous: Counter[str] = Counter()  # running requests without a token, by address
+        self.arriving: Counter[str] = Counter()  # requests with an incomplete body, by client
         self.streams = 0
         self.buffered = 0
         self.stopping = asyncio.Event()

@@ -7,14 +7,16 @@ them. Each request body is read completely, within a time limit, before the requ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lisa.core.daemon.status import HEALTH
-from lisa.gateway.access import Unauthorized, is_forwarded, is_local_name
+from lisa.gateway import audit
+from lisa.gateway.access import EVERYTHING, Unauthorized, is_forwarded, is_local_name
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE, RequestOutcome, set_failure_reason
@@ -24,6 +26,9 @@ MOST_ANONYMOUS_BYTES = 64 * 1024
 
 ANONYMOUS_SHARE = 4
 """Requests without a bearer token from one address may use `max-requests` divided by this."""
+
+ARRIVING_SHARE = 2
+"""Requests of one client whose bodies are incomplete may use `max-requests` divided by this."""
 
 READING = frozenset(("GET", "HEAD", "OPTIONS"))
 SAFE_HEADERS = (
@@ -50,14 +55,15 @@ class LimitsMiddleware:
         hub = self._hub
         answer = hub.meter.begin()
         send_answer = _with_headers(self._counting_stalls(send, answer), answer)
-        address = self._anonymous_address(scope)
+        address, client = self._client(scope)
         if address is not None:
             hub.anonymous[address] += 1
         hub.active += 1
         held = 0
         try:
             self._check(scope, address)
-            body = await self._read(scope, receive, self._max_bytes(address))
+            with self._arriving(scope, client):
+                body = await self._read(scope, receive, self._max_bytes(address))
             held = self._hold(len(body))
             arrival.set((asyncio.current_task(), asyncio.get_running_loop().time()))
             await self._app(scope, _replaying(body, receive), send_answer)
@@ -101,6 +107,23 @@ class LimitsMiddleware:
             raise _full("requests", f"{share} requests without a token are already running")
         if hub.buffered > self._bounds.max_buffered_bytes:
             raise _full_of_bytes()
+
+    @contextmanager
+    def _arriving(self, scope: Scope, client: str) -> Iterator[None]:
+        """Count a request whose body has to arrive, for its client. Raises ErrorResponse."""
+        if not _has_body(scope):
+            yield
+            return
+        arriving, share = self._hub.arriving, max(1, self._bounds.max_requests // ARRIVING_SHARE)
+        arriving[client] += 1
+        try:
+            if arriving[client] > share and scope["path"] != HEALTH:
+                raise _full("requests", f"{share} requests of this client are still arriving")
+            yield
+        finally:
+            arriving[client] -= 1
+            if not arriving[client]:
+                del arriving[client]
 
     def _hold(self, size: int) -> int:
         """Count a body's copies as buffered. Returns the number of bytes counted for the body.
@@ -164,14 +187,17 @@ class LimitsMiddleware:
                 headers={"Connection": "close"},
             ) from None
 
-    def _anonymous_address(self, scope: Scope) -> str | None:
-        """The client's address if its request has no valid bearer token, else None."""
+    def _client(self, scope: Scope) -> tuple[str | None, str]:
+        """The client's address if its request has no valid bearer token, else None.
+
+        Also what identifies the client: its token, or its address if it needs none.
+        """
+        address = audit.client_of(HTTPConnection(scope))
         try:
-            self._hub.token(HTTPConnection(scope), compat=True)
+            token = self._hub.token(HTTPConnection(scope), compat=True)
         except Unauthorized:
-            client = scope.get("client")
-            return str(client[0]) if client else ""
-        return None
+            return address, address
+        return None, address if token is EVERYTHING else f"token {token.name}"
 
     def _max_bytes(self, address: str | None) -> int:
         """The body limit. It is lower without a token, so that strangers cannot fill the memory."""
@@ -198,6 +224,16 @@ def _too_large(limit: int) -> ErrorResponse:
         "too-large",
         f"a request body may have at most {limit} bytes",
         headers={"Connection": "close"},
+    )
+
+
+def _has_body(scope: Scope) -> bool:
+    """Whether a request says that a body follows; calls of gRPC always have one."""
+    names = {name for name, _ in scope["headers"]}
+    return (
+        _length(scope["headers"]) > 0
+        or b"transfer-encoding" in names
+        or scope.get("http_version") == "2"
     )
 
 

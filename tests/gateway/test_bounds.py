@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -47,9 +48,11 @@ def narrow(
         yield running
 
 
-def raw(gateway: Gateway) -> socket.socket:
+def raw(gateway: Gateway, source: str = "127.0.0.1") -> socket.socket:
+    """A connection from the loopback address `source`."""
     parts = urlsplit(gateway.url)
-    connection = socket.create_connection((parts.hostname or "", parts.port or 0))
+    address = (parts.hostname or "", parts.port or 0)
+    connection = socket.create_connection(address, source_address=(source, 0))
     connection.settimeout(20)
     return connection
 
@@ -217,6 +220,7 @@ def test_an_endless_request_head_is_rejected(narrow: Gateway) -> None:
 
 def test_excess_requests_get_503_and_retry_after(redis_url: str) -> None:
     """While three requests are in progress, another is rejected immediately."""
+    sources = count(2)
     with (
         Gateway(redis_url, env={"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3"}) as gateway,
         ExitStack() as stack,
@@ -226,7 +230,7 @@ def test_excess_requests_get_503_and_retry_after(redis_url: str) -> None:
             """Begin one more request unless full; this check occupies a place, too."""
             if gateway.client.get("/v1/topics").status_code == 503:
                 return True
-            connection = stack.enter_context(raw(gateway))
+            connection = stack.enter_context(raw(gateway, f"127.0.0.{next(sources)}"))
             connection.sendall(head(gateway, "Content-Length: 100") + b"{")
             return False
 
@@ -272,9 +276,9 @@ def test_clients_that_read_nothing_do_not_block_others(redis_url: str) -> None:
     """Responses that wait for their clients hold no slot, and health checks need none."""
     env = {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "3"}
     with Gateway(redis_url, env=env) as gateway, ExitStack() as stack:
-        for count in range(1, 11):
+        for number in range(1, 11):
             slow_reader(gateway, stack)
-            wait_until(partial(is_stalled, gateway, count))
+            wait_until(partial(is_stalled, gateway, number))
         assert gateway.client.get("/healthz").status_code == 200
         assert gateway.client.get("/v1/topics").status_code == 200
         stack.close()
@@ -309,6 +313,45 @@ def test_one_address_without_a_token_takes_a_quarter_of_the_slots(redis_url: str
         assert httpx.get(f"{gateway.url}/healthz").status_code == 200
         stack.close()
         wait_until(lambda: httpx.get(f"{gateway.url}/login").status_code == 200)
+
+
+TWO_TOKENS = """
+tokens:
+  - {name: shop, token: shop-0123456789abcdef, scopes: [produce]}
+  - {name: mail, token: mail-0123456789abcdef, scopes: [produce, read]}
+"""
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["tokens", "open"])
+def test_one_clients_arriving_requests_take_half_of_the_slots(
+    redis_url: str, tmp_path: Path, *, is_open: bool
+) -> None:
+    """Per token, or per address if none is needed. Requests without a body are not refused."""
+    (tmp_path / "tokens.yml").write_text(TWO_TOKENS)
+    options = () if is_open else ("--tokens-file", str(tmp_path / "tokens.yml"))
+    env = {"LISA_GATEWAY_SERVER__MAX_REQUESTS": "8"}
+    with Gateway(redis_url, *options, env=env) as gateway, ExitStack() as stack:
+        crowding, other = (
+            head(gateway, f"Authorization: Bearer {name}-0123456789abcdef\r\nContent-Length: 10")
+            for name in ("shop", "mail")
+        )
+        sources = ("127.0.0.1", "127.0.0.2") if is_open else ("127.0.0.1", "127.0.0.1")
+        for _ in range(4):
+            stack.enter_context(raw(gateway, sources[0])).sendall(crowding + b'{"body"')
+
+        def is_refused() -> bool:
+            with raw(gateway, sources[0]) as connection:
+                connection.sendall(crowding + b'{"body":1}')
+                return status_of(connection) == 503
+
+        wait_until(is_refused)
+        with raw(gateway, sources[1]) as connection:
+            connection.sendall(other + b'{"body":1}')
+            assert status_of(connection) == 201
+        read = {"Authorization": "Bearer mail-0123456789abcdef"}
+        assert gateway.client.get("/v1/topics", headers=read).status_code == 200
+        stack.close()
+        wait_until(lambda: not is_refused())
 
 
 def test_excess_polls_get_503_and_retry_after(redis_url: str, manager: Manager) -> None:

@@ -22,6 +22,7 @@ from lisa.core.metrics.numbers import Numbers, Spread, Tally, add, lasting, merg
 from lisa.core.metrics.page import metrics_page
 from lisa.core.metrics.sharing import Shared, leave_numbers
 from lisa.core.model.errors import ServerUnavailable
+from lisa.gateway.access import EVERYTHING
 from lisa.gateway.limits_middleware import LimitsMiddleware
 from lisa.gateway.request_metrics import Meter, face_of, set_failure_reason, waits
 from tests.exposition import Exposed
@@ -280,7 +281,7 @@ def test_a_fault_counts_as_500_and_not_as_a_client_that_left() -> None:
         held=0,
         stalled=0,
         buffered=0,
-        token=lambda _connection, *, compat: None,
+        token=lambda _connection, *, compat: EVERYTHING,
         access=types.SimpleNamespace(is_open=False),
     )
     sent: list[Any] = []
