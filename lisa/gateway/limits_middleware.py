@@ -18,8 +18,9 @@ from lisa.core.daemon.status import HEALTH
 from lisa.gateway import audit
 from lisa.gateway.access import EVERYTHING, Unauthorized, is_forwarded, is_local_name
 from lisa.gateway.context import COPIES, GatewayContext, arrival
-from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse, problem_of
-from lisa.gateway.request_metrics import GONE, RequestOutcome, set_failure_reason
+from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.gateway.request_metrics import GONE
+from lisa.gateway.response_channel import ResponseChannel, full, full_of_bytes
 
 MOST_ANONYMOUS_BYTES = 64 * 1024
 """Maximum body without a bearer token, which suffices for the web page's forms."""
@@ -31,12 +32,6 @@ ARRIVING_SHARE = 2
 """Requests of one client whose bodies are incomplete may use `max-requests` divided by this."""
 
 READING = frozenset(("GET", "HEAD", "OPTIONS"))
-SAFE_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"cache-control", b"no-store"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-)
 
 
 class LimitsMiddleware:
@@ -54,7 +49,7 @@ class LimitsMiddleware:
             return
         hub = self._hub
         answer = hub.meter.begin()
-        send_answer = _with_headers(self._counting_stalls(send, answer), answer)
+        send_answer = ResponseChannel(hub, scope, send, answer)
         address, client = self._client(scope)
         if address is not None:
             hub.anonymous[address] += 1
@@ -80,6 +75,7 @@ class LimitsMiddleware:
                 if not hub.anonymous[address]:
                     del hub.anonymous[address]
             hub.buffered -= held
+            send_answer.close()
             hub.meter.end(scope, answer)
 
     def _check(self, scope: Scope, address: str | None) -> None:
@@ -101,12 +97,12 @@ class LimitsMiddleware:
     def _check_capacity(self, address: str | None) -> None:
         hub, most = self._hub, self._bounds.max_requests
         if hub.active - hub.held - hub.stalled > most:
-            raise _full("requests", f"{most} requests are already running")
+            raise full("requests", f"{most} requests are already running")
         share = max(1, most // ANONYMOUS_SHARE)
         if address is not None and hub.anonymous[address] > share:
-            raise _full("requests", f"{share} requests without a token are already running")
+            raise full("requests", f"{share} requests without a token are already running")
         if hub.buffered > self._bounds.max_buffered_bytes:
-            raise _full_of_bytes()
+            raise full_of_bytes()
 
     @contextmanager
     def _arriving(self, scope: Scope, client: str) -> Iterator[None]:
@@ -118,7 +114,7 @@ class LimitsMiddleware:
         arriving[client] += 1
         try:
             if arriving[client] > share and scope["path"] != HEALTH:
-                raise _full("requests", f"{share} requests of this client are still arriving")
+                raise full("requests", f"{share} requests of this client are still arriving")
             yield
         finally:
             arriving[client] -= 1
@@ -134,23 +130,9 @@ class LimitsMiddleware:
         others = hub.buffered - size
         if others and others + held > self._bounds.max_buffered_bytes:
             hub.buffered -= size
-            raise _full_of_bytes()
+            raise full_of_bytes()
         hub.buffered += held - size
         return held
-
-    def _counting_stalls(self, send: Send, answer: RequestOutcome) -> Send:
-        """A send channel that counts responses that wait until their client reads."""
-        hub = self._hub
-
-        async def send_counted(message: Message) -> None:
-            counted = not answer.is_stream  # a stream is counted as held
-            hub.stalled += counted
-            try:
-                await send(message)
-            finally:
-                hub.stalled -= counted
-
-        return send_counted
 
     async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         """Read the whole body and count its bytes as buffered. Raises ErrorResponse."""
@@ -171,7 +153,7 @@ class LimitsMiddleware:
                     if size > limit:
                         raise _too_large(limit)
                     if hub.buffered > self._bounds.max_buffered_bytes:
-                        raise _full_of_bytes()
+                        raise full_of_bytes()
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
@@ -207,15 +189,6 @@ class LimitsMiddleware:
 
 class _Disconnected(Exception):
     """The client disconnected before its request was complete."""
-
-
-def _full(reason: str, detail: str) -> ErrorResponse:
-    set_failure_reason(reason)
-    return ErrorResponse(503, "crowded", detail, headers={"Retry-After": RETRY_AFTER_S})
-
-
-def _full_of_bytes() -> ErrorResponse:
-    return _full("bytes", "the limit on buffered request and response bytes is reached")
 
 
 def _too_large(limit: int) -> ErrorResponse:
@@ -280,18 +253,3 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-def _with_headers(send: Send, answer: RequestOutcome) -> Send:
-    """A send channel that adds default security headers and records the response's head."""
-
-    async def send_answer(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            known = {name.lower() for name, _ in headers}
-            headers += [pair for pair in SAFE_HEADERS if pair[0] not in known]
-            message = {**message, "headers": headers}
-            answer.starts(message)
-        await send(message)
-
-    return send_answer

@@ -61,6 +61,11 @@ def waits(scope: Scope) -> None:
     scope[_WAITS] = True
 
 
+def is_pull(scope: Scope) -> bool:
+    """Whether a request waits for messages (see `waits`)."""
+    return _WAITS in scope
+
+
 class Meter:
     """Counters and histograms of one process."""
 

@@ -57,10 +57,11 @@ def raw(gateway: Gateway, source: str = "127.0.0.1") -> socket.socket:
     return connection
 
 
-def status_of(connection: socket.socket) -> int:
+def status_of(connection: socket.socket, most: int = 65_536) -> int:
+    """The status of a response, of which at most `most` bytes are read at once."""
     answer = b""
-    while b"\r\n" not in answer:
-        more = connection.recv(65_536)
+    while len(answer) < 12:
+        more = connection.recv(most)
         assert more, "the connection was closed without an answer"
         answer += more
     return int(answer[9:12])
@@ -151,6 +152,36 @@ def test_the_limit_on_bytes_is_one_on_memory(tmp_path: Path) -> None:
         reasons = {one.json()["type"].rpartition(":")[2] for one in found}
         assert reasons == {"crowded", "server-unavailable"}
         assert memory(gateway) - before < 2 * limit
+
+
+def test_responses_that_wait_for_their_clients_count_as_buffered(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Until they are written. Beyond the limit, the gateway refuses large responses only."""
+    limit, path = 16 * 2**20, f"/v1/topics/{new_topic()}/messages"
+    config = f"lisa-delay-queue: {{gateway-server: {{max-buffered-bytes: {limit}}}}}"
+    with Gateway(redis_url, config=config, directory=tmp_path) as gateway, ExitStack() as stack:
+
+        def refused() -> float:
+            page = Exposed(gateway.client.get("/metrics").text)
+            return page.total("lisa_gateway_refused_total", reason="bytes")
+
+        def waits_or_refuses(readers: int) -> bool:
+            return stalled(gateway) == readers or refused() > 0
+
+        large = {"id": "large", "body": "x" * 1_000_000, "delay_ms": 3_600_000}
+        assert gateway.client.post(path, json=large).status_code == 201
+        assert len(gateway.client.get(f"{path}/large").content) > 1_000_000
+        one = f"GET {path}/large HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for number in range(1, 41):  # the kernel takes some responses of each
+            stack.enter_context(raw(gateway)).sendall(one.encode() * 10)
+            wait_until(partial(waits_or_refuses, number))
+        assert limit / 2 < buffered(gateway) <= limit
+        assert gateway.client.get(f"{path}/large").status_code == 503
+        assert gateway.client.get("/v1/topics").status_code == 200
+        stack.close()
+        wait_until(lambda: buffered(gateway) == 0)
+        assert gateway.client.get(f"{path}/large").status_code == 200
 
 
 def memory(gateway: Gateway) -> int:

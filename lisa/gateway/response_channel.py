@@ -1,0 +1,125 @@
+"""The send channel of one request, which counts stalled responses and large bodies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.types import Message, Scope, Send
+
+from lisa.gateway.context import GatewayContext
+from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse
+from lisa.gateway.request_metrics import RequestOutcome, is_pull, set_failure_reason
+
+LARGE_BYTES = 64 * 1024
+"""Response bodies above this size count as buffered, and are written in parts of this size.
+
+Uvicorn waits between two writes until the client reads, but not after the last one.
+"""
+
+SAFE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+class ResponseChannel:
+    """An ASGI send channel that adds default security headers and records the response's head.
+
+    A large response to GET becomes 503 if it does not fit into the limit on buffered bytes.
+    Responses to other methods are only counted, since their requests may have changed something;
+    pulls are counted by their own response (see `long_poll`).
+    """
+
+    def __init__(
+        self, hub: GatewayContext, scope: Scope, send: Send, outcome: RequestOutcome
+    ) -> None:
+        self._hub = hub
+        self._scope = scope
+        self._send = send
+        self._outcome = outcome
+        self._held = 0
+        self._is_refused = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message. A response that waits until its client reads counts as stalled."""
+        if self._is_refused:
+            return
+        if message["type"] == "http.response.start":
+            size = _length(message)
+            if size > LARGE_BYTES and not is_pull(self._scope):
+                if self._scope["method"] == "GET" and not self._fits(size):
+                    await self._refuse()
+                    return
+                self._held = size
+                self._hub.buffered += size
+            message = _with_headers(message)
+            self._outcome.starts(message)
+        for part in self._parts(message):
+            await self._pass(part)
+
+    def close(self) -> None:
+        """Stop counting the body, which is written but for its last part."""
+        self._hub.buffered -= self._held
+        self._held = 0
+
+    def _fits(self, size: int) -> bool:
+        """Whether a body fits; one of any size does if no other is buffered."""
+        most = self._hub.settings.gateway_server.max_buffered_bytes
+        return not self._hub.buffered or self._hub.buffered + size <= most
+
+    def _parts(self, message: Message) -> Iterable[Message]:
+        body: bytes = message.get("body", b"")
+        if len(body) <= LARGE_BYTES or self._scope.get("http_version") == "2":  # gRPC waits itself
+            return [message]
+        starts = range(0, len(body), LARGE_BYTES)
+        is_last_of_all = not message.get("more_body", False)
+        return (
+            {
+                **message,
+                "body": body[start : start + LARGE_BYTES],
+                "more_body": not (is_last_of_all and start == starts[-1]),
+            }
+            for start in starts
+        )
+
+    async def _refuse(self) -> None:
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        await full_of_bytes().response()(self._scope, receive, self)
+        self._is_refused = True
+
+    async def _pass(self, message: Message) -> None:
+        hub, counted = self._hub, not self._outcome.is_stream  # a stream is counted as held
+        hub.stalled += counted
+        try:
+            await self._send(message)
+        finally:
+            hub.stalled -= counted
+
+
+def full(reason: str, detail: str) -> ErrorResponse:
+    """The problem at a limit; `reason` is its metric label."""
+    set_failure_reason(reason)
+    return ErrorResponse(503, "crowded", detail, headers={"Retry-After": RETRY_AFTER_S})
+
+
+def full_of_bytes() -> ErrorResponse:
+    """The problem at the limit on buffered bytes."""
+    return full("bytes", "the limit on buffered request and response bytes is reached")
+
+
+def _length(message: Message) -> int:
+    for name, value in message.get("headers", ()):
+        if name.lower() == b"content-length":
+            return int(value)
+    return 0
+
+
+def _with_headers(message: Message) -> Message:
+    headers = list(message.get("headers", ()))
+    known = {name.lower() for name, _ in headers}
+    headers += [pair for pair in SAFE_HEADERS if pair[0] not in known]
+    return {**message, "headers": headers}
