@@ -101,6 +101,7 @@ async def _serve(
 ) -> None:
     # The gateway logs start and stop itself; a warning for each bad request would fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn.error").addFilter(_summarise_cancelled)
     most = _most_connections(settings.gateway_server)
     hub = GatewayContext(settings, shared=shared, numbers=numbers)
     server = _UvicornServer(_config(hub, most), hub)
@@ -120,6 +121,19 @@ async def _serve(
         log.info("gateway %s started, connected to %s", hub.name, hub.store.where)
     await server.serve(sockets=[listening])
     log.info("gateway %s stopped", hub.name)
+
+
+def _summarise_cancelled(record: logging.LogRecord) -> bool:
+    """Keep one line about the requests that Uvicorn cancels after `grace`, and no tracebacks."""
+    if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
+    if record.msg == _UVICORN_CANCELS:
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg = "%s requests were still running or not read by their clients after `grace`"
+    return True
+
+
+_UVICORN_CANCELS = "Cancel %s running task(s), timeout graceful shutdown exceeded"
 
 
 def _most_connections(bounds: GatewayServerSettings) -> int:

@@ -318,6 +318,22 @@ def test_clients_that_read_nothing_do_not_block_others(redis_url: str) -> None:
         assert "Traceback" not in "\n".join(gateway.said)
 
 
+def test_clients_that_read_nothing_cost_one_line_when_the_gateway_stops(redis_url: str) -> None:
+    with (
+        Gateway(redis_url, env={"LISA_GATEWAY_SERVER__GRACE": "1s"}) as gateway,
+        ExitStack() as stack,
+    ):
+        for number in range(1, 6):
+            slow_reader(gateway, stack)
+            wait_until(partial(is_stalled, gateway, number))
+        before = len(gateway.said)
+        assert gateway.stop() == 0
+        said = "\n".join(gateway.said[before:])
+        assert "Traceback" not in said
+        assert "ERROR" not in said
+        assert said.count("5 requests were still running or not read") == 1
+
+
 def test_clients_that_read_nothing_are_disconnected(narrow: Gateway) -> None:
     """After `request-timeout`, without a traceback in the log."""
     with ExitStack() as stack:
