@@ -100,8 +100,10 @@ class GatewayContext:
         *,
         shared: mmap.mmap | None = None,
         numbers: Path | None = None,
+        most_connections: int | None = None,
     ) -> None:
         self.settings = settings
+        self.most_connections = most_connections  # to each port; None: no limit
         self.shared = shared if shared is not None else mmap.mmap(-1, SHARED_BYTES)
         self.numbers = numbers  # directory of all workers' metrics; None with one worker
         self.meter = Meter()

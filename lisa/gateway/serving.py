@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 
 from lisa.core.model.errors import ConfigError
-from lisa.core.settings import GatewayServerSettings, GatewaySettings
+from lisa.core.settings import GatewaySettings
 from lisa.gateway.access import Access
 from lisa.gateway.app import create_app
 from lisa.gateway.context import GatewayContext
@@ -102,9 +102,9 @@ async def _serve(
     # The gateway logs start and stop itself; a warning for each bad request would fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.getLogger("uvicorn.error").addFilter(_summarise_cancelled)
-    most = _most_connections(settings.gateway_server)
-    hub = GatewayContext(settings, shared=shared, numbers=numbers)
-    server = _UvicornServer(_config(hub, most), hub)
+    most = _most_connections(settings)
+    hub = GatewayContext(settings, shared=shared, numbers=numbers, most_connections=most)
+    server = _UvicornServer(_config(hub), hub)
     opening = asyncio.ensure_future(hub.open())
     loop = asyncio.get_running_loop()
 
@@ -136,32 +136,36 @@ def _summarise_cancelled(record: logging.LogRecord) -> bool:
 _UVICORN_CANCELS = "Cancel %s running task(s), timeout graceful shutdown exceeded"
 
 
-def _most_connections(bounds: GatewayServerSettings) -> int:
-    """The limit on connections. Raises the soft limit on open files to the hard limit.
+def _most_connections(settings: GatewaySettings) -> int:
+    """The limit on connections of each port. Raises the soft limit on open files to the hard limit.
 
-    Beyond it clients get 503; beyond the limit on open files, connections would be reset.
+    Beyond it HTTP clients get 503, and gRPC closes connections; beyond the limit on open files, all
+    connections would be reset, also those for health checks.
     """
+    bounds, ports = settings.gateway_server, 1 if settings.grpc.port is None else 2
     wanted = bounds.max_requests + bounds.max_polls
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     goal = hard
     if hard == resource.RLIM_INFINITY:
-        goal = max(soft, wanted + SPARE_CONNECTIONS + OWN_FILES)
+        goal = max(soft, ports * (wanted + SPARE_CONNECTIONS) + OWN_FILES)
     with suppress(ValueError, OSError):  # some systems have a lower limit for each process
         resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
         soft = goal
-    possible = max(1, soft - OWN_FILES)
+    possible = max(1, (soft - OWN_FILES) // ports)
     if possible < wanted:
         log.warning(
-            "the limit of %d open files allows %d connections, fewer than max-polls + max-requests "
-            "= %d: raise the hard limit (ulimit -Hn, LimitNOFILE) or lower these settings",
+            "the limit of %d open files allows %d connections%s, fewer than max-polls + "
+            "max-requests = %d: raise the hard limit (ulimit -Hn, LimitNOFILE) or lower these "
+            "settings",
             soft,
             possible,
+            " by HTTP and as many by gRPC" if ports > 1 else "",
             wanted,
         )
     return min(possible, wanted + SPARE_CONNECTIONS)
 
 
-def _config(hub: GatewayContext, most_connections: int) -> uvicorn.Config:
+def _config(hub: GatewayContext) -> uvicorn.Config:
     bounds = hub.settings.gateway_server
     return uvicorn.Config(
         create_app(hub),
@@ -174,7 +178,7 @@ def _config(hub: GatewayContext, most_connections: int) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         backlog=BACKLOG,
-        limit_concurrency=most_connections,
+        limit_concurrency=hub.most_connections,
         timeout_graceful_shutdown=max(1, round(bounds.grace.total_seconds())),
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -516,6 +520,45 @@ def test_reflection_describes_the_service(channel: grpc.Channel) -> None:
     assert services <= set(database.get_services())
     file = database.FindFileContainingSymbol("lisa.v1.Lisa")
     assert [one.name for one in file.service] == ["Lisa"]
+
+
+def test_idle_connections_leave_files_for_http(redis_url: str) -> None:
+    """Connections to the gRPC port beyond its share of the open files are closed."""
+    options = ("--grpc-port", "0")
+    with Gateway(redis_url, *options, ulimit="-n 200") as gateway, ExitStack() as stack:
+        assert any("50 connections by HTTP and as many by gRPC" in line for line in gateway.said)
+        host, _, port = address(gateway).rpartition(":")
+        idle = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(190)
+        ]
+
+        def are_closed() -> int:
+            readable, _, _ = select.select(idle, [], [], 0)
+            return sum(is_closed(one) for one in readable)
+
+        wait_until(lambda: are_closed() >= 190 - 50)
+        with httpx.Client(base_url=gateway.url) as client:  # a new connection
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/v1/topics").status_code == 200
+        stack.close()
+
+        def is_answered() -> bool:
+            with grpc.insecure_channel(address(gateway)) as channel:
+                try:
+                    LisaStub(channel).ListTopics(pb.ListTopicsRequest(), timeout=TIMEOUT_S)
+                except grpc.RpcError:
+                    return False
+            return True
+
+        wait_until(is_answered)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether a readable connection has ended; an accepted one begins with HTTP/2 settings."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def run(redis_url: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -108,6 +108,8 @@ async def _stop_when_asked(
 def _server(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, Any]:
     """The server and its health service."""
     bounds = hub.settings.gateway_server
+    most = hub.most_connections
+    limits = () if most is None else (("grpc.max_allowed_incoming_connections", most),)
     server = grpc.aio.server(
         maximum_concurrent_rpcs=bounds.max_requests + bounds.max_polls + SPARE_CALLS,
         options=(
@@ -118,6 +120,7 @@ def _server(hub: GatewayContext, calls: set[asyncio.Task[Any]]) -> tuple[Any, An
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _SHORTEST_PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
+            *limits,
         ),
     )
     server.add_generic_rpc_handlers((_handlers(hub, calls),))
