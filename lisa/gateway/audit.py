@@ -1,7 +1,8 @@
 """The audit log: who changed what through the gateway, and how much.
 
 One record at INFO for each change by an API or the web page, except sends, pulls and settlements,
-which the journal has. In JSON logs, every part is a field of its own.
+which the journal has. An operation of the API that ended with an error, and may have changed
+something, has the result `failed`. In JSON logs, every part is a field of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from lisa.gateway.problems import BoundedWarnings
 
 log = logging.getLogger("lisa.gateway.audit")
 
-_refusals = BoundedWarnings(log)
+_refused_logins = BoundedWarnings(log)
+_refused_tokens = BoundedWarnings(log)
 
 
 def changed(connection: HTTPConnection, token: Token, action: str, **details: Any) -> None:
@@ -35,7 +37,12 @@ def changed(connection: HTTPConnection, token: Token, action: str, **details: An
 
 def login_refused(connection: HTTPConnection, reason: str) -> None:
     """Record a refused login; many are summarised."""
-    _refusals.warn("login from %s refused: %s", client_of(connection), reason)
+    _refused_logins.warn("login from %s refused: %s", client_of(connection), reason)
+
+
+def token_refused(connection: HTTPConnection, reason: str) -> None:
+    """Record a request with a refused bearer token; many are summarised."""
+    _refused_tokens.warn("bearer token from %s refused: %s", client_of(connection), reason)
 
 
 def client_of(connection: HTTPConnection) -> str:

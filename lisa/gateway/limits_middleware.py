@@ -174,10 +174,13 @@ class LimitsMiddleware:
 
         Also what identifies the client: its token, or its address if it needs none.
         """
-        address = audit.client_of(HTTPConnection(scope))
+        connection = HTTPConnection(scope)
+        address = audit.client_of(connection)
         try:
-            token = self._hub.token(HTTPConnection(scope), compat=True)
-        except Unauthorized:
+            token = self._hub.token(connection, compat=True)
+        except Unauthorized as error:
+            if "authorization" in connection.headers:
+                audit.token_refused(connection, str(error))
             return address, address
         return None, address if token is EVERYTHING else f"token {token.name}"
 

@@ -116,8 +116,7 @@ def problem_of(error: Exception) -> ErrorResponse:
             headers=_RETRY_LATER,
             ids=list(error.ids),
         )
-    denied = isinstance(error, ConfigError) and isinstance(error.__cause__, ClientError)
-    if denied or isinstance(error, ServerUnavailable):
+    if _is_outage(error):
         # The log has the details; the response must not expose the server's address.
         _outages.warn("a request failed because Redis is unavailable: %s", error)
         return ErrorResponse(
@@ -128,6 +127,20 @@ def problem_of(error: Exception) -> ErrorResponse:
             return ErrorResponse(status, kind, str(error), headers=headers)
     log.error("a request failed", exc_info=error)
     return ErrorResponse(500, "fault", "internal error; see the gateway's log")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error rejects a request, which has changed nothing."""
+    if isinstance(error, ErrorResponse):
+        return error.status < http.HTTPStatus.INTERNAL_SERVER_ERROR
+    if is_full(error.__cause__) or _is_outage(error):
+        return False
+    return isinstance(error, tuple(kind for kind, *_ in _KINDS))
+
+
+def _is_outage(error: BaseException) -> bool:
+    denied = isinstance(error, ConfigError) and isinstance(error.__cause__, ClientError)
+    return denied or isinstance(error, ServerUnavailable)
 
 
 class BoundedWarnings:

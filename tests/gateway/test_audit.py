@@ -7,16 +7,22 @@ import re
 import socket
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import httpx
 import pytest
 
+from lisa.gateway.rpc import lisa_pb2 as pb
+from lisa.gateway.rpc.lisa_pb2_grpc import LisaStub
 from tests.gateways import Gateway, new_topic
+from tests.rpc_client import address
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import redis
+
+    from lisa.embedded import EmbeddedServer
 
 PREFIX = new_topic("audit")
 TOKENS = """
@@ -119,6 +125,48 @@ def test_deletions_restores_and_clears_of_mykit(gateway: Gateway) -> None:
         f"{OPS} mykit.reStoreJob topic={topic!r} group='g' id={broken!r}",
         f"{OPS} mykit.clearAll done=2",
     )
+
+
+@pytest.mark.parametrize("by", ["http", "grpc"])
+def test_refused_bearer_tokens_are_logged_at_a_bounded_rate(redis_url: str, by: str) -> None:
+    env = {"LISA_GATEWAY_SERVER__TOKEN": "t" * 32}
+    secret = "Bearer guessed-0123456789"
+    with Gateway(redis_url, "--grpc-port", "0", env=env) as gateway:
+        assert gateway.client.get("/v1/topics").status_code == 401  # without a token: not logged
+        if by == "http":
+            for _ in range(5):
+                answer = gateway.client.get("/v1/topics", headers={"Authorization": secret})
+                assert answer.status_code == 401
+        else:
+            with grpc.insecure_channel(address(gateway)) as channel:
+                for _ in range(5):
+                    with pytest.raises(grpc.RpcError):
+                        LisaStub(channel).ListTopics(
+                            pb.ListTopicsRequest(), metadata=(("authorization", secret),)
+                        )
+        refused = "bearer token from 127.0.0.1 refused: the token is unknown"
+        wait_until(lambda: any(refused in line for line in gateway.said))
+        assert gateway.stop() == 0
+        assert sum(line.endswith(refused) for line in gateway.said) <= 2  # one and a summary
+        assert "guessed" not in "\n".join(gateway.said)
+
+
+def test_an_operation_that_fails_is_recorded_and_a_refused_one_is_not(
+    own_server: EmbeddedServer,
+) -> None:
+    env = {"LISA_GATEWAY_SERVER__PATIENCE": "500ms"}
+    with Gateway(own_server.url, env=env) as gateway:
+        since, path = len(gateway.said), f"/v1/topics/{new_topic()}"
+        assert gateway.client.post(f"{path}/groups", json={"group": "a b"}).status_code == 400
+        own_server.kill()
+        assert gateway.client.post(f"{path}/groups", json={"group": "g"}).status_code == 503
+        topic = path.rpartition("/")[2]
+        check_audited(
+            gateway,
+            since,
+            f"token 'everyone' from 127.0.0.1: addGroup topic={topic!r} group='g' given='group' "
+            "result='failed'",
+        )
 
 
 class Journal:

@@ -23,7 +23,7 @@ from lisa.gateway.api.models.base import NoFields
 from lisa.gateway.api.operations import Call, Operation, invalid, read_json
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.long_poll import ClientDisconnected
-from lisa.gateway.problems import ErrorResponse, problem_of
+from lisa.gateway.problems import ErrorResponse, is_refusal, problem_of
 
 PREFIX = b"/v1/"
 INDEX = PREFIX.rstrip(b"/")
@@ -66,11 +66,21 @@ class Endpoint:
 
     async def perform(self, call: Call[Any, Any]) -> Response:
         """Call the handler, and record what the audit log has to show."""
-        response = await self.operation.handler(call)
+        try:
+            response = await self.operation.handler(call)
+        except BaseException as error:  # also of a client that disconnects
+            if not is_refusal(error):
+                self._record(call, {"result": "failed"})
+            raise
         if self.operation.is_audited:
-            details = {**call.path, **_details(call.query, call.body, response)}
-            audit.changed(call.request, call.token, self.operation.name, **details)
+            results = msgspec.json.decode(response.body or b"{}", type=dict[str, Any])
+            self._record(call, {name: results[name] for name in _RESULTS if name in results})
         return response
+
+    def _record(self, call: Call[Any, Any], results: dict[str, Any]) -> None:
+        if self.operation.is_audited:
+            details = {**call.path, **_details(call.query, call.body), **results}
+            audit.changed(call.request, call.token, self.operation.name, **details)
 
     def _parse_query(self, text: bytes, path: dict[str, str]) -> dict[str, str]:
         found = _parse_query(text)
@@ -105,19 +115,15 @@ class Endpoint:
         return read_json(self._decoder, data)
 
 
-def _details(
-    query: msgspec.Struct, body: msgspec.Struct | None, response: Response
-) -> dict[str, Any]:
-    """What the audit log records: group, results, and the given fields without their values.
+def _details(query: msgspec.Struct, body: msgspec.Struct | None) -> dict[str, Any]:
+    """What the audit log records of a request: group, and the given fields without their values.
 
     Values may be secrets, such as the key that signs pushes.
     """
-    results = msgspec.json.decode(response.body or b"{}", type=dict[str, Any])
     group = getattr(body, "group", None) or getattr(query, "group", None)
     return {
         **({} if group is None else {"group": group}),
         "given": "" if body is None else ",".join(sorted(_given(body))),
-        **{name: results[name] for name in _RESULTS if name in results},
     }
 
 
