@@ -119,6 +119,7 @@ class GatewayContext:
             patience=settings.gateway_server.patience,
             durability=settings.gateway_server.durability,
             deadline=self.deadline,
+            reply_timeout=self.reply_timeout,
         )
         self.store = self.sender.store
         self.settler = ReceiptSettler(self.store, self.deadline)
@@ -148,11 +149,19 @@ class GatewayContext:
 
         None outside requests, such as for pushes.
         """
-        task, arrived = arrival.get((None, 0.0))
+        within_s = self.reply_timeout()
+        return None if within_s is None else arrival.get()[1] + within_s
+
+    def reply_timeout(self) -> float | None:
+        """How long the current request waits for a reply of Redis, in seconds.
+
+        None outside requests, such as for pushes, and in the tasks of pulls and event streams.
+        """
+        task, _ = arrival.get((None, 0.0))
         if task is None or task is not asyncio.current_task():
             return None
         patience_s = self.settings.gateway_server.patience.total_seconds()
-        return arrived + max(patience_s, SHORTEST_REPLY_S) + OWN_ERROR_S
+        return max(patience_s, SHORTEST_REPLY_S) + OWN_ERROR_S
 
     @property
     def held(self) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from lisa.core.model.errors import LisaError
+from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import Keys, check_topic
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import AsyncConnection
+from lisa.core.redis.flow import Flow, adrive
 from lisa.core.store.batcher import Deadline
 from lisa.core.store.store import AsyncStore
 from lisa.core.transitions.enqueue import OnDuplicate
@@ -18,22 +20,62 @@ from lisa.producer.plan import Outgoing, SendPlan
 from lisa.producer.producer import AsyncProducer
 from lisa.producer.report import SendOutcome, SendReport
 
+T = TypeVar("T")
+
 _PLAN = SendPlan()
+
+
+class GatewayStore(AsyncStore):
+    """A store whose flows fail if the server does not reply for the time that a request waits.
+
+    The time-outs of connecting and of reading, and repeated calls, may together take longer.
+    """
+
+    reply_timeout: Callable[[], float | None] | None = None
+    """How long the current caller waits for each reply, in seconds; None for no limit."""
+
+    async def drive(self, flow: Flow[T]) -> T:
+        """Run a flow on this store's connection. Raises LisaError."""
+        timeout_s = None if self.reply_timeout is None else self.reply_timeout()
+        if timeout_s is None:
+            return await super().drive(flow)
+        loop, within_s = asyncio.get_running_loop(), timeout_s
+        limit = asyncio.timeout(within_s)
+        try:
+            async with limit:
+                return await adrive(
+                    flow, self.connection, lambda: limit.reschedule(loop.time() + within_s)
+                )
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ServerUnavailable(f"the server did not reply within {within_s:g} s") from None
 
 
 class GatewayProducer(AsyncProducer):
     """A producer for the gateway: it reports outcomes instead of raising, and shares its store.
 
     `deadline`: when the current request stops waiting, in the event loop's time; None: never.
+    `reply_timeout`: see `GatewayStore`.
     """
 
-    def __init__(self, address: Address, *, deadline: Deadline, **options: Any) -> None:
+    _store: GatewayStore
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        deadline: Deadline,
+        reply_timeout: Callable[[], float | None],
+        **options: Any,
+    ) -> None:
         super().__init__(address, **options)
         self._deadline = deadline
+        self._store.reply_timeout = reply_timeout
 
     @staticmethod
-    def _store_on(address: Address, keys: Keys, patience: timedelta) -> AsyncStore:
-        return AsyncStore(AsyncConnection(address), keys, patience, who="gateway")
+    def _store_on(address: Address, keys: Keys, patience: timedelta) -> GatewayStore:
+        return GatewayStore(AsyncConnection(address), keys, patience, who="gateway")
 
     @property
     def store(self) -> AsyncStore:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
+import socket
+import threading
 import time
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -90,3 +93,63 @@ def test_a_poll_outlasts_an_outage(own_server: EmbeddedServer, tmp_path: Path) -
             wait_until(is_sent)
             deliveries = poll.result(60).json()["deliveries"]
         assert [one["body"] for one in deliveries] == ["after"]
+
+
+READ_PATIENCE_S = 5.0
+READS = ("/v1/topics", "/v1/topics/a", "/v1/topics/a/messages", "/v1/topics/a/messages/b")
+
+
+class SilentServer:
+    """Accepts connections and answers nothing; ends those of the next requests after a time."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
+        self.lasts_s: float | None = None
+        self._open: list[socket.socket] = []
+        self._timers: list[threading.Timer] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                self._open.append(connection)
+                if self.lasts_s is not None:
+                    timer = threading.Timer(self.lasts_s, self._end, (connection,))
+                    timer.daemon = True
+                    timer.start()
+                    self._timers.append(timer)
+
+    def _end(self, connection: socket.socket) -> None:
+        self.lasts_s = None  # later connections stay open
+        connection.close()
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        for connection in (self._listening, *self._open):
+            connection.close()
+
+
+@pytest.mark.full
+def test_a_read_waits_no_longer_than_patience_over_several_connections(tmp_path: Path) -> None:
+    """A first connection breaks when most of the time is over; a second one answers nothing."""
+    config = f"lisa-delay-queue: {{gateway-server: {{patience: {READ_PATIENCE_S:g}s}}}}"
+    with (
+        closing(SilentServer()) as server,
+        Gateway(server.url, config=config, directory=tmp_path) as gateway,
+        concurrent.futures.ThreadPoolExecutor(len(READS)) as threads,
+    ):
+
+        def read(path: str) -> tuple[int, float]:
+            began = time.monotonic()
+            return gateway.client.get(path).status_code, time.monotonic() - began
+
+        server.lasts_s = 0.8 * READ_PATIENCE_S
+        found = list(threads.map(read, READS))
+    assert {status for status, _ in found} == {503}
+    assert max(seconds for _, seconds in found) < 1.6 * READ_PATIENCE_S

@@ -172,8 +172,11 @@ def drive(flow: Flow[T], link: Any) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-async def adrive(flow: Flow[T], link: Any) -> T:
-    """Run a flow to completion on the running event loop."""
+async def adrive(flow: Flow[T], link: Any, replied: Callable[[], None] | None = None) -> T:
+    """Run a flow to completion on the running event loop.
+
+    `replied` is called after each step that succeeds, except pauses.
+    """
     try:
         step = next(flow)
         while True:
@@ -182,6 +185,8 @@ async def adrive(flow: Flow[T], link: Any) -> T:
             except BaseException as error:  # noqa: BLE001  the flow handles it
                 step = flow.throw(error)
             else:
+                if replied is not None and not isinstance(step, Pause):
+                    replied()
                 step = flow.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

@@ -245,11 +245,11 @@ class AsyncStore(Store):
 
     async def call(self, transition: Transition[T]) -> T:
         """Run one transition on the shard named by its topic. Raises LisaError."""
-        return await adrive(self.run(transition), self.connection)
+        return await self.drive(self.run(transition))
 
     async def call_by_id(self, transition: ById[S]) -> list[S]:
         """Run one transition on the shards of its messages (see `run_by_id`). Raises LisaError."""
-        return await adrive(self.run_by_id(transition), self.connection)
+        return await self.drive(self.run_by_id(transition))
 
     async def close(self) -> None:
         """Close the connection."""
