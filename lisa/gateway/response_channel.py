@@ -8,7 +8,7 @@ from starlette.types import Message, Scope, Send
 
 from lisa.gateway.context import GatewayContext
 from lisa.gateway.problems import RETRY_AFTER_S, ErrorResponse
-from lisa.gateway.request_metrics import RequestOutcome, is_pull, set_failure_reason
+from lisa.gateway.request_metrics import RequestOutcome, face_of, is_pull, set_failure_reason
 
 LARGE_BYTES = 64 * 1024
 """Response bodies above this size count as buffered, and are written in parts of this size.
@@ -28,8 +28,8 @@ class ResponseChannel:
     """An ASGI send channel that adds default security headers and records the response's head.
 
     A large response to GET becomes 503 if it does not fit into the limit on buffered bytes.
-    Responses to other methods are only counted, since their requests may have changed something;
-    pulls are counted by their own response (see `long_poll`).
+    Metrics are only counted, since they show the limit. So are responses to other methods, whose
+    requests may have changed something. Pulls are counted by their response (see `long_poll`).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ResponseChannel:
         if message["type"] == "http.response.start":
             size = _length(message)
             if size > LARGE_BYTES and not is_pull(self._scope):
-                if self._scope["method"] == "GET" and not self._fits(size):
+                if self._may_refuse() and not self._fits(size):
                     await self._refuse()
                     return
                 self._held = size
@@ -63,6 +63,9 @@ class ResponseChannel:
         """Stop counting the body, which is written but for its last part."""
         self._hub.buffered -= self._held
         self._held = 0
+
+    def _may_refuse(self) -> bool:
+        return self._scope["method"] == "GET" and face_of(self._scope["path"]) != "metrics"
 
     def _fits(self, size: int) -> bool:
         """Whether a body fits; one of any size does if no other is buffered."""
