@@ -155,15 +155,29 @@ def test_an_operation_that_fails_is_recorded_and_a_refused_one_is_not(
     own_server: EmbeddedServer,
 ) -> None:
     env = {"LISA_GATEWAY_SERVER__PATIENCE": "500ms"}
-    with Gateway(own_server.url, env=env) as gateway:
-        since, path = len(gateway.said), f"/v1/topics/{new_topic()}"
+    with Gateway(own_server.url, "--allow-actions", env=env) as gateway:
+        since, topic = len(gateway.said), new_topic()
+        path, page = f"/v1/topics/{topic}", f"/topics/{topic}"
         assert gateway.client.post(f"{path}/groups", json={"group": "a b"}).status_code == 400
+        later = {"id": "one", "body": 1, "delay_ms": 60_000}
+        assert gateway.client.post(f"{path}/messages", json=later).status_code == 201
+        key = re.search(
+            r'name="key" value="([0-9a-f]{64})"', gateway.client.get(f"{page}/messages/one").text
+        )
+        assert key is not None
         own_server.kill()
+        form = {"do": "cancel", "id": "one", "sure": "yes", "key": key[1], "back": "/"}
+        headers = {"Origin": gateway.url}
+        assert gateway.client.post(f"{page}/act", data=form, headers=headers).status_code == 503
         assert gateway.client.post(f"{path}/groups", json={"group": "g"}).status_code == 503
-        topic = path.rpartition("/")[2]
+        session = re.compile(r"session='\w+'")
+        wait_until(lambda: any(map(session.search, gateway.said[since:])))
+        (shown,) = {found[0] for one in gateway.said[since:] if (found := session.search(one))}
         check_audited(
             gateway,
             since,
+            f"token 'everyone' from 127.0.0.1: cancel topic={topic!r} id='one' {shown} "
+            "result='failed'",
             f"token 'everyone' from 127.0.0.1: addGroup topic={topic!r} group='g' given='group' "
             "result='failed'",
         )

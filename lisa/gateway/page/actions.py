@@ -25,7 +25,7 @@ from lisa.gateway.page.garbage_runs import GarbageRun
 from lisa.gateway.page.rendering import message_link
 from lisa.gateway.page.verbs import Done, FormAction, Verb
 from lisa.gateway.page.view_context import NOTICE, PageRequest, read_form, safe_path
-from lisa.gateway.problems import ErrorResponse
+from lisa.gateway.problems import ErrorResponse, is_refusal
 
 _INSTANT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
@@ -68,27 +68,32 @@ async def act(visit: PageRequest) -> Response:
             kept=kept,
             back=safe_path(fields.get("back", "/")),
         )
-    done = await known.work(action)
+    try:
+        done = await known.work(action)
+    except BaseException as error:  # also of a client that disconnects
+        if not is_refusal(error):
+            _audit(action, verb, result="failed")
+        raise
     if isinstance(done, Response):
         return done
-    _audit(action, done)
+    _audit(action, done.did, done=done.n)
     visit.snapshots.clear()
     return RedirectResponse(_back(fields, done), 303)
 
 
-def _audit(action: FormAction, done: Done) -> None:
+def _audit(action: FormAction, did: str, **results: object) -> None:
     visit, fields = action.visit, action.fields
     audit.changed(
         visit.request,
         visit.token,
-        done.did,
+        did,
         topic=action.topic,
         id=fields.get("id"),
         new_id=fields.get("new"),
         schedule=fields.get("schedule"),
         session=visit.session_name,
         **{name: fields.get(name) for name in (*FIELDS, "pace")},
-        done=done.n,
+        **results,
     )
 
 
@@ -164,7 +169,7 @@ async def _all(action: FormAction) -> Done:
     await visit.snapshots.runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
     if not run.is_running:
         return Done(f"{verb}d", run.done)
-    run.on_end(lambda: _audit(action, Done(f"{verb}d", run.done)))
+    run.on_end(lambda: _audit(action, f"{verb}d", done=run.done))
     return Done(f"{verb}_continues", run.done)
 
 
