@@ -58,7 +58,7 @@ def raw(gateway: Gateway, source: str = "127.0.0.1") -> socket.socket:
 
 
 def status_of(connection: socket.socket, most: int = 65_536) -> int:
-    """The status of a response, of which at most `most` bytes are read at once."""
+    """The status of a response; reads at most `most` bytes at once."""
     answer = b""
     while len(answer) < 12:
         more = connection.recv(most)

@@ -114,7 +114,7 @@ class Book:
 
     def fail(self, call: int, error: Exception) -> None:
         """Note an error: the call may or may not have arrived."""
-        if type(error) is LisaError:  # the server answered with an error that is no other one's
+        if type(error) is LisaError:  # an error of the server without a class of its own
             sys.stderr.write(f"call {call}: {error!r}, caused by {error.__cause__!r}\n")
         settled = getattr(error, "sent", None) or 0
         name = f"{type(error).__name__} {getattr(error, 'status', '') or ''}".rstrip()

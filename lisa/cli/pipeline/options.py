@@ -32,6 +32,17 @@ class ServerOptions(TypedDict):
     prefix: str
 
 
+def require_spark() -> None:
+    """Raise ConfigError if Spark is missing; call it before the pipeline's modules import it."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "the pipeline needs Spark: pip install 'lisa-delay-queue[pipeline]', or [java] if "
+            "Java is missing too"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The values of the options that all jobs have."""
@@ -58,13 +69,7 @@ class JobOptions:
         Raises ConfigError if Spark or Java is missing. If a task raises one of Lisa's errors (for
         example ServerUnavailable), that error is raised instead of Spark's.
         """
-        try:
-            import pyspark  # noqa: F401 - checked before our own modules import it
-        except ImportError:
-            raise ConfigError(
-                "the pipeline needs Spark: pip install 'lisa-delay-queue[pipeline]', or [java] if "
-                "Java is missing too"
-            ) from None
+        require_spark()
         from lisa.pipeline.errors import unwrapped
         from lisa.pipeline.session import spark_session
         from lisa.pipeline.warm.attached import attached

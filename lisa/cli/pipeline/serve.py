@@ -16,7 +16,7 @@ import click
 from lisa.cli.main import main
 from lisa.cli.options import Chosen
 from lisa.cli.pipeline import JOBS
-from lisa.cli.pipeline.options import spark_options
+from lisa.cli.pipeline.options import require_spark, spark_options
 from lisa.core.model.errors import ConfigError
 
 PRELOADED = (
@@ -64,13 +64,7 @@ def serve(at_once: int, master: str, spark_conf: dict[str, str], environment: st
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         raise ConfigError("`lisa pipeline serve` starts Spark itself: run it without spark-submit")
-    try:
-        import pyspark  # noqa: F401 - checked before our own modules import it
-    except ImportError:
-        raise ConfigError(
-            "the pipeline needs Spark: pip install 'lisa-delay-queue[pipeline]', or [java] if "
-            "Java is missing too"
-        ) from None
+    require_spark()
     from lisa.pipeline.archive.drivers import installed_drivers
     from lisa.pipeline.warm.serving import WarmServer
 
@@ -102,7 +96,7 @@ def _preload() -> None:
         else:
             os.environ[name] = value
     gc.collect()
-    gc.freeze()  # commands share this memory as long as nobody writes to it
+    gc.freeze()  # so that forked commands share this memory
 
 
 def _run_and_exit() -> NoReturn:

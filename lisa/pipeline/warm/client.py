@@ -126,7 +126,7 @@ def _connect() -> MessageChannel | None:
         connection.connect(str(path))
         if not is_same_user(connection):
             raise ConfigError(f"{path} belongs to another user")
-    except OSError:  # nobody listens: the server was killed
+    except OSError:  # a killed server has left its socket
         connection.close()
         return None
     except BaseException:

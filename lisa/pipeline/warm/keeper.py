@@ -110,7 +110,7 @@ class Keeper:
             )
         except ConfigError as error:
             return GatewayRefused(asked.number, str(error))
-        jvm: Any = context._jvm  # noqa: SLF001  there is no public way to the JVM
+        jvm: Any = context._jvm  # noqa: SLF001  PySpark has no public access to the JVM
         jsc: Any = context._jsc  # noqa: SLF001
         gateway = jvm.org.apache.spark.api.python.Py4JServer(jsc.getConf())
         gateway.start()
