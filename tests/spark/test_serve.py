@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NOON = datetime(2040, 5, 1, 12, tzinfo=UTC)
 SEARCH = ("search", "--archive", "archive", "--field", "$.order>1", "--out")
-SLOW = ("schedule", "slow.csv", "--topic", "slow", "--max-rate", "1", "--job")
 
 
 class Serving:
@@ -77,6 +76,12 @@ class Serving:
             *("-m", "lisa.cli.main", "pipeline", *words, *SMALL),
             env=self.environment(),
             cwd=self.folder,
+        )
+
+    def start_slow(self, job: str) -> Process:
+        """Start a job that sends a row per second to a topic of its name."""
+        return self.start_client(
+            *("schedule", "slow.csv", "--topic", job, "--max-rate", "1", "--job", job)
         )
 
     def sent(self, topic: str) -> int:
@@ -246,8 +251,8 @@ def test_a_second_server_is_refused(serving: Serving) -> None:
 
 
 def test_commands_share_the_cores_and_further_ones_wait(serving: Serving) -> None:
-    slow = [serving.start_client(*SLOW, name) for name in ("one", "two")]
-    wait_until(lambda: serving.sent("slow") > 2, timeout=JVM_PATIENCE)
+    slow = [serving.start_slow(job) for job in ("one", "two")]
+    wait_until(lambda: serving.sent("one") and serving.sent("two"), timeout=JVM_PATIENCE)
     third = serving.start_client("search", "--archive", "archive", "--no-live")
     third.wait_for("lisa: waits for 2 other commands", timeout=JVM_PATIENCE)
     third.signal(signal.SIGINT)
@@ -261,8 +266,8 @@ def test_commands_share_the_cores_and_further_ones_wait(serving: Serving) -> Non
     assert without_progress(slow[0].output) == ["lisa: aborted"]
     assert fourth.wait(timeout=JVM_PATIENCE) == 0, fourth.output
     assert "m3" in fourth.output
-    before = serving.sent("slow")
-    wait_until(lambda: serving.sent("slow") > before, timeout=JVM_PATIENCE)
+    before = serving.sent("two")
+    wait_until(lambda: serving.sent("two") > before, timeout=JVM_PATIENCE)
     # A client that is killed ends its command, too.
     assert slow[1].alive
     slow[1].kill()
@@ -271,9 +276,8 @@ def test_commands_share_the_cores_and_further_ones_wait(serving: Serving) -> Non
 
 
 def test_a_stopped_server_ends_its_commands_and_its_jvm(serving: Serving) -> None:
-    slow = serving.start_client(*SLOW, "three")
-    before = serving.sent("slow")
-    wait_until(lambda: serving.sent("slow") > before, timeout=JVM_PATIENCE)
+    slow = serving.start_slow("three")
+    wait_until(lambda: serving.sent("three"), timeout=JVM_PATIENCE)
     family = descendants(serving.server.pid)
     serving.server.signal(signal.SIGTERM)
     assert slow.wait(timeout=JVM_PATIENCE) == 1
@@ -291,9 +295,8 @@ def test_after_kill_9_commands_run_alone_and_a_server_starts_again(serving: Serv
     """Also compares the whole output of a search with and without a server."""
     served = serving.start()
     warm = serving.run(*SEARCH, "warm", "--format", "csv")
-    slow = serving.start_client(*SLOW, "four")
-    before = serving.sent("slow")
-    wait_until(lambda: serving.sent("slow") > before, timeout=JVM_PATIENCE)
+    slow = serving.start_slow("four")
+    wait_until(lambda: serving.sent("four"), timeout=JVM_PATIENCE)
     family = descendants(served.pid)
     served.kill()
     assert slow.wait(timeout=JVM_PATIENCE) == 1
