@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 END_S = int(datetime.now(UTC).timestamp())
 HOURS, DAYS, TOPICS = 72, 365, 100
+SHOWN = 51
+"""Number of messages that the command fetches: those it shows by default, and one more."""
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -47,8 +49,8 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def found(spark: SparkSession, where: str, query: Query) -> int:
-    """The number of messages that a search finds."""
-    return len(search(spark, query, archive=open_archive(spark, where)).collect())
+    """The number of messages that a search shows."""
+    return len(search(spark, query, archive=open_archive(spark, where)).limit(SHOWN).collect())
 
 
 def searches(spark: SparkSession, where: str) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as sf
 
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.pipeline.archive.fold import fold, fold_lives, host_of
-from lisa.pipeline.archive.lives import lives, with_gone
+from lisa.pipeline.archive.lives import lives, of_lives, with_gone
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, MESSAGES_SCHEMA
 from tests.spark.stories import EPOCH, Stories, envelope, event, plain_fold, row
 
@@ -94,16 +95,21 @@ def test_fold_agrees_with_a_plain_python_fold(
     assert len({one["state"] for one in events}) == 15
     shuffled = sorted(events, key=lambda one: hash((one["id"], one["number"])))
     several = frame(spark, [*shuffled, *shuffled[:50]])  # repeated events are harmless
-    tagged = with_gone(lives(several, sharded=sharded), sharded=sharded)
-    made = fold(several) if sharded else fold_lives(tagged)
+    made = fold(several) if sharded else fold_lives(lives(several, sharded=False))
     assert made.schema.simpleString() == MESSAGES_SCHEMA.simpleString()
     found, wanted = told(made), expected(events)
     assert found.keys() == wanted.keys()
     for key, one in wanted.items():
         assert found[key] == one, key
     assert {one["state"] for one in found.values()} >= {"waiting", "acked", "cancelled", "lost"}
+    tagged = with_gone(lives(several))
     gone = {tuple(row) for row in tagged.where("gone").select("topic", "id", "life").collect()}
     assert gone == {key for key, one in found.items() if one["settled"]}
+    live = made.where("not settled").select("topic", "id", sf.col("token").alias("life"))
+    kept = of_lives(several, live).select("topic", "id", "life", "at", "seq")
+    expected_events = tagged.where("not gone").select(*kept.columns)
+    assert kept.count() > len(found) - len(gone)
+    assert sorted(map(str, kept.collect())) == sorted(map(str, expected_events.collect()))
 
 
 SENT = {"id": "m", "state": "sent", "due": 9000, "envelope": envelope("tokentok", {"a": 1})}

@@ -293,7 +293,7 @@ DRIVER = """
 import os, signal, sys
 url, where, point = sys.argv[1:]
 from lisa.pipeline import spark_session
-from lisa.pipeline.archive import folder, table, writing
+from lisa.pipeline.archive import fold_files, folder, table, writing
 from lisa.pipeline.jobs import archive as job
 
 spark = spark_session(master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
@@ -317,12 +317,13 @@ def before(owner, name):
  "moved": lambda: before(table.ArchiveTable, "commit"),
  "committed": lambda: after(table.ArchiveTable, "commit"),
  "written": lambda: after(writing.FileWriter, "write"),
- "folding": lambda: after(writing, "lives")}[point]()
+ "folding": lambda: after(fold_files, "lives"),
+ "folded": lambda: after(fold_files, "write_files")}[point]()
 job.archive(spark, where, url=url, once=True, max_events=400)
 """
 
 
-STEPS = ("staged", "moving", "moved", "committed", "written", "folding")
+STEPS = ("staged", "moving", "moved", "committed", "written", "folding", "folded")
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,22 @@ def _tagged(events: DataFrame, *, sharded: bool) -> DataFrame:
     )
 
 
-def with_gone(events: DataFrame, *, sharded: bool = True) -> DataFrame:
+def of_lives(events: DataFrame, keys: DataFrame) -> DataFrame:
+    """Rows of `lives`, of unsharded events, that belong to given lives.
+
+    keys: topic, id, life (null: the one without a known beginning); unique.
+    """
+    wanted = keys.select("topic", "id", sf.col("life").alias("wanted"))
+    some = events.join(wanted.select("topic", "id"), ["topic", "id"], "left_semi")
+    found = lives(some, sharded=False).join(wanted, ["topic", "id"])
+    return found.where(sf.col("life").eqNullSafe(sf.col("wanted"))).drop("wanted")
+
+
+def with_gone(events: DataFrame) -> DataFrame:
     """Rows of `lives` with a column `gone`: whether the life of the event has ended.
 
     If a life only counts as ended because its id was sent again in another shard, its real end may
-    be in a later batch: then all events of that id are kept. sharded: as for `lives`.
+    be in a later batch: then all events of that id are kept.
     """
     # The windows below and the aggregation in `fold_lives` can use this order; each would otherwise
     # sort again.
@@ -100,8 +111,7 @@ def with_gone(events: DataFrame, *, sharded: bool = True) -> DataFrame:
     life = Window.partitionBy("topic", "id", "life")
     last = sf.max_by(sf.struct("next_state", "elsewhere"), sf.struct("at", "seq")).over(life)
     marked = events.withColumns({"ended": sf.max("settled").over(life), "last": last})
+    waits = sf.max(~sf.col("ended") & sf.col("last.elsewhere"))
     gone = sf.col("ended") | sf.col("last.next_state").isNotNull()
-    if sharded:
-        waits = sf.max(~sf.col("ended") & sf.col("last.elsewhere"))
-        gone &= ~waits.over(Window.partitionBy("topic", "id"))
+    gone &= ~waits.over(Window.partitionBy("topic", "id"))
     return marked.withColumn("gone", gone).drop("ended", "last")

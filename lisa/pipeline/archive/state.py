@@ -79,6 +79,11 @@ def path(number: int) -> str:
     return f"{HIDDEN}/state/{number}.json"
 
 
+def staging(number: int) -> str:
+    """The directory of files that no commit names yet."""
+    return f"{HIDDEN}/staging/{number}"
+
+
 def save(folder: Folder, state: LogState | FoldState) -> None:
     """Write a document; it counts once a commit names it."""
     folder.write(path(state.number), msgspec.json.encode(state).decode())

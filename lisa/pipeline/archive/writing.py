@@ -8,30 +8,35 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark import StorageLevel
-from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.sharding import MARK, topics_of
+from lisa.core.model.sharding import topics_of
 from lisa.pipeline.archive.base import PresentTopics
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
-from lisa.pipeline.archive.fold import fold_lives
+from lisa.pipeline.archive.fold_files import write_fold
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.lives import LIFE_SCHEMA_FIELDS, lives, with_gone
 from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old
 from lisa.pipeline.archive.reading import (
     LOG,
     MESSAGES,
     FileArchive,
     Tables,
-    day_of,
     with_log_columns,
 )
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import LOG_SCHEMA
 from lisa.pipeline.archive.shared_path import check_shared
-from lisa.pipeline.archive.state import HIDDEN, FoldState, age_s, new_number, path, save, sweep
+from lisa.pipeline.archive.state import (
+    HIDDEN,
+    FoldState,
+    age_s,
+    new_number,
+    path,
+    save,
+    staging,
+    sweep,
+)
 from lisa.pipeline.archive.table import STATE, another_writer
 from lisa.pipeline.archive.writing_files import StagedFile, WrittenFile, place_files, write_files
 
@@ -139,7 +144,7 @@ class FileWriter:
         self._following = query
         if not staged:
             return 0, ()
-        root = f"{HIDDEN}/staging/{number}"
+        root = staging(number)
         reader = tables.spark.read.schema(LOG_SCHEMA)
         found = summarize(reader.parquet(self._folder.url(root)))
         files = place_files(self._folder, staged, root, LOG, str(number))
@@ -155,7 +160,7 @@ class FileWriter:
             return tables.log.row_count()
         staged = self._stage(old.log().sortWithinPartitions("day", "topic", "at", "seq"), number)
         count = sum(one.rows for one in staged)
-        files = place_files(self._folder, staged, f"{HIDDEN}/staging/{number}", LOG, str(number))
+        files = place_files(self._folder, staged, staging(number), LOG, str(number))
         tables.state = msgspec.structs.replace(tables.state, topics=known.topics)
         found = BatchSummary((), count, known.offsets, known.gaps)
         self._commit_log(files, number, found, known.queries)
@@ -217,34 +222,17 @@ class FileWriter:
         if tables.fold.log == tables.state.number:
             return
         began, number = time.monotonic(), new_number()
-        sharded = any(MARK in journal for journal in tables.state.offsets)
-        tagged = with_gone(lives(tables.unsettled(), sharded=sharded), sharded=sharded)
-        tagged = tagged.persist(StorageLevel.DISK_ONLY)
-        try:
-            rows = fold_lives(tagged, "gone")
-            if tables.state.gaps:
-                rows = self._without_known_lives(rows)
-            day = sf.when(sf.col("gone"), day_of(sf.col("settled_at")))
-            rows = rows.withColumn("day", day).drop("gone")
-            rows = rows.sortWithinPartitions("day", "topic", "settled_at", "id")
-            staged = self._stage(rows, number)
-            events = tagged.where("not gone").drop("gone", *LIFE_SCHEMA_FIELDS)
-            # The number is not needed here, but all files must have the same columns.
-            events = events.withColumn("number", sf.lit(0).cast("long"))
-            folder = f"{HIDDEN}/live/{number}"
-            written = write_files(events, self._folder, folder)
-        finally:
-            tagged.unpersist()
-        for one in written:
+        folder = f"{HIDDEN}/live/{number}"
+        messages, live = write_fold(tables, staging(number), folder)
+        for one in live:
             self._folder.sync(one.path)
-        root = f"{HIDDEN}/staging/{number}"
-        files = place_files(self._folder, staged, root, MESSAGES, str(number))
+        files = place_files(self._folder, messages, staging(number), MESSAGES, str(number))
         fold = FoldState(
             number=number,
             log=tables.state.number,
             offsets=tables.state.offsets,
             live=folder,
-            live_events=sum(one.rows for one in written),
+            live_events=sum(one.rows for one in live),
             seconds=time.monotonic() - began,
         )
         save(self._folder, fold)
@@ -275,7 +263,7 @@ class FileWriter:
         sweep(self._folder, used, 0 if forget else self._keep.total_seconds())
 
     def _stage(self, rows: DataFrame, number: int) -> list[StagedFile]:
-        return write_files(rows, self._folder, f"{HIDDEN}/staging/{number}", by_day=True)
+        return write_files(rows, self._folder, staging(number), by_day=True)
 
     def _records(self, topics: Sequence[str]) -> dict[str, TopicRecord]:
         """Present options and groups of topics; earlier ones if the server has lost them."""
@@ -286,14 +274,3 @@ class FileWriter:
                 record.options or known.options, record.groups or known.groups
             )
         return found
-
-    def _without_known_lives(self, rows: DataFrame) -> DataFrame:
-        """Drop ended lives without a known beginning whose id has already ended before.
-
-        After a gap, the server may have an older state in which ended messages are live again.
-        """
-        known = self._tables.messages.rows(dated=True).select("topic", "id")
-        is_unknown = sf.col("gone") & sf.col("token").isNull()
-        return rows.where(~is_unknown).unionByName(
-            rows.where(is_unknown).join(known, ["topic", "id"], "left_anti").select(*rows.columns)
-        )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from lisa.pipeline.archive.folder import Folder, Stored
 
 COMPRESSION = "zstd"
-_NO_DAY = "__HIVE_DEFAULT_PARTITION__"
+NO_DAY = "__HIVE_DEFAULT_PARTITION__"
+"""Name of the directory of rows without a day."""
 _OPTIONS = {
     "compression": COMPRESSION,
     "parquet.bloom.filter.enabled#id": "true",
@@ -96,7 +97,7 @@ def place_files(
         day = one.path.removeprefix(f"{root}/day=").partition("/")[0]
         path = f"day={day}/{prefix}-{number:04}.parquet"
         folder.rename(one.path, f"{table}/{path}")
-        made.append(WrittenFile(path, one.size, None if day == _NO_DAY else day, one.stats))
+        made.append(WrittenFile(path, one.size, None if day == NO_DAY else day, one.stats))
     return made
 
 
