@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -64,21 +64,25 @@ class Gateway:
         limited = ["sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh"] if ulimit else []
         self._headers = dict(headers or {})
         self.client = httpx.Client()
-        self.said: list[str] = []
+        # A file contains what the process wrote before its response; from a pipe, it would arrive
+        # later if this process is busy.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
+        self._ended: list[str] = []
         self.process = subprocess.Popen(
             [*limited, *command, *arguments],
             cwd=ROOT,
             env={**os.environ, **(env or {})},
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=self._output,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line.rstrip())
+    @property
+    def said(self) -> list[str]:
+        """The lines on stderr so far."""
+        if self._output.closed:
+            return self._ended
+        file = self._output.fileno()
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        return text.splitlines()
 
     @property
     def url(self) -> str:
@@ -119,7 +123,6 @@ class Gateway:
         except subprocess.TimeoutExpired as error:
             said = "\n".join(self.said[-20:])
             raise AssertionError(f"the gateway does not stop: {said}") from error
-        self._reader.join(5)
         return code
 
     def __exit__(
@@ -140,9 +143,8 @@ class Gateway:
                 self.process.kill()
                 self.process.wait()
                 raise
-        if self.process.stderr is not None:
-            self._reader.join(5)
-            self.process.stderr.close()
+        self._ended = self.said
+        self._output.close()
 
 
 ACK_TIMEOUT_MS = 60_000
