@@ -163,11 +163,25 @@ local waiting_head = head(WAITING)
 -- Due times by message number; messages that wait; messages that go straight to ready.
 local due, later, earliest = {}, {}, nil
 local straight_ids, straight_dues, s = {}, {}, 0
+-- Whether all messages are new and wait until a given time, as most batches do.
+local function all_wait()
+  if accepted or common then return false end
+  earliest = math.huge
+  for i = 1, n do
+    local spec = ARGV[DUES + i]
+    local at = tonumber(spec)
+    if at <= now or string.byte(spec) == 43 then return false end
+    later[2 * i - 1], later[2 * i], due[i] = spec, ids[i], at
+    if at < earliest then earliest = at end
+  end
+  return true
+end
 if common and common > now and not accepted then
   local text = int(common)
   for i = 1, n do later[2 * i - 1], later[2 * i], due[i] = text, ids[i], common end
   earliest = common
-else
+elseif not all_wait() then
+  due, later, earliest = {}, {}, nil
   if not accepted then
     accepted = {}
     for i = 1, n do accepted[i] = i end

@@ -57,7 +57,7 @@ def test_due_messages_wait_until_a_group_is_declared(bench: Bench) -> None:
 
 def test_due_messages_go_straight_to_every_group_in_order(bench: Bench) -> None:
     bench.put(lisa=G(), audit=G())
-    bench.send(item("late", "3000"), item("early", "2000"), item("far", str(FAR)))
+    bench.send(item("far", str(FAR)), item("late", "3000"), item("early", "2000"))
     rows = [Row("early", 2000), Row("late", 3000)]
     bench.check(
         waiting={"far": FAR},
