@@ -6,21 +6,15 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lisa import Manager
-from tests.gateways import Gateway, new_topic
-from tests.servers import Processes, wait_until
-
-if TYPE_CHECKING:
-    from typing import Self
+from tests.gateways import Gateway
+from tests.servers import Processes
 
 ROOT = Path(__file__).parent.parent.parent
 DEMOS = ROOT / "demos"
@@ -128,112 +122,3 @@ def test_a_tour_of_the_http_api(redis_url: str) -> None:
     ]
     assert "delay_ms: not a duration" in said
     assert '"acked":1' in said
-
-
-class Node:
-    """demos/javascript/main.mjs on one topic."""
-
-    def __init__(self, url: str, topic: str, **env: str) -> None:
-        self.process = subprocess.Popen(
-            ["node", str(DEMOS / "javascript" / "main.mjs"), topic],
-            env={**os.environ, "LISA_URL": url, **env},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self.lines: list[str] = []
-        self._watchdog = threading.Timer(60, self.process.kill)
-
-    def __enter__(self) -> Self:
-        self._watchdog.start()
-        self.wait_for("waiting for orders")
-        return self
-
-    def wait_for(self, text: str) -> None:
-        assert self.process.stdout is not None
-        while not any(text in line for line in self.lines):
-            line = self.process.stdout.readline()
-            assert line, self.lines
-            self.lines.append(line.rstrip())
-
-    def stop(self) -> list[str]:
-        """Send SIGTERM; return the output."""
-        self.process.send_signal(signal.SIGTERM)
-        rest, _ = self.process.communicate(timeout=30)
-        assert self.process.returncode == 0, rest
-        return [*self.lines, *rest.splitlines()]
-
-    def __exit__(self, *_: object) -> None:
-        self._watchdog.cancel()
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_a_consumer_in_javascript(redis_url: str) -> None:
-    topic = new_topic("orders")
-    path = f"/v1/topics/{topic}"
-    with (
-        Manager(redis_url),
-        Gateway(redis_url) as gateway,
-        Node(gateway.url, topic, CONCURRENCY="2", GRACE_MS="1000") as node,
-    ):
-
-        def send(**body: int) -> str:
-            sent: str = gateway.client.post(f"{path}/messages", json={"body": body}).json()["id"]
-            return sent
-
-        def state(message_id: str) -> str:
-            found: str = gateway.client.get(f"{path}/messages/{message_id}").json()["state"]
-            return found
-
-        first, fails = send(order=1), send(order=2, fails=1)
-        node.wait_for("order 1: not paid, cancelled")
-        node.wait_for(f"order 2: not paid, cancelled (message {fails}, attempt 2)")
-        wait_until(lambda: state(first) == state(fails) == "acked")
-
-        quick, endless = send(order=3, takes_ms=500), send(order=4, takes_ms=60_000)
-        for order in (3, 4):
-            node.wait_for(f"order {order}: is it paid?")
-        lines = node.stop()
-        assert any("order 3: not paid" in line for line in lines)
-        assert lines[-1] == "stopped"
-        assert state(quick) == "acked"
-        # A message still running after the grace time was released without counting an attempt.
-        found = gateway.client.get(f"{path}/messages/{endless}").json()
-        assert (found["state"], found["attempts"]) == ("ready", 0)
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_javascript_consumer_stops_in_time_while_all_its_places_are_taken(
-    redis_url: str,
-) -> None:
-    topic = new_topic("orders")
-    path = f"/v1/topics/{topic}/messages"
-    with (
-        Manager(redis_url),
-        Gateway(redis_url) as gateway,
-        Node(gateway.url, topic, CONCURRENCY="1", GRACE_MS="500") as node,
-    ):
-        body = {"order": 1, "takes_ms": 60_000}
-        sent = gateway.client.post(path, json={"body": body}).json()["id"]
-        node.wait_for("order 1: is it paid?")
-        assert node.stop()[-1] == "stopped"
-        found = gateway.client.get(f"{path}/{sent}").json()
-        assert (found["state"], found["attempts"]) == ("ready", 0)
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_javascript_consumer_survives_a_gateway_outage(redis_url: str) -> None:
-    topic = new_topic("orders")
-    path = f"/v1/topics/{topic}/messages"
-    with Manager(redis_url), Gateway(redis_url) as gateway, Node(gateway.url, topic) as node:
-        gateway.client.post(path, json={"body": {"order": 1}})
-        node.wait_for("order 1: not paid")
-        gateway.stop()
-        node.wait_for("pull: ")
-        with Gateway(redis_url, "--port", gateway.url.rpartition(":")[2]) as another:
-            another.client.post(path, json={"body": {"order": 2}})
-            node.wait_for("order 2: not paid")
-            assert node.stop()[-1] == "stopped"
