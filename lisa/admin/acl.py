@@ -98,7 +98,7 @@ ROLES = {
         "the HTTP API, the page, pushes, metrics",
         (*_SENDING, *_SETTLING, "clear", "configure", "purge", "read", "requeue", "set_layout",
          "undeclare"),
-        (*_READING, *_OPENING, "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
+        (*_READING, *_OPENING, "DEL", "HDEL", "HSCAN", "HSET", "PING", "PUBLISH", "SET", "STRLEN",
          "XREAD", "ZADD", "ZREM", "ZSCAN"),
     ),
     "operator": Role(

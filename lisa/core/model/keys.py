@@ -120,6 +120,7 @@ class TopicKeys:
         self.schedules = self.root + "schedules"
         self.ticks = self.root + "ticks"
         self.local = self.root + "local"
+        self.run = self.root + "run"
         self._body = self.root + "body:"
         self._done = self.root + "done:"
         self._reply = self.root + "reply:"
@@ -148,6 +149,10 @@ class TopicKeys:
     def reply(self, call_id: str) -> str:
         """The key of the stored answer to a call, which repeated calls read."""
         return self._reply + call_id
+
+    def run_stop(self, run: str) -> str:
+        """The key of a request to stop a run on the topic's garbage, and of the answer to it."""
+        return f"{self.run}:stop:{run}"
 
     def bodies_pattern(self) -> str:
         """A SCAN pattern for all bodies of this topic."""
@@ -205,7 +210,7 @@ class Keys:
         return f"{self.prefix}:logout:{session}"
 
     def structure_pattern(self) -> str:
-        """A SCAN pattern for all topic keys except those of single messages and calls."""
+        """A SCAN pattern for all topic keys except those of single messages, calls and runs."""
         return _escaped(self.prefix) + ":{*}:[^bdr]*"
 
     def bodies_pattern(self) -> str:

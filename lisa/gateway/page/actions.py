@@ -166,7 +166,7 @@ async def _all(action: FormAction) -> Done:
     visit, verb = action.visit, action.verb.removesuffix("_all")
     rate = garbage_runs.pace(action.fields.get("pace", ""))
     run = GarbageRun(verb, await _how_many(action), rate)
-    await visit.snapshots.runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
+    await garbage_runs.start(visit.hub, await _selection(action), _FLOWS[verb], run)
     if not run.is_running:
         return Done(f"{verb}d", run.done)
     run.on_end(lambda: _audit(action, f"{verb}d", done=run.done))
@@ -174,7 +174,7 @@ async def _all(action: FormAction) -> Done:
 
 
 async def _stop(action: FormAction) -> Done:
-    return Done("stopped", action.visit.snapshots.runs.stop(action.topic))
+    return Done("stopped", await garbage_runs.stop(action.visit.hub, action.topic))
 
 
 _FLOWS = {"requeue": garbage_flows.requeue, "purge": garbage_flows.purge}

@@ -11,6 +11,7 @@ from lisa.admin.garbage import GarbageSelection
 from lisa.admin.messages import Row
 from lisa.core.model.clock import duration_ms, parse_duration
 from lisa.core.model.keys import check_group
+from lisa.gateway.page import run_records
 from lisa.gateway.page.bodies import Body, shown
 from lisa.gateway.page.topic import require_topic
 from lisa.gateway.page.view_context import PageRequest
@@ -88,6 +89,6 @@ async def show(visit: PageRequest) -> Response:
         line=line,
         reasons=reasons[:MOST_REASONS],
         examined=examined,
-        run=visit.snapshots.runs.of(topic),
+        run=await store.drive(run_records.read(store, topic)),
         is_filtered=any(fields.values()),
     )

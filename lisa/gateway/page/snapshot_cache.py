@@ -20,7 +20,6 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store import server_checks
 from lisa.core.store.server_checks import info
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.page.garbage_runs import GarbageRuns
 from lisa.gateway.page.snapshot import GARBAGE_MS, Line, ServerFacts, Snapshot
 
 T = TypeVar("T")
@@ -59,16 +58,12 @@ class _SharedQuery:
 
 
 class SnapshotCache:
-    """Cached queries of one gateway process, shared by all page requests.
-
-    runs: actions on garbage that continue in the background.
-    """
+    """Cached queries of one gateway process, shared by all page requests."""
 
     def __init__(self, hub: GatewayContext) -> None:
         self._hub = hub
         self._shared: dict[object, _SharedQuery] = {}
         self._looks: deque[TopicsSnapshot] = deque()
-        self.runs = GarbageRuns()
 
     async def share(self, key: object, lasts_s: float, ask: Callable[[], Awaitable[T]]) -> T:
         """The result of `ask`, cached under `key` for `lasts_s` seconds. Raises LisaError."""
