@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -31,7 +32,6 @@ from tests.spark.worlds import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from click.testing import Result
     from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 BEGIN = datetime(2026, 11, 18, 6, 20, tzinfo=UTC)
 SLO = timedelta(milliseconds=5)
 Row = dict[str, Any]
+
+
+def page_of(made: Report) -> str:
+    return Path(made.page).read_text("utf-8")
 
 
 @dataclass
@@ -276,9 +280,9 @@ def test_lateness_percentiles_are_within_the_error_bound(
     assert 0 < whole["within_slo"] < whole["hand_overs"]
     assert (made[0].within, made[0].deliveries) == (whole["within_slo"], whole["hand_overs"])
     shown_share = f"{10_000 * made[0].within // made[0].deliveries / 100:g} % within 5 ms"
-    assert shown_share in made[0].page.read_text("utf-8")
+    assert shown_share in page_of(made[0])
     assert made[0].early == 1
-    assert "1 messages were delivered before they were due" in made[0].page.read_text("utf-8")
+    assert "1 messages were delivered before they were due" in page_of(made[0])
 
 
 def test_attempts_and_reasons(made: tuple[Report, Path], journal: Journal) -> None:
@@ -324,7 +328,7 @@ def test_capacity_is_that_of_the_slowest_group(made: tuple[Report, Path], journa
 
 
 def test_csv_equals_parquet(made: tuple[Report, Path]) -> None:
-    names = {path.name for path in made[0].tables}
+    names = {Path(path).name for path in made[0].tables}
     assert {name.rpartition(".")[0] for name in names} == {
         "attempts",
         "due",
@@ -350,7 +354,7 @@ def test_only_the_requested_range_and_topics(journal: Journal, tmp_path: Path) -
     assert found.events == len(inside) > 0
     assert found.handled == sum(e["state"] == "acked" for e in inside)
     assert found.first == min(e["at"] for e in inside)
-    page = found.page.read_text("utf-8")
+    page = page_of(found)
     assert "Lisa report: bills" in page
     assert "orders" not in page
 
@@ -399,7 +403,7 @@ def test_forecast_and_topics_that_fall_behind(spark: SparkSession, tmp_path: Pat
         "most_at": now + timedelta(hours=5),
         "drained_at": now + timedelta(hours=7, minutes=30),
     }
-    page = found.page.read_text("utf-8")
+    page = page_of(found)
     assert "orders falls behind from 2026-11-18 10:20." in page
     assert "25 more than the 10 of its best hour" in page
     assert "drained by 2026-11-18 13:50, 3h 30m later" in page
@@ -418,7 +422,7 @@ def test_gaps_in_the_range_are_shown_at_the_top(spark: SparkSession, tmp_path: P
     start = BEGIN - timedelta(days=1)
     found = report(journal, tmp_path, topics=["orders"], start=start)
     assert found.gaps == 2
-    page = found.page.read_text("utf-8")
+    page = page_of(found)
     assert page.index("The journal has 2 gaps.") < page.index('id="summary"')
     assert "At least 59 events are missing" in page
     assert page.index('id="gaps"') < page.index('id="throughput"')
@@ -451,20 +455,20 @@ def test_the_last_seven_days_are_compared_with_the_seven_before(
     assert now is not None
     assert (before.within, before.count, now.within, now.count) == (2, 2, 1, 3)
     assert found.late(0, "bills") is None
-    page = report(journal, tmp_path).page.read_text("utf-8")
+    page = page_of(report(journal, tmp_path))
     assert '<section id="weeks">' in page
     assert "+100 %" in page
     assert "33.33 %" in page
     later = Range(start=end - timedelta(days=13))
     assert gather(events, journal.messages(), **options | {"asked": later}).weeks is None
-    page = report(journal, tmp_path, start=later.start).page.read_text("utf-8")
+    page = page_of(report(journal, tmp_path, start=later.start))
     assert "weeks" not in page
 
 
 def test_an_empty_archive_yields_a_page_with_hints(spark: SparkSession, tmp_path: Path) -> None:
     found = report(Journal(spark=spark), tmp_path)
     assert (found.events, found.p99_us, found.to_come) == (0, None, 0)
-    page = found.page.read_text("utf-8")
+    page = page_of(found)
     assert "The archive has no events in this range." in page
     assert "<svg" not in page
     assert parquet.read_table(tmp_path / "tables" / "hourly.parquet").num_rows == 0
@@ -476,7 +480,7 @@ def test_topics_and_reasons_are_escaped(spark: SparkSession, tmp_path: Path) -> 
     journal.send("a.b:c", "m1", BEGIN, BEGIN)
     journal.add("a.b:c", "garbage", BEGIN, id="m1", group="lisa", attempt=1, reason=evil)
     journal.named.append(ArchiveGap("a.b:c", None, None, None, None, evil, BEGIN))
-    page = report(journal, tmp_path, where='/tmp/"><script>').page.read_text("utf-8")
+    page = page_of(report(journal, tmp_path, where='/tmp/"><script>'))
     assert "<script" not in page
     assert page.count("<style") == page.count("</style>") == 1
     assert "&lt;script&gt;alert(" in page

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
     "--to",
     required=True,
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the page and its tables; an existing report is replaced.",
+    type=click.Path(file_okay=False),
+    help="Directory for the page and its tables, or a URL such as s3a://bucket/report; an existing "
+    "report is replaced.",
 )
 @topic_option
 @click.option("--from", "start", type=Moment(), metavar="ISO", help="Events at or after this time.")
@@ -51,7 +51,7 @@ def report(
     shared: JobOptions,
     *,
     source: ArchiveSource,
-    to: Path,
+    to: str,
     topics: tuple[str, ...],
     start: datetime | None,
     end: datetime | None,
@@ -83,22 +83,9 @@ def report(
             stage=status.update,
         )
     if shared.json:
-        print_json(_document(found))
+        print_json(found)
     else:
         _show(found, slo)
-
-
-def _document(found: Report) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        name: [str(path) for path in value]
-        if name == "tables"
-        else str(value)
-        if isinstance(value, Path)
-        else value
-        for name, value in asdict(found).items()
-    }
 
 
 def _show(found: Report, slo: timedelta) -> None:

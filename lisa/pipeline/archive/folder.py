@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
 
 class Folder:
-    """A directory; all paths are relative to it. Renames are atomic.
+    """A directory; all paths are relative to it.
 
     Writes are durable, because the journal trims events as soon as the archive has them. Hadoop
     ensures durability on its own file systems; on a local disk this class calls fsync.
@@ -53,6 +53,8 @@ class Folder:
         except Py4JJavaError as error:
             raise ConfigError(f"{where}: {error.java_exception.getMessage()}") from error
         self.where: str = self._root.toString()
+        scheme = self.where.partition(":")[0]
+        self._is_local, self._is_s3 = scheme == "file", scheme in {"s3", "s3a", "s3n"}
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.where}/{path}" if path else self.where)
@@ -64,10 +66,10 @@ class Folder:
     def delta_address(self, path: str) -> tuple[str, dict[str, str]]:
         """The URL of a path for delta-rs, and its settings, from Hadoop's settings for S3."""
         url = self.url(path)
-        if url.startswith("file:"):
+        if self._is_local:
             return url.removeprefix("file:"), {}
-        scheme, _, rest = url.partition(":")
-        if scheme not in {"s3", "s3a", "s3n"}:
+        rest = url.partition(":")[2]
+        if not self._is_s3:
             return url, {}
         found = {name: self._conf.get(f"fs.s3a.{theirs}") for name, theirs in _S3.items()}
         settings = {name: str(value) for name, value in found.items() if value}
@@ -99,26 +101,30 @@ class Folder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Write or replace a text file atomically."""
+        """Write or replace a text file; atomically, except that HDFS lacks it for a moment."""
+        if self._is_s3:  # a file appears, or is replaced, when it is complete
+            self._create(path, text)
+            return
         temporary = f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.tmp"
-        stream = self._texts.create(self._path(temporary), True)  # noqa: FBT003  Java's
+        self._create(temporary, text)
+        self.rename(temporary, path)
+
+    def _create(self, path: str, text: str) -> None:
+        stream = self._texts.create(self._path(path), True)  # noqa: FBT003  Java's
         try:
             stream.write(text.encode())
         finally:
             stream.close()
-        self.sync(temporary)
-        if not self._texts.rename(self._path(temporary), self._path(path)):
-            self.delete(path)  # HDFS does not rename onto an existing file
-            self.rename(temporary, path)
-        self.sync(path.rpartition("/")[0])
 
     def rename(self, path: str, to: str) -> None:
-        """Move a file, creating the target directory. Raises OSError if the move fails.
+        """Move a file, replacing the target and creating its directory. Raises OSError if it fails.
 
         A checksum file of Hadoop stays behind.
         """
         target = self._path(to)
         self._fs.mkdirs(target.getParent())
+        if not self._is_local:  # a rename replaces no other file
+            self.delete(to)
         self.sync(path)
         if not self._texts.rename(self._path(path), target):
             raise OSError(f"cannot move {self.url(path)} to {self.url(to)}")
@@ -126,10 +132,9 @@ class Folder:
 
     def sync(self, path: str) -> None:
         """Flush a file or directory to disk (fsync); does nothing on other file systems."""
-        url = self.url(path)
-        if not url.startswith("file:"):
+        if not self._is_local:
             return
-        opened = os.open(url.removeprefix("file:"), os.O_RDONLY)
+        opened = os.open(self.url(path).removeprefix("file:"), os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:

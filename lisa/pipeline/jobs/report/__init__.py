@@ -13,8 +13,9 @@ from lisa.core.model.clock import parse_zone
 from lisa.core.model.errors import InvalidMessage
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures, Range, gather
-from lisa.pipeline.jobs.report.files import replace, write_tables
+from lisa.pipeline.jobs.report.files import write_tables
 from lisa.pipeline.jobs.report.page import render
+from lisa.pipeline.source import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,7 +42,7 @@ class ReportTables(Protocol):
 class Report:
     """The files of a report, and a summary. Counts are numbers of messages.
 
-    page, tables: paths of the files. events: number of events; first, last: their times.
+    page, tables: paths or URLs of the files. events: number of events; first, last: their times.
     p99_us: lateness of first deliveries in microseconds, None without deliveries.
     early: deliveries before the due time. deliveries, within: first deliveries, and how many of
         them were late by at most the SLO.
@@ -50,8 +51,8 @@ class Report:
     gaps: number of gaps in the journal.
     """
 
-    page: Path
-    tables: tuple[Path, ...]
+    page: str
+    tables: tuple[str, ...]
     events: int
     first: datetime | None
     last: datetime | None
@@ -85,7 +86,8 @@ def report(
 
     Args:
         archive: the archive; each of its two tables is read once.
-        to: a local directory; created if missing, an existing report in it is replaced.
+        to: a directory, or a URL such as s3a://bucket/report; created if missing, an existing
+            report in it is replaced.
         where: name of the archive on the page; user and query are removed from a URL.
         topics: only these topics; empty means all.
         start, end: events from `start` up to but not including `end`, both aware datetimes.
@@ -95,7 +97,7 @@ def report(
 
     Raises:
         InvalidMessage: unknown time zone, a time without zone, or an end that is not after start.
-        ConfigError: matplotlib is not installed.
+        ConfigError: matplotlib is not installed, or a file cannot be written.
     """
     for moment in (start, end):
         if moment is not None and moment.utcoffset() is None:
@@ -111,10 +113,10 @@ def report(
     stage("drawing the page")
     page = render(figures, without_password(where))
     stage("writing the files")
-    folder = Path(to)
-    tables = write_tables(figures, folder / "tables")
-    replace(folder / PAGE, page)
-    return _summary(figures, folder / PAGE, tuple(tables.values()))
+    tables = write_tables(figures, files.join(str(to), "tables"))
+    where_page = files.join(str(to), PAGE)
+    files.write(where_page, page.encode())
+    return _summary(figures, where_page, tables)
 
 
 def without_password(where: str) -> str:
@@ -122,7 +124,7 @@ def without_password(where: str) -> str:
     return re.sub(r"//[^/]*@", "//", re.sub(r"[?;].*", "", where))
 
 
-def _summary(figures: Figures, page: Path, tables: tuple[Path, ...]) -> Report:
+def _summary(figures: Figures, page: str, tables: tuple[str, ...]) -> Report:
     late = figures.late()
     return Report(
         page=page,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, fields
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +13,7 @@ from pyarrow import csv, parquet
 from lisa.pipeline.archive.records import ArchiveGap
 from lisa.pipeline.jobs.report.figures import Figures
 from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
+from lisa.pipeline.source import files
 
 _LATE = ("hand_overs", "early", "within_slo", "p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 
@@ -51,28 +50,23 @@ def _type_of(column: str) -> pa.DataType:
     return pa.timestamp("ms", tz="UTC") if column in _TIMES else pa.int64()
 
 
-def write_tables(figures: Figures, to: Path) -> dict[str, Path]:
-    """Write each table as NAME.parquet and NAME.csv into `to`; returns file name -> path."""
-    to.mkdir(parents=True, exist_ok=True)
-    written: dict[str, Path] = {}
+def write_tables(figures: Figures, to: str) -> tuple[str, ...]:
+    """Write each table as NAME.parquet and NAME.csv into a directory; returns their paths.
+
+    Raises ConfigError if a file cannot be written.
+    """
+    written = []
     for name, columns in TABLES.items():
         schema = pa.schema([(column, _type_of(column)) for column in columns])
         rows = [dict(zip(columns, row, strict=True)) for row in _ROWS[name](figures)]
         table = pa.Table.from_pylist(rows, schema=schema)
         for kind, write in (("parquet", parquet.write_table), ("csv", csv.write_csv)):
-            path = to / f"{name}.{kind}"
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
-            write(table, str(beside))
-            beside.replace(path)
-            written[path.name] = path
-    return written
-
-
-def replace(path: Path, text: str) -> None:
-    """Write or replace a file atomically."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, "utf-8")
-    beside.replace(path)
+            content = pa.BufferOutputStream()
+            write(table, content)
+            path = files.join(to, f"{name}.{kind}")
+            files.write(path, content.getvalue().to_pybytes())
+            written.append(path)
+    return tuple(written)
 
 
 Row = Iterable[Any]
