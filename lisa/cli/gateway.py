@@ -45,8 +45,8 @@ EXIT_CONFIG = 2
 )
 @click.option(
     "--archive",
-    type=click.Path(path_type=Path),
-    help="Archive that the web page searches and /mykit/reStore restores from.",
+    metavar="DIR",
+    help="Archive that the web page searches (also s3://...) and /mykit/reStore restores from.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))

@@ -15,6 +15,7 @@ from lisa import Consumer, Producer
 from lisa.admin.messages import LiveState
 from lisa.admin.search import MessageQuery, SearchPage, search
 from lisa.core.model.errors import ConfigError
+from lisa.embedded.server import free_port
 from lisa.gateway.page import archived
 from lisa.gateway.page.archived import ArchivePage, ArchiveQuery
 from tests.gateways import Gateway, new_topic
@@ -297,6 +298,18 @@ def test_a_foreign_cursor_of_the_archive_is_refused(tmp_path: Path, cursor: str)
     archive = write(tmp_path, [row(1)])
     with pytest.raises(ConfigError, match="is not a cursor"):
         archived.search(archive, ArchiveQuery(wanted="x"), sees=lambda _: True, cursor=cursor)
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"s3://shop/lisa cannot be read: Connection refused"):
+        archived.search("s3://shop/lisa", ArchiveQuery(wanted="x"), sees=lambda _: True)
 
 
 def test_the_page_searches_the_archive(site: Site, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from pyarrow import fs
 from lisa import Producer
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
+from lisa.gateway.page import archived
+from lisa.gateway.page.archived import ArchiveQuery
 from tests.servers import connect, wait_until
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Bucket:
             "spark.hadoop.fs.s3a.endpoint": endpoint,
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
-        self._env = {
+        self.env = {
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
@@ -87,7 +89,7 @@ class Bucket:
             capture_output=True,
             text=True,
             timeout=600,
-            env={**os.environ, **self._env, "LISA_REDIS_URL": redis_url},
+            env={**os.environ, **self.env, "LISA_REDIS_URL": redis_url},
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
@@ -129,7 +131,7 @@ def test_files_are_replaced(bucket: Bucket) -> None:
     assert said.splitlines()[-1] == "written 1|moved 1|['file']"
 
 
-def test_an_archive_and_its_report(bucket: Bucket) -> None:
+def test_an_archive_and_its_report(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, found = "s3a://lisa/archive", ("--archive", "s3a://lisa/archive")
     with EmbeddedServer() as server, Producer(server.url) as producer:
         with connect(server.url) as client:
@@ -144,6 +146,10 @@ def test_an_archive_and_its_report(bucket: Bucket) -> None:
         assert "order-erased" not in bucket.commits("archive/message_log")
         rows = bucket.pipeline(server.url, "search", *found, "--topic", "orders", "--json")
         assert [one["id"] for one in json.loads(rows)["messages"]] == ["order-kept"]
+        for name, value in bucket.env.items():
+            monkeypatch.setenv(name, value)
+        page = archived.search("s3://lisa/archive", ArchiveQuery(wanted=""), sees=lambda _: True)
+        assert [one.id for one in page.hits] == ["order-kept"]
         said = bucket.pipeline(server.url, "report", *found, "--to", "s3a://lisa/report", "--json")
         made = json.loads(said.splitlines()[-1])
         assert made["page"] == "s3a://lisa/report/report.html"

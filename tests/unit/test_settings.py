@@ -17,6 +17,7 @@ from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.settings import (
     ROLES,
     ConsumerSettings,
+    GatewaySettings,
     ManagerSettings,
     ProducerSettings,
     RoleSettings,
@@ -184,6 +185,14 @@ def test_an_offset_is_not_read_as_a_base_60_number(write: Write) -> None:
     # YAML 1.1 reads 10:30 as 630.
     path = write("lisa-delay-queue: {zone: +10:30}")
     assert ProducerSettings.load(path).zone == parse_zone("+10:30")
+
+
+def test_an_archive_is_a_directory_or_in_s3(write: Write) -> None:
+    text = "lisa-delay-queue: {{gateway-server: {{archive: {0}}}}}"
+    for given, read in (("old", "old"), ("/old", "/old"), ("s3a://shop/old", "s3://shop/old")):
+        settings = GatewaySettings.load(write(text.format(given)))
+        assert settings.gateway_server.archive == read
+    assert "an s3: URL" in refusal(GatewaySettings, write(text.format("gs://shop/old")))
 
 
 def test_a_key_without_a_value_has_its_default(write: Write) -> None:

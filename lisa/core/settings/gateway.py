@@ -4,7 +4,7 @@ from datetime import timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from lisa.core.model.options import GRACE, PRODUCER_RETRY_TIME
 from lisa.core.model.retry_policy import MAX_RETRIES
@@ -12,12 +12,15 @@ from lisa.core.settings.fields import DurabilityField, Duration, Names, Policy, 
 from lisa.core.settings.sections import Section, check_key_pair
 
 
-def _local(value: object) -> object:
-    if isinstance(value, str) and "://" in value:
+def _archive(value: str | None) -> str | None:
+    scheme, separator, rest = (value or "").partition("://")
+    if not separator:
+        return value
+    if scheme not in {"s3", "s3a"}:
         raise ValueError(
-            "the gateway searches a directory; for object stores: lisa pipeline search"
+            "the gateway searches a directory or an s3: URL; for others: lisa pipeline search"
         )
-    return value
+    return f"s3://{rest}"
 
 
 class GatewayServerSettings(Section):
@@ -99,10 +102,11 @@ class GatewayServerSettings(Section):
         gt=timedelta(0),
         description="How long a push target may take to answer.",
     )
-    archive: Annotated[Path | None, BeforeValidator(_local)] = Field(
+    archive: Annotated[str | None, AfterValidator(_archive)] = Field(
         default=None,
-        description="The archive that the web page searches (with the extra `archive`), and that "
-        "`/mykit/reStore` restores from (with the extra `pipeline`).",
+        description="The archive that the web page searches (with the extra `archive`): a "
+        "directory, or a URL such as `s3://bucket/lisa`. `/mykit/reStore` restores from a "
+        "directory (with the extra `pipeline`).",
     )
     mykit_clear_all: bool = Field(
         default=False, description="Let `/mykit/clearAll` cancel what `/mykit/push` sent."

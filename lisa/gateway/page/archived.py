@@ -5,8 +5,10 @@ Each call stops after some hits or seconds, and returns a cursor for the next ca
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -69,7 +71,7 @@ class ArchivePage:
 
 
 def search(
-    archive: Path,
+    archive: str | Path,
     query: ArchiveQuery,
     *,
     sees: Callable[[str], bool],
@@ -80,36 +82,47 @@ def search(
     """Search an archive; `sees` tells which topics may be shown. Blocks the thread.
 
     An id is first searched for in all days at once, and then, as a prefix, day by day. Raises
-    ConfigError if the archive or the package `deltalake` is missing, or for an unknown cursor.
+    ConfigError if the archive or the package `deltalake` is missing, for an unknown cursor, or if
+    the store of the archive does not answer.
     """
-    table = _Table(archive)
-    ends, hits = time.monotonic() + within_s, list[ArchivedMessage]()
-    start, skipped = _position(cursor)
-    if cursor is None and not query.in_text:
-        hits += table.rows([*_topic(query), f"id = {_text(query.wanted)}"], most, 0)
-    days = table.days()
-    if cursor is not None:
-        days = [one for one in days if _order(one) <= _order(start)]
-    day, following = None, None
-    conditions = _topic(query) + _matches(query)
-    for index, day in enumerate(days):
-        found = list(table.rows([_on(day), *conditions], most, skipped if day == start else 0))
-        hits += found
-        if len(found) == most:
-            following = f"{day or _LIVE}:{(skipped if day == start else 0) + most}"
-            break
-        is_over = len(hits) >= most or time.monotonic() > ends
-        if is_over and index + 1 < len(days):
-            following = f"{days[index + 1] or _LIVE}:0"
-            break
-    seen = tuple(one for one in hits if sees(one.topic))
-    return ArchivePage(seen, table.written_ms, day, following)
+    with _reading(archive):
+        table = _Table(str(archive))
+        ends, hits = time.monotonic() + within_s, list[ArchivedMessage]()
+        start, skipped = _position(cursor)
+        if cursor is None and not query.in_text:
+            hits += table.rows([*_topic(query), f"id = {_text(query.wanted)}"], most, 0)
+        days = table.days()
+        if cursor is not None:
+            days = [one for one in days if _order(one) <= _order(start)]
+        day, following = None, None
+        conditions = _topic(query) + _matches(query)
+        for index, day in enumerate(days):
+            found = list(table.rows([_on(day), *conditions], most, skipped if day == start else 0))
+            hits += found
+            if len(found) == most:
+                following = f"{day or _LIVE}:{(skipped if day == start else 0) + most}"
+                break
+            is_over = len(hits) >= most or time.monotonic() > ends
+            if is_over and index + 1 < len(days):
+                following = f"{days[index + 1] or _LIVE}:0"
+                break
+        seen = tuple(one for one in hits if sees(one.topic))
+        return ArchivePage(seen, table.written_ms, day, following)
+
+
+@contextmanager
+def _reading(archive: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # delta-rs tells the cause last, on a line of its own
+        reason = str(error).strip().rpartition("\n")[2].rpartition("\x1b[0m ")[2]
+        raise ConfigError(f"the archive {archive} cannot be read: {reason}") from error
 
 
 class _Table:
     """The current version of the table `messages`."""
 
-    def __init__(self, archive: Path) -> None:
+    def __init__(self, archive: str) -> None:
         try:
             from deltalake import DeltaTable, QueryBuilder
             from deltalake.exceptions import TableNotFoundError
@@ -118,7 +131,7 @@ class _Table:
                 "searching the archive needs a package: pip install 'lisa-delay-queue[archive]'"
             ) from None
         try:
-            table = DeltaTable(archive / "messages")
+            table = DeltaTable(f"{archive}/messages", storage_options=_store_options(archive))
         except TableNotFoundError:
             raise ConfigError(
                 f"{archive} has no archive in the present format; `lisa pipeline convert` converts "
@@ -148,6 +161,16 @@ class _Table:
         columns = [found.column(name).to_pylist() for name in found.schema.names]
         for row in zip(*columns, strict=True):
             yield _message(dict(zip(found.schema.names, row, strict=True)))
+
+
+def _store_options(archive: str) -> dict[str, str] | None:
+    """Settings of delta-rs for S3, besides those that it reads from the environment (AWS_...)."""
+    if not archive.startswith("s3:"):
+        return None
+    options = {"max_retries": "2", "retry_timeout": "5s", "connect_timeout": "3s", "timeout": "10s"}
+    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    return options
 
 
 def _message(row: Mapping[str, Any]) -> ArchivedMessage:

@@ -30,7 +30,7 @@ class _Report(msgspec.Struct):
     counts: dict[str, int]
 
 
-def command_of(archive: Path, report: Path, options: Sequence[str]) -> list[str]:
+def command_of(archive: str, report: Path, options: Sequence[str]) -> list[str]:
     """The command line, without the server's address, which may contain a password."""
     return [
         sys.executable,
@@ -40,7 +40,7 @@ def command_of(archive: Path, report: Path, options: Sequence[str]) -> list[str]
         "pipeline",
         "restore",
         "--archive",
-        str(archive),
+        os.path.abspath(archive),  # noqa: PTH100  no file is read
         "--report",
         str(report),
         *options,
@@ -65,11 +65,13 @@ class Restorer:
                 "no archive is configured: start the gateway with --archive DIR, "
                 "or set gateway-server.archive"
             )
+        if "://" in archive:
+            raise ConfigError(f"to restore from {archive}, run lisa pipeline restore")
         if self._lock.locked():
             raise TooManyPulls("a restore is already running")
         async with self._lock:
             with tempfile.TemporaryDirectory(prefix="lisa-restore-") as directory:
-                command = command_of(archive.absolute(), Path(directory) / "report", options)
+                command = command_of(archive, Path(directory) / "report", options)
                 return await self._run(command)
 
     async def _run(self, command: Sequence[str]) -> dict[str, int]:
