@@ -170,7 +170,7 @@ def test_an_operation_that_fails_is_recorded_and_a_refused_one_is_not(
         headers = {"Origin": gateway.url}
         assert gateway.client.post(f"{page}/act", data=form, headers=headers).status_code == 503
         assert gateway.client.post(f"{path}/groups", json={"group": "g"}).status_code == 503
-        session = re.compile(r"session='\w+'")
+        session = re.compile(r"session='[\w-]+'")
         wait_until(lambda: any(map(session.search, gateway.said[since:])))
         (shown,) = {found[0] for one in gateway.said[since:] if (found := session.search(one))}
         check_audited(
