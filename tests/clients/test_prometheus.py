@@ -109,7 +109,8 @@ def prometheus(
 def cause_absence(shop: Deployment, prometheus: Prometheus) -> None:
     """Due messages without a consumer and without a group; late ones, garbage, failed pushes.
 
-    Counters grow after Prometheus has seen them: the first value of a series is no increase.
+    Prometheus must scrape each counter once before it grows, because it does not count the first
+    value of a series as an increase.
     """
     for topic in ("unattended", "late", "broken"):
         shop.post(f"{topic}/groups", group="g")
