@@ -62,6 +62,8 @@ class Case:
             int(one["end"]),
             int(one["verdict"]),
             int(one["attempt"]),
+            int(one["begin_by"]),
+            int(one["end_from"]),
         )
 
     def changes(self, kind: str, answer: str) -> Iterator[tuple[int, Change, range]]:

@@ -39,13 +39,18 @@ class Window(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """The relevant parts of one handling. `end` is 0 if it never ended."""
+    """The relevant parts of one handling: earliest begin, latest end (0 if it never ended).
+
+    A busy machine answers late, so the bounds may be a tenth of a second apart.
+    """
 
     process: int
     begin: int
     end: int
     verdict: int
-    attempt: int = 1
+    attempt: int
+    begin_by: int
+    end_from: int
 
     @property
     def last(self) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.torture import calls, ticking, timing, windows
-from tests.torture.case import Case
-from tests.torture.causes import ACK_US, MARGIN_US, SETTLES_US, Hold
+from tests.torture.case import CLOCKS_US, Case
+from tests.torture.causes import ACK_US, SETTLES_US, Hold
 from tests.torture.repairs import repairs
 from tests.torture.samples import growth
 from tests.torture.sent import TakenBack
@@ -204,8 +204,8 @@ class _Judge:
 
     def _of_retry(self, number: int, place: int, do: int, before: Hold, again: Hold) -> str | None:
         """The next attempt must follow the pause, unless there was a fault."""
-        due = before.end + pause_ms(do) * 1000 - MARGIN_US
-        if again.attempt == before.attempt + 1 and again.begin >= due:
+        due = before.end_from + pause_ms(do) * 1000 - CLOCKS_US
+        if again.attempt == before.attempt + 1 and again.begin_by >= due:
             return "the attempt before failed"
         return self._causes.of_again(number, place, do, before, again) or self._causes.around(
             before.begin - ACK_US, again.begin

@@ -3,9 +3,10 @@
     lisa-consumer tests.torture.handlers:swift      fast handlers, one at a time
     lisa-consumer tests.torture.handlers:sturdy     all others
 
-A ledger's line is nine integers: message, place, attempt, due (ms), begin and end by Redis's clock
-(us; 0 while running), verdict, whether the clock was asked, and the offset of the process's own
-clock from Redis's (ms). A slow handling is also recorded when it begins.
+A ledger's line is eleven integers: message, place, attempt, due (ms), earliest begin and latest end
+by Redis's clock (us; 0 while running), verdict, whether the clock was asked, the offset of the
+process's own clock from Redis's (ms), latest begin and earliest end. A slow handling is also
+recorded when it begins.
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ class Diary:
 
     def note(self, *handlings: Handling, verdict: Verdict) -> None:
         """Note that handlings begin or how they ended, before Lisa learns of it."""
-        end = 0 if verdict is Verdict.BEGUN else self._clock.now().high
+        now = self._clock.now()
+        end_from, end = (0, 0) if verdict is Verdict.BEGUN else (now.low, now.high)
         self._ledger.write(
             f"{one.number}\t{one.place}\t{one.attempt}\t{one.due_ms}\t{one.began}\t{end}\t"
-            f"{verdict}\t{int(one.begin.was_asked)}\t{one.own_ms}"
+            f"{verdict}\t{int(one.begin.was_asked)}\t{one.own_ms}\t{one.begin.high}\t{end_from}"
             for one in handlings
         )
 

@@ -139,12 +139,15 @@ class Papers:
         attempt: int = 1,
         due_s: float | None = None,
         asked: bool = True,
+        unsure_s: float = 0.0,
         process: int = HANDLER,
     ) -> None:
+        """It began up to `unsure_s` after `at_s`, and ended up to that before its end."""
         if due_s is None:  # the due time asked for, unless the test sets a wrong one
             due_s = min(at_s, self._dues.get(number, at_s)) if attempt == 1 else at_s
         due_ms = us(due_s) // 1000
         end = 0 if took_s is None else us(at_s + took_s)
+        end_from = 0 if took_s is None else us(at_s + took_s - unsure_s)
         self.handled.setdefault(process, []).append(
             "\t".join(
                 map(
@@ -159,6 +162,8 @@ class Papers:
                         int(Verdict.BEGUN if took_s is None else verdict),
                         int(asked),
                         0,
+                        us(at_s + unsure_s),
+                        end_from,
                     ),
                 )
             )

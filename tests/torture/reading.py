@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_BYTES = 1 << 24
-COLUMNS = 9
+COLUMNS = 11
 
 HANDLED = np.dtype(
     [
@@ -31,10 +31,15 @@ HANDLED = np.dtype(
         ("end", "i8"),
         ("verdict", "u1"),
         ("asked", "u1"),
+        ("begin_by", "i8"),
+        ("end_from", "i8"),
         ("process", "u2"),
     ]
 )
-"""One handling: `message` is the row in `Messages`, `due` in ms, `begin` and `end` in us."""
+"""One handling: `message` is the row in `Messages`, `due` in ms, the others in us.
+
+It began between `begin` and `begin_by`, and ended between `end_from` and `end`.
+"""
 
 
 class Handled(NamedTuple):
@@ -112,6 +117,7 @@ def _rows(
     names = ("place", "attempt", "due", "begin", "end", "verdict", "asked")
     for column, name in enumerate(names, 1):
         found[name] = numbers[:, column]
+    found["begin_by"], found["end_from"] = numbers[:, 9], numbers[:, 10]
     found["process"] = process
     return found[known], [int(one) for one in numbers[~known, 0]]
 

@@ -354,6 +354,12 @@ def failed(papers: Papers) -> None:
     papers.handle(number, 1.4, topic="hard", attempt=2)
 
 
+def failed_at_an_uncertain_time(papers: Papers) -> None:
+    number = papers.send("hard", do=Do.RAISE)
+    papers.handle(number, 1.1, topic="hard", verdict=Verdict.FAILED, unsure_s=0.06)
+    papers.handle(number, 1.2, topic="hard", attempt=2, unsure_s=0.06)
+
+
 def by_another_group(papers: Papers) -> None:
     number = papers.send("two")
     papers.handle(number, 1.1, topic="two", group="east")
@@ -376,6 +382,7 @@ def by_another_group(papers: Papers) -> None:
         hung,
         hung_until_it_was_killed,
         failed,
+        failed_at_an_uncertain_time,
         by_another_group,
     ],
 )
