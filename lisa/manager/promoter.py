@@ -96,6 +96,7 @@ class Promoter:
         self._paces: dict[str, PromotionPace] = {}
         self._polled_up_to = ""
         self._expected: dict[str, Sequence[str]] = {}
+        self._unreadable: set[str] = set()
 
     def step(self, topics: Sequence[str]) -> list[Outcome]:
         """Promote each topic in one round trip; returns when each topic is due next."""
@@ -125,7 +126,8 @@ class Promoter:
         """The next due instant of some topics, by topic, from plain reads. Raises LisaError.
 
         A safety net in case an announcement was lost. Each call covers the next part of the topics,
-        so that every topic is covered within `TICKS` calls, and all of the others.
+        so that every topic is covered within `TICKS` calls, and all of the others. A topic with a
+        newly unreadable key is due now, so that `step` reports the error.
         """
         some = [*self._next_part(topics), *others]
         keys = {topic: self._store.keys.topic(topic) for topic in some}
@@ -145,7 +147,11 @@ class Promoter:
         ]
         heads += ask_all(self._store, [head_command(zset) for _, zset in failing])
         instants: dict[str, float] = {}
-        for topic, head in zip([*some, *[topic for topic, _ in failing]], heads, strict=True):
+        read = list(zip([*some, *[topic for topic, _ in failing]], heads, strict=True))
+        unreadable = {topic for topic, head in read if isinstance(head, Exception)}
+        instants |= dict.fromkeys(unreadable - self._unreadable, now)
+        self._unreadable = self._unreadable.difference(some) | unreadable
+        for topic, head in read:
             due_ms = head_ms(head)
             if due_ms is not None:
                 at = self._paced(topic, self._clock.instant(due_ms))
@@ -182,6 +188,7 @@ class Promoter:
         self._last.pop(topic, None)
         self._paces.pop(topic, None)
         self._expected.pop(topic, None)
+        self._unreadable.discard(topic)
 
     def _next(
         self, topic: str, result: Promoted | LisaError, sent: float, received: float

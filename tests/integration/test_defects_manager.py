@@ -9,6 +9,7 @@ deleted; L19 errors were not logged; L20 one slow job blocked all others.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -198,6 +199,23 @@ def test_l19_every_error_is_logged(
         wait_until(lambda: "promoter: topic orders: " in caplog.text)
     told = [one for one in caplog.messages if one.startswith("promoter: topic orders")]
     assert len(told) == 1  # once, not at each attempt
+    assert "WRONGTYPE" in told[0]
+
+
+@pytest.mark.parametrize("key", ["waiting", "retry"])
+def test_a_key_that_breaks_while_a_topic_is_idle_is_reported(
+    server: str, cast: Cast, foreign: redis.Redis, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    caplog.set_level(logging.INFO, "lisa.manager")
+    broken = {"waiting": cast.keys.waiting, "retry": cast.own.retry}[key]
+    with Manager(server, topics=["orders"], move=timedelta(milliseconds=200)) as manager:
+        wait_until(lambda: manager.health()["status"] == "ok")
+        foreign.set(broken, "of the wrong type")
+        wait_until(lambda: "promoter: topic orders: " in caplog.text)
+        foreign.delete(broken)
+        wait_until(lambda: "promoter: topic orders works again" in caplog.text)
+    told = [one for one in caplog.messages if one.startswith("promoter: topic orders: ")]
+    assert len(told) == 1
     assert "WRONGTYPE" in told[0]
 
 
