@@ -11,7 +11,14 @@ from typing import Any
 import click
 
 from benchmarks.comparison.environments import find, install
-from benchmarks.comparison.lisa_measures import backlog, burst, help_page, idle, side_by_side
+from benchmarks.comparison.lisa_measures import (
+    backlog,
+    burst,
+    busy_topics,
+    help_page,
+    idle,
+    side_by_side,
+)
 from benchmarks.comparison.measures import measure_peer
 from benchmarks.comparison.plots import draw
 from benchmarks.comparison.sizes import LONG, FurtherSizes, PeerSizes
@@ -27,7 +34,8 @@ BUILD = Path("build") / "bench"
 """The directory of the peers' environments, which are kept between runs."""
 
 FURTHER = {
-    module.NAME: module.measure for module in (burst, idle, backlog, side_by_side, help_page)
+    module.NAME: module.measure
+    for module in (burst, idle, busy_topics, backlog, side_by_side, help_page)
 }
 """The measures of Lisa that `lisa bench` does not take, in running order."""
 

@@ -10,6 +10,22 @@ LONG = replace(FULL, mode="long", paced_seconds=60.0)
 """The amounts of the measures of `lisa bench` with `--long`."""
 
 
+@dataclass(frozen=True, slots=True)
+class BusyTopics:
+    """Topics whose messages fall due evenly.
+
+    rate: messages per second of all topics together, for `seconds`.
+    period_s: how often the raw commands visit the topics.
+    repeats: maximum number of repeats.
+    """
+
+    topics: int
+    rate: float
+    seconds: float
+    period_s: float
+    repeats: int = 3
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FurtherSizes:
     """The amounts of `lisa_measures`: numbers of messages, unless noted otherwise.
@@ -19,6 +35,7 @@ class FurtherSizes:
     waiting: backlogs with which promotion is measured, in ascending order.
     promoted: messages promoted before each backlog.
     side_by_side: numbers of managers, each with as many consumers.
+    busy_topics: see `BusyTopics`.
     """
 
     burst: int = 50_000
@@ -27,12 +44,23 @@ class FurtherSizes:
     waiting: tuple[int, ...] = (10_000, 1_000_000)
     promoted: int = 20_000
     side_by_side: tuple[int, ...] = (1, 2, 4)
+    busy_topics: tuple[BusyTopics, ...] = (
+        BusyTopics(10, 1_000, 20.0, 0.002),
+        BusyTopics(10, 5_000, 10.0, 0.002),
+        BusyTopics(1_000, 1_000, 20.0, 0.1, repeats=2),
+    )
 
     @classmethod
     def of(cls, mode: str) -> FurtherSizes:
         """The sizes of a `quick`, `full` or `long` run."""
         if mode == "quick":
-            return cls(idle_seconds=4.0, waiting=(10_000, 300_000), promoted=5_000, side_by_side=())
+            return cls(
+                idle_seconds=4.0,
+                waiting=(10_000, 300_000),
+                promoted=5_000,
+                side_by_side=(),
+                busy_topics=(BusyTopics(10, 1_000, 3.0, 0.002),),
+            )
         return cls(waiting=(10_000, 1_000_000, 10_000_000)) if mode == "long" else cls()
 
     def scaled(self, scale: float) -> FurtherSizes:
@@ -46,6 +74,7 @@ class FurtherSizes:
             waiting=tuple(max(20, int(amount * scale)) for amount in self.waiting),
             promoted=max(20, int(self.promoted * scale)),
             side_by_side=self.side_by_side[:2],
+            busy_topics=(BusyTopics(3, 100, max(0.2, 5 * scale), 0.002),),
         )
 
 

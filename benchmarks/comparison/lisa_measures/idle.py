@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 
 from benchmarks.comparison.sizes import FurtherSizes
 from lisa.cli.bench.run import Run
-from lisa.cli.bench.server import fresh_server
+from lisa.cli.bench.server import BenchServer, fresh_server
 from lisa.cli.bench.subject import LisaAtWork, lisa_at_work
 from lisa.cli.bench.work import now_ms
 
@@ -28,7 +29,7 @@ def measure(run: Run, sizes: FurtherSizes) -> None:
 def _with(run: Run, count: int, idle_seconds: float) -> None:
     names = [f"idle-{number:04d}" for number in range(count)]
     tail = f" with {'1 topic' if count == 1 else f'{count:,} topics'}"
-    with fresh_server() as server, lisa_at_work(server, consumers=0, topics=names) as work:
+    with fresh_server() as server, _idle(server, names) as work:
         time.sleep(SETTLE_S)
         _avoid_sampling(idle_seconds)
         calls, redis_us, began = server.calls(), server.cpu_us(), time.monotonic()
@@ -45,6 +46,10 @@ def _with(run: Run, count: int, idle_seconds: float) -> None:
         late_us = _probe(work)
         run.results.add(NAME, "lisa", "last" + tail, max(late_us) / 1000, "ms")
         run.results.add_lateness(NAME, "lisa", late_us, tail.strip())
+
+
+def _idle(server: BenchServer, names: list[str]) -> AbstractContextManager[LisaAtWork]:
+    return lisa_at_work(server, consumers=0, topics=names[:1], idle=names[1:])
 
 
 def _avoid_sampling(seconds: float) -> None:
@@ -70,7 +75,7 @@ def _probe(work: LisaAtWork) -> list[int]:
     work.start_consumers(1)
     work.ledger.mark()
     for _ in range(PROBES):
-        work.producer.send(work.topic, "x" * 100, at_ms=now_ms() + 2 * SPREAD_MS)
+        work.producer.send(work.topics[0], "x" * 100, at_ms=now_ms() + 2 * SPREAD_MS)
         time.sleep(SPREAD_MS / 1000)
     work.ledger.wait(PROBES, SETTLE_S + PROBES, work.check)
     due, handled = work.ledger.read()

@@ -1,6 +1,6 @@
 """The consumer that `lisa bench` measures; its handler only records the time.
 
-Reads LISA_REDIS_URL, BENCH_LEDGER (a directory) and BENCH_TOPIC.
+Reads LISA_REDIS_URL, BENCH_LEDGER (a directory) and BENCH_TOPICS (separated by commas).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ atexit.register(writer.close)
 _note, _pack, _now_ns = writer.note, RECORD.pack, time.time_ns
 
 
-@consumer.on(os.environ["BENCH_TOPIC"])
 def handle(message: Message) -> None:
     """Record the due time and the current time."""
     _note(_pack(message.due_ms * 1000, _now_ns() // 1000))
+
+
+for topic in os.environ["BENCH_TOPICS"].split(","):
+    consumer.on(topic)(handle)

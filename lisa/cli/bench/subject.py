@@ -46,10 +46,10 @@ def prepared(server: BenchServer, topics: Sequence[str] = (TOPIC,)) -> Iterator[
         yield producer
 
 
-class _Processes:
+class WorkProcesses:
     """Role processes, each with a log."""
 
-    def __init__(self, server: BenchServer, stack: ExitStack, topic: str) -> None:
+    def __init__(self, server: BenchServer, stack: ExitStack, topics: Sequence[str]) -> None:
         self.server = server
         self._stack = stack
         folder = stack.enter_context(TemporaryDirectory(prefix="lisa-bench-"))
@@ -57,7 +57,7 @@ class _Processes:
         self._env = {
             "LISA_REDIS_URL": server.url,
             "BENCH_LEDGER": folder,
-            "BENCH_TOPIC": topic,
+            "BENCH_TOPICS": ",".join(topics),
         }
         self._running: list[tuple[str, RoleProcess]] = []
 
@@ -82,42 +82,49 @@ class _Processes:
                 raise Fault(f"the {part} exited with {code}: {' '.join(last)}")
 
 
-class LisaAtWork(_Processes):
+class LisaAtWork(WorkProcesses):
     """A producer in this process, and manager and consumer processes. See `work.AtWork`.
 
+    topics: the topics that consumers read; `send` sends to the first, `send_paced` to all in turn.
     body: what `send` sends.
     """
 
     slowest = 1_000.0
 
-    def __init__(self, server: BenchServer, stack: ExitStack, topics: Sequence[str]) -> None:
-        topic = topics[0]
-        super().__init__(server, stack, topic)
-        self.topic = topic
+    def __init__(
+        self, server: BenchServer, stack: ExitStack, topics: Sequence[str], idle: Sequence[str]
+    ) -> None:
+        super().__init__(server, stack, topics)
+        self.topics = topics
         self.body = BODY
-        self.producer = stack.enter_context(prepared(server, topics))
-        group = Keys().topic(topic).group(GROUP)
-        self._keys = (group.ready, group.entries)
+        self.producer = stack.enter_context(prepared(server, (*topics, *idle)))
+        self._groups = [Keys().topic(topic).group(GROUP) for topic in topics]
 
     def send(self, count: int, due_ms: int) -> float:
         """See `work.AtWork`."""
         began = time.perf_counter()
-        self.producer.send_many(self.topic, repeat(self.body, count), at_ms=due_ms)
+        self.producer.send_many(self.topics[0], repeat(self.body, count), at_ms=due_ms)
         return time.perf_counter() - began
 
     def send_paced(self, count: int, start_ms: int, rate: float) -> float:
         """See `work.AtWork`."""
         began = time.perf_counter()
-        messages = (
-            Outgoing(BODY, at_ms=start_ms + int(number * 1000 / rate)) for number in range(count)
-        )
-        self.producer.send_many(self.topic, messages)
+        step = len(self.topics)
+        for first, topic in enumerate(self.topics):
+            messages = (
+                Outgoing(BODY, at_ms=start_ms + int(number * 1000 / rate))
+                for number in range(first, count, step)
+            )
+            self.producer.send_many(topic, messages)
         return time.perf_counter() - began
 
     def settled(self) -> bool:
         """See `work.AtWork`."""
-        ready, entries = self._keys
-        return not (self.server.client.xlen(ready) or self.server.client.hlen(entries))
+        pipeline = self.server.client.pipeline(transaction=False)
+        for group in self._groups:
+            pipeline.xlen(group.ready)
+            pipeline.hlen(group.entries)
+        return not any(pipeline.execute())
 
     def start_consumers(self, consumers: int) -> None:
         """Start consumers, and wait until each has handled a message."""
@@ -127,7 +134,7 @@ class LisaAtWork(_Processes):
         while self.ledger.writers() < consumers:
             if time.monotonic() > deadline:
                 raise Fault("the consumers handled no message after their start")
-            self.producer.send_many(self.topic, repeat(BODY, 20 * consumers))
+            self.producer.send_many(self.topics[0], repeat(BODY, 20 * consumers))
             time.sleep(0.05)
             self.check()
         while not self.settled():
@@ -138,24 +145,29 @@ class LisaAtWork(_Processes):
 
 @contextmanager
 def lisa_at_work(
-    server: BenchServer, *, managers: int = 1, consumers: int = 1, topics: Sequence[str] = (TOPIC,)
+    server: BenchServer,
+    *,
+    managers: int = 1,
+    consumers: int = 1,
+    topics: Sequence[str] = (TOPIC,),
+    idle: Sequence[str] = (),
 ) -> Iterator[LisaAtWork]:
-    """Run all roles on one server with default settings; consumers read the first topic."""
+    """Run all roles on one server with default settings; nobody reads the `idle` topics."""
     with ExitStack() as stack:
-        work = LisaAtWork(server, stack, topics)
+        work = LisaAtWork(server, stack, topics, idle)
         for _ in range(managers):
             work.start("manager", "lisa.cli.manager", *QUIET)
         work.start_consumers(consumers)
         yield work
 
 
-class FloorAtWork(_Processes):
+class FloorAtWork(WorkProcesses):
     """The floor's poller and consumer processes. See `work.AtWork`."""
 
     slowest = 500.0
 
     def __init__(self, server: BenchServer, stack: ExitStack) -> None:
-        super().__init__(server, stack, TOPIC)
+        super().__init__(server, stack, (TOPIC,))
         self._floor = Floor(server.client)
         self._floor.create()
         self._ready = Keyring().ready
