@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from lisa.consumer.keyed_pool import KeyedPool
@@ -138,22 +138,22 @@ class ReaderSet:
         with self._lock:
             known = set(self._shards.get((topic, group), ()))
         added = [one for one in shards if one not in known]
-        readers = [
-            one
-            for one in self.subscriptions()
-            if one.shard in known and one.wanted == group and not one.closing.is_set()
-        ]
-        if added and self._is_declared(topic, readers):
+        if added and self._is_declared(topic, group, known):
             for shard in added:
                 self._read_shard(wanted, shard)
         for shard in known.difference(shards):
             self._leave_shard(shard, group)
 
-    def _is_declared(self, topic: str, readers: Sequence[Subscription]) -> bool:
+    def _is_declared(self, topic: str, wanted: str, known: Container[Shard]) -> bool:
         """Whether the group still exists: a new reader would declare a removed group again.
 
         The readers of former shards may have lost the group only because their keys were deleted.
         """
+        readers = [
+            one
+            for one in self.subscriptions()
+            if one.shard in known and one.wanted == wanted and not one.closing.is_set()
+        ]
         if any(not one.membership.is_removed for one in readers):
             return True
         lost = {one.group for one in readers}
