@@ -54,21 +54,15 @@ test-slow: $(VENV)/.dev
 
 # The torture run starts with an earlier build, if the repository has it, and upgrades to this one.
 EARLIER := 569b0c0
-OLD     := build/earlier/$(EARLIER)
 
 torture: $(VENV)/.dev
-	@if git cat-file -e $(EARLIER) 2>/dev/null; then $(MAKE) --no-print-directory $(OLD)/.built; \
-	  else echo "no commit $(EARLIER) here: this run leaves out 'roll', the rolling restart from it"; fi
-	$(BIN)/python -m tests.torture $$(ls $(OLD)/*.whl 2>/dev/null | sed 's/^/--earlier /') $(ARGS)
+	@git cat-file -e $(EARLIER) 2>/dev/null || \
+	  echo "no commit $(EARLIER) here: this run leaves out 'roll', the rolling restart from it"
+	$(BIN)/python -m tests.torture \
+	  $$(git cat-file -e $(EARLIER) 2>/dev/null && echo --earlier $(EARLIER)) $(ARGS)
 
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants
-
-$(OLD)/.built: | $(VENV)/.dev
-	rm -rf $(OLD) && mkdir -p $(OLD)/source
-	git archive $(EARLIER) | tar -x -C $(OLD)/source
-	cd $(OLD)/source && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d ..
-	rm -rf $(OLD)/source && touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lisa.core.model.errors import LisaError
+from lisa import LisaError  # not from its module, which an earlier build has elsewhere
 from tests.torture.ledger import Ledger, RedisClock
 from tests.torture.world import Do, number_of, topic_number
 

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.torture.earlier import is_known
 from tests.torture.plan import Cast, choose
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Options(NamedTuple):
     producers: int = 2
     gateway: bool = False
     restore: bool = False
-    earlier: Path | None = None
+    earlier: str | None = None
     program: str = "valkey"
     out: Path = Path("torture")
     check: bool = False
@@ -82,7 +83,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--producers", type=int, default=2, help="at least 2 (2)")
     add("--gateway", action="store_true", help="also send and pull over HTTP")
     add("--restore", action="store_true", help="archive the topic bulk; restore it at the end")
-    add("--earlier", type=Path, metavar="DIR_OR_WHEEL", help="begin with this build of Lisa")
+    add("--earlier", metavar="BUILD", help="begin with a directory, a wheel or a commit")
     add("--program", choices=("valkey", "redis"), default="valkey")
     add("--out", type=Path, help="where ledgers and report go, by default into build/torture")
     add("--check", type=Path, metavar="DIR", help="only judge, anew, what a run left there")
@@ -97,6 +98,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     out = given.out or Path("build", "torture", f"{given.persistence}-{seed}")
     if out.exists() and any(out.iterdir()) and not (out / "stage.jsonl").exists():
         parser.error(f"{out} holds something else than an earlier run, which this one would delete")
+    earlier = given.earlier
+    if earlier is not None and not Path(earlier).exists() and not is_known(earlier):
+        parser.error(f"{earlier} is neither a file, nor a directory, nor a commit")
     try:
         kinds = choose(given.faults, earlier=given.earlier is not None, gateway=given.gateway)
     except ValueError as error:

@@ -297,13 +297,14 @@ class Fickle:
         call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl_ms)
         ttl = timedelta(milliseconds=ttl_ms) if ttl_ms else None
         options = options_of(number, self._now_ms()) if topic == WINDOWED else {}
+        if self._has_windows and ttl_ms > SKIPPED_TTL_MS:  # an earlier build has neither
+            options["late"] = "skip after 1s"
         send = self._producer.send(
             topic,
             body_of(number, do),
             id=own_id(number),
             delay=timedelta(milliseconds=delay),
             ttl=ttl,
-            late="skip after 1s" if ttl_ms > SKIPPED_TTL_MS else None,
             retry=retry,
             **options,
         )

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-import zipfile
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count
@@ -22,6 +21,7 @@ from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from tests.servers import connect, redis_server
 from tests.torture import restoring
+from tests.torture.earlier import unpacked
 from tests.torture.ledger import Ledger
 from tests.torture.minutes import topic_window
 from tests.torture.proxy import Proxy
@@ -31,7 +31,6 @@ from tests.torture.world import TOPICS, consumer_yaml, manager_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from tests.torture.options import Options
     from tests.torture.roles import Incarnation
@@ -69,7 +68,8 @@ class Stage:
         )
         self.roles: dict[str, Role] = {}
         self.is_up = False
-        self.earlier = Build(_unpacked(options.earlier, self.out)) if options.earlier else None
+        path = unpacked(options.earlier, self.out / "earlier") if options.earlier else None
+        self.earlier = Build(path) if path else None
         self._numbers = count(1)
         self._helpers: list[subprocess.Popen[bytes]] = []
 
@@ -338,12 +338,3 @@ class Stage:
 def signal_server(server: EmbeddedServer, number: signal.Signals) -> None:
     """Send the server a signal."""
     os.kill(server.pid, number)
-
-
-def _unpacked(build: Path, out: Path) -> Path:
-    if build.is_dir():
-        return build.resolve()
-    to = out / "earlier"
-    with zipfile.ZipFile(build) as wheel:
-        wheel.extractall(to)
-    return to

@@ -111,6 +111,7 @@ def test_an_earlier_run_is_judged_again(tmp_path: Path) -> None:
         ["--faults", "earthquake"],
         ["--consumers", "1"],
         ["--check", "/nowhere"],
+        ["--earlier", "/nowhere"],
     ],
 )
 def test_invalid_command_lines_are_refused(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.torture.__main__ import torture
+from tests.torture.earlier import RELEASE, is_known
 from tests.torture.options import parse
 
 if TYPE_CHECKING:
@@ -33,6 +34,32 @@ def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
     assert verdicts.counts["ticks"] > 45  # three schedules, two of them with a tick each second
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert set(report["faults"]) == set(report["options"]["kinds"]), report["skipped"]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not is_known(RELEASE), reason=f"no commit {RELEASE}: not a complete clone")
+def test_a_rolling_restart_from_the_last_release(tmp_path: Path) -> None:
+    verdicts = run(
+        tmp_path,
+        "--minutes",
+        "0.5",
+        "--rate",
+        "300",
+        "--seed",
+        "1",
+        "--gateway",
+        "--earlier",
+        RELEASE,
+        "--faults",
+        "roll,kill-consumer,kill-manager,cut",
+    )
+    assert verdicts.counts["confirmed"] > 0.25 * 30 * 300
+    lines = (tmp_path / "stage.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    starts = [(one["role"], one["earlier"]) for one in events if one["event"] == "start"]
+    first, last = dict(reversed(starts)), dict(starts)
+    assert all(first.values())
+    assert not any(last.values())
 
 
 @pytest.mark.slow
