@@ -22,7 +22,7 @@ from lisa.core.store.store import AsyncStore
 
 
 class AsyncPuller:
-    """The connections of one consumer's pulls on one event loop."""
+    """Runs one consumer's pulls on one event loop, over its own connections."""
 
     def __init__(self, options: ConsumerOptions, signals: Signals) -> None:
         self._store = AsyncStore(AsyncConnection(options.address), options.keys, who="consumer")
@@ -49,7 +49,7 @@ class AsyncPuller:
                 yield found.pop()
         finally:
             for delivery in found:
-                self._spawn(_released(delivery))
+                self._spawn(_release(delivery))
 
     async def close(self) -> None:
         """Finish releases, remove this consumer's records and close the connections."""
@@ -70,6 +70,6 @@ class AsyncPuller:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _released(delivery: AsyncDelivery) -> None:
+async def _release(delivery: AsyncDelivery) -> None:
     with suppress(LisaError):  # then it is redelivered when its ack timeout ends
         await delivery.release()

@@ -12,10 +12,10 @@ from lisa.core.model.message import Body_co, Message
 
 
 class Batch(Sequence[Message[Body_co]]):
-    """The messages of one call of a batch handler; in annotations, `Batch[Order]` as `Message`.
+    """The messages of one call of a batch handler, annotated as in `Batch[Order]`.
 
     If the handler returns, all messages are acked; if it raises, all are retried. Messages passed
-    to `fail` are excepted.
+    to `fail` follow their own errors instead.
     """
 
     def __init__(self, messages: Sequence[Message[Body_co]]) -> None:
@@ -39,7 +39,7 @@ class Batch(Sequence[Message[Body_co]]):
         return f"<Batch of {len(self)}, {len(self._failed)} failed>"
 
     def fail(self, message: Message, error: BaseException | str) -> None:
-        """Mark one message as failed: it is retried, or treated as a `Retry` or `Discard` says.
+        """Mark one message as failed, as if the handler had raised `error` for it alone.
 
         Raises InvalidMessage if the message is not in this batch.
         """

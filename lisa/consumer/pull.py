@@ -36,7 +36,7 @@ from lisa.core.transitions.retry import Retried
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 60.0
-"""Socket timeout allowance for one blocking read."""
+"""Longest wait of a blocking read; its connection's socket timeout allows for it."""
 
 D = TypeVar("D")
 
@@ -104,7 +104,7 @@ class Puller(Generic[D]):
                 return found or (yield from self._nothing(name, source.group))
 
     def _nothing(self, topic: Topic, group: str) -> Flow[list[D]]:
-        """No deliveries; warns if that is because no manager runs."""
+        """Return no deliveries; warn if messages are overdue because no manager runs."""
         now = time.monotonic()
         if now - self._looked >= presence.BEAT.total_seconds():
             self._looked = now
@@ -172,21 +172,21 @@ class Puller(Generic[D]):
         try:
             yield _Read(self._waiting, command)
         except ClientError as error:
-            # The next pull is repeated with patience, and raises if the server stays away.
+            # The next pull is retried with patience, and raises if the server stays unavailable.
             if not passes(error):
                 raise translated(error, self._store.where) from error
 
     def _group_removed(self, topic: Topic, group: str) -> Flow[None]:
         self._sources.pop(topic, None)
         if not (yield from was_emptied(self._store, own_shard(topic), self._name, group)):
-            self._removed[topic] = group  # must not be declared again from here
+            self._removed[topic] = group  # this consumer must not declare it again
         for shard in list(self._announced):  # other threads may pull
             if topic_of(shard) == topic:
                 self._announced.pop(shard, None)
 
     @property
     def looks(self) -> set[Any]:
-        """The threads or tasks that look for a manager and have not ended."""
+        """The running threads or tasks that check for a manager."""
         return self._watch.running
 
     def leave(self, store: Store) -> list[Flow[None]]:

@@ -1,4 +1,4 @@
-"""Returns deliveries that no handler has started to their group."""
+"""Returns unstarted deliveries to their group."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Receipt = tuple[str, str]
 
 
 class Releases:
-    """The releases of one subscription: made, or owed because the server did not answer.
+    """Makes the releases of one subscription, and repeats those that the server did not answer.
 
-    is_closing: whether the consumer stops; it then owes nothing, and the leases end by themselves.
+    is_closing: whether the consumer is stopping. Then failed releases are not repeated, and the
+        leases expire.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class Releases:
         return bool(self._owed)
 
     def owe(self, held: Held) -> None:
-        """Release a delivery once the server answers."""
+        """Release a delivery once the server answers again."""
         self._owed.put(held.receipt)
 
     def make(self, receipts: Sequence[Receipt]) -> bool:
         """Return deliveries to the group's stream without counting an attempt.
 
         Returns whether the server released them all. If the server does not answer, the rest is
-        released later, unless the consumer stops.
+        released later, unless the consumer is stopping.
         """
         released, shard = True, self._membership.shard
         for some in chunks(receipts, self._store.batch_size(shard, Release)):
@@ -66,9 +67,10 @@ class Releases:
         return self.make(self._owed.take_all())
 
     def defer(self, held: Held) -> None:
-        """Move a delivery until its window opens.
+        """Postpone a delivery until its window opens.
 
-        If the server does not answer, it is released later and opened again, with a new check.
+        If the server does not answer, the delivery is released later, and checked again when it is
+        opened again.
         """
         if held.limits is None:
             return

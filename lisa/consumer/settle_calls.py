@@ -27,7 +27,7 @@ MOST_FAILURES = 100
 """The most failures of one call: each may have a reason of 1 KiB and a traceback of 2 KiB."""
 
 MOST_READ_ACKS = 32
-"""The most acks that share a pipeline with the next read; more get a separate call and thread."""
+"""The most acks that share a pipeline with the next read; the settler thread sends more."""
 
 
 class ReadAcks(NamedTuple):
@@ -49,7 +49,7 @@ class SettleCalls:
     ) -> ReadAcks | None:
         """Acks to send with a read; None if there are none, too many, or other outcomes.
 
-        `put_back` is called if the reader's call fails, when its acks are queued again.
+        If the reader's call fails, its acks are queued again, and `put_back` is called.
         """
         outcomes = sub.outcomes
         fits = 0 < len(outcomes.acks) <= min(MOST_READ_ACKS, sub.store.batch_size(sub.shard, Ack))

@@ -1,7 +1,7 @@
 """All pulls of a gateway process, with one queue for each group of a topic.
 
 A blocking read watches the group's stream, so each new entry wakes a pull immediately: a promotion,
-a due retry or a released delivery. No timer polls, with any number of gateways. Messages are taken
+a due retry or a released delivery. Only shards on several nodes are polled. Messages are taken
 only for waiting pulls. If a client disconnects, its messages are released without counting an
 attempt.
 """
@@ -29,7 +29,7 @@ from lisa.gateway.waiter import HandedOut, Waiter
 
 
 class TooManyPulls(Exception):
-    """Too many pulls wait; the client should retry later."""
+    """Too many pulls are waiting; the client should retry later."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -100,7 +100,7 @@ class PullBroker:
     def counted(self) -> Iterator[None]:
         """Count a waiting pull, or an open stream. Raises TooManyPulls."""
         if self.waiting >= self._most_pulls:
-            raise TooManyPulls(f"{self.waiting} pulls wait already")
+            raise TooManyPulls(f"{self.waiting} pulls are already waiting")
         self.waiting += 1
         try:
             yield

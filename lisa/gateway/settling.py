@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 TRIES = 5
-"""How often a delivery is looked up by id while other consumers take it over."""
+"""How many times a delivery is looked up by id while other consumers take it over."""
 
 
 class _Batch(NamedTuple):

@@ -18,7 +18,7 @@ from lisa.manager.lease_clocks import LeaseClocks
 from lisa.manager.signal_queue import SignalQueue
 from lisa.manager.topic_log import TopicLog
 
-NO_ENTRY = "0-0"  # as a range's end: only leases with own deadlines; as its start: only entries
+NO_ENTRY = "0-0"  # as a range's end: only deliveries' own leases; as its start: only entries
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ReclaimCalls:
             if result.next_end_ms is not None:
                 ends = min(ends, received + (result.next_end_ms + 1) / 1e3)
             is_ahead = is_ahead or result.clock is ClockState.AHEAD
-            # More leases with own deadlines have expired than one call reclaims.
+            # More leases with their own deadlines have expired than one call reclaims.
             has_more = call.end == NO_ENTRY and result.next_end_ms == 0
             if result.clock is ClockState.LATER or (result.cursor is None and not has_more):
                 break

@@ -48,7 +48,7 @@ class SignalQueue:
         self._thread.start()
 
     def stop(self) -> None:
-        """Call the receivers of queued messages for up to 5 s, then end the thread."""
+        """Wait up to 10 s for the thread to call the receivers of queued messages and end."""
         thread, self._thread = self._thread, None
         if thread is not None:
             try:
@@ -103,7 +103,7 @@ class SignalQueue:
     def ended(self, topic: str, message_id: str, before: Inspection, how: Expired) -> None:
         """Queue the signal for a message past its ttl, or one that a late policy ended.
 
-        before: its state before it ended. Garbage concerns every group, so each has its signal.
+        before: its state before it ended. Garbage concerns every group, so each gets a signal.
         """
         state = before.group_states[0] if before.group_states else None
         groups = self._store.known_groups(topic) or ()

@@ -62,7 +62,7 @@ class Telemetry(Middleware):
         self._look_at = 0.0
 
     def is_idle(self) -> bool:
-        """Whether there is no SDK. Then a send costs no more than without `Telemetry`."""
+        """Whether there is no SDK; a send then costs no more than without `Telemetry`."""
         return not (self._is_on or self._looks_on())
 
     def send(
@@ -116,7 +116,7 @@ class Telemetry(Middleware):
             return take(await call_next(batch))
 
     def settled(self, settled: Settled) -> None:
-        """Record a settlement, which has ended."""
+        """Record a finished settlement."""
         if self.is_idle():
             return
         error = None if settled.error is None else error_type(settled.error)
@@ -225,7 +225,7 @@ class Telemetry(Middleware):
 
 @contextmanager
 def _current(span: Span, context: Context | None = None) -> Iterator[None]:
-    """Make a span current in a context, then end it, with the error if one was raised."""
+    """Make a span current in a context, then end it; records a raised error."""
     token = contexts.attach(trace.set_span_in_context(span, context))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Relative paths: those that users give mean the directory of this process."""
+"""Resolves relative paths from users against the working directory of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def absolute(where: str) -> str:
-    """A relative path below the working directory; absolute paths and URLs as they are.
+    """Make a relative path absolute; absolute paths and URLs are returned unchanged.
 
     Spark's JVM and workers may have another working directory, so they need absolute paths.
     """

@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def lisa_server() -> Iterator[ClockedServer]:
-    """The server of this session, started at first use. Tests share it one after the other."""
+    """The server of this session, started at first use. Tests use it one after the other."""
     from lisa.testing.clocked_server import ClockedServer
 
     server = ClockedServer()
@@ -38,7 +38,7 @@ def lisa_server() -> Iterator[ClockedServer]:
 
 @pytest.fixture
 def lisa(lisa_server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[LisaTestKit]:
-    """A `lisa.testing.LisaTestKit`; `lisa.send` and others without a URL use its server, too."""
+    """A `lisa.testing.LisaTestKit`; `lisa.send` and roles without a URL use its server too."""
     from lisa.testing.kit import LisaTestKit
 
     with _chosen(lisa_server, monkeypatch), LisaTestKit(lisa_server) as kit:
@@ -58,7 +58,7 @@ async def _async_lisa(
 
 @contextmanager
 def _chosen(server: ClockedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the server the one that roles without a URL use, also those that a file configures."""
+    """Let roles without a URL use this server, even if a file configures another."""
     from lisa.core.model.keys import Keys
     from lisa.producer import shared
 

@@ -37,7 +37,7 @@ MEASURES = (
 
 
 def bench_options(measures: Sequence[str]) -> Callable[[Any], Any]:
-    """The options of a command with these measures: the keyword arguments of `execute`."""
+    """Options of a command with these measures; `execute` takes them as keyword arguments."""
     return together(
         click.option(
             "--quick", is_flag=True, help="Only the figures for the targets: under two minutes."
@@ -50,7 +50,7 @@ def bench_options(measures: Sequence[str]) -> Callable[[Any], Any]:
             help=f"Only this measure; may be repeated. One of: {', '.join(measures)}.",
         ),
         click.option(
-            "--repeats", type=click.IntRange(min=1), help="How often to take each figure (3)."
+            "--repeats", type=click.IntRange(min=1), help="How many times to take each figure (3)."
         ),
         click.option(
             "--out",
@@ -111,7 +111,7 @@ def execute(
     sizes = (QUICK if quick else full).scaled(scale)
     if repeats is not None:
         sizes = replace(sizes, repeats=repeats, slow_repeats=repeats)
-    _default_settings()
+    _clear_settings()
     report = _report(sizes, only, addition)
     if out is not None:
         if addition is not None:
@@ -126,14 +126,14 @@ def execute(
     return 1 if missed or failed else 0
 
 
-def _default_settings() -> None:
+def _clear_settings() -> None:
     """Remove LISA_* variables, so that every role has default settings."""
     for name in [name for name in os.environ if name.startswith("LISA_")]:
         del os.environ[name]
 
 
 def _report(sizes: Sizes, only: Sequence[str], addition: Addition | None) -> BenchReport:
-    """Measure everything, or `only` some measures."""
+    """Take all measures, or those in `only`."""
     from lisa.cli.bench.machine import describe
     from lisa.cli.bench.report import BenchReport
     from lisa.cli.bench.results import Results

@@ -15,7 +15,7 @@ from lisa.cli.pipeline.options import JobOptions, job_options, topic_option
 @click.command()
 @archive_options()
 @topic_option
-@click.option("--id", "ids", multiple=True, required=True, help="A message; may be repeated.")
+@click.option("--id", "ids", multiple=True, required=True, help="A message id; may be repeated.")
 @click.option("--offline", is_flag=True, help="Erase only from the archive; do not use Redis.")
 @job_options
 def erase(

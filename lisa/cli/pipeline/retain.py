@@ -20,14 +20,14 @@ from lisa.cli.pipeline.options import JobOptions, job_options
     "--keep",
     type=Duration(),
     required=True,
-    help="Delete messages that ended longer ago, as in 400d.",
+    help="Delete messages that ended longer ago than this, as in 400d.",
 )
 @job_options
 def retain(shared: JobOptions, *, source: ArchiveSource, keep: timedelta) -> None:
     """Delete messages that ended more than --keep ago, with all of their events.
 
-    Keeps live messages and gaps. Stop `lisa pipeline archive` first. If the command is
-    interrupted, run it again.
+    Keeps live messages and the records of gaps. Stop `lisa pipeline archive` first. If the command
+    is interrupted, run it again.
     """
     with shared.session("pipeline retain", source.settings()) as spark:
         from lisa.pipeline.jobs.deletion import retain as run_job

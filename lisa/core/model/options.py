@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 GRACE = timedelta(seconds=10)
 """How long running handlers and requests may take to finish when their role stops. Container
-platforms kill a process 10 to 30 s after they asked it to stop."""
+platforms kill a process 10 to 30 s after asking it to stop."""
 
 PRODUCER_RETRY_TIME = timedelta(seconds=10)
-"""How long a producer repeats one call whose reply was lost, in total."""
+"""Total time for which a producer repeats a call whose reply was lost."""
 
 MIN_RETENTION = 2 * PRODUCER_RETRY_TIME
 MIN_ACK_TIMEOUT = timedelta(milliseconds=100)
@@ -71,19 +71,19 @@ MIN_LATE_MS = int(MIN_AFTER.total_seconds() * 1000)
 """No late policy or ramp applies to messages less late than this."""
 
 RAMP_LATE_MS = 10_000
-"""Messages later than this are the backlog that a ramp limits: an outage, not a fail-over."""
+"""A ramp limits messages later than this: the backlog of an outage, not of a failover."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Option:
-    """What is known of one topic option besides its name.
+    """Describes one topic option, except for its name.
 
     kind: checks, stores and shows values.
     text: the meaning, for help and reference.
     is_in_yaml: whether a manager's YAML can set it.
     yaml_name: its name there, if different.
-    unset: what applies if YAML leaves it out; "" is the default.
-    example: a value for the example file, which shows the default instead if this is "".
+    unset: what applies if YAML leaves it out; "" means the default.
+    example: a value for the example file; if "", the file shows the default.
     """
 
     default: Any
@@ -218,7 +218,7 @@ class TopicOptions:
     def from_hash(cls, stored: Mapping[bytes, bytes] | Mapping[str, str]) -> Self:
         """Read the `options` hash; keys and values may be bytes or str.
 
-        Unknown fields are ignored. Raises ConfigError that names an unreadable field.
+        Unknown fields are ignored. Raises ConfigError, which names the unreadable field.
         """
         values: dict[str, Any] = {}
         for key, raw in stored.items():
@@ -243,7 +243,7 @@ def encode(options: Mapping[str, object]) -> dict[str, str]:
 
     Names may be in kebab-case. Values are those of `TopicOptions`, or text as on a command line
     (`"30s"`, `"0,2m"`, `"500"`, `"unlimited"`, `"true"`). An unlimited capacity becomes "", and
-    `paused=False` becomes "0". Raises ConfigError that names the option, the value and the fix.
+    `paused=False` becomes "0". Raises ConfigError, which names the option, the value and the fix.
     """
     encoded: dict[str, str] = {}
     for given, value in options.items():

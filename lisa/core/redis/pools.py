@@ -2,8 +2,9 @@
 
 For each command, redis-py's pool polls the connection, takes locks and counts for metrics, which
 costs as much processor time as the command's round trip. A kept connection skips all of this. Ten
-times a second, and after each error, a connection passes through redis-py's pool as usual: it finds
-connections that the server closed, renews credentials and replaces connections to a former primary.
+times a second, and after each error, a connection passes through redis-py's pool as usual, which
+finds connections that the server closed, renews credentials and replaces connections to a former
+primary.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CHECK_EVERY_S = 0.1
 
 
 class _Kept:
-    """The kept connections of a pool, for which redis-py counts them as in use."""
+    """Keeps a pool's unused connections; redis-py counts them as in use."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         self._kept: list[Any] = []
@@ -29,7 +30,7 @@ class _Kept:
         super().__init__(*args, **keywords)
 
     def keep(self, connection: Any) -> None:
-        """Take back a connection after all its replies were read; else call `release`."""
+        """Keep a connection whose replies have all been read; for any other, call `release`."""
         self._kept.append(connection)
 
     def _take(self) -> Any:
@@ -65,7 +66,7 @@ class _Blocking(_Kept):
         super().disconnect(inuse_connections)  # type: ignore[misc]
 
     def busy(self) -> list[Any]:
-        """The connections whose replies callers wait for."""
+        """The connections on which callers wait for replies."""
         self._give_back()
         with self._lock:  # type: ignore[attr-defined]
             return list(self._in_use_connections)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-# `topic: 7`, `password: 0123` and `zone: +10:30` are read as text, as Spring does.
+# Values of these keys are text, as in Spring: `topic: 7`, `password: 0123`, `zone: +10:30`.
 _TEXTS = ("topic", "group", "consumer", "username", "password", "zone")
 
 

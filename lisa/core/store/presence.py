@@ -71,7 +71,7 @@ def announce_consumer(
 ) -> Flow[bool]:
     """Write or renew a consumer's record, with Redis's current time as `seen_ms`.
 
-    `shard`: the shard that the consumer reads, if the topic is split. Returns True if the record
+    `shard`: the shard that the consumer reads, if the topic is sharded. Returns True if the record
     is new.
     """
     key = store.keys.topic(shard or presence.topic).consumers
@@ -104,7 +104,7 @@ def alive(records: Iterable[_P], now_ms: int) -> list[_P]:
 
 
 def process_of(record: ConsumerPresence) -> str:
-    """The process that a consumer runs in, `host:pid`; its name if the record does not tell."""
+    """The process that a consumer runs in, `host:pid`; its name if the record has no pid."""
     return f"{record.host}:{record.pid}" if record.pid else record.name
 
 

@@ -15,7 +15,11 @@ NO_LATENESS = " "
 
 
 class Acked(StrEnum):
-    """Outcome of one ack. `REPEATED`: an earlier call settled it, but its reply was lost."""
+    """Outcome of one ack.
+
+    LATE: settled, although the lease had ended. STALE: another delivery has taken its place, or the
+    message is gone; nothing was changed. REPEATED: an earlier call settled it.
+    """
 
     ACKED = "acked"
     LATE = "late"
@@ -27,7 +31,7 @@ class Settlement(NamedTuple):
     """One delivery to settle.
 
     `fence` is token and mark of the delivered envelope; `lateness` is a letter of
-    core.model.lateness, or NO_LATENESS; `late_ms` is its `kept_ms`.
+    core.model.lateness, or NO_LATENESS; `late_ms` is the result of `kept_ms` there.
     """
 
     id: str

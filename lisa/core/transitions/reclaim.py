@@ -15,7 +15,11 @@ FIRST = "-"
 
 
 class ClockState(StrEnum):
-    """Server clock during a call: as expected, later than possible, or set back."""
+    """The server's clock during a call.
+
+    LATER: later than the caller thinks possible. AHEAD: deliveries have later times than the clock,
+    so the clock was set back.
+    """
 
     FINE = ""
     LATER = "later"
@@ -34,6 +38,7 @@ class Reclaimed(NamedTuple):
     """Result for one window; `cursor` is None at the end of the list.
 
     `next_end_ms` is the time until the next lease in the window ends, None if there is none.
+    `cleared` is the number of entries without a message that were deleted.
     `clock` says whether the server's clock was as expected.
     """
 

@@ -24,7 +24,7 @@ class Rescheduled(StrEnum):
 class Reschedule(Recorded, ById[Rescheduled]):
     """Set a new due time for (id, due) pairs: '+<ms>' is a delay, else epoch ms in decimal.
 
-    '<ms>@<ms>' applies only if the message waits until the second instant; else it is DONE.
+    '<ms>@<ms>' applies only if the message waits until the second instant; else returns DONE.
     is_placed: the due times were chosen by the messages' windows. Otherwise the call raises
         HasWindow, without a change, if a message may have one.
     """

@@ -51,7 +51,7 @@ class Call(Generic[Q_co, B_co]):
 
 
 class Reply(Response, Generic[T]):
-    """A response whose content is a T. A handler's annotation thereby states its response type."""
+    """A response whose content is a T, so that a handler's annotation states its response type."""
 
 
 Handler: TypeAlias = Callable[[Call[Any, Any]], Awaitable[Response]]
@@ -73,7 +73,7 @@ class Operation:
     The handler takes a `Call` of the query type and the body type, and returns a `Reply` of the
     response type. The first paragraph of its docstring is the summary, the rest the description.
 
-    scope: the scope that the token needs; None needs no token.
+    scope: the scope that the token needs; None if no token is needed.
     is_audited: whether the audit log records it.
     answers: status to description.
     problems: status to description, in addition to the problems common to all operations.

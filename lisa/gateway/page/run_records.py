@@ -1,4 +1,4 @@
-"""Records in Redis of running actions on garbage, so that every gateway knows them.
+"""Records in Redis of running actions on garbage, so that every gateway sees them.
 
 The record of a topic's run expires unless the process that runs it renews the record. A request to
 stop the run is a separate key, which no renewal overwrites; when the run ends, its process replaces
@@ -16,10 +16,10 @@ from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 
 LEASE_S = 10.0
-"""How long a record that is not renewed stays, and its topic accepts no other run."""
+"""How long a record lasts without renewal. Until then, its topic accepts no other run."""
 
 STOP_S = 3 * LEASE_S
-"""How long a request to stop stays: longer than the record."""
+"""How long a request to stop lasts: longer than the record."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ def claim(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
 
 
 def renew(store: Store, topic: str, record: RunRecord) -> Flow[bool]:
-    """Write the record again; returns whether somebody has asked to stop the run."""
+    """Write the record again; returns whether the run has been asked to stop."""
     keys, content = store.keys.topic(topic), msgspec.json.encode(record)
     write = ("SET", keys.run, content, "PX", _ms(LEASE_S))
     _, is_asked = yield from store.commands([write, ("EXISTS", keys.run_stop(record.run))])

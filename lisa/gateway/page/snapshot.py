@@ -107,7 +107,7 @@ class Snapshot:
     server: ServerFacts
 
     def overdue_ms(self, lines: Iterable[Line]) -> int | None:
-        """How long messages of these topics are overdue if no manager runs, else None."""
+        """How long messages of these topics have been overdue without a manager, else None."""
         late_ms = topics.overdue_ms((line.counts for line in lines), self.at_ms)
         if late_ms < duration_ms(OVERDUE) or any(one.alive for one in self.managers):
             return None

@@ -2,7 +2,7 @@
 
 A delivery that the client has neither started nor settled is released when the stream ends. The
 gateway keeps a list of these deliveries and of nothing else: every receipt can be settled on any
-stream or by a call of its own.
+stream or by a separate call.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ MOST_HELD = 1_000
 """Deliveries of one stream that may wait to be started or settled, whatever the credit."""
 
 ANSWER_BYTES = 1024 * 1024
-"""Size of the bodies in one message to the client, unless a single one is larger.
+"""Maximum bytes of bodies in one message to the client, unless a single body is larger.
 
-gRPC's clients refuse messages above 4 MiB by default.
+gRPC clients refuse messages above 4 MiB by default.
 """
 
 CLOSE_S = 1.0
@@ -65,7 +65,7 @@ _ACTIONS: Mapping[str, tuple[Callable[..., Awaitable[Any]], type[msgspec.Struct]
 
 
 async def consume(hub: GatewayContext, request: Request, send: Send) -> None:
-    """Serve a stream until one side ends it. Raises ErrorResponse, ClientDisconnected, others."""
+    """Serve a stream until one side ends it. May raise ErrorResponse, ClientDisconnected."""
     waits(request.scope)
     message = await request.receive()  # the limits middleware has buffered it
     first = parse(lisa_pb2.ConsumeRequest, message["body"])
@@ -103,7 +103,7 @@ class _Stream:
         self._has_settlements = asyncio.Event()
         self._has_settled = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._failure: Exception | None = None  # of an answer with results
+        self._failure: Exception | None = None  # of a write of results
         self._reading: asyncio.Task[None]
 
     async def run(self, first: lisa_pb2.ConsumeRequest) -> None:
@@ -115,7 +115,7 @@ class _Stream:
         reading = self._reading = _start(self._read())
         delivering = _start(self._deliver())
         stopping = _start(self._hub.stopping.wait())
-        # Settles what was read also after this call was cancelled.
+        # Settles what was read even if this call is cancelled.
         settling = self._hub.run_task(self._settle(), f"settlements of {self._call.topic}")
         try:
             await asyncio.wait({reading, delivering, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +129,7 @@ class _Stream:
             self._is_read = True
             self._has_settlements.set()
         await asyncio.wait({reading, delivering, settling})
-        async with self._writing:  # the status follows a write that has begun
+        async with self._writing:  # let a write that has begun finish before the status
             pass
         for task in (reading, delivering):
             if not task.cancelled():
@@ -239,7 +239,7 @@ class _Stream:
         return done or answer.outcome, getattr(answer, "due_ms", None)
 
     async def _write(self, answer: lisa_pb2.ConsumeAnswer) -> None:
-        # A call whose write was cancelled takes no further messages.
+        # Shielded: after a cancelled write, a gRPC call takes no further messages.
         await asyncio.shield(self._write_in_turn(answer))
 
     async def _write_in_turn(self, answer: lisa_pb2.ConsumeAnswer) -> None:
@@ -253,14 +253,14 @@ class _Stream:
 
 
 def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task whose error is not logged if the call is cancelled before it looks."""
+    """Start a task whose error is not logged, even if the call never retrieves it."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return task
 
 
 def _portions(found: Sequence[HandedOut]) -> Iterable[list[HandedOut]]:
-    """Deliveries in messages of limited size."""
+    """Divide deliveries among messages of limited size."""
     some: list[HandedOut] = []
     size = 0
     for one in found:

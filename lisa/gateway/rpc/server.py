@@ -23,7 +23,7 @@ from lisa.gateway.rpc.methods import SERVICE, RpcApp, path_of
 from lisa.gateway.rpc.transport import Exchange, answer
 
 CHECK_EACH_S = 1.0
-"""How often the health service looks whether the gateway works."""
+"""How often the health service checks whether the gateway works."""
 
 SPARE_CALLS = 1_000
 """Calls allowed in addition to `max-requests` and `max-polls`: health, reflection, unread ones."""
@@ -42,7 +42,7 @@ def reserve(settings: GatewaySettings) -> socket.socket:
     if settings.grpc.tls_cert_file is not None:
         _check_certificate(settings.grpc)
     try:
-        # A socket that does not share its port finds out whether another process has it.
+        # Without SO_REUSEPORT, bind fails if another process uses the port.
         with _bound(host, port, socket.SO_REUSEADDR) as probe:
             port = probe.getsockname()[1]
         return _bound(host, port, socket.SO_REUSEPORT)
@@ -99,7 +99,7 @@ async def _stop_when_asked(
     ending = asyncio.create_task(server.stop(grace_s))
     while calls and not ending.done():
         await asyncio.wait({ending, *calls}, return_when=asyncio.FIRST_COMPLETED)
-    await server.stop(None)  # ends what watches the health service
+    await server.stop(None)  # ends watches of the health service
     await ending
     if calls:  # the library does not wait for handlers that it has cancelled
         await asyncio.wait(calls)

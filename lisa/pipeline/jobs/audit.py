@@ -86,9 +86,11 @@ def audit(
     to: str | None = None,
     stage: Callable[[str], None] = lambda _: None,
 ) -> Audit:
-    """Check every life of a message that was sent at or after `start` and before `end`.
+    """Check all messages sent at or after `start` and before `end`.
 
-    reopen: opens the present version of the archive. It is called several times, because an
+    An id that was used again counts as several messages.
+
+    reopen: opens the current version of the archive. It is called several times, because an
         archive that is being written advances during the audit.
     server: None to use the archive alone.
     topics: only these topics; None means all.
@@ -117,8 +119,8 @@ def audit(
             store.drive(check_layout(store))
             late_ms = store.drive(now_ms(store)) - duration_ms(stuck_after)
         stage("asking the server")
-        # "lost" may be premature: the end may be in the journal of another shard, which was
-        # archived less far.
+        # "missing" may be premature: the end may be in the journal of another shard, whose archived
+        # part ends earlier.
         settled = rows.where(~sf.col("standing").isin("open", "missing"))
         lost = rows.where(sf.col("standing") == "missing")
         asked = still_open.mapInArrow(judging_by_server(server, late_ms), FOUND_SCHEMA)

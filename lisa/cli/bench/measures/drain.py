@@ -13,12 +13,12 @@ tombstone_ms = floor.RETENTION_MS
 
 
 def head_s(count: int) -> float:
-    """How long before the due time to start sending: enough on a busy machine."""
+    """Seconds between the start of sending and the due time: enough even on a busy machine."""
     return 1.0 + count * 20e-6
 
 
 def measure(run: Run) -> None:
-    """Figures: cost and limit of the floor's life cycle; drains of the floor and of Lisa."""
+    """Measure the cost and limit of the floor's life cycle, and drains of the floor and of Lisa."""
     for _ in run.repeats("draining"):
         _life(run, "floor")
         _life(run, "floor without index and tombstones", bare=True)

@@ -1,7 +1,8 @@
 """The definition of a schedule, and the record under which a topic stores it.
 
-A record is `fence SP json`. The fence, `version.tick.made`, changes with every change of the
-schedule, so a script compares it with what its caller saw. The JSON holds definition and state.
+A record is `fence SP json`. The fence, `version.tick.made_ms`, changes whenever the schedule
+changes; scripts compare it with the one that their caller read. The JSON holds definition and
+state.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Overlap(StrEnum):
 
 
 class Dst(StrEnum):
-    """When a wall time in a gap fires: right after the gap, or not at all."""
+    """When a wall time that the clock change skips fires: right after the gap, or not at all."""
 
     VIXIE = "vixie"
     SKIP = "skip"
 
 
 class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What users define. Durations in ms, instants in epoch ms; exactly one of cron and every_ms.
+    """What users define. Durations are in ms, instants in epoch ms; has either cron or every_ms.
 
     body is text: JSON (kind "j"), a string ("s") or base64 ("b"). policy, late: an encoded retry
     policy and late policy.
@@ -86,7 +87,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     late: str | None = None
 
     def check(self) -> Self:
-        """The definition. Raises InvalidMessage that names the parameter and the fix."""
+        """Return the definition. Raises InvalidMessage, which names the parameter and the fix."""
         self._check_times()
         if self.most is not None and self.most < 1:
             raise InvalidMessage(f"count={self.most} is less than 1; omit it for no limit")
@@ -129,7 +130,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def is_ahead(self) -> bool:
         """Whether an occurrence is created ahead of its tick.
 
-        Otherwise at its tick, because the policies depend on the state at that instant.
+        Otherwise it is created at its tick, because the policies depend on the state at that time.
         """
         is_unlimited = self.catch_up is not CatchUp.NONE and self.max_late_ms is None
         return self.overlap is Overlap.ALLOW and is_unlimited
@@ -140,7 +141,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
 
     def body_at(self, name: str, tick_ms: int, previous_ms: int | None, count: int) -> bytes:
-        """The envelope of an occurrence after its head. Raises InvalidMessage."""
+        """An occurrence's envelope without its head: kind, headers, body. Raises InvalidMessage."""
         headers = {**self.headers, SCHEDULE_HEADER: name, TICK_HEADER: str(tick_ms)}
         body = self.encoded_body
         if self.template:
