@@ -85,6 +85,7 @@ def refusal(role: type[RoleSettings], path: Path | None, **overrides: Any) -> st
         ("{default-group: 'a b'}", ["default-group", "'a b'"]),
         ("{enabled: true, enabled: false}", ["enabled is given twice", "line 1"]),
         ("[", ["not valid YAML", "line"]),
+        ("{? [a, b] : 1}", ["not valid YAML", "unhashable key"]),
         ("5", ["lisa-delay-queue is a section"]),
     ],
 )
@@ -96,6 +97,24 @@ def test_a_managers_refusal_names_file_key_and_cure(
     assert text.startswith(str(path))
     for word in words:
         assert word in text
+
+
+def test_a_key_that_overrides_a_merged_one_is_not_given_twice(write: Write) -> None:
+    path = write(
+        """
+        ours:
+          of:
+            all:
+              first: &first {topic: a, max-length: 1}
+              second: &second {<<: *first, topic: b}
+        lisa-delay-queue:
+          groups: [{<<: *first}, {<<: *second}, {<<: *second, topic: c, max-length: 2}]
+        """
+    )
+    found = ManagerSettings.load(path).groups
+    assert [(one.topic, one.max_length) for one in found] == [("a", 1), ("b", 1), ("c", 2)]
+    twice = write("lisa-delay-queue: {groups: [&a {topic: a}, {<<: *a, topic: b, topic: c}]}")
+    assert "topic is given twice" in refusal(ManagerSettings, twice)
 
 
 def test_a_poll_longer_than_the_sockets_patience(write: Write) -> None:

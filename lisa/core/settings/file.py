@@ -22,13 +22,24 @@ _TEXTS = ("topic", "group", "consumer", "username", "password", "zone")
 class _Loader(_Base):  # type: ignore[misc]  # the base class is chosen at run time
     """Refuses duplicate keys in a mapping; PyYAML would silently drop the first."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[yaml.MappingNode] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check the keys before those of merged mappings (`<<`) are put in front of them."""
+        if node not in self._checked:
+            self._checked.add(node)
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                    line = key.start_mark.line + 1
+                    text = f"{key.value} is given twice, again in line {line}; remove one"
+                    raise ConfigError(text)
+                seen.add(key.value)
+        super().flatten_mapping(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                line = key.start_mark.line + 1
-                raise ConfigError(f"{key.value} is given twice, again in line {line}; remove one")
-            seen.add(key.value)
         mapping = super().construct_mapping(node, deep=deep)
         for key, value in node.value:
             if key.value in _TEXTS and value.tag in _NUMBERS:
