@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -82,7 +82,7 @@ class Puller(Generic[D]):
         self._removed: dict[str, str] = {}
         self._announced: dict[str, float] = {}
         self._watch = ManagerWatch(store)
-        self._looked = -math.inf
+        self._looked: dict[Topic, float] = {}
 
     def pull(
         self, topic: str, batch: int, wait: timedelta, ack_timeout: timedelta | None
@@ -106,8 +106,8 @@ class Puller(Generic[D]):
     def _nothing(self, topic: Topic, group: str) -> Flow[list[D]]:
         """Return no deliveries; warn if messages are overdue because no manager runs."""
         now = time.monotonic()
-        if now - self._looked >= presence.BEAT.total_seconds():
-            self._looked = now
+        if now - self._looked.get(topic, -math.inf) >= presence.BEAT.total_seconds():
+            self._looked[topic] = now
             yield from self._watch.look(topic, group)
         return []
 
@@ -133,23 +133,26 @@ class Puller(Generic[D]):
         try:
             opened = yield from source.open(taken, taken.entries[:batch], timeout_ms)
             unfit = yield from source.settle_unfit(opened)
+            self._tell(unfit)
+            left = [(entry.id, entry.entry) for entry in taken.entries[len(opened) :]]
+            if left:
+                yield from self._release(source, left)
         except (ServerUnavailable, asyncio.CancelledError):
             source.repeat(taken)
             raise
+        return [
+            self._new_delivery(one, timeout_ms)
+            for one in opened
+            if one is not None and one.is_for_handler
+        ]
+
+    def _tell(self, unfit: Sequence[tuple[Delivered, Acked | Retried]]) -> None:
+        """Fire the signals of settled messages that no handler may see."""
         for one, outcome in unfit:
             if isinstance(outcome, Retried):
                 self._signal_sender.fire_failure(one.message, one.fault, outcome)
             elif outcome is not Acked.STALE:
                 self._signal_sender.fire(self._signal_sender.expired, one.message)
-        found = [
-            self._new_delivery(one, timeout_ms)
-            for one in opened
-            if one is not None and one.is_for_handler
-        ]
-        left = [(entry.id, entry.entry) for entry in taken.entries[len(opened) :]]
-        if left:
-            yield from self._release(source, left)
-        return found
 
     def _release(self, source: GroupSource, receipts: list[tuple[str, str]]) -> Flow[None]:
         try:

@@ -55,10 +55,10 @@ class Releases:
                 left = receipts[receipts.index(some[0]) :]  # further calls would time out too
                 if not self._is_closing():
                     self._owed.put_all(left)
-                self._failed(len(left), error)
+                self._failed("released", len(left), error)
                 return False
             except LisaError as error:
-                self._failed(len(some), error)
+                self._failed("released", len(some), error)
                 released = False
         return released
 
@@ -80,9 +80,10 @@ class Releases:
         except ServerUnavailable:
             self.owe(held)
         except LisaError as error:
-            self._failed(1, error)
+            self._failed("deferred", 1, error)
 
-    def _failed(self, count: int, error: LisaError) -> None:
-        again = "trying again" if self._owed else "redelivered when their leases expire"
-        what = "topic %s: %d messages could not be released (%s): %s"
-        log.warning(what, self._membership.shard, count, error, again)
+    def _failed(self, done: str, count: int, error: LisaError) -> None:
+        is_owed = isinstance(error, ServerUnavailable) and not self._is_closing()
+        again = "trying again" if is_owed else "redelivered when their leases expire"
+        what = "topic %s: %d messages could not be %s (%s): %s"
+        log.warning(what, self._membership.shard, count, done, error, again)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa import AsyncConsumer, Discard
+from lisa.consumer.pull import Puller
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.redis.flow import Pause
@@ -369,6 +370,31 @@ async def test_messages_of_a_pull_cancelled_after_the_reply_come_with_the_next_o
             pull.cancel()
             await asyncio.wait([pull])
         assert [(one.id, one.attempt) for one in await pulled(consumer)] == [(sent, 1)]
+
+
+async def test_messages_of_a_pull_cancelled_during_a_release_come_with_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.configure(TOPIC, ack_timeout="1h")
+    sent = bench.send(TOPIC, range(4))
+    reached = asyncio.Event()
+
+    def stuck(*_: Any) -> Flow[Any]:
+        reached.set()
+        yield Pause(60)
+
+    async with AsyncConsumer(bench.url) as consumer, asyncio.timeout(20):
+        # The second pull repeats the first, opens one of the four entries, and releases three.
+        for owner, step, batch in ((GroupSource, "open", 4), (Puller, "_release", 1)):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, step, stuck)
+                pull = asyncio.create_task(pulled(consumer, batch=batch))
+                await reached.wait()
+                pull.cancel()
+                await asyncio.wait([pull])
+                reached.clear()
+        found = await pulled(consumer, batch=4)
+    assert [(one.id, one.attempt) for one in found] == [(one, 1) for one in sent]
 
 
 async def test_invalid_arguments_are_refused_by_the_call(bench: Bench) -> None:
