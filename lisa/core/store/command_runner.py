@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -46,47 +46,37 @@ class CommandRunner:
 
         Returns the replies, or None if a command was refused, for example by another node.
         """
-        patience = self.patience()
         step = Chain(key, [("MULTI",), *commands, ("EXEC",)])
-        while True:
-            try:
-                *_, replies = yield step
-            except errors.ClientError as error:
-                yield from self._wait(error, patience)
-            else:
-                is_done = isinstance(replies, list)
-                is_refused = not is_done or any(isinstance(one, Exception) for one in replies)
-                return None if is_refused else replies
-
-    def _repeated(self, step: Execute | ExecuteMany | Chain) -> Flow[Any]:
-        patience = self.patience()
-        while True:
-            try:
-                reply = yield step
-                for one in () if isinstance(step, Execute) else reply:
-                    if isinstance(one, Exception):
-                        raise one
-            except errors.ClientError as error:
-                yield from self._wait(error, patience)
-            else:
-                return reply
+        *_, replies = yield from self._repeated(step, raises=lambda _: False)
+        is_done = isinstance(replies, list)
+        is_refused = not is_done or any(isinstance(one, Exception) for one in replies)
+        return None if is_refused else replies
 
     def _answered(self, key: str, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands, safe to repeat, in one round trip, on the node that holds `key`.
 
         The replies may include errors that repeating the commands would not change.
         """
-        patience = self.patience()
+        return self._repeated(Chain(key, commands), raises=errors.passes)
+
+    def _repeated(
+        self,
+        step: Execute | ExecuteMany | Chain,
+        raises: Callable[[Exception], bool] = lambda _: True,
+        patience: Patience | None = None,
+    ) -> Flow[Any]:
+        """Repeat a step until there are replies. raises: whether an error among them counts."""
+        patience = patience or self.patience()
         while True:
             try:
-                replies: list[Any] = yield Chain(key, commands)
-                for one in replies:
-                    if isinstance(one, Exception) and errors.passes(one):
+                reply = yield step
+                for one in () if isinstance(step, Execute) else reply:
+                    if isinstance(one, Exception) and raises(one):
                         raise one
             except errors.ClientError as error:
                 yield from self._wait(error, patience)
             else:
-                return replies
+                return reply
 
     def commands_once(self, commands: Sequence[Command]) -> Flow[list[Any]]:
         """Run plain commands in one round trip; the replies may include errors of the server.

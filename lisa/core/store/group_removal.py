@@ -205,7 +205,7 @@ def _is_declared(store: Store, shard: Shard, group: str) -> Flow[bool]:
 def _is_anywhere(store: Store, topic: Topic, group: str) -> Flow[bool]:
     if (yield from _shards_with(store, [own_shard(topic)], group)):
         return True
-    parts = (yield from store.layout(topic)).counted(topic)
+    parts = yield from _reach(store, own_shard(topic))
     return bool((yield from _shards_with(store, parts, group)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -63,12 +63,17 @@ class Runner(CommandRunner):
         name = caller.get()
         return f"{self._who}/{name}{self._process}" if name else self._who + self._process
 
+    def learn_groups(self, topic: str, reply: Iterable[bytes]) -> tuple[str, ...]:
+        """Take note of a topic's groups from the reply to HKEYS; returns them sorted by name."""
+        found = self._groups[topic] = tuple(sorted(map(text, reply)))
+        return found
+
     def run(self, transition: Transition[T]) -> Flow[T]:
         """Run one transition on the shard named by its topic.
 
         Raises the errors of `transition.refuse`, and LisaError.
         """
-        return self._run(transition, Patience(self._patience_s))
+        return self._run(transition, self.patience())
 
     def run_at(
         self,
@@ -112,7 +117,7 @@ class Runner(CommandRunner):
                 raise Misplaced(f"the shards of topic {keys.topic!r} are being changed; try again")
             if reply[0] != b"GROUPS":
                 transition.refuse(reply)
-            self._groups[keys.topic] = tuple(sorted(text(name) for name in reply[1:]))
+            self.learn_groups(keys.topic, reply[1:])
 
     def _reply(
         self,
@@ -210,13 +215,8 @@ class Runner(CommandRunner):
             return groups
         if own is None:
             return ()
-        while True:
-            try:
-                reply = yield Execute(("HKEYS", keys.groups))
-                break
-            except errors.ClientError as error:
-                yield from self._wait(error, patience)
-        found = self._groups[keys.topic] = tuple(sorted(text(name) for name in reply))
+        reply = yield from self._repeated(Execute(("HKEYS", keys.groups)), patience=patience)
+        found = self.learn_groups(keys.topic, reply)
         if own not in found:
             raise GroupRemoved(f"group {own!r} is not declared on topic {keys.topic!r}")
         return found

@@ -92,12 +92,6 @@ class Store(Router):
         reply = yield from self.command("HKEYS", keys.groups)
         return self.learn_groups(topic, reply)
 
-    def learn_groups(self, topic: str, reply: Iterable[bytes]) -> tuple[str, ...]:
-        """Take note of a topic's groups from the reply to HKEYS; returns them sorted by name."""
-        found = tuple(sorted(text(name) for name in reply))
-        self._groups[topic] = found
-        return found
-
     def known_groups(self, topic: str) -> tuple[str, ...] | None:
         """The last known groups of a topic, without asking the server; None if none are known."""
         return self._groups.get(topic)
