@@ -8,7 +8,6 @@ that turn out to be unused, or whose time has come.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -72,7 +71,7 @@ def note_local(store: Store, call: Enqueue) -> Flow[None]:
     if members:
         add: Command = ("ZADD", store.keys.topic(call.topic).local, *members)
         yield from store.command(*add)
-        yield from _announce(store, call.topic)
+        yield from store.list_scheduled(call.topic)
 
 
 def note_new_local(
@@ -81,13 +80,7 @@ def note_new_local(
     """List a message with the wall time to which it is about to be rescheduled."""
     member = f"{message_id}{LISTED}{local}"
     yield from store.command("ZADD", store.keys.topic(topic).local, int(due), member)
-    yield from _announce(store, topic)
-
-
-def _announce(store: Store, topic: str) -> Flow[None]:
-    """Tell the managers that a topic has messages with a wall time."""
-    now = int(time.time() * 1000)
-    yield from store.command("ZADD", store.keys.scheduled, "NX", now, topic)
+    yield from store.list_scheduled(topic)
 
 
 def _messages(call: Enqueue) -> Iterator[tuple[str, bytes]]:

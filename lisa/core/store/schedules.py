@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -23,7 +22,6 @@ from lisa.core.store.schedule_reads import known
 from lisa.core.store.store import Store
 from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
 
-PAGE = 500
 BACKFILL_STEP = 100
 """Occurrences that one call of `backfill` creates."""
 
@@ -71,10 +69,11 @@ def put(
         )
         return begin(new, now_ms, is_split=is_split)
 
-    yield from _announce(store, topic)
+    yield from store.register([topic])
+    yield from store.list_scheduled(topic)
     done = yield from _change(store, topic, name, change, settles=True)
     if done is not None:  # a manager may have unlisted the topic before the schedule existed
-        yield from _list(store, topic)
+        yield from store.list_scheduled(topic)
     return done is not None
 
 
@@ -215,17 +214,6 @@ def _extra(record: Record, ticks: Iterable[int]) -> TickStep:
         score=None if record.is_paused else record.tick,
         creates=[(tick, record.made, record.last) for tick in ticks],
     )
-
-
-def _announce(store: Store, topic: str) -> Flow[None]:
-    """Tell the managers that a topic has schedules."""
-    yield from store.register([topic])
-    yield from _list(store, topic)
-
-
-def _list(store: Store, topic: str) -> Flow[None]:
-    now = int(time.time() * 1000)
-    yield from store.command("ZADD", store.keys.scheduled, "NX", now, topic)
 
 
 def _check_size(store: Store, topic: str, name: str, definition: ScheduleDefinition) -> Flow[None]:

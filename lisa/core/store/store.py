@@ -130,6 +130,11 @@ class Store(Router):
         """List topics that may be missing from the list; listed topics keep their times."""
         yield from self._list(topics, self.command, "NX")
 
+    def list_scheduled(self, topic: str) -> Flow[None]:
+        """Tell the managers that a topic has schedules, or messages with a wall time."""
+        now = int(time.time() * 1000)
+        yield from self.command("ZADD", self.keys.scheduled, "NX", now, topic)
+
     def check_schema(self) -> Flow[bool]:
         """Check the schema version, or write it if there is none. Returns whether this is done.
 
