@@ -14,7 +14,6 @@ from lisa.core.model.envelope import encode_head, new_token
 from lisa.core.model.late import message_policy
 from lisa.core.model.recurring.definition import Overlap, Record, occurrence_id
 from lisa.core.model.recurring.ticks import TickStep, due_ms
-from lisa.core.model.sharding import Layout
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import State, found
 from lisa.core.store.store import Store
@@ -27,31 +26,6 @@ _RUNNING = (State.IN_FLIGHT, State.RETRY)
 _UNSTARTED = (State.WAITING, State.READY)
 
 
-def run_step(
-    store: Store,
-    topic: str,
-    name: str,
-    record: Record | None,
-    step: TickStep,
-    *,
-    layout: Layout,
-    removes: bool,
-    has_jitter: bool,
-) -> Flow[ScheduleOutcome]:
-    """Run a step on a topic with any number of shards. Raises Misplaced, TopicFull.
-
-    removes: the step removes the schedule. has_jitter: whether the jitter moves due times.
-    """
-    if layout.is_split:
-        return (
-            yield from run_split(
-                store, topic, name, record, step, removes=removes, has_jitter=has_jitter
-            )
-        )
-    call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
-    return (yield from store.run_at(call, str(layout.number), store.patience()))
-
-
 def step_call(
     topic: str,
     name: str,
@@ -61,7 +35,10 @@ def step_call(
     removes: bool = False,
     has_jitter: bool = True,
 ) -> Schedule:
-    """The script call of a step on a topic with one shard."""
+    """The script call of a step on a topic with one shard.
+
+    removes: the step removes the schedule. has_jitter: whether the jitter moves due times.
+    """
     definition = step.record.definition
     is_own = step.held is not None
     return Schedule(
@@ -106,7 +83,10 @@ def run_split(
     removes: bool = False,
     has_jitter: bool = True,
 ) -> Flow[ScheduleOutcome]:
-    """The same on a topic with several shards: first the occurrences, then the schedule."""
+    """Run a step on a topic with several shards: first the occurrences, then the schedule.
+
+    removes, has_jitter: see `step_call`. Raises Misplaced, TopicFull.
+    """
     state, outcomes = "done", ""
     new, score = step.record, step.score
     may_be_held = bool(step.creates) and record is not None

@@ -17,7 +17,7 @@ from lisa.core.model.recurring.definition import (
 from lisa.core.model.recurring.ticks import TickStep, advance, begin, is_overdue, next_tick
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.schedule_calls import run_split, run_step, step_call
+from lisa.core.store.schedule_calls import run_split, step_call
 from lisa.core.store.schedule_reads import known
 from lisa.core.store.store import Store
 from lisa.core.transitions.schedule import Schedule, ScheduleOutcome
@@ -255,16 +255,13 @@ def _change(
         if is_due and record is not None:
             step = advance(record, now_ms, is_split=layout.is_split)
         try:
-            done = yield from run_step(
-                store,
-                topic,
-                name,
-                record,
-                step,
-                layout=layout,
-                removes=removes,
-                has_jitter=has_jitter,
-            )
+            if layout.is_split:
+                done = yield from run_split(
+                    store, topic, name, record, step, removes=removes, has_jitter=has_jitter
+                )
+            else:
+                call = step_call(topic, name, record, step, removes=removes, has_jitter=has_jitter)
+                done = yield from store.run_at(call, str(layout.number), store.patience())
         except Misplaced:
             if patience.next_pause() is None:
                 raise
