@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from lisa.core.model.recurring.definition import Record, occurrence_id
-from lisa.core.model.recurring.ticks import next_tick, ticks_between
+from lisa.core.model.recurring.ticks import ticks_after, ticks_between
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import FoundMessage, found
 from lisa.core.store.store import Store
@@ -56,8 +57,4 @@ def _past_tick(name: str, tick: int, messages: Mapping[str, FoundMessage | None]
 
 def count_ticks(record: Record, from_ms: int, to_ms: int, most: int) -> int:
     """The number of ticks in a range, both ends included; more than `most` count as `most + 1`."""
-    count, tick = 0, next_tick(record.definition, record.made_ms, from_ms - 1)
-    while tick is not None and tick <= to_ms and count <= most:
-        count += 1
-        tick = next_tick(record.definition, record.made_ms, tick)
-    return count
+    return sum(1 for _ in islice(ticks_after(record, from_ms - 1, to_ms), most + 1))

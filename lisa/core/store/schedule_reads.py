@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import NamedTuple
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.recurring.definition import Record, ScheduleDefinition
-from lisa.core.model.recurring.ticks import next_tick
+from lisa.core.model.recurring.ticks import ticks_after
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import Store
 from lisa.core.transitions.base import text
@@ -120,14 +121,8 @@ def upcoming(record: Record, now_ms: int, count: int) -> list[int]:
     """The next ticks: at most `count`, and at most as many as the schedule may still create."""
     most = record.definition.most
     if most is not None:
-        count = min(count, max(0, most - record.made + record.is_made))
-    ticks: list[int] = []
-    while len(ticks) < count:
-        tick = next_tick(record.definition, record.made_ms, ticks[-1] if ticks else now_ms)
-        if tick is None:
-            break
-        ticks.append(tick)
-    return ticks
+        count = min(count, most - record.made + record.is_made)
+    return list(islice(ticks_after(record, now_ms), max(0, count)))
 
 
 def next_ticks(store: Store, topic: str, name: str, count: int) -> Flow[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
@@ -14,7 +15,14 @@ from lisa.core.model.recurring.definition import (
     check_name,
     occurrence_id,
 )
-from lisa.core.model.recurring.ticks import TickStep, advance, begin, is_overdue, next_tick
+from lisa.core.model.recurring.ticks import (
+    TickStep,
+    advance,
+    begin,
+    is_overdue,
+    next_tick,
+    ticks_after,
+)
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.schedule_calls import run_split, step_call
@@ -160,12 +168,8 @@ def backfill(
             after_ms: int = after_ms,
         ) -> TickStep | None:
             record = known(record, topic, name)
-            last_ms = min(to_ms, now_ms)
-            ticks.clear()
-            tick = next_tick(record.definition, record.made_ms, after_ms)
-            while tick is not None and tick <= last_ms and len(ticks) < BACKFILL_STEP:
-                ticks.append(tick)
-                tick = next_tick(record.definition, record.made_ms, tick)
+            found = ticks_after(record, after_ms, min(to_ms, now_ms))
+            ticks[:] = islice(found, BACKFILL_STEP)
             return _extra(record, ticks) if ticks else None
 
         done = yield from _change(store, topic, name, change)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -73,17 +73,20 @@ def next_tick(definition: ScheduleDefinition, made_ms: int, after_ms: int) -> in
     return None if tick is None or tick > last_ms else tick
 
 
+def ticks_after(record: Record, after_ms: int, until_ms: int = MAX_DUE_MS) -> Iterator[int]:
+    """The ticks after an instant, up to another one, in order."""
+    tick = _next(record, after_ms)
+    while tick is not None and tick <= until_ms:
+        yield tick
+        tick = _next(record, tick)
+
+
 def ticks_between(record: Record, after_ms: int, up_to_ms: int, most: int) -> list[int]:
     """The newest ticks after an instant, up to another one, at most `most` of them."""
-    definition = record.definition
     window = 1_000
     while True:
         start = max(after_ms, up_to_ms - window)
-        found: list[int] = []
-        tick = next_tick(definition, record.made_ms, start)
-        while tick is not None and tick <= up_to_ms:
-            found.append(tick)
-            tick = next_tick(definition, record.made_ms, tick)
+        found = list(ticks_after(record, start, up_to_ms))
         if len(found) >= most or start == after_ms or window > _WIDEST_WINDOW_MS * most:
             return found[-most:]
         window *= 4
