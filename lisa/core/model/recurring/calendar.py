@@ -128,7 +128,7 @@ def _epoch(local: datetime) -> int:
 
 def _local_times(pattern: CronPattern, after: datetime) -> Iterator[datetime]:
     """All wall times of the pattern after `after`, in order."""
-    times = _times(pattern.hours, pattern.minutes, pattern.seconds)
+    times = _Times(pattern)
     at = after.time().replace(microsecond=0)
     for day in _dates(pattern, after.date()):
         start = times.index_after(at) if day == after.date() else 0
@@ -187,10 +187,8 @@ def _nearest_working_day(first_weekday: int, length: int, day: int) -> int:
 class _Times:
     """The times of day of a pattern, without a list of all of them."""
 
-    def __init__(
-        self, hours: tuple[int, ...], minutes: tuple[int, ...], seconds: tuple[int, ...]
-    ) -> None:
-        self._hours, self._minutes, self._seconds = hours, minutes, seconds
+    def __init__(self, pattern: CronPattern) -> None:
+        self._hours, self._minutes, self._seconds = pattern.hours, pattern.minutes, pattern.seconds
 
     def index_after(self, at: time) -> int:
         """The number of times up to and including `at`."""
@@ -210,8 +208,3 @@ class _Times:
             rest, s = divmod(i, len(seconds))
             h, m = divmod(rest, len(minutes))
             yield time(self._hours[h], minutes[m], seconds[s])
-
-
-@lru_cache(maxsize=1024)
-def _times(hours: tuple[int, ...], minutes: tuple[int, ...], seconds: tuple[int, ...]) -> _Times:
-    return _Times(hours, minutes, seconds)

@@ -37,13 +37,9 @@ class OpenPeriod(NamedTuple):
     closes_ms: int
 
 
-def opening_at(window: HandOverWindow, at_ms: int, zone: tzinfo | None = None) -> OpenPeriod | None:
-    """The opening at an instant, or else the next one; None if none begins within 400 days.
-
-    zone: by default that of the window, or else UTC.
-    """
-    if zone is None:
-        zone = zone_of(window.tz or "UTC")
+def opening_at(window: HandOverWindow, at_ms: int) -> OpenPeriod | None:
+    """The opening at an instant, or else the next one; None if none begins within 400 days."""
+    zone = zone_of(window.tz or "UTC")
     at_s, until_s = at_ms // 1000, at_ms // 1000 + DAYS_AHEAD * _DAY_S
     found: tuple[int, int] | None = None
     for start, end in _open_periods(window, zone, at_s, until_s):
@@ -55,12 +51,6 @@ def opening_at(window: HandOverWindow, at_ms: int, zone: tzinfo | None = None) -
     if found is None:
         return None
     return OpenPeriod(max(at_ms, found[0] * 1000), found[1] * 1000)
-
-
-def is_open(window: HandOverWindow, at_ms: int, zone: tzinfo | None = None) -> bool:
-    """Whether the window is open at an instant."""
-    found = opening_at(window, at_ms, zone)
-    return found is not None and found.opens_ms == at_ms
 
 
 def require_opening(window: HandOverWindow, at_ms: int) -> OpenPeriod:
