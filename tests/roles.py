@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lisa.core.model.envelope import decode_envelope, encode_envelope, new_id, new_token
+from lisa.core.model.envelope import encode_envelope, fence_of, new_id, new_token
 from lisa.core.model.keys import Keys
 from lisa.core.model.stream import Entry, parse_read, read_command
 from lisa.core.redis.address import Address
@@ -118,7 +118,7 @@ class Cast:
 
     def ack(self, entry: Entry) -> Acked:
         inspection = self.look(entry.id)
-        fence = decode_envelope(inspection.envelope).fence if inspection.envelope else "-" * 9
+        fence = fence_of(inspection.envelope) if inspection.envelope else "-" * 9
         settlement = Settlement(entry.id, entry.entry, fence, entry.due_ms, entry.attempt)
         return self.store.call(Ack(self.topic, self.group, [settlement]))[0]
 

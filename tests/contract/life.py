@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.envelope import decode_envelope, fence_of
 from lisa.core.model.stream import parse_entry
 from lisa.core.redis.flow import Pause
 from lisa.core.transitions.ack import Ack, Acked, Settlement
@@ -50,11 +50,11 @@ def life(store: Store) -> Flow[dict[str, Any]]:
     read = yield from store.command("XRANGE", stream, "-", "+", "COUNT", 10)
     found["taken"] = [flat[1].decode() for _, flat in read]
     opened = yield from store.run(Open(TOPIC, "lisa", [parse_entry(one) for one in read]))
-    envelopes = [decode_envelope(data or b"") for data in opened.envelopes]
-    found["bodies"] = [one.body for one in envelopes]
+    envelopes = [data or b"" for data in opened.envelopes]
+    found["bodies"] = [decode_envelope(data).body for data in envelopes]
     settlements = [
-        Settlement(message_id, entry or "", one.fence, due, 1)
-        for message_id, entry, one, due in zip("ab", entries, envelopes, (1, 2), strict=True)
+        Settlement(message_id, entry or "", fence_of(data), due, 1)
+        for message_id, entry, data, due in zip("ab", entries, envelopes, (1, 2), strict=True)
     ]
     found["acked"] = yield from store.run(Ack(TOPIC, "lisa", settlements))
     found["cancelled"] = yield from store.run(Cancel(TOPIC, ["c"]))

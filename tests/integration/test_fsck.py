@@ -14,7 +14,7 @@ import redis
 
 from lisa.admin import groups
 from lisa.admin.fsck import KINDS, CheckReport, check
-from lisa.core.model.envelope import decode_envelope, encode_envelope, new_token
+from lisa.core.model.envelope import encode_envelope, fence_of, new_token
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import GroupKeys, Keys, TopicKeys
 from lisa.core.redis.address import Address
@@ -136,9 +136,7 @@ def test_partly_settled_and_late_groups_are_in_order(store: SyncStore) -> None:
     store.call(Promote(TOPIC))
     held = take(store, group="second")
     body = store.ask("GET", store.keys.topic(TOPIC).body("both"))
-    store.call(
-        Ack(TOPIC, "second", [Settlement("both", held["both"], decode_envelope(body).fence, 0, 1)])
-    )
+    store.call(Ack(TOPIC, "second", [Settlement("both", held["both"], fence_of(body), 0, 1)]))
     assert run(store).findings == []
 
 
@@ -391,7 +389,7 @@ class Traffic(threading.Thread):
         else:
             body = self._store.ask("GET", self._store.keys.topic(TOPIC).body(one))
             if body is not None:
-                fence = decode_envelope(body).fence
+                fence = fence_of(body)
                 self._store.call(Ack(TOPIC, group, [Settlement(one, entry, fence, 0, 1)]))
                 self.settled += 1
 

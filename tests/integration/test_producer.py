@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lisa.core.model.clock import OLDEST_DUE_MS, ms_datetime
-from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import DuplicateMessage, InvalidMessage, TopicFull
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.configure import Configure
@@ -289,7 +289,7 @@ def test_get_after_ack(producer: Either, topic: Topic) -> None:
     message_id = producer.send("orders", 1)
     (entry,) = topic.take("lisa")
     opened = topic.store.call(Open("orders", "lisa", [entry]))
-    guard = decode_envelope(opened.envelopes[0] or b"").fence
+    guard = fence_of(opened.envelopes[0] or b"")
     done = Settlement(message_id, entry.entry, guard, entry.due_ms, entry.attempt)
     topic.store.call(Ack("orders", "lisa", [done]))
     acked = producer.ask("get", "orders", message_id)

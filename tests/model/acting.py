@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lisa.core.model.envelope import decode_envelope, encode_envelope
+from lisa.core.model.envelope import decode_envelope, encode_envelope, fence_of
 from lisa.core.model.errors import GroupRemoved, RemovalUnfinished
 from lisa.core.model.sharding import Shard, Topic
 from lisa.core.store import group_removal
@@ -144,10 +144,10 @@ def settle(
     store: Store, story: list[Event], entry: Entry, data: bytes, *, group: str, then: str, name: str
 ) -> Flow[None]:
     """What a consumer does with one message delivered to it."""
-    envelope = decode_envelope(data)
-    who = (entry.id, envelope.token[0], group)
+    fence = fence_of(data)
+    who = (entry.id, fence[0], group)
     receipt = (entry.id, entry.entry)
-    one = Settlement(*receipt, envelope.fence, entry.due_ms, entry.attempt, NO_LATENESS)
+    one = Settlement(*receipt, fence, entry.due_ms, entry.attempt, NO_LATENESS)
     if then == "past its ttl":
         (said,) = yield from store.run(Ack(TOPIC, group, [one], "expired"))
         if said is Acked.ACKED:

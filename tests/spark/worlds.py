@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from lisa import Outgoing, Producer
 from lisa.admin.topics import set_options
-from lisa.core.model.envelope import decode_envelope
+from lisa.core.model.envelope import fence_of
 from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.declare import Declare
@@ -155,9 +155,7 @@ class World:
                     self.topic,
                     group,
                     [
-                        Settlement(
-                            one.id, one.entry, decode_envelope(at.envelope).fence, one.due_ms, 1
-                        )
+                        Settlement(one.id, one.entry, fence_of(at.envelope), one.due_ms, 1)
                         for one, at in zip(some, seen, strict=True)
                     ],
                 )

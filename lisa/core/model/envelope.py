@@ -59,11 +59,6 @@ class Envelope(NamedTuple):
     headers: dict[str, str]
     body: bytes
 
-    @property
-    def fence(self) -> str:
-        """Token and mark, as stored in the tombstone."""
-        return self.token + self.mark
-
 
 def new_id() -> str:
     """A UUIDv7 in 22 characters that sort in order of creation."""
@@ -283,5 +278,5 @@ def has_window(data: bytes | None) -> bool:
 
 
 def fence_of(data: bytes) -> str:
-    """`Envelope.fence` of an envelope that may be damaged."""
+    """Token and mark of an envelope, which may be damaged; the tombstone stores them."""
     return data[1:10].decode("utf-8", "replace")
