@@ -104,13 +104,10 @@ class CountType(OptionType):
         return "unlimited" if value is None else f"{value:,}"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FlagType(OptionType):
     """True or false, stored as "1" or "0"; any other stored text is false."""
 
-    @property
-    def bounds(self) -> str:
-        return "yes or no"
+    bounds = "yes or no"
 
     def encode(self, value: object) -> str:
         text = str(value).lower()
@@ -127,13 +124,10 @@ class FlagType(OptionType):
         return "yes" if value else "no"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WindowType(OptionType):
     """A window as text, or None, stored as ""."""
 
-    @property
-    def bounds(self) -> str:
-        return "a window, or none"
+    bounds = "a window, or none"
 
     def encode(self, value: object) -> str:
         if value is None or value in ("", "none"):
@@ -153,13 +147,10 @@ class WindowType(OptionType):
         return value or "none"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PolicyType(OptionType):
     """A retry policy, stored in its encoded form."""
 
-    @property
-    def bounds(self) -> str:
-        return "a retry policy"
+    bounds = "a retry policy"
 
     def encode(self, value: object) -> str:
         return RetryPolicy.parse(value).encode()
@@ -177,7 +168,6 @@ class PolicyType(OptionType):
         return (pauses or "none") + (f", jitter {value.jitter:g}" if value.jitter else "")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _TextType(OptionType):
     """A value that is None, stored as "", or of a class with `parse`, `encode` and `decode`."""
 
@@ -200,20 +190,14 @@ class LateType(_TextType):
     """A late policy, or None."""
 
     kind = LatePolicy
-
-    @property
-    def bounds(self) -> str:
-        return "run, skip, garbage or collapse, then `after` and 1s or more; or none"
+    bounds = "run, skip, garbage or collapse, then `after` and 1s or more; or none"
 
 
 class RampType(_TextType):
     """A ramp, or None."""
 
     kind = Ramp
-
-    @property
-    def bounds(self) -> str:
-        return "messages per s, m or h, and perhaps `newest first`; or none"
+    bounds = "messages per s, m or h, and perhaps `newest first`; or none"
 
 
 def _in_one_unit(ms: int) -> str:
