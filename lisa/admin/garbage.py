@@ -11,7 +11,7 @@ from lisa.admin.messages import LiveState, MessagePage, Row, list_messages, sele
 from lisa.admin.shards import shards
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store.paging import PAGE
-from lisa.core.store.store import Store, chunks
+from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.purge import Purge
 from lisa.core.transitions.requeue import Requeue
 
@@ -167,9 +167,7 @@ def act(
     done, cursor = 0, None
     while True:
         found = yield from listed(store, bounded, cursor=cursor, limit=step)
-        by_group: dict[str, list[str]] = {}
-        for row in found.rows:
-            by_group.setdefault(row.group or "", []).append(row.id)
+        by_group = grouped((row.group or "", row.id) for row in found.rows)
         for group, ids in by_group.items():
             done += sum((yield from action(store, selection.topic, group, ids)))
             if progress is not None:

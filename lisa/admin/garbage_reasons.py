@@ -23,7 +23,7 @@ from lisa.admin.reading import pairs_of
 from lisa.admin.shards import shards
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, grouped
 from lisa.core.transitions.inspect import parted
 
 READ_AT_ONCE = 500
@@ -162,10 +162,7 @@ def _before(
 
 
 def _reasons(store: Store, page: Sequence[_Dead]) -> Flow[list[str | None]]:
-    by_source: dict[MessageSource, list[bytes]] = {}
-    for one in page:
-        if one.source is not None:
-            by_source.setdefault(one.source, []).append(one.id)
+    by_source = grouped((one.source, one.id) for one in page if one.source is not None)
     found: dict[tuple[MessageSource | None, bytes], str | None] = {}
     for source, ids in by_source.items():
         key = store.keys.topic(source.shard).group(source.group).reasons

@@ -8,7 +8,7 @@ from typing import Any
 from lisa.admin.reading import ask_all, entry_number
 from lisa.admin.shards import counted
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, pairs
+from lisa.core.store.store import Store, grouped, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.prune import NOT_AN_ARCHIVE, RECORD
 
@@ -63,10 +63,7 @@ def journal(store: Store, topic: str) -> Flow[Journal]:
         parts += [(yield from _journal(store, shard))]
     if len(parts) == 1:
         return parts[0]
-    archives: dict[str, list[ArchiveProgress]] = {}
-    for part in parts:
-        for one in part.archives:
-            archives.setdefault(one.name, []).append(one)
+    archives = grouped((one.name, one) for part in parts for one in part.archives)
     return Journal(
         topic=topic,
         on=parts[0].on,

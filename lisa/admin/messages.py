@@ -20,7 +20,7 @@ from lisa.core.model.errors import ConfigError, GroupRemoved
 from lisa.core.model.sharding import topic_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import PAGE, readable
-from lisa.core.store.store import Store, chunks
+from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.inspect import Inspect, Inspection
 
 MOST_SEQUENCE = 2**64 - 1
@@ -228,11 +228,8 @@ def _in_flight(
 
 def rows_of(store: Store, found: Sequence[FoundAt]) -> Flow[list[Row]]:
     """Rows of the candidates that are still in the requested state."""
-    by_source: dict[MessageSource, list[bytes]] = {}
-    for candidate in found:
-        by_source.setdefault(candidate.at, []).append(candidate.id)
     rows: dict[tuple[MessageSource, bytes], Row] = {}
-    for source, raw in by_source.items():
+    for source, raw in grouped(found).items():
         ids, _ = readable([one for one in raw if one])
         for some in chunks(ids, store.batch_size(source.shard, Inspect)):
             seen = yield from store.run(Inspect(source.shard, some, bodies=False))

@@ -11,7 +11,7 @@ from lisa.admin.shards import counted, shards
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
-from lisa.core.store.store import Store, chunks
+from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.base import text
 
 TOPICS_PER_STEP = 100
@@ -42,10 +42,11 @@ def consumers(
         replies = yield from ask_all(
             store, [("HGETALL", store.keys.topic(shard).consumers) for _, shard in asked]
         )
-        records: dict[tuple[str, str], list[ConsumerPresence]] = {}
-        for (topic, _), reply in zip(asked, replies, strict=True):
-            for record in presence.records_in(reply or [], ConsumerPresence):
-                records.setdefault((topic, record.name), []).append(record)
+        records = grouped(
+            ((topic, record.name), record)
+            for (topic, _), reply in zip(asked, replies, strict=True)
+            for record in presence.records_in(reply or [], ConsumerPresence)
+        )
         found += [_seen(presence.whole(parts), now_us) for parts in records.values()]
     return found
 
@@ -92,4 +93,4 @@ def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:
 
 def _seen(record: P, now_us: int) -> RolePresence[P]:
     silent_ms = max(0, now_us // 1000 - record.seen_ms)
-    return RolePresence(record, silent_ms, silent_ms < presence.GONE_AFTER.total_seconds() * 1000)
+    return RolePresence(record, silent_ms, silent_ms < presence.GONE_AFTER_MS)

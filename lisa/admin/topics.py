@@ -15,7 +15,7 @@ from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.registration import DELETED_LISTED_MS, IDLE_AFTER_MS
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import Store, chunks, counters, summed
+from lisa.core.store.store import Store, chunks, counters, grouped, summed
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 
@@ -119,10 +119,7 @@ def _whole(topic: str, parts: Sequence[TopicState]) -> TopicState:
     """Combine the counts of a topic's shards."""
     if len(parts) == 1:
         return parts[0]
-    by_name: dict[str, list[GroupCounts]] = {}
-    for part in parts:
-        for group in part.groups:
-            by_name.setdefault(group.name, []).append(group)
+    by_name = grouped((group.name, group) for part in parts for group in part.groups)
     return TopicState(
         topic=topic,
         waiting=sum(one.waiting for one in parts),

@@ -17,12 +17,12 @@ from lisa.consumer import Consumer
 from lisa.core.model import signals
 from lisa.core.model.envelope import HEAD_BYTES, decode_envelope, encode_envelope, new_token
 from lisa.core.model.options import BYTES_PER_CALL, TopicOptions
+from lisa.core.store.store import portions
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.pull import Pull
 from lisa.core.transitions.read import Read
 from lisa.core.transitions.restore import Restore, RestoreItem
-from lisa.pipeline.jobs.lookup import portions
 from lisa.producer import Outgoing
 from tests.gateways import Gateway
 from tests.meter import Meter

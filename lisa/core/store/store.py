@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import HIGHEST_LATENESS, Keys, is_shard_name
-from lisa.core.model.options import PRODUCER_RETRY_TIME, TopicOptions
+from lisa.core.model.options import BYTES_PER_CALL, PRODUCER_RETRY_TIME, TopicOptions
 from lisa.core.model.sharding import Shard, Topic, topics_of
 from lisa.core.redis import errors
 from lisa.core.redis.connection import AsyncConnection, Connection
@@ -23,6 +23,7 @@ from lisa.core.store.routing import Router
 from lisa.core.store.server_checks import check_for_roles, is_seen
 from lisa.core.transitions.base import STEPS_PER_CALL, ById, Transition, text
 
+K = TypeVar("K")
 T = TypeVar("T")
 S = TypeVar("S")
 Ask: TypeAlias = Callable[..., Flow[Any]]
@@ -39,6 +40,29 @@ def chunks(items: Sequence[S], size: int) -> Iterator[Sequence[S]]:
     """Consecutive slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def portions(items: Iterable[S], most: int, size_of: Callable[[S], int]) -> Iterator[list[S]]:
+    """Split items into pieces of at most `most` items and BYTES_PER_CALL, but at least one item."""
+    piece: list[S] = []
+    size = 0
+    for item in items:
+        own = size_of(item)
+        if piece and (len(piece) == most or size + own > BYTES_PER_CALL):
+            yield piece
+            piece, size = [], 0
+        piece.append(item)
+        size += own
+    if piece:
+        yield piece
+
+
+def grouped(items: Iterable[tuple[K, S]]) -> dict[K, list[S]]:
+    """Key -> its values, in their order, from pairs of a key and a value."""
+    found: dict[K, list[S]] = {}
+    for key, value in items:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def pairs(flat: Sequence[bytes] | dict[bytes, bytes]) -> dict[bytes, bytes]:

@@ -10,9 +10,8 @@ from lisa.admin.reading import entry_number
 from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import Topic, shard_suffix, topic_of
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, SyncStore
+from lisa.core.store.store import Store, SyncStore, grouped
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
-from lisa.pipeline.jobs.lookup import by_topic
 from lisa.pipeline.session import parallelism
 from lisa.pipeline.source.events import number_of
 from lisa.pipeline.source.following import TRIMMED, journaled, journals
@@ -114,10 +113,10 @@ def find_remainders(store: Store, archive: Archive, topics: Iterable[str]) -> Fl
     }
     there = yield from journals(store, topics)
     layouts = yield from store.layouts(list(map(Topic, topics)))
-    names = by_topic(sorted({*there, *offsets}), topic_of)
+    names = grouped((topic_of(one), one) for one in sorted({*there, *offsets}))
     for topic, layout in zip(topics, layouts, strict=True):
         current, own, gone = layout.current(Topic(topic)), list[Remainder](), list[Remainder]()
-        for journal in names.get(topic, [topic]):
+        for journal in names.get(Topic(topic), [topic]):
             one = yield from find_remainder(store, journal, offsets.get(journal))
             left = one.first is None and journal not in current and journal in ends
             (gone if left else own).append(one)

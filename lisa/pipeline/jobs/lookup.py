@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.sharding import PLAIN, Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store, SyncStore, chunks
+from lisa.core.store.store import Store, SyncStore, chunks, grouped
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.inspect import Inspect, Inspection
 from lisa.pipeline.source.read_columns import arrow_schema
@@ -20,18 +19,9 @@ if TYPE_CHECKING:
 
     from lisa.pipeline.server import Server
 
-T = TypeVar("T")
 Row = dict[str, Any]
 Mapped = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Record batches -> record batches; called once for each task (see `DataFrame.mapInArrow`)."""
-
-
-def by_topic(rows: Iterable[T], topic_of: Callable[[T], str]) -> dict[str, list[T]]:
-    """Topic -> its rows, in their original order."""
-    found: dict[str, list[T]] = {}
-    for row in rows:
-        found.setdefault(topic_of(row), []).append(row)
-    return found
 
 
 def mapped_by_topic(
@@ -47,27 +37,12 @@ def mapped_by_topic(
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with server.open() as store:
             for batch in batches:
-                parts = by_topic(batch.to_pylist(), lambda row: str(row["topic"]))
+                parts = grouped((str(row["topic"]), row) for row in batch.to_pylist())
                 for topic, rows in parts.items():
                     for made in work(store, topic, rows):
                         yield pa.RecordBatch.from_pylist(made, schema=arrow_schema(schema))
 
     return task
-
-
-def portions(items: Sequence[T], most: int, size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Split items into pieces of at most `most` items and BYTES_PER_CALL, but at least one item."""
-    piece: list[T] = []
-    size = 0
-    for item in items:
-        own = size_of(item)
-        if piece and (len(piece) == most or size + own > BYTES_PER_CALL):
-            yield piece
-            piece, size = [], 0
-        piece.append(item)
-        size += own
-    if piece:
-        yield piece
 
 
 def inspected(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[Inspection]]:
@@ -111,7 +86,8 @@ def _in_shards(
 ) -> Flow[dict[str, Inspection]]:
     """The ids that a shard knows if the topic has `count` shards; ignores the stored layout."""
     found: dict[str, Inspection] = {}
-    for shard, own in by_topic(ids, lambda one: PLAIN.shard_for(Topic(topic), one, count)).items():
+    shards = grouped((PLAIN.shard_for(Topic(topic), one, count), one) for one in ids)
+    for shard, own in shards.items():
         for some in chunks(own, store.batch_size(shard, Inspect)):
             found |= _there(some, (yield from store.run(Inspect(shard, some, bodies=False))))
     return found

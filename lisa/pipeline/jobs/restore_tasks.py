@@ -22,10 +22,10 @@ from pyspark.sql.types import (
 from lisa.core.model.clock import duration_ms
 from lisa.core.model.envelope import fence_of
 from lisa.core.model.errors import GroupRemoved, InvalidMessage, LisaError
-from lisa.core.store.store import SyncStore, chunks
+from lisa.core.store.store import SyncStore, chunks, portions
 from lisa.core.transitions.cancel import Cancel
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem, RestoreState
-from lisa.pipeline.jobs.lookup import Mapped, Row, inspected, known, mapped_by_topic, portions
+from lisa.pipeline.jobs.lookup import Mapped, Row, inspected, known, mapped_by_topic
 from lisa.pipeline.jobs.restore_plan import judge
 from lisa.pipeline.server import now_ms
 

@@ -11,13 +11,12 @@ from lisa.core.model.sharding import Topic, count_of, topics_of
 from lisa.core.redis.flow import Flow
 from lisa.core.store import removal_mark
 from lisa.core.store.reshard import spread
-from lisa.core.store.store import Store, SyncStore, pairs
+from lisa.core.store.store import Store, SyncStore, grouped, pairs
 from lisa.core.transitions.base import text
 from lisa.core.transitions.configure import Configure
 from lisa.core.transitions.declare import Declare
 from lisa.pipeline.jobs import journal_tail
 from lisa.pipeline.jobs.journal_tail import Remainder
-from lisa.pipeline.jobs.lookup import by_topic
 from lisa.pipeline.server import Server, check_layout, now_ms, started_ms
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def prepare(
         )
     names = sorted({*(topics or known)})
     remainders, groups = store.drive(journal_tail.find_remainders(store, archive, names)), {}
-    journals = by_topic(remainders, lambda one: one.topic)
+    journals = grouped((one.topic, one) for one in remainders)
     for topic in names:
         seen = journals[topic]
         layout = store.drive(store.layout(Topic(topic)))
@@ -131,7 +130,5 @@ def rebuild(
 
 def shard_counts(remainders: Sequence[Remainder]) -> dict[str, list[int]]:
     """Topic -> the shard counts that it is known to have had."""
-    journals = by_topic([one for one in remainders if one.shard], lambda one: one.topic)
-    return {
-        topic: sorted({count_of(one.journal) for one in own}) for topic, own in journals.items()
-    }
+    counts = grouped((one.topic, count_of(one.journal)) for one in remainders if one.shard)
+    return {topic: sorted(set(own)) for topic, own in counts.items()}

@@ -15,7 +15,7 @@ import pyarrow as pa
 from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.sharding import shard_suffix, topic_of
-from lisa.pipeline.source.read_columns import to_batch
+from lisa.pipeline.source.read_columns import timestamps, to_batch
 
 if TYPE_CHECKING:
     from lisa.pipeline.source.marks import JournalGap
@@ -30,8 +30,6 @@ _ENTRY_BYTES = 300
 
 _TEXT = ("policy", "reason", "place")
 _TIMES = ("due", "expires")
-_MS = pa.timestamp("ms", "UTC")
-_US = pa.timestamp("us", "UTC")
 
 
 def number_of(item: Item) -> int | None:
@@ -225,7 +223,7 @@ def _numbers(values: Sequence[bytes | None], missing: int | None = None) -> pa.A
 
 
 def _times(values: Sequence[bytes | None]) -> pa.Array:
-    return _numbers(values).cast(_MS).cast(_US)
+    return timestamps(_numbers(values))
 
 
 def _number(value: bytes | None, missing: int | None) -> int | None:

@@ -7,18 +7,16 @@ single body.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
-from lisa.core.model.options import BYTES_PER_CALL
+import pyarrow as pa
+
 from lisa.core.model.sharding import shard_suffix, topic_of
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import Store
+from lisa.core.store.store import Store, portions
 from lisa.pipeline.source.events import opened
-from lisa.pipeline.source.read_columns import to_batch
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from lisa.pipeline.source.read_columns import timestamps, to_batch
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 16 << 20
@@ -57,16 +55,11 @@ class RowCollector:
 
     def take(self) -> pa.RecordBatch:
         """The rows added since the last batch."""
-        import pyarrow as pa
-
         columns: dict[str, Any] = dict(self._columns)
         self._columns = {name: [] for name in _COLUMNS}
         rows, self._bytes = len(columns["id"]), 0
         for name in ("due", "expires"):
-            milliseconds = pa.array(columns[name], pa.int64())
-            columns[name] = milliseconds.cast(pa.timestamp("ms", "UTC")).cast(
-                pa.timestamp("us", "UTC")
-            )
+            columns[name] = timestamps(pa.array(columns[name], pa.int64()))
         columns["topic"] = pa.repeat(pa.scalar(topic_of(self._topic)), rows)
         columns["shard"] = pa.repeat(pa.scalar(shard_suffix(self._topic), pa.string()), rows)
         envelopes = columns.pop("envelopes")
@@ -134,12 +127,6 @@ def _bodies(store: Store, topic: str, ids: Sequence[str]) -> Flow[list[bytes | N
     keys = [store.keys.topic(topic).body(one) for one in ids]
     lengths = yield from store.commands([("STRLEN", key) for key in keys])
     bodies: list[bytes | None] = []
-    sums = [0, *accumulate(lengths)]
-    start = 0
-    while start < len(keys):
-        end = start + 1
-        while end < len(keys) and sums[end + 1] - sums[start] <= BYTES_PER_CALL:
-            end += 1
-        bodies += yield from store.command("MGET", *keys[start:end])
-        start = end
+    for some in portions(zip(keys, lengths, strict=True), len(keys), itemgetter(1)):
+        bodies += yield from store.command("MGET", *(key for key, _ in some))
     return bodies

@@ -76,6 +76,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return _arrow(schema.json())
 
 
+def timestamps(milliseconds: pa.Array) -> pa.Array:
+    """Epoch milliseconds as times with the precision of Spark's."""
+    return milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+
+
 def to_batch(schema: pa.Schema, columns: Mapping[str, Any], rows: int) -> pa.RecordBatch:
     """A record batch with exactly the schema's columns; missing columns are null."""
     arrays = []
