@@ -50,8 +50,7 @@ def delete(
     cancelled = yield from _cancel_waiting(store, topic)
     yield from _check_archives(store, topic)
     (own,) = yield from states_of(store, Layout().current(Topic(topic)))
-    accepts = int(own.options.get("accepts", "0"))
-    if not (yield from store.run(Clear(topic, accepts, is_whole_topic=True))):
+    if not (yield from store.run(Clear(topic, own.accepts, is_whole_topic=True))):
         raise TopicInUse(
             f"topic {topic!r} got messages or a group while it was being deleted: stop its "
             "producers and consumers, and repeat the command"

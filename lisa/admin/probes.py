@@ -13,8 +13,7 @@ from lisa.core.transitions import loader
 from lisa.core.transitions.inspect import Inspect
 
 _NOT_PROBED = frozenset(
-    {"select", "subscribe", "command", "cluster|slots", "asking", "wait", "waitaof"}
-    | {"multi", "exec"}
+    {"select", "subscribe", "cluster|slots", "asking", "wait", "waitaof", "multi", "exec"}
 )
 """Commands without a probe: every connection sends them first, they change the connection, or the
 role also works without them.

@@ -29,19 +29,12 @@ def ask_all(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
     except (ServerUnavailable, ConfigError):
         raise
     except LisaError:
+        if len(commands) == 1:
+            return [None]
         replies: list[Any] = []
         for command in commands:
-            replies += [(yield from _ask_or_none(store, command))]
+            replies += yield from ask_all(store, [command])
         return replies
-
-
-def _ask_or_none(store: Store, command: Command) -> Flow[Any]:
-    try:
-        return (yield from store.command(*command))
-    except (ServerUnavailable, ConfigError):
-        raise
-    except LisaError:
-        return None
 
 
 def ask_stream(store: Store, *command: str | bytes | float) -> Flow[Any]:
