@@ -19,7 +19,7 @@ from lisa.admin.messages import (
     rows_of,
     selected_groups,
 )
-from lisa.admin.reading import pairs_of
+from lisa.admin.reading import positions_in
 from lisa.admin.shards import shards
 from lisa.core.model.errors import ConfigError
 from lisa.core.redis.flow import Flow
@@ -151,7 +151,7 @@ def _before(
                 "ZRANGE", key, highest, "-inf", "BYSCORE", "REV", "LIMIT", offset, limit,
                 "WITHSCORES",
             )  # fmt: skip
-            page = [_Dead(ms, one, source.group, source) for one, ms in pairs_of(reply)]
+            page = [_Dead(ms, one, source.group, source) for ms, one in positions_in(reply)]
             # Messages that died in the same millisecond may be before or after the place.
             own += [one for one in page if at is None or one.order < at.order]
             offset += limit

@@ -200,11 +200,12 @@ def candidates(
         own = keys.group(source.group)
         key = own.retry if source.state is LiveState.RETRY else own.garbage
     score, _, member = position.partition(":")
-    after = Position(int(score), member) if position else None
+    known = member.encode("utf-8", "surrogateescape")
+    after = Position(int(score), known) if position else None
     members = yield from sorted_page(store, key, after, wanted)
-    inside = [one for one in members if source.before_ms is None or one[1] < source.before_ms]
+    inside = [one for one in members if source.before_ms is None or one.score < source.before_ms]
     candidates = [
-        Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for one, due in inside
+        Candidate(one, f"{due}:{one.decode('utf-8', 'surrogateescape')}") for due, one in inside
     ]
     return candidates, None if len(inside) < wanted else candidates[-1].behind
 

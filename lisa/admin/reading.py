@@ -13,10 +13,10 @@ from lisa.core.store.store import Store
 
 
 class Position(NamedTuple):
-    """A position in a sorted set that stays valid when members are added or removed."""
+    """A member of a sorted set; as a position it stays valid when members are added or removed."""
 
     score: int
-    member: str
+    member: bytes
 
 
 def ask_all(store: Store, commands: Sequence[Command]) -> Flow[list[Any]]:
@@ -53,38 +53,36 @@ def scan_keys(store: Store, pattern: str, cursor: bytes) -> Flow[tuple[bytes, li
     return reply[0], list(reply[1])
 
 
-def sorted_page(
-    store: Store, key: str, after: Position | None, limit: int
-) -> Flow[list[tuple[bytes, int]]]:
-    """Up to `limit` members and scores of a sorted set after a position, in order.
+def sorted_page(store: Store, key: str, after: Position | None, limit: int) -> Flow[list[Position]]:
+    """Up to `limit` members of a sorted set, with their scores, after a position, in order.
 
     O(log n + limit) at any position, even among equal scores. Returns fewer than `limit` only at
     the end.
     """
     if after is None:
-        return pairs_of((yield from store.command("ZRANGE", key, 0, limit - 1, "WITHSCORES")))
-    known = (after.score, after.member.encode("utf-8", "surrogateescape"))
+        return positions_in((yield from store.command("ZRANGE", key, 0, limit - 1, "WITHSCORES")))
     while True:
         start = yield from _rank_after(store, key, after)
         # Members before the page may change between the two commands. Reading the member before
         # the page as well detects this; otherwise members could be skipped.
         first = max(0, start - 1)
         reply = yield from store.command("ZRANGE", key, first, start + limit - 1, "WITHSCORES")
-        members = pairs_of(reply)
-        behind = [one for one in members if (one[1], one[0]) > known]
+        members = positions_in(reply)
+        behind = [one for one in members if one > after]
         joined = start == 0 or len(behind) < len(members)
         if joined and (len(behind) >= limit or len(members) < start + limit - first):
             return behind[:limit]
 
 
-def pairs_of(reply: Sequence[bytes]) -> list[tuple[bytes, int]]:
+def positions_in(reply: Sequence[bytes]) -> list[Position]:
     """Members and integer scores of a WITHSCORES reply."""
-    return [(reply[i], int(float(reply[i + 1]))) for i in range(0, len(reply), 2)]
+    return [Position(int(float(reply[i + 1])), reply[i]) for i in range(0, len(reply), 2)]
 
 
 def _rank_after(store: Store, key: str, after: Position) -> Flow[int]:
-    member = after.member.encode("utf-8", "surrogateescape")
-    score, rank = yield from store.commands([("ZSCORE", key, member), ("ZRANK", key, member)])
+    score, rank = yield from store.commands(
+        [("ZSCORE", key, after.member), ("ZRANK", key, after.member)]
+    )
     if score is not None and rank is not None and int(float(score)) == after.score:
         return int(rank) + 1
     # The member is gone. Members with equal scores are sorted by bytes: use binary search.
@@ -98,7 +96,7 @@ def _rank_after(store: Store, key: str, after: Position) -> Flow[int]:
     while low < high:
         middle = (low + high) // 2
         found = yield from store.command("ZRANGE", key, middle, middle, "WITHSCORES")
-        if found and (int(float(found[1])), found[0]) <= (after.score, member):
+        if found and (int(float(found[1])), found[0]) <= after:
             low = middle + 1
         else:
             high = middle

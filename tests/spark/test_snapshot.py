@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as f
 
-from lisa.admin.reading import Position, sorted_page
+from lisa.admin.reading import sorted_page
 from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.stream import Entry
 from lisa.core.redis.connection import Connection
@@ -263,9 +263,8 @@ def test_pages_are_complete_while_earlier_members_change(cast: Cast, client: red
     found: list[bytes] = []
     after = None
     while page := drive(sorted_page(cast.store, cast.keys.waiting, after, 300), link):
-        found += [member for member, _ in page]
-        last, score = page[-1]
-        after = Position(score, last.decode())
+        found += [one.member for one in page]
+        after = page[-1]
     link.close()
     assert link.turn > 6
     assert [one for one in found if one in set(rest)] == rest

@@ -37,14 +37,14 @@ class ReadPart(InputPartition):
     """The messages that one task reads: some states and groups of a topic, or some ids.
 
     topic: the topic, or one shard of a sharded topic.
-    after, until: bounds of the range of a sorted set; `until` (score and member) is inclusive.
+    after, until: bounds of the range of a sorted set; `until` is inclusive.
     """
 
     topic: str
     states: Collection[str]
     groups: tuple[str, ...] = ()
     after: Position | None = None
-    until: tuple[int, bytes] | None = None
+    until: Position | None = None
     ids: tuple[str, ...] | None = None
 
 
@@ -89,9 +89,9 @@ def _sorted(
         page = store.drive(sorted_page(store, key, after, PAGE))
         inside = page
         if part.until is not None:
-            inside = [one for one in page if (one[1], one[0]) <= part.until]
+            inside = [one for one in page if one <= part.until]
         ids, dues = [], []
-        for member, score in inside:
+        for score, member in inside:
             for name in readable([member])[0]:
                 ids.append(name)
                 dues.append(score)
@@ -101,8 +101,7 @@ def _sorted(
         yield found
         if len(inside) < PAGE:
             return
-        last, score = inside[-1]
-        after = Position(score, last.decode("utf-8", "surrogateescape"))
+        after = inside[-1]
 
 
 def _failures(store: Store, topic: str, group: str, found: LiveMessages) -> Flow[None]:

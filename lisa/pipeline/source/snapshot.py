@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 )
 
 from lisa.admin.messages import LiveState
-from lisa.admin.reading import Position, pairs_of
+from lisa.admin.reading import Position, positions_in
 from lisa.core.model.clock import EPOCH
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_topic
@@ -167,9 +167,9 @@ class SnapshotReader(DataSourceReader):
         )
         ranges = []
         for reply in replies:
-            for member, score in pairs_of(reply):
-                ranges.append(replace(whole, after=after, until=(score, member)))
-                after = Position(score, member.decode("utf-8", "surrogateescape"))
+            for here in positions_in(reply):
+                ranges.append(replace(whole, after=after, until=here))
+                after = here
         return [*ranges, replace(whole, after=after, until=until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -185,10 +185,10 @@ def _listed(given: Mapping[str, str], name: str) -> list[str]:
     return [one.strip() for one in given.get(name, "").split(",") if one.strip()]
 
 
-def _bounds(wanted: Selection) -> tuple[Position | None, tuple[int, bytes] | None]:
+def _bounds(wanted: Selection) -> tuple[Position | None, Position | None]:
     """Positions before the first and after the last message with a selected due time."""
-    after = None if wanted.low_ms is None else Position(wanted.low_ms, "")
-    return after, None if wanted.high_ms is None else (wanted.high_ms, ABOVE)
+    after = None if wanted.low_ms is None else Position(wanted.low_ms, b"")
+    return after, None if wanted.high_ms is None else Position(wanted.high_ms, ABOVE)
 
 
 def _narrowed(wanted: Selection, one: Filter) -> Selection | None:
