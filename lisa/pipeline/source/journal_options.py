@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -49,11 +50,10 @@ class JournalOptions:
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Raises ConfigError for an invalid or unknown option."""
         options.refuse_unknown(given, _NAMES, "readStream")
-        named = [one.strip() for one in given.get("topic", "").split(",")]
         starting = options.choice(given, "starting", ("earliest", "latest"), "earliest")
         return cls(
             server=Server.of(given.get("url"), given.get("prefix")),
-            topics=tuple(check_topic(one) for one in named if one),
+            topics=tuple(map(check_topic, options.listed(given.get("topic", "")))),
             from_earliest=starting == "earliest",
             max_events=options.whole_number(given, "max_events_per_batch") or _MAX_EVENTS,
             partitions=options.whole_number(given, "partitions"),
@@ -67,8 +67,7 @@ def _archive_name(given: Mapping[str, str]) -> str | None:
     name = given.get("archive", "").strip()
     if not name:
         return None
-    plain = name.replace("_", "").replace(".", "").replace("-", "")
-    if len(name) > 64 or not name.isascii() or not (plain.isalnum() or not plain):
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise ConfigError(
             f"archive {name!r} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ . -"
         )

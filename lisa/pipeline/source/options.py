@@ -101,6 +101,11 @@ def whole_number(given: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
+def listed(text: str) -> list[str]:
+    """The parts of a text with commas, without spaces around them and without empty ones."""
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
 def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     """The value of a Boolean option. Raises ConfigError unless it is true or false."""
     text = given.get(name, str(default)).strip().lower()

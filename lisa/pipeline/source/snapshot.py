@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 from lisa.admin.messages import LiveState
 from lisa.admin.reading import Position, positions_in
 from lisa.core.model.clock import EPOCH
-from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import check_topic
 from lisa.core.model.sharding import Layout, Topic, topic_of
 from lisa.core.redis.flow import Flow
@@ -80,14 +80,11 @@ class SnapshotReader(DataSourceReader):
         self._server = Server.of(given.get("url"), given.get("prefix"))
         self._schema = checked(schema)
         self._tasks = options.whole_number(given, "partitions") or _TASKS
-        topics = frozenset(check_topic(one) for one in _listed(given, "topic"))
-        states = frozenset(_listed(given, "state"))
+        topics = frozenset(map(check_topic, options.listed(given.get("topic", ""))))
+        states = frozenset(options.listed(given.get("state", "")))
         for state in states:
             if state not in _STATES:
-                raise ConfigError(
-                    f"format(\"lisa\"), option 'state': {state!r} is not one of "
-                    f"{', '.join(_STATES)}"
-                )
+                raise options.wrong("state", state, f"one of {', '.join(_STATES)}")
         self._wanted = Selection(topics or None, states or frozenset(_STATES))
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
@@ -179,10 +176,6 @@ class SnapshotReader(DataSourceReader):
         schema = arrow_schema(self._schema)
         with self._server.open() as store:
             yield from read_part(store, partition, RowCollector(partition.topic, schema))
-
-
-def _listed(given: Mapping[str, str], name: str) -> list[str]:
-    return [one.strip() for one in given.get(name, "").split(",") if one.strip()]
 
 
 def _bounds(wanted: Selection) -> tuple[Position | None, Position | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.session import comparable, settings_for, spark_session
+from lisa.pipeline.source.options import listed
 from lisa.pipeline.warm.protocol import (
     CloseGateway,
     GatewayOpened,
@@ -156,13 +157,9 @@ def differing_settings(
         ours, theirs = kept.get(name), asked.get(name)
         if ours == theirs or (name.startswith(SIZES) and name not in named):
             continue
-        if name == "spark.jars" and set(_listed(theirs)) <= set(_listed(ours)):
+        if name == "spark.jars" and set(listed(theirs or "")) <= set(listed(ours or "")):
             continue
         if not is_modifiable(name):
             raise ConfigError(f"the session was started with another {name}")
         differing[name] = theirs
     return differing
-
-
-def _listed(value: str | None) -> list[str]:
-    return [one.strip() for one in (value or "").split(",") if one.strip()]
