@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,13 +30,29 @@ T = TypeVar("T")
 _PLACING = {"at_local", "tz", "window"}
 
 
-class Each(Protocol):
-    """Converts a column's values; refuses the rows whose value is not valid."""
+class _Conversion:
+    """Converts the columns of a batch. refused: row number -> why a value of it is not valid."""
 
-    def __call__(
+    def __init__(self) -> None:
+        self.refused: dict[int, str] = {}
+
+    def each(
         self, name: str, convert: Callable[[Any], T], instead: T, values: Iterable[Any]
     ) -> list[T]:
-        """The converted values, and `instead` for refused rows."""
+        """The converted values of a column, and `instead` for refused rows."""
+        values = values if isinstance(values, list) else list(values)
+        try:
+            return list(map(convert, values))
+        except InvalidMessage:
+            pass  # find the invalid values one by one
+        made = []
+        for number, value in enumerate(values):
+            try:
+                made.append(convert(value))
+            except InvalidMessage as error:
+                self.refused.setdefault(number, f"{name}: {error}")
+                made.append(instead)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +79,25 @@ class MessageColumns:
         if not self.refused:
             return numbers, self
         numbers = [number for number in numbers if number not in self.refused]
-        picked = [
-            None if column is None else [column[number] for number in numbers]
-            for column in (
-                self.topics,
-                self.ids,
-                self.dues,
-                self.tails,
-                self.ttls_ms,
-                self.policies,
-                self.asked,
-            )
-        ]
-        return numbers, MessageColumns(*picked)  # type: ignore[arg-type]
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        del columns["refused"]
+        picked: dict[str, Any] = {
+            name: None if column is None else [column[number] for number in numbers]
+            for name, column in columns.items()
+        }
+        return numbers, MessageColumns(**picked)
 
 
 def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     """Convert one Arrow batch of checked columns. json_text: text bodies contain JSON."""
-    refused: dict[int, str] = {}
+    conversion = _Conversion()
+    each = conversion.each
     names = batch.schema.names
     columns = {name: batch.column(name) for name in names}
     n = batch.num_rows
     nothing: list[None] = [None] * n
 
-    def each(name: str, convert: Callable[[Any], T], instead: T, values: Iterable[Any]) -> list[T]:
-        return _converted(name, values, convert, instead, refused)
-
-    dues = _dues(columns, n, each)
+    dues = _dues(columns, n, conversion)
     ttls: Sequence[int | None] = nothing
     if "ttl" in columns:
         ttls = each("ttl", _ttl, None, _milliseconds(columns["ttl"]).to_pylist())
@@ -102,10 +110,10 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     headers: Sequence[bytes] = ()
     asked = dues
     if not columns.keys().isdisjoint(CALENDAR_COLUMNS):
-        dues, asked, headers = _placed(columns, dues, each)
+        dues, asked, headers = _placed(columns, dues, conversion)
     elif "headers" in columns:
         headers = each("headers", _headers, b"0000", columns["headers"].to_pylist())
-    tails = _tails(columns["body"], headers, refused, json_text=json_text)
+    tails = _tails(columns["body"], headers, conversion, json_text=json_text)
     ids = topics = None
     if "id" in columns:
         texts = columns["id"].cast(pa.string())
@@ -114,23 +122,24 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
             ids = each("id", _id, "", ids)
     if "topic" in columns:
         topics = each("topic", _topic, "", columns["topic"].to_pylist())
-    return MessageColumns(topics, ids, dues, tails, ttls, policies, asked, refused)
+    return MessageColumns(topics, ids, dues, tails, ttls, policies, asked, conversion.refused)
 
 
-def _dues(columns: Mapping[str, pa.Array], n: int, each: Each) -> list[str]:
+def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> list[str]:
     if "due" in columns:
         milliseconds = _milliseconds(columns["due"])
         if _is_within(milliseconds, OLDEST_DUE_MS, MAX_DUE_MS):
             texts: list[str] = milliseconds.cast(pa.string()).to_pylist()
             return texts
-        return each("due", _due, "0", milliseconds.to_pylist())
+        return conversion.each("due", _due, "0", milliseconds.to_pylist())
     if "delay" in columns:
-        return each("delay", _delay, "+0", _milliseconds(columns["delay"]).to_pylist())
+        delays = _milliseconds(columns["delay"]).to_pylist()
+        return conversion.each("delay", _delay, "+0", delays)
     return ["+0"] * n
 
 
 def _placed(
-    columns: Mapping[str, pa.Array], dues: list[str], each: Each
+    columns: Mapping[str, pa.Array], dues: list[str], conversion: _Conversion
 ) -> tuple[list[str], list[str], list[bytes]]:
     """Due times, the same before windows moved them, and headers of rows placed by a calendar."""
     is_local = "at_local" in columns
@@ -138,32 +147,11 @@ def _placed(
     named = {name: columns[name].to_pylist() for name in columns.keys() & _PLACING}
     given = columns["headers"].to_pylist() if "headers" in columns else ()
     rows = placing.rows([None] * len(dues) if is_local else dues, named, given)
-    placed = each("at_local" if is_local else "window", placing.place, REFUSED, rows)
+    name = "at_local" if is_local else "window"
+    placed = conversion.each(name, placing.place, REFUSED, rows)
     made = zip(*placed, strict=True) if placed else ((), (), ())
     due, asked, headers = map(list, made)
     return due, asked, headers
-
-
-def _converted(
-    name: str,
-    values: Iterable[Any],
-    convert: Callable[[Any], T],
-    instead: T,
-    refused: dict[int, str],
-) -> list[T]:
-    values = values if isinstance(values, list) else list(values)
-    try:
-        return list(map(convert, values))
-    except InvalidMessage:
-        pass  # find the invalid values one by one
-    made = []
-    for number, value in enumerate(values):
-        try:
-            made.append(convert(value))
-        except InvalidMessage as error:
-            refused.setdefault(number, f"{name}: {error}")
-            made.append(instead)
-    return made
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
@@ -251,7 +239,7 @@ def _topic(value: str | None) -> str:
 
 
 def _tails(
-    column: pa.Array, headers: Sequence[bytes], refused: dict[int, str], *, json_text: bool
+    column: pa.Array, headers: Sequence[bytes], conversion: _Conversion, *, json_text: bool
 ) -> list[bytes]:
     """Encode the bodies, each with its headers; `headers` is empty without that column."""
     kind = column.type
@@ -259,16 +247,16 @@ def _tails(
         letter = b"j" if json_text else b"s" if _is_text(kind) else b"b"
         encoded = column.cast(pa.binary()).to_pylist()
         if column.null_count or json_text:
-            encoded = _converted("body", encoded, _json if json_text else _not_null, b"", refused)
+            encoded = conversion.each("body", _json if json_text else _not_null, b"", encoded)
         if not headers:
             start = letter + b"0000"
             return [start + one for one in encoded]
         return [letter + head + one for head, one in zip(headers, encoded, strict=True)]
     bodies = column.to_pylist(maps_as_pydicts="lossy")
     if not headers:
-        return _converted("body", bodies, _json_tail, b"", refused)
+        return conversion.each("body", _json_tail, b"", bodies)
     pairs = list(zip(bodies, headers, strict=True))
-    return _converted("body", pairs, lambda pair: _json_tail(*pair), b"", refused)
+    return conversion.each("body", lambda pair: _json_tail(*pair), b"", pairs)
 
 
 def _is_text(kind: pa.DataType) -> bool:
