@@ -9,6 +9,7 @@ thus independent of how its rows are distributed over tasks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -69,12 +70,9 @@ def send_missing(
         if digest not in duplicates
         for ordinal in range(reached + 1, end + 1)
     ]
-    sender = Sender(options, store, run, COMPLETING, whole)
-    try:
+    with closing(Sender(options, store, run, COMPLETING, whole)) as sender:
         for topic in {duplicates[digest].topic for digest in missing if digest in duplicates}:
             _send(sender, topic, missing, duplicates, whole)
-    finally:
-        sender.close()
     left = _not_known(store, sorted(whole.topics), unknown)
     if left:
         raise LisaError(

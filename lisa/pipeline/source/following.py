@@ -224,18 +224,12 @@ def journals(store: Store, named: Sequence[str]) -> Flow[list[str]]:
     return [journal for journal, exists in zip(asked, there, strict=True) if exists]
 
 
-def archived(store: Store, journal: str, name: str) -> Flow[Mark | None]:
-    """The last event of a journal that an archive has reported; None without a valid report."""
-    reply = yield from store.command("HGET", store.keys.topic(journal).archived, name)
-    return _reported(reply)
-
-
-def is_any_archived(store: Store, names: Sequence[str], name: str) -> Flow[bool]:
-    """Whether an archive has reported its progress for any of some journals."""
+def archived(store: Store, names: Sequence[str], name: str) -> Flow[list[Mark | None]]:
+    """The last event of each journal that an archive has reported; None without a valid report."""
     replies = yield from store.commands(
         [("HGET", store.keys.topic(journal).archived, name) for journal in names]
     )
-    return any(_reported(reply) is not None for reply in replies)
+    return list(map(_reported, replies))
 
 
 def _reported(reply: bytes | None) -> Mark | None:

@@ -25,7 +25,6 @@ from lisa.pipeline.source.following import (
     archived,
     earliest,
     find_unread,
-    is_any_archived,
     journals,
     latest,
     mark_at,
@@ -280,16 +279,15 @@ class JournalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _recorded(self, journal: str) -> Mark | None:
         if self._options.archive is None:
             return None
-        store = self._store
-        return store.drive(archived(store, journal, self._options.archive))
+        [mark] = self._store.drive(archived(self._store, [journal], self._options.archive))
+        return mark
 
     def _is_followed(self, journal: str) -> bool:
         """Whether this reader's archive has reported progress for any journal of the same topic."""
         if self._options.archive is None:
             return False
         beside = [one for one in self._known_journals() if topic_of(one) == topic_of(journal)]
-        store = self._store
-        return store.drive(is_any_archived(store, beside, self._options.archive))
+        return any(self._store.drive(archived(self._store, beside, self._options.archive)))
 
 
 def _handle_gap(gap: JournalGap, *, fail: bool) -> None:

@@ -7,14 +7,13 @@ known, and missing events can be named. Each shard of a sharded topic has its ow
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
 from lisa.admin.reading import entry_number
+from lisa.core.model.clock import ms_datetime
 from lisa.core.model.sharding import shard_suffix, topic_of
 
 _LARGEST = 2**63 - 1  # largest sequence number in Spark's bigint; Redis allows larger ones
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ARCHIVE_ADVICE = (
     "To record this gap and continue, run the archive again with --on-gap record (in a program: "
@@ -94,9 +93,8 @@ class JournalGap(NamedTuple):
 
 
 def _shown(entry: str) -> str:
-    milliseconds = entry_number(entry)[0]
     try:
-        at = _EPOCH + timedelta(milliseconds=milliseconds)
+        at = ms_datetime(entry_number(entry)[0])
     except OverflowError:
         return entry
     return f"{entry} ({at.isoformat(timespec='milliseconds').replace('+00:00', 'Z')})"

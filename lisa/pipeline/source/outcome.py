@@ -63,12 +63,10 @@ class TaskResult(WriterCommitMessage):
         return self.topics.setdefault(topic, Counts())
 
 
-def added(results: Iterable[TaskResult | None]) -> TaskResult:
+def added(results: Iterable[TaskResult]) -> TaskResult:
     """The sum of all tasks' counts, and their reasons and files."""
     whole = TaskResult()
     for one in results:
-        if one is None:
-            continue
         for topic, counts in one.topics.items():
             whole.counts(topic).add(counts)
         whole.reasons += one.reasons[: REASONS - len(whole.reasons)]

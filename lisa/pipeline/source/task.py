@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 
 import pyarrow as pa
 
@@ -33,12 +34,10 @@ class Task:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         """Send all rows. Raises LisaError if the server does not answer."""
-        try:
+        with closing(self._sender):
             for batch in batches:
                 self._sender.batch = batch
                 self._send(read_rows(batch, json_text=self._options.json_text))
-        finally:
-            self._sender.close()
         self._result.digests = bytes(self._digests)
         return self._result
 
