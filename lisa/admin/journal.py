@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +111,7 @@ def _journal(store: Store, topic: str) -> Flow[Journal]:
         written=written,
         lost=lost,
         failed=failed,
-        archives=tuple(_archives(pairs(records or []), written)),
+        archives=tuple(archives_in(pairs(records or []), written)),
     )
 
 
@@ -130,7 +131,8 @@ def _number(entries: list[Any] | None) -> int | None:
     return int(fields[b"n"]) if b"n" in fields else None
 
 
-def _archives(records: dict[bytes, bytes], written: int) -> list[ArchiveProgress]:
+def archives_in(records: Mapping[bytes, bytes], written: int = 0) -> list[ArchiveProgress]:
+    """The archives in a journal's records; written: number of events ever written."""
     found = []
     for name, record in sorted((text(name), text(value)) for name, value in records.items()):
         parts = RECORD.fullmatch(record)

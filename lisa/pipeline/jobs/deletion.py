@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from lisa.admin.journal import archives_in
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import topics_of
 from lisa.core.store.store import SyncStore, chunks, pairs
-from lisa.core.transitions.base import STEPS_PER_CALL, text
-from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS, NOT_AN_ARCHIVE, RECORD
-from lisa.core.transitions.read import Read
+from lisa.core.transitions.base import STEPS_PER_CALL
+from lisa.core.transitions.prune import ARCHIVE_HOLDS_MS
 from lisa.pipeline.archive import open_archive
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known
 from lisa.pipeline.server import Server, check_layout, now_ms
 from lisa.pipeline.source.following import journals
+from lisa.pipeline.source.journal_range import read_pages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,9 +138,7 @@ def _erase_from_journals(
     deleted = unread = 0
     for journal in store.drive(journals(store, topics)):
         end, doomed = _read_by_all(store, journal, offsets), []
-        start, is_last = "-", False
-        while not is_last:
-            is_last, items = store.call(Read(journal, start, "+"))
+        for items in read_pages(store, journal, "-", "+"):
             for entry, flat in items:
                 if dict(zip(flat[::2], flat[1::2], strict=False)).get(b"id") not in wanted:
                     continue
@@ -147,9 +146,6 @@ def _erase_from_journals(
                     doomed.append(entry)
                 else:
                     unread += 1
-            if not items:
-                break
-            start = f"({items[-1][0].decode()}"
         for some in chunks(doomed, STEPS_PER_CALL):
             deleted += store.ask("XDEL", store.keys.topic(journal).events, *some)
     return deleted, unread
@@ -161,9 +157,7 @@ def _read_by_all(
     """The position up to which this archive and all reporting archives have read a journal."""
     end = entry_number(offsets[journal][0]) if journal in offsets else (0, 0)
     since_ms = store.drive(now_ms(store)) - ARCHIVE_HOLDS_MS
-    records = pairs(store.ask("HGETALL", store.keys.topic(journal).archived))
-    for name, record in records.items():
-        fields = RECORD.fullmatch(text(record))
-        if fields and not text(name).startswith(NOT_AN_ARCHIVE) and int(fields[3]) > since_ms:
-            end = min(end, entry_number(fields[1]))
+    for one in archives_in(pairs(store.ask("HGETALL", store.keys.topic(journal).archived))):
+        if one.reported_ms > since_ms:
+            end = min(end, entry_number(one.entry))
     return end

@@ -7,10 +7,9 @@ from contextlib import suppress
 
 from lisa.admin import push
 from lisa.core.model.errors import LisaError
-from lisa.core.model.sharding import is_of_layout
+from lisa.core.model.sharding import Shard, is_of_layout
 from lisa.core.store import removal_mark
-from lisa.core.store.store import pairs
-from lisa.core.transitions.base import text
+from lisa.core.store.reshard import states_of
 from lisa.pipeline.archive import TopicRecord
 from lisa.pipeline.server import Server
 from lisa.pipeline.source.following import journals, record_archived
@@ -49,24 +48,18 @@ class JournalRecord:
     def topics(self, names: Sequence[str]) -> dict[str, TopicRecord]:
         """Topic -> its present options and groups."""
         store, found = self._store, {}
-        commands = [
-            (command, getattr(store.keys.topic(name), key))
-            for name in names
-            for command, key in (("HGETALL", "options"), ("HKEYS", "groups"))
-        ]
-        replies = store.drive(store.commands(commands)) if commands else []
-        for name, options, groups in zip(names, replies[::2], replies[1::2], strict=True):
-            decoded = {text(key): text(value) for key, value in pairs(options).items()}
+        states = store.drive(states_of(store, list(map(Shard, names)))) if names else []
+        for name, state in zip(names, states, strict=True):
             # Push targets contain secrets, and are not archived. Shard layout and pending removals
             # only apply to the present server.
             kept = {
                 key: value
-                for key, value in decoded.items()
+                for key, value in state.options.items()
                 if not (
                     key.startswith(push.FIELD) or is_of_layout(key) or removal_mark.is_mark(key)
                 )
             }
-            found[name] = TopicRecord(kept, tuple(sorted(map(text, groups))))
+            found[name] = TopicRecord(kept, tuple(sorted(state.groups)))
         return found
 
     def close(self) -> None:

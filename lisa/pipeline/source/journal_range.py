@@ -33,12 +33,9 @@ def add_range(
     store: SyncStore, journal: str, begin: Mark, end: Mark, events: Events
 ) -> Iterator[pa.RecordBatch | JournalGap]:
     """As `read_range`, but the last events, too few for a record batch, are left in `events`."""
-    here, is_last = begin, False
+    here = begin
     events.turn_to(journal)
-    while not is_last:
-        is_last, items = store.call(Read(journal, f"({here.entry}", end.entry))
-        if not items:
-            break
+    for items in read_pages(store, journal, f"({begin.entry}", end.entry):
         numbers = events.add(items)
         if numbers != list(range(here.number + 1, here.number + 1 + len(numbers))):
             yield from _gaps(journal, here, items)
@@ -47,6 +44,17 @@ def add_range(
             yield events.take()
     if here.number < end.number:
         yield JournalGap(journal, TRIMMED, here.entry, here.number + 1, end.number, None)
+
+
+def read_pages(store: SyncStore, journal: str, start: str, end: str) -> Iterator[list[Item]]:
+    """The entries of a journal between two ids, in calls of bounded size."""
+    is_last = False
+    while not is_last:
+        is_last, items = store.call(Read(journal, start, end))
+        if not items:
+            return
+        yield items
+        start = f"({items[-1][0].decode()}"
 
 
 def _gaps(journal: str, here: Mark, items: Sequence[Item]) -> Iterator[JournalGap]:
