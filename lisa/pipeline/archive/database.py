@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
@@ -111,12 +111,9 @@ class JdbcConnection:
 
     def run(self, name: str, **parts: str) -> None:
         """Run the statements of that name, in order."""
-        statement = self._connection.createStatement()
-        try:
+        with closing(self._connection.createStatement()) as statement:
             for text in self._database.statements(name, **parts):
                 statement.execute(text)
-        finally:
-            statement.close()
 
     def put(self, name: str, *values: str | int | None) -> int:
         """Run the statement of that name with values for its parameters; returns affected rows."""
@@ -169,8 +166,7 @@ class JdbcConnection:
 
     @contextmanager
     def _prepared(self, text: str, values: tuple[str | int | None, ...]) -> Iterator[Any]:
-        prepared = self._connection.prepareStatement(text)
-        try:
+        with closing(self._connection.prepareStatement(text)) as prepared:
             for position, value in enumerate(values, 1):
                 if value is None:
                     prepared.setNull(position, self._jvm.java.sql.Types.NULL)
@@ -179,8 +175,6 @@ class JdbcConnection:
                 else:
                     prepared.setString(position, value)
             yield prepared
-        finally:
-            prepared.close()
 
     def _connect(self) -> Any:
         kind = self._database.kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -57,7 +58,7 @@ class Folder:
         self._is_local, self._is_s3 = scheme == "file", scheme in {"s3", "s3a", "s3n"}
 
     def _path(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self.where}/{path}" if path else self.where)
+        return self._jvm.org.apache.hadoop.fs.Path(self.url(path))
 
     def url(self, path: str = "") -> str:
         """The URL of a path, for Spark's readers and writers."""
@@ -93,12 +94,10 @@ class Folder:
             if "FileNotFound" in error.java_exception.getClass().getName():
                 return None
             raise
-        try:
+        with closing(stream):
             out = self._jvm.java.io.ByteArrayOutputStream()
             from_java.copyBytes(stream, out, 65536, False)  # noqa: FBT003  Java's
             return bytes(out.toByteArray()).decode()
-        finally:
-            stream.close()
 
     def write(self, path: str, text: str) -> None:
         """Write or replace a text file; atomically, except that HDFS lacks it for a moment."""
@@ -110,11 +109,8 @@ class Folder:
         self.rename(temporary, path)
 
     def _create(self, path: str, text: str) -> None:
-        stream = self._texts.create(self._path(path), True)  # noqa: FBT003  Java's
-        try:
+        with closing(self._texts.create(self._path(path), True)) as stream:  # noqa: FBT003  Java's
             stream.write(text.encode())
-        finally:
-            stream.close()
 
     def rename(self, path: str, to: str) -> None:
         """Move a file, replacing the target and creating its directory. Raises OSError if it fails.
