@@ -13,19 +13,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.sql.types import DateType, StructField, StructType
 
 from lisa.pipeline.archive.base import Archive
 from lisa.pipeline.archive.fold import fold
+from lisa.pipeline.archive.reading import DATED_MESSAGES
 from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.state import HIDDEN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from lisa.pipeline.archive.folder import Folder
 
-HIDDEN = "_lisa"
 _DIGITS = 8
 
 
@@ -84,8 +85,7 @@ class OldArchive(Archive):
 
     def messages(self) -> DataFrame:
         """One row per message and life, current with the log: MESSAGES_SCHEMA."""
-        named = StructType([*MESSAGES_SCHEMA.fields, StructField("day", DateType())])
-        ended = self._rows("messages", self.files, named, MESSAGES_SCHEMA)
+        ended = self._rows("messages", self.files, DATED_MESSAGES, MESSAGES_SCHEMA)
         events = self._rows("message_log", self.manifest.unfolded, LOG_SCHEMA, EVENT_SCHEMA)
         if self.manifest.live:
             paths = [self._folder.url(path) for path in self.manifest.live]

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.schemas import GROUP_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,11 +37,7 @@ MESSAGE_COLUMNS = (*MESSAGES_SCHEMA.names, "bizkey", "subtopic", "readable")
 
 JSON_COLUMNS = ("headers", "groups")
 
-_GROUP_FIELDS = next(
-    field.dataType.elementType.fields
-    for field in MESSAGES_SCHEMA.fields
-    if isinstance(field.dataType, ArrayType) and isinstance(field.dataType.elementType, StructType)
-)
+_GROUP_FIELDS = GROUP_SCHEMA.fields
 _GROUPS_IN_MS = ArrayType(
     StructType(
         [

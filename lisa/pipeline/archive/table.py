@@ -72,11 +72,6 @@ class ArchiveTable:
         self.refresh()
 
     @property
-    def exists(self) -> bool:
-        """Whether the table has been created."""
-        return self._delta is not None
-
-    @property
     def delta(self) -> DeltaTable:
         """The table as delta-rs sees it. Raises ConfigError if it does not exist."""
         if self._delta is None:
