@@ -239,7 +239,7 @@ class TestFoldAcrossShards:
                 "firstfir": ("acked", True),
                 "secondse": ("cancelled", True),
             }
-            assert writer.live_events == 0
+            assert writer.tables.fold.live_events == 0
             assert archive.offsets() == {"orders~0of2": ("1100-0", 2), "orders~1of3": ("6000-0", 2)}
         finally:
             writer.close()

@@ -38,7 +38,7 @@ def open_archive(
     tables = Tables(spark, folder)
     if not tables.state.number and is_old(folder):
         return OldArchive(spark, folder)
-    return FileArchive.of(tables)
+    return FileArchive(tables)
 
 
 def default_name(where: str) -> str:

@@ -24,7 +24,7 @@ def convert(spark: SparkSession, where: str) -> int:
     """
     folder = Folder(spark, where)
     if not is_old(folder):
-        FileArchive.of(Tables(spark, folder))  # raises ConfigError if there is none
+        FileArchive(Tables(spark, folder))  # raises ConfigError if there is none
         return 0
     old = OldArchive(spark, folder)
     writer = FileWriter(spark, where, converting=True)

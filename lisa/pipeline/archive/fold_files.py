@@ -40,7 +40,7 @@ def write_fold(
     known = tables.spark.read.schema(MESSAGES_SCHEMA).parquet(tables.folder.url(undated))
     keys = known.select("topic", "id", sf.col("token").alias("life"))
     kept = of_lives(events, sf.broadcast(keys) if count <= FEW_LIVE else keys)
-    return messages, _write_live(tables, kept, live)
+    return messages, write_live(tables, kept, live)
 
 
 def _of_shards(
@@ -51,7 +51,7 @@ def _of_shards(
     try:
         messages = _write_messages(tables, fold_lives(tagged, "gone"), staging)
         kept = tagged.where("not gone").drop("gone")
-        return messages, _write_live(tables, kept, live)
+        return messages, write_live(tables, kept, live)
     finally:
         tagged.unpersist()
 
@@ -65,10 +65,14 @@ def _write_messages(tables: Tables, rows: DataFrame, path: str) -> list[StagedFi
     return write_files(rows, tables.folder, path, by_day=True)
 
 
-def _write_live(tables: Tables, events: DataFrame, path: str) -> list[StagedFile]:
+def write_live(tables: Tables, events: DataFrame, path: str) -> list[StagedFile]:
+    """Write the events of live messages to a new directory, durably."""
     # The number is not needed here, but all files must have the same columns.
     events = events.drop(*LIFE_SCHEMA_FIELDS).withColumn("number", sf.lit(0).cast("long"))
-    return write_files(events, tables.folder, path)
+    written = write_files(events, tables.folder, path)
+    for one in written:
+        tables.folder.sync(one.path)
+    return written
 
 
 def _without_known_lives(tables: Tables, rows: DataFrame) -> DataFrame:

@@ -69,20 +69,15 @@ class Tables:
 
 
 class FileArchive(Archive):
-    """A snapshot of an archive in files."""
+    """A snapshot of an archive in files. Raises ConfigError if the archive does not exist."""
 
     def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-
-    @classmethod
-    def of(cls, tables: Tables) -> FileArchive:
-        """Raises ConfigError if the archive does not exist."""
         if not tables.state.number:
             raise ConfigError(
                 f"there is no archive in {tables.folder.where}; `lisa pipeline archive --to` "
                 "creates one"
             )
-        return cls(tables)
+        self._tables = tables
 
     def log(self) -> DataFrame:
         """Every committed event: LOG_SCHEMA."""

@@ -12,11 +12,12 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from lisa.pipeline.archive import open_archive
+from lisa.pipeline.archive.fold_files import write_live
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.reading import LOG
 from lisa.pipeline.archive.records import Removed
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
-from lisa.pipeline.archive.state import HIDDEN, new_number, save
+from lisa.pipeline.archive.state import live_folder, new_number, save, staging
 from lisa.pipeline.archive.table import STATE
 from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.archive.writing_files import WrittenFile, place_files, write_files
@@ -109,10 +110,8 @@ class FileRemover:
         fold = msgspec.structs.replace(tables.fold, number=number, log=tables.state.number)
         if is_live:
             kept = live.join(doomed, doomed.columns, "left_anti").select(*EVENT_SCHEMA.names)
-            folder = f"{HIDDEN}/live/{number}"
-            written = write_files(kept, self._folder, folder)
-            for one in written:
-                self._folder.sync(one.path)
+            folder = live_folder(number)
+            written = write_live(tables, kept, folder)
             fold = msgspec.structs.replace(
                 fold, live=folder, live_events=sum(one.rows for one in written)
             )
@@ -136,7 +135,7 @@ class FileRemover:
         before = table.rows(only={one["path"] for one in olds})
         kept = before.join(doomed, doomed.columns, "left_anti").select(*before.columns)
         order = ("day", "topic", "at", "seq") if table.name == LOG else ("day", "topic", "id")
-        root = f"{HIDDEN}/staging/{number}"
+        root = staging(number)
         # Few large files: otherwise each task would write a small one for each day.
         kept = kept.hint("rebalance", sf.col("day"))
         staged = write_files(kept.sortWithinPartitions(*order), self._folder, root, by_day=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.archive.state import HIDDEN, new_number
+from lisa.pipeline.archive.state import new_number, staging
 from lisa.pipeline.session import parallelism
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_shared(spark: SparkSession, folder: Folder) -> None:
     """
     if is_local(spark) or not folder.where.startswith("file:"):
         return
-    token, name = str(new_number()), f"{HIDDEN}/staging/{new_number()}"
+    token, name = str(new_number()), staging(new_number())
     folder.write(name, token)
     try:
         blind = hosts_without(spark, folder.url(name).removeprefix("file:"), token)

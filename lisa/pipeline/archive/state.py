@@ -84,6 +84,11 @@ def staging(number: int) -> str:
     return f"{HIDDEN}/staging/{number}"
 
 
+def live_folder(number: int) -> str:
+    """The directory of the events of live messages, as of a fold."""
+    return f"{HIDDEN}/live/{number}"
+
+
 def save(folder: Folder, state: LogState | FoldState) -> None:
     """Write a document; it counts once a commit names it."""
     folder.write(path(state.number), msgspec.json.encode(state).decode())

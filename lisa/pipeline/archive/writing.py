@@ -28,9 +28,9 @@ from lisa.pipeline.archive.records import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.schemas import LOG_SCHEMA
 from lisa.pipeline.archive.shared_path import check_shared
 from lisa.pipeline.archive.state import (
-    HIDDEN,
     FoldState,
     age_s,
+    live_folder,
     new_number,
     path,
     save,
@@ -78,41 +78,32 @@ class FileWriter:
         self._swept = 0.0
         # INT96 timestamps have no statistics: a search by time would read every file.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        self._tables = Tables(spark, self._folder)
-        if not self._tables.state.number and not converting and is_old(self._folder):
+        self.tables = Tables(spark, self._folder)
+        """The tables as of the last commit."""
+        if not self.tables.state.number and not converting and is_old(self._folder):
             raise ConfigError(convert_first(where))
         check_shared(spark, self._folder)
-        self._tables.log.adapt()
-        self._tables.messages.adapt()
+        self.tables.log.adapt()
+        self.tables.messages.adapt()
 
     def close(self) -> None:
         """Nothing to release: a second writer is refused at its commit."""
 
-    @property
-    def tables(self) -> Tables:
-        """The tables as of the last commit."""
-        return self._tables
-
     def archive(self) -> FileArchive:
         """Open the archive for reading."""
-        return FileArchive.of(Tables(self._tables.spark, self._folder))
+        return FileArchive(Tables(self.tables.spark, self._folder))
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
         """Journal -> entry id and number of its last archived event."""
-        return self._tables.state.offsets
+        return self.tables.state.offsets
 
     def gaps(self) -> Sequence[ArchiveGap]:
         """The recorded gaps."""
-        return self._tables.state.gaps
-
-    @property
-    def live_events(self) -> int:
-        """Number of events of messages that had not ended at the last fold."""
-        return self._tables.fold.live_events
+        return self.tables.state.gaps
 
     def file_count(self) -> int:
         """Number of files of both tables."""
-        return len(self._tables.log.files()) + len(self._tables.messages.files())
+        return len(self.tables.log.files()) + len(self.tables.messages.files())
 
     def tidy(self, *, last: bool, behind: bool) -> None:
         """Fold, compact and delete old files, if due."""
@@ -127,7 +118,7 @@ class FileWriter:
         self, events: DataFrame, batch: int, query: str
     ) -> tuple[int, tuple[ArchiveGap, ...]]:
         """Add a batch exactly once; returns the number of new events, and the gaps in it."""
-        tables, before = self._tables, self._tables.state.number
+        tables, before = self.tables, self.tables.state.number
         tables.refresh()
         if self._following is not None and tables.state.number != before:
             raise ConfigError(another_writer(self._folder.where))
@@ -154,7 +145,7 @@ class FileWriter:
 
     def copy(self, old: OldArchive) -> int:
         """Commit the log of an archive of the old layout, unless it was; returns its events."""
-        tables, number = self._tables, new_number()
+        tables, number = self.tables, new_number()
         known = old.manifest
         if tables.state.number:
             return tables.log.row_count()
@@ -173,7 +164,7 @@ class FileWriter:
         found: BatchSummary,
         queries: Mapping[str, int],
     ) -> None:
-        old, fold = self._tables.state, self._tables.fold
+        old, fold = self.tables.state, self.tables.fold
         folded = fold.log == old.number
         state = msgspec.structs.replace(
             old,
@@ -188,8 +179,8 @@ class FileWriter:
             ),
         )
         save(self._folder, state)
-        self._tables.log.commit(files, {**queries, STATE: number})
-        self._tables.state = state
+        self.tables.log.commit(files, {**queries, STATE: number})
+        self.tables.state = state
 
     def wants_fold(self, *, catching_up: bool = False) -> bool:
         """Whether `messages` is out of date, or enough events arrived to make reading slow.
@@ -198,34 +189,31 @@ class FileWriter:
         the time until the next fold with the duration of the last: the cost per event stays
         constant. While catching up, only the threshold counts, and it is higher.
         """
-        new = self._unfolded
+        new, fold = self._unfolded, self.tables.fold
         least = FOLD_EVENTS_BEHIND if catching_up else FOLD_EVENTS
-        if new >= max(least, self.live_events):
+        if new >= max(least, fold.live_events):
             return True
-        fold = self._tables.fold
         pause = max(FOLD_EVERY_S, FOLD_SHARE * fold.seconds)
         return new > 0 and not catching_up and (not fold.number or age_s(fold.number) > pause)
 
     @property
     def worth_a_fold(self) -> bool:
         """Whether a fold pays off at the end of a run; its threshold is below `wants_fold`'s."""
-        return self._unfolded > max(0, self.live_events // 10)
+        return self._unfolded > max(0, self.tables.fold.live_events // 10)
 
     @property
     def _unfolded(self) -> int:
-        state, fold = self._tables.state, self._tables.fold
+        state, fold = self.tables.state, self.tables.fold
         return 0 if fold.log == state.number else state.unfolded_events
 
     def fold(self) -> None:
         """Bring the table `messages` up to date with the log."""
-        tables = self._tables
+        tables = self.tables
         if tables.fold.log == tables.state.number:
             return
         began, number = time.monotonic(), new_number()
-        folder = f"{HIDDEN}/live/{number}"
+        folder = live_folder(number)
         messages, live = write_fold(tables, staging(number), folder)
-        for one in live:
-            self._folder.sync(one.path)
         files = place_files(self._folder, messages, staging(number), MESSAGES, str(number))
         fold = FoldState(
             number=number,
@@ -245,7 +233,7 @@ class FileWriter:
         everything: also merge groups of only a few files, and today's files.
         """
         today = ms_datetime(int(time.time() * 1000)).date().isoformat()
-        both = (self._tables.log, self._tables.messages)
+        both = (self.tables.log, self.tables.messages)
         return sum(table.compact(today, everything=everything) for table in both)
 
     def delete_old(self, *, forget: bool = False) -> None:
@@ -253,7 +241,7 @@ class FileWriter:
 
         forget: delete everything but the current version, and all statistics of earlier ones.
         """
-        tables = self._tables
+        tables = self.tables
         for table in (tables.log, tables.messages):
             if forget:
                 table.forget()
@@ -269,7 +257,7 @@ class FileWriter:
         """Present options and groups of topics; earlier ones if the server has lost them."""
         found = {}
         for topic, record in self._topics(topics).items():
-            known = self._tables.state.topics.get(topic, TopicRecord({}, ()))
+            known = self.tables.state.topics.get(topic, TopicRecord({}, ()))
             found[topic] = TopicRecord(
                 record.options or known.options, record.groups or known.groups
             )
