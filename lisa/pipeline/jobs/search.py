@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
@@ -17,7 +19,7 @@ from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.source.read_columns import READ_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from lisa.pipeline.archive import Archive
     from lisa.pipeline.server import Server
@@ -112,9 +114,7 @@ def search(
         sides = [known] if not sides else _together(sides[0], known)
     if not sides:
         raise ConfigError("a search needs an archive, a server, or both")
-    rows = sides[0]
-    for more in sides[1:]:
-        rows = rows.unionByName(more)
+    rows = reduce(DataFrame.unionByName, sides)
     rows = rows.withColumn("body_json", sf.try_parse_json(_json_text())).select(*COLUMNS)
     for condition in _conditions(query):
         rows = rows.where(condition)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,8 @@ if TYPE_CHECKING:
 Draw = Callable[["Axes", bool], None]
 """Draws into axes; the flag selects the narrow size."""
 
-WIDE, NARROW = (540, 290), (350, 280)
-"""Width and height of the two sizes in pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    kind: str
-    pixels: tuple[int, int]
-    font: float
+SIZES = {"wide": (540, 290, 12), "narrow": (350, 280, 10.5)}
+"""Width and height of the two sizes in pixels, and of their font."""
 
 
 class Drawing:
@@ -49,33 +41,33 @@ class Drawing:
         self._sheet = sheet
 
     def _plot(self, title: str, draw: Draw, *, alt: str, height: float = 1) -> str:
-        sizes = (_Size("wide", WIDE, 12), _Size("narrow", NARROW, 10.5))
-        drawn = "\n".join(self._draw(title, draw, alt, size, height) for size in sizes)
+        drawn = "\n".join(self._draw(title, draw, alt, size, height) for size in SIZES)
         return f'<figure class="plot">{drawn}</figure>'
 
-    def _draw(self, title: str, draw: Draw, alt: str, size: _Size, height: float) -> str:
+    def _draw(self, title: str, draw: Draw, alt: str, size: str, height: float) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
-        settings: Any = svg.settings(self._sheet.next_salt(), size.font)
+        width_px, height_px, font_px = SIZES[size]
+        settings: Any = svg.settings(self._sheet.next_salt(), font_px)
         with mpl.rc_context(settings):
             # 72 dpi: one unit of the drawing is one pixel.
             figure = Figure(
-                figsize=(size.pixels[0] / 72, height * size.pixels[1] / 72),
+                figsize=(width_px / 72, height * height_px / 72),
                 dpi=72,
                 layout="constrained",
             )
             axes = figure.add_subplot()
             axes.set_title(title)
-            draw(axes, size.kind == "narrow")
+            draw(axes, size == "narrow")
             figure.legend(
                 loc="outside lower left",
-                ncols=2 if size.kind == "narrow" else 4,
+                ncols=2 if size == "narrow" else 4,
                 columnspacing=1.2,
                 labelspacing=0.3,
                 borderpad=0.2,
             )
-            return self._sheet.embed(figure, alt, size.kind)
+            return self._sheet.embed(figure, alt, size)
 
     @property
     def _step(self) -> str:

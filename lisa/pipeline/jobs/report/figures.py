@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
-from lisa.core.model.clock import datetime_ms
+from lisa.core.model.clock import EPOCH, datetime_ms
 from lisa.pipeline.jobs.report import tables
 from lisa.pipeline.jobs.report.cells import log_cells, message_cells
 from lisa.pipeline.jobs.report.forecast import Crossing, Demand, crossing, demands
 from lisa.pipeline.jobs.report.slots import HOUR_S, Span, full_hour_shift, span_of
-from lisa.pipeline.jobs.report.tables import COUNTED, Percentiles
+from lisa.pipeline.jobs.report.tables import Percentiles
 from lisa.pipeline.jobs.report.weeks import Weeks, weeks_of
 
 if TYPE_CHECKING:
@@ -107,14 +108,12 @@ class Figures:
         """The sum of one count over all topics."""
         return sum(counts[what] for _, _, counts in self.hours)
 
-    def totals(self) -> dict[str, dict[str, int]]:
+    def totals(self) -> dict[str, Counter[str]]:
         """Topic -> counts, ordered by total number of messages, descending."""
-        found: dict[str, dict[str, int]] = {}
+        found: dict[str, Counter[str]] = {}
         for topic, _, counts in self.hours:
-            sums = found.setdefault(topic, dict.fromkeys(COUNTED, 0))
-            for name in COUNTED:
-                sums[name] += counts[name]
-        return dict(sorted(found.items(), key=lambda one: (-sum(one[1].values()), one[0])))
+            found.setdefault(topic, Counter()).update(counts)
+        return dict(sorted(found.items(), key=lambda one: (-one[1].total(), one[0])))
 
     def steps(self, what: str, topic: str | None = None) -> list[int]:
         """The values of one count for each step of the time axis."""
@@ -184,7 +183,7 @@ def gather(
             parts=found.parts,
             weeks=weeks,
             lateness={} if span is None else tables.percentiles(cells, "late", sets, span),
-            histogram=tables.histogram(cells, "late"),
+            histogram=tables.histogram(cells),
             handling=tables.percentiles(lives, "handling", [("topic",), ()]),
             attempts=found.attempts,
             reasons=tables.reasons(cells, REASONS, garbage) if any(garbage.values()) else [],
@@ -218,6 +217,4 @@ def _micros(moment: datetime | None) -> int | None:
 
 
 def _moment(micros: int | None) -> datetime | None:
-    if micros is None:
-        return None
-    return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)
+    return None if micros is None else EPOCH + timedelta(microseconds=micros)

@@ -73,9 +73,7 @@ Row = Iterable[Any]
 
 
 def _late(one: Percentiles | None) -> tuple[int | None, ...]:
-    if one is None:
-        return (0, 0, 0, *(None,) * 5)
-    return astuple(one)
+    return (0, 0, 0, *(None,) * 5) if one is None else astuple(one)
 
 
 def _hourly(figures: Figures) -> Iterator[Row]:

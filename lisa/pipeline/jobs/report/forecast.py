@@ -99,7 +99,7 @@ def crossing(topic: str, demand: Demand, capacity: int) -> Crossing | None:
 
     capacity: messages per hour, above 0.
     """
-    worst: Crossing | None = None
+    found: list[Crossing] = []
     hour = load = peak = peak_hour = 0
     left = demand.overdue
     behind = False
@@ -112,9 +112,8 @@ def crossing(topic: str, demand: Demand, capacity: int) -> Crossing | None:
             peak, peak_hour = left, now
         if behind and not left:
             behind = False
-            found = Crossing(topic, capacity, hour, load, peak, peak_hour, now + todo / capacity)
-            worst = found if worst is None or found.peak > worst.peak else worst
+            drained = now + todo / capacity
+            found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, drained))
     if behind:
-        found = Crossing(topic, capacity, hour, load, peak, peak_hour, None)
-        worst = found if worst is None or found.peak > worst.peak else worst
-    return worst
+        found.append(Crossing(topic, capacity, hour, load, peak, peak_hour, None))
+    return max(found, key=lambda one: one.peak, default=None)

@@ -165,10 +165,10 @@ def reasons(cells: DataFrame, most: int, totals: Mapping[str, int]) -> list[tupl
     return named + [(topic, "", n) for topic, n in sorted(rest.items()) if n > 0]
 
 
-def histogram(cells: DataFrame, what: str) -> dict[int, int]:
-    """Octave (log2 of microseconds) -> number of values; -1 counts zero and negative values."""
+def histogram(cells: DataFrame) -> dict[int, int]:
+    """Octave (log2 of the lateness in microseconds) -> deliveries; -1 counts those not late."""
     octave = sf.floor(sf.col("number") / OCTAVE).cast("int").alias("octave")
-    found = cells.where(sf.col("what") == what).groupBy(octave).agg(sf.sum("n"))
+    found = cells.where("what = 'late'").groupBy(octave).agg(sf.sum("n"))
     return {row[0]: row[1] for row in found.orderBy("octave").collect()}
 
 

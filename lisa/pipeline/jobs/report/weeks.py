@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,12 +57,10 @@ def weeks_of(
     begin, middle = end - 2 * WEEK_S, end - WEEK_S
     if first_s >= begin + 3_600:
         return None
-    counts: dict[tuple[str, int], dict[str, int]] = {}
+    counts: dict[tuple[str, int], Counter[str]] = {}
     for topic, hour, own in hours:
         if hour >= begin:
-            sums = counts.setdefault((topic, int(hour >= middle)), dict.fromkeys(own, 0))
-            for name, n in own.items():
-                sums[name] += n
+            counts.setdefault((topic, int(hour >= middle)), Counter()).update(own)
     both = cells.where(sf.col("hour") >= begin)
     both = both.withColumn("week", (sf.col("hour") >= middle).cast("int"))
     lateness = percentiles(both, "late", [("topic", "week"), ("week",)])
