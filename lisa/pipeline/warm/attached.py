@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,7 @@ POOLS = 64
 class Attached:
     """The gateway of this process to the server's JVM."""
 
-    number: int
-    port: int
-    secret: str
-    differing: Mapping[str, str | None]
-
-    @classmethod
-    def of(cls, opened: GatewayOpened) -> Attached:
-        """The gateway that the keeper has opened."""
-        return cls(opened.number, opened.port, opened.secret, opened.differing)
+    opened: GatewayOpened
 
     def session(self) -> SparkSession:
         """A session of this command alone, with the data source `lisa` registered.
@@ -46,15 +38,15 @@ class Attached:
         spark = self._new_session()
         # Replaces Spark's handler, which cancels the jobs of all commands.
         signal.signal(signal.SIGINT, _interrupt)
-        for name, value in self.differing.items():
+        for name, value in self.opened.differing.items():
             if value is None:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
         context = spark.sparkContext
-        context.addJobTag(tag_of(self.number))
+        context.addJobTag(tag_of(self.opened.number))
         # Spark never removes a pool.
-        context.setLocalProperty("spark.scheduler.pool", tag_of(self.number % POOLS))
+        context.setLocalProperty("spark.scheduler.pool", tag_of(self.opened.number % POOLS))
         register(spark)
         return spark
 
@@ -65,8 +57,8 @@ class Attached:
 
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             os.environ.setdefault(name, sys.executable)
-        os.environ["PYSPARK_GATEWAY_PORT"] = str(self.port)
-        os.environ["PYSPARK_GATEWAY_SECRET"] = self.secret
+        os.environ["PYSPARK_GATEWAY_PORT"] = str(self.opened.port)
+        os.environ["PYSPARK_GATEWAY_SECRET"] = self.opened.secret
         try:
             gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
         finally:
@@ -87,7 +79,7 @@ class Attached:
         """The stages of this command's jobs, without those of other commands."""
         context = spark.sparkContext
         jsc: Any = context._jsc  # noqa: SLF001  Python's tracker does not know tags
-        jobs = jsc.sc().statusTracker().getJobIdsForTag(tag_of(self.number))
+        jobs = jsc.sc().statusTracker().getJobIdsForTag(tag_of(self.opened.number))
         infos = map(context.statusTracker().getJobInfo, jobs)
         return {stage for info in infos if info is not None for stage in info.stageIds}
 

@@ -149,8 +149,7 @@ class WarmServer:
 
     def _answer(self, command: ServedCommand, message: GatewayOpened | GatewayRefused) -> None:
         if isinstance(message, GatewayRefused):
-            command.send(CommandRefused(message.reason))
-            self._forget(command)
+            self._refuse(command, message.reason)
             return
         command.gateway, command.state = message, CommandState.BEGIN
         command.send(Accepted())
@@ -191,12 +190,15 @@ class WarmServer:
         try:
             self._surroundings.check(request)
         except ConfigError as error:
-            command.send(CommandRefused(str(error)))
-            self._forget(command)
+            self._refuse(command, str(error))
             return
         self._keeper.tell(
             OpenGateway(command.number, request.master, request.settings, request.named)
         )
+
+    def _refuse(self, command: ServedCommand, reason: str) -> None:
+        command.send(CommandRefused(reason))
+        self._forget(command)
 
     def _lose(self, command: ServedCommand) -> None:
         """The client is gone, as after kill -9: its command ends like a program that is killed."""
@@ -240,7 +242,7 @@ class WarmServer:
         try:
             files = [os.dup(file) for file in files]
             self._close_in_fork()
-            become(request, files, Attached.of(gateway))
+            become(request, files, Attached(gateway))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         except BaseException:  # noqa: BLE001  `run` must not end the server's other processes
             traceback.print_exc()
@@ -278,8 +280,7 @@ class WarmServer:
         self._listener.close(remove=True)
         for command in self._commands:
             if not command.pid:
-                command.send(CommandRefused("it is stopping"))
-                self._forget(command)
+                self._refuse(command, "it is stopping")
                 continue
             command.send(Stopping())
             command.kill(signal.SIGINT)
