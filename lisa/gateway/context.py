@@ -123,16 +123,16 @@ class GatewayContext:
         )
         self.store = self.sender.store
         self.settler = ReceiptSettler(self.store, self.deadline)
-        watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
-        named = {topic: groups[0] for topic, groups in settings.topics().items() if groups}
+        self._watching = AsyncConnection(self.address.blocking_for(BEAT_S + SLACK_S))
+        self.groups = {topic: names[0] for topic, names in settings.topics().items() if names}
+        """The group to use for a topic with several groups if a request names none."""
         self.broker = PullBroker(
             self.store,
-            watching,
+            self._watching,
             name=self.name,
             most_pulls=settings.gateway_server.max_polls,
-            groups=named,
+            groups=self.groups,
         )
-        self._watching = watching
         self._tasks: set[asyncio.Task[None]] = set()
         self._services: dict[str, Service] = {}
         self._running: dict[str, asyncio.Task[None]] = {}

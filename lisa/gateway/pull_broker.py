@@ -49,7 +49,7 @@ class PullBroker:
         *,
         name: str,
         most_pulls: int,
-        groups: dict[str, str] | None = None,
+        groups: dict[str, str],
     ) -> None:
         self.store = store
         self.watching = watching
@@ -58,7 +58,7 @@ class PullBroker:
         self._queues: dict[tuple[str, str], PullQueue] = {}
         self._releaser = Releaser(store)
         self._presence = PullPresence(store, name, self._has_older_queue)
-        self._joins = GroupJoins(store, self._presence, name, groups or {}, lambda: self.is_closing)
+        self._joins = GroupJoins(store, self._presence, name, groups, lambda: self.is_closing)
         self.waiting = 0
         self.is_closing = False
         self._handed_out = 0

@@ -152,7 +152,10 @@ def test_c02_an_id_whose_tombstone_expires_meanwhile_is_sent() -> None:
 
     settings = GatewaySettings()
     hub: Any = SimpleNamespace(
-        settings=settings, sender=SimpleNamespace(offer=offer), settler=SimpleNamespace(look=look)
+        settings=settings,
+        groups={},
+        sender=SimpleNamespace(offer=offer),
+        settler=SimpleNamespace(look=look),
     )
     clock: Any = SimpleNamespace(now_us=now_us)
     sent = asyncio.run(

@@ -49,9 +49,7 @@ class Queue:
         self._hub = hub
         self._clock = clock
         self._settings: CamelliaSettings = hub.settings.camellia
-        self._groups = {
-            topic: groups[0] for topic, groups in hub.settings.topics().items() if groups
-        }
+        self._groups = hub.groups
         self._policies: dict[int, RetryPolicy] = {}
         self._receipts: OrderedDict[tuple[str, str], Receipt] = OrderedDict()
 
