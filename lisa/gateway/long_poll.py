@@ -63,25 +63,21 @@ async def hold(
     """Await a pull and return its deliveries as a response.
 
     If the client disconnects, the pull is cancelled and its deliveries are released without an
-    attempt being counted. Raises ClientDisconnected, and the errors of the pull.
+    attempt being counted. Raises ClientDisconnected, TooManyPulls, and the errors of the pull.
     """
     waits(request.scope)
     disconnection = asyncio.create_task(disconnected(request))
     waiting = asyncio.create_task(pull)
     try:
-        await asyncio.wait({disconnection, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        with hub.broker.counted():
+            await asyncio.wait({disconnection, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise ClientDisconnected
         deliveries = waiting.result()
-    except BaseException:
-        disconnection.cancel()
-        hub.broker.give_back(await _end(waiting))
-        raise
-    try:
         content = render(deliveries)
     except BaseException:
         disconnection.cancel()
-        hub.broker.give_back(deliveries)
+        hub.broker.give_back(await _end(waiting))
         raise
     return DeliveryResponse(hub, disconnection, deliveries, content, media_type)
 

@@ -83,44 +83,7 @@ class PullBroker:
         Cancel this call if the client disconnects; its deliveries are then released. While the
         server is unavailable, the pull waits, and fails only when its time is up.
 
-        Raises TooManyPulls, LisaError.
-        """
-        with self.counted():
-            return await self.take(
-                topic,
-                group,
-                min(most, MOST),
-                wait_s,
-                ack_timeout_ms,
-                join_s=join_s,
-                may_declare=may_declare,
-            )
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a waiting pull, or an open stream. Raises TooManyPulls."""
-        if self.waiting >= self._most_pulls:
-            raise TooManyPulls(f"{self.waiting} pulls are already waiting")
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
-
-    async def take(
-        self,
-        topic: str,
-        group: str | None,
-        most: int,
-        wait_s: float,
-        timeout_ms: int | None = None,
-        *,
-        join_s: float = 0.0,
-        may_declare: bool = True,
-    ) -> list[HandedOut]:
-        """Pull without counting towards the limit of pulls: for pushes and streams.
-
-        Raises LisaError.
+        Does not count towards the limit of pulls (see `counted`). Raises LisaError.
         """
         whole, began = Topic(topic), time.monotonic()
         ends = began + wait_s
@@ -132,7 +95,7 @@ class PullBroker:
                 )
                 if joined is None:
                     return []
-                return await self._enqueue(whole, joined, most, ends, timeout_ms)
+                return await self._enqueue(whole, joined, min(most, MOST), ends, ack_timeout_ms)
             except UnknownGroup:
                 raise
             except GroupRemoved:
@@ -142,6 +105,17 @@ class PullBroker:
                     raise
                 self._presence.announce_again(topic)
                 may_declare = True  # the group was declared before
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a waiting pull, or an open stream. Raises TooManyPulls."""
+        if self.waiting >= self._most_pulls:
+            raise TooManyPulls(f"{self.waiting} pulls are already waiting")
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
 
     @property
     def handed_out(self) -> int:

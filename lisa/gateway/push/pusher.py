@@ -15,7 +15,6 @@ from lisa.core.daemon.threads import unforeseen
 from lisa.core.delivery.degradation import DEGRADED_AFTER
 from lisa.core.model.errors import GroupRemoved, LisaError, ServerUnavailable
 from lisa.gateway.context import GatewayContext
-from lisa.gateway.pull_broker import TooManyPulls
 from lisa.gateway.push.pace import TargetRecord
 from lisa.gateway.push.poster import Poster, PushResult, PushVerdict
 from lisa.gateway.waiter import HandedOut
@@ -88,8 +87,6 @@ class Pusher:
         while not self._hub.broker.is_closing:
             try:
                 await self._round()
-            except TooManyPulls:
-                await asyncio.sleep(LOOK_AGAIN_S)
             except GroupRemoved:
                 self._reload()
                 await asyncio.sleep(LOOK_AGAIN_S)
@@ -139,7 +136,9 @@ class Pusher:
             self._reload()
             await self._until(LOOK_AGAIN_S)
             return []
-        pull = asyncio.create_task(self._hub.broker.take(target.topic, target.group, most, WAIT_S))
+        pull = asyncio.create_task(
+            self._hub.broker.pull(target.topic, group=target.group, most=most, wait_s=WAIT_S)
+        )
         change = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait({pull, change}, return_when=asyncio.FIRST_COMPLETED)

@@ -178,12 +178,12 @@ class _Stream:
                 await self._has_room.wait()
                 continue
             try:
-                found = await self._hub.broker.take(
+                found = await self._hub.broker.pull(
                     call.topic,
-                    wanted.group,
-                    most,
-                    WAIT_S,
-                    wanted.ack_timeout_ms,
+                    group=wanted.group,
+                    most=most,
+                    wait_s=WAIT_S,
+                    ack_timeout_ms=wanted.ack_timeout_ms,
                     may_declare=call.token.allows(Scope.OPERATE, call.topic),
                 )
             except ServerUnavailable:
