@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -33,24 +34,15 @@ from lisa.gateway.waiter import HandedOut
 QUEUE = "/camellia/delayQueue"
 HEALTH = "/camellia/health"
 TEXT = "text/plain;charset=UTF-8"
-FIRST_PULL_MS = 1_000
+FIRST_PULL_S = 1.0
 """How long a pull waits for a manager to declare a group, if its topic has none yet."""
 
 LONGEST_POLL_MS = 3_600_000
 ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
 
 
-class _Wanted(NamedTuple):
-    """The parameters of a pull.
-
-    timeout_ms: the ack timeout; None for the topic's. join_ms: how long to wait for a group.
-    """
-
-    topic: str
-    most: int
-    timeout_ms: int | None
-    wait_ms: int
-    join_ms: int = 0
+Pull: TypeAlias = Callable[..., Coroutine[Any, Any, list[HandedOut]]]
+"""`PullBroker.pull` with the parameters of a request; takes the times to wait."""
 
 
 class Endpoints:
@@ -142,62 +134,56 @@ class Endpoints:
         return wire.answer(wire.SUCCESS, msg="success")
 
     async def _pull(self, request: Request, given: wire.Parameters) -> Response:
-        wanted = self._wanted(request, given)
-        await self._topics.ensure(wanted.topic)
-        if await self._topics.expects_group(wanted.topic):
-            wanted = wanted._replace(join_ms=FIRST_PULL_MS)
+        topic, pull = self._wanted(request, given)
+        await self._topics.ensure(topic)
+        join_s = FIRST_PULL_S if await self._topics.expects_group(topic) else 0.0
 
         def render(found: list[DelayMsg]) -> bytes:
             return msgspec.json.encode({"code": wire.SUCCESS, "msg": None, "delayMsgList": found})
 
-        return await self._hold(request, wanted, render, wire.JSON)
+        return await self._hold(request, topic, pull(join_s=join_s), render, wire.JSON)
 
     async def _poll(self, request: Request, given: wire.Parameters) -> Response:
         wait_ms = given.integer("longPollingTimeoutMillis", -1)
         if wait_ms <= 0:
             wait_ms = duration_ms(self._settings.long_polling_timeout)
-        wanted = self._wanted(request, given)
-        wanted = wanted._replace(wait_ms=min(wait_ms, LONGEST_POLL_MS))
+        topic, pull = self._wanted(request, given)
         with suppress(ServerUnavailable):  # a long poll continues through an outage
-            await self._topics.ensure(wanted.topic)
-
-        def render(found: list[DelayMsg]) -> bytes:
-            return wire.compact(wire.SUCCESS, found)
+            await self._topics.ensure(topic)
 
         # The original returns text, for which Spring chooses the content type by Accept.
-        is_json = wire.JSON in request.headers.get("accept", "")
-        return await self._hold(request, wanted, render, wire.JSON if is_json else TEXT)
+        kind = wire.JSON if wire.JSON in request.headers.get("accept", "") else TEXT
+        work = pull(wait_s=min(wait_ms, LONGEST_POLL_MS) / 1000)
+        return await self._hold(request, topic, work, wire.compact, kind)
 
-    def _wanted(self, request: Request, given: wire.Parameters) -> _Wanted:
+    def _wanted(self, request: Request, given: wire.Parameters) -> tuple[str, Pull]:
+        """The topic of a pull, and the pull."""
         timeout_ms = given.integer("ackTimeoutMillis", -1)
         batch = given.integer("batch", -1, bits=32)
         topic = allowed_topic(self._hub, request, given, Scope.CONSUME)
         limit_ms = duration_ms(MAX_ACK_TIMEOUT)
-        return _Wanted(
-            topic, max(1, batch), min(timeout_ms, limit_ms) if timeout_ms > 0 else None, 0
+        return topic, partial(
+            self._hub.broker.pull,
+            topic,
+            most=max(1, batch),
+            ack_timeout_ms=min(timeout_ms, limit_ms) if timeout_ms > 0 else None,
         )
 
     async def _hold(
         self,
         request: Request,
-        wanted: _Wanted,
+        topic: str,
+        pull: Coroutine[Any, Any, list[HandedOut]],
         render: Callable[[list[DelayMsg]], bytes],
         kind: str,
     ) -> Response:
         def rendered(deliveries: list[HandedOut]) -> bytes:
             found = [as_pulled(one.message) for one in deliveries]
             content = render(found)
-            self._queue.remember(wanted.topic, deliveries)
+            self._queue.remember(topic, deliveries)
             self.monitor.pulled(deliveries, found)
             return content
 
-        pull = self._hub.broker.pull(
-            wanted.topic,
-            most=wanted.most,
-            wait_s=wanted.wait_ms / 1000,
-            join_s=wanted.join_ms / 1000,
-            ack_timeout_ms=wanted.timeout_ms,
-        )
         return await hold(self._hub, request, pull, rendered, kind)
 
     async def _ack(self, request: Request, given: wire.Parameters) -> Response:

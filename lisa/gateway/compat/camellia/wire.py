@@ -53,10 +53,7 @@ class Parameters:
             raise BadParameter(
                 f"the parameters, at most {MOST_FIELDS}, cannot be parsed: {error}"
             ) from None
-        values: dict[str, str] = {}
-        for name, value in pairs:
-            values.setdefault(name, value)
-        return cls(values)
+        return cls(dict(reversed(pairs)))
 
     def text(self, name: str) -> str:
         """A required text, which may be empty. Raises BadParameter."""
@@ -110,15 +107,13 @@ def answer(
     return Response(body, status, headers, media_type=JSON)
 
 
-def compact(code: int, found: Sequence[msgspec.Struct] | None) -> bytes:
+def compact(found: Sequence[msgspec.Struct]) -> bytes:
     """A pull response as fastjson writes it: sorted by field name, without nulls and `msg`."""
-    content: dict[str, Any] = {"code": code}
-    if found is not None:
-        rows = (msgspec.to_builtins(one) for one in found)
-        content["delayMsgList"] = [
-            {name: value for name, value in row.items() if value is not None} for row in rows
-        ]
-    return msgspec.json.encode(content, order="sorted")
+    rows = [
+        {name: value for name, value in msgspec.to_builtins(one).items() if value is not None}
+        for one in found
+    ]
+    return msgspec.json.encode({"code": SUCCESS, "delayMsgList": rows}, order="sorted")
 
 
 def bad_request(request: Request, error: BadParameter) -> Response:
