@@ -16,8 +16,7 @@ from lisa.admin.topics import TOPICS_PER_STEP
 from lisa.core.model.errors import LisaError
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
-from lisa.core.store.store import AsyncStore, Store, chunks, pairs, summed
-from lisa.core.transitions.base import text
+from lisa.core.store.store import AsyncStore, Store, chunks, counters, summed
 from lisa.gateway.compat.camellia.clock import ServerTime
 from lisa.gateway.compat.camellia.messages import DelayMsg
 from lisa.gateway.waiter import HandedOut
@@ -95,7 +94,7 @@ class Monitor:
 
     def of(self, topic: str) -> RequestStats:
         """A topic's counts in the current interval."""
-        return _of(self._now.requests, topic, RequestStats)
+        return self._now.requests.setdefault(topic, RequestStats(topic))
 
     def pulled(self, deliveries: Sequence[HandedOut], messages: Sequence[DelayMsg]) -> None:
         """Count delivered messages."""
@@ -105,12 +104,12 @@ class Monitor:
             if message.trigger_time is None:
                 continue
             gap = max(0, now_ms - message.trigger_time)
-            _of(self._now.pulls, message.topic, TimeGapStats).add(gap)
+            self._now.pulls.setdefault(message.topic, TimeGapStats(message.topic)).add(gap)
             if message.retry == 1:
                 # An entry's id starts with the time of its promotion, by the Redis clock.
                 ready_ms = int(delivery.receipt.settlement.entry.partition("-")[0])
                 gap = max(0, ready_ms - message.trigger_time)
-                _of(self._now.readies, message.topic, TimeGapStats).add(gap)
+                self._now.readies.setdefault(message.topic, TimeGapStats(message.topic)).add(gap)
 
     def last(self, sees: Callable[[str], bool]) -> MonitorData:
         """The last complete interval, limited to the topics that `sees` accepts."""
@@ -138,14 +137,14 @@ class Monitor:
         self._cpu = (wall, cpu)
         try:
             await self._clock.now_us()
-            counters = await self._store.drive(_counters(self._store))
+            found = await self._store.drive(_counters(self._store))
         except LisaError as error:
             log.warning("trigger counts are delayed to a later interval: %s", error)
             return
-        before, self._counters = self._counters, counters
+        before, self._counters = self._counters, found
         if before is None:
             return
-        for topic, values in counters.items():
+        for topic, values in found.items():
             past = before.get(topic, (0, 0, 0))
             ready, ended, timed_out = (max(0, a - b) for a, b in zip(values, past, strict=True))
             if ready or ended or timed_out:
@@ -153,13 +152,6 @@ class Monitor:
                 stats.trigger_msg_ready += ready
                 stats.trigger_msg_end_life += ended
                 stats.trigger_msg_timeout += timed_out
-
-
-def _of(by_topic: dict[str, _S], topic: str, kind: type[_S]) -> _S:
-    stats = by_topic.get(topic)
-    if stats is None:
-        stats = by_topic[topic] = kind(topic)
-    return stats
 
 
 def _counters(store: Store) -> Flow[Counters]:
@@ -172,8 +164,7 @@ def _counters(store: Store) -> Flow[Counters]:
         replies = yield from ask_all(store, commands)
         by_topic: dict[Topic, dict[str, int]] = {}
         for (topic, _), reply in zip(shards, replies, strict=True):
-            stats = {text(name): int(value) for name, value in pairs(reply or []).items()}
-            by_topic[topic] = summed([by_topic.get(topic, {}), stats])
+            by_topic[topic] = summed([by_topic.get(topic, {}), counters(reply or [])])
         for topic, stats in by_topic.items():
             ready, ended, timed_out = (
                 sum(n for name, n in stats.items() if name.partition("@")[0] in names)

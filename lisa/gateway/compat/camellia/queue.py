@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 
 import uuid_utils
 
@@ -50,7 +51,6 @@ class Queue:
         self._clock = clock
         self._settings: CamelliaSettings = hub.settings.camellia
         self._groups = hub.groups
-        self._policies: dict[int, RetryPolicy] = {}
         self._receipts: OrderedDict[tuple[str, str], Receipt] = OrderedDict()
 
     async def send(
@@ -85,7 +85,7 @@ class Queue:
                     id=message_id,
                     at_ms=trigger_ms,
                     ttl=timedelta(milliseconds=lasts_ms),
-                    retry=self._policy(retries),
+                    retry=retry_policy(self._settings.retry_delays, retries),
                     headers={**origin.header, **trace},
                 ),
                 OnDuplicate.KEEP_LIVE,
@@ -142,12 +142,6 @@ class Queue:
         while len(self._receipts) > MOST_RECEIPTS:
             self._receipts.popitem(last=False)
 
-    def _policy(self, retries: int) -> RetryPolicy:
-        found = self._policies.get(retries)
-        if found is None:
-            found = self._policies[retries] = retry_policy(self._settings.retry_delays, retries)
-        return found
-
     async def _look(self, topic: str, message_id: str) -> Inspection:
         return await self._hub.settler.look(topic, message_id, bodies=False)
 
@@ -187,6 +181,7 @@ class Queue:
         return again is not None and again.outcome is not Failed.STALE
 
 
+@cache
 def retry_policy(configured: RetryPolicy | None, retries: int) -> RetryPolicy:
     """A policy with `retries` retries, which repeats the last configured delay as necessary.
 
