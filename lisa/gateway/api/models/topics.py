@@ -11,6 +11,7 @@ from lisa.core.model.option_types import (
     DurationType,
     FlagType,
     LateType,
+    OptionType,
     PolicyType,
     RampType,
     WindowType,
@@ -18,34 +19,26 @@ from lisa.core.model.option_types import (
 from lisa.core.model.options import OPTIONS, Option
 from lisa.gateway.api.models.base import Answer, DurationText, Limit, Name, Request
 
-_GIVEN = {
-    DurationType: int | DurationText,
-    PolicyType: list[int | str] | str,
-    CountType: int | str,
-    FlagType: bool,
-    LateType: dict[str, str] | str,
-    RampType: str,
-    WindowType: str,
+_GIVEN_AND_SHOWN: dict[type[OptionType], tuple[Any, Any]] = {
+    DurationType: (int | DurationText, str),
+    PolicyType: (list[int | str] | str, str),
+    CountType: (int | str, int),
+    FlagType: (bool, bool),
+    LateType: (dict[str, str] | str, str),
+    RampType: (str, str),
+    WindowType: (str, str),
 }
-_SHOWN = {
-    DurationType: str,
-    PolicyType: str,
-    CountType: int,
-    FlagType: bool,
-    LateType: str,
-    RampType: str,
-    WindowType: str,
-}
+"""The types of an option's values in requests and in responses."""
 
 
 def _given(option: Option) -> Any:
-    kind = _GIVEN[type(option.kind)] | UnsetType | None
-    return Annotated[kind, Meta(description=option.text)]
+    given, _ = _GIVEN_AND_SHOWN[type(option.kind)]
+    return Annotated[given | UnsetType | None, Meta(description=option.text)]
 
 
 def _shown(option: Option) -> Any:
-    kind = _SHOWN[type(option.kind)]
-    return kind | Literal["unlimited"] if option.default is None and kind is int else kind
+    _, shown = _GIVEN_AND_SHOWN[type(option.kind)]
+    return shown | Literal["unlimited"] if option.default is None and shown is int else shown
 
 
 if TYPE_CHECKING:
