@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 
 from lisa import __version__
-from lisa.admin.messages import LiveState
-from lisa.core.store.inspection import State as FoundState
 from lisa.gateway.api.models.base import Problem
 from lisa.gateway.api.models.sending import SendRequest
 from lisa.gateway.api.operations import Operation
@@ -21,12 +19,6 @@ EXAMPLES = "examples.json"
 """By operation: path, query, body, status and response of a request. docs/ records it."""
 
 REF = "#/components/schemas/{name}"
-
-# msgspec qualifies these two names because both classes are called State.
-_NAMES = {
-    f"{kind.__module__}.{kind.__qualname__}": name
-    for kind, name in ((LiveState, "LiveState"), (FoundState, "LiveState"))
-}
 
 _ONE_OF = {
     "SendRequest": ("body", "body_base64"),
@@ -105,11 +97,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _components(types: Sequence[Any]) -> dict[str, Any]:
-    _, found = msgspec.json.schema_components(types, ref_template=REF)
-    text = msgspec.json.encode(found).decode()
-    for long, name in _NAMES.items():
-        text = text.replace(long, name)
-    components: dict[str, Any] = msgspec.json.decode(text)
+    _, components = msgspec.json.schema_components(types, ref_template=REF)
     for name, schema in components.items():
         schema["title"] = name
         if "description" in schema:
