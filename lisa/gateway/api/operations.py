@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import getdoc
 from types import NoneType
@@ -86,12 +86,12 @@ class Operation:
     group: str
     handler: Handler
     answers: Mapping[int, str]
-    scope: Scope | None
-    is_body_optional: bool
     is_audited: bool
-    problems: Problems
-    media_type: str
-    leads_to: Sequence[str]
+    scope: Scope | None = Scope.READ
+    is_body_optional: bool = False
+    problems: Problems = field(default_factory=dict)
+    media_type: str = "application/json"
+    leads_to: Sequence[str] = ()
 
     @property
     def parameters(self) -> list[str]:
@@ -143,42 +143,17 @@ class Operations(list[Operation]):
         self._group = group
 
     def add(
-        self,
-        name: str,
-        method: str,
-        path: str,
-        *,
-        answers: Mapping[int, str],
-        scope: Scope | None = Scope.READ,
-        is_body_optional: bool = False,
-        is_audited: bool | None = None,
-        problems: Problems | None = None,
-        media_type: str = "application/json",
-        leads_to: Sequence[str] = (),
+        self, name: str, method: str, path: str, **options: Any
     ) -> Callable[[HandlerType], HandlerType]:
         """Declare the decorated function as an operation; the options are those of `Operation`.
 
         By default, the operations that change something and need the scope `operate` are audited.
         """
-        if is_audited is None:
-            is_audited = scope is Scope.OPERATE and method != "GET"
+        changes = options.get("scope") is Scope.OPERATE and method != "GET"
+        options = {"is_audited": changes, "group": self._group, **options}
 
         def declare(handler: HandlerType) -> HandlerType:
-            operation = Operation(
-                name=name,
-                method=method,
-                path=path,
-                group=self._group,
-                handler=handler,
-                answers=answers,
-                scope=scope,
-                is_body_optional=is_body_optional,
-                is_audited=is_audited,
-                problems=problems or {},
-                media_type=media_type,
-                leads_to=leads_to,
-            )
-            self.append(operation)
+            self.append(Operation(name=name, method=method, path=path, handler=handler, **options))
             return handler
 
         return declare
