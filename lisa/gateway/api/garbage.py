@@ -88,15 +88,13 @@ async def _act(
         raise invalid("give either ids or all: true")
     if wanted.ids is not None and (wanted.reason or wanted.died_before_ms) is not None:
         raise invalid("reason and died_before_ms can only be combined with all: true, not with ids")
-    selection = _selection(call.topic, wanted)
+    selection, missing = _selection(call.topic, wanted), list[str]()
     if wanted.ids is None:
         done = await store.drive(garbage.act(store, selection, action))
-        if not done:
-            await require_topic(call.hub, call.topic)
-        return answer(GarbageAnswer(done=done, missing=[]))
-    for one in wanted.ids:
-        check_id(one)
-    done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
+    else:
+        for one in wanted.ids:
+            check_id(one)
+        done, missing = await store.drive(garbage.act_on(store, selection, wanted.ids, action))
     if not done:
         await require_topic(call.hub, call.topic)
     return answer(GarbageAnswer(done=done, missing=missing))
