@@ -7,7 +7,7 @@ them. Each request body is read completely, within a time limit, before the requ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ from lisa.gateway.access import EVERYTHING, Unauthorized, is_forwarded, is_local
 from lisa.gateway.context import COPIES, GatewayContext, arrival
 from lisa.gateway.problems import ErrorResponse, problem_of
 from lisa.gateway.request_metrics import GONE
-from lisa.gateway.response_channel import ResponseChannel, full, full_of_bytes
+from lisa.gateway.response_channel import ResponseChannel, content_length, full, full_of_bytes
 
 MOST_ANONYMOUS_BYTES = 64 * 1024
 """Maximum body without a bearer token, which suffices for the web page's forms."""
@@ -137,7 +137,7 @@ class LimitsMiddleware:
     async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         """Read the whole body and count its bytes as buffered. Raises ErrorResponse."""
         hub = self._hub
-        if _length(scope["headers"]) > limit:
+        if content_length(scope["headers"]) > limit:
             raise _too_large(limit)
         chunks: list[bytes] = []
         size = 0
@@ -207,17 +207,10 @@ def _has_body(scope: Scope) -> bool:
     """Whether a request says that a body follows; calls of gRPC always have one."""
     names = {name for name, _ in scope["headers"]}
     return (
-        _length(scope["headers"]) > 0
+        content_length(scope["headers"]) > 0
         or b"transfer-encoding" in names
         or scope.get("http_version") == "2"
     )
-
-
-def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return 0
 
 
 def reject_foreign(scope: Scope) -> None:

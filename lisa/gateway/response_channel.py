@@ -47,7 +47,7 @@ class ResponseChannel:
         if self._is_refused:
             return
         if message["type"] == "http.response.start":
-            size = _length(message)
+            size = content_length(message.get("headers", ()))
             if size > LARGE_BYTES and not is_pull(self._scope):
                 if self._may_refuse() and not self._fits(size):
                     await self._refuse()
@@ -114,9 +114,10 @@ def full_of_bytes() -> ErrorResponse:
     return full("bytes", "the limit on buffered request and response bytes is reached")
 
 
-def _length(message: Message) -> int:
-    for name, value in message.get("headers", ()):
-        if name.lower() == b"content-length":
+def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The length of a body by its headers; 0 if they do not tell it."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
             return int(value)
     return 0
 
