@@ -186,7 +186,6 @@ _HANDLED = (
     Forbidden,
     TooManyPulls,
     LisaError,
-    HTTPException,
     Exception,
 )
 HANDLERS: dict[Any, Any] = dict.fromkeys(_HANDLED, _handle)

@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from lisa.core.daemon.mailbox import STOPPING
 from lisa.core.model.errors import ConfigError
 from lisa.core.settings import GatewaySettings
 from lisa.gateway.access import Access
@@ -80,7 +81,7 @@ def serve(
     """
     import uvloop
 
-    before = {number: signal.getsignal(number) for number in _STOPPING}
+    before = {number: signal.getsignal(number) for number in STOPPING}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, listening, shared, numbers))
@@ -88,9 +89,6 @@ def serve(
         for number, handler in before.items():
             signal.signal(number, handler)
         listening.close()
-
-
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 async def _serve(
@@ -114,7 +112,7 @@ async def _serve(
         if not opening.done():
             loop.call_soon_threadsafe(opening.cancel)
 
-    for number in _STOPPING:
+    for number in STOPPING:
         signal.signal(number, stop)
     with suppress(asyncio.CancelledError):
         await opening

@@ -126,11 +126,8 @@ def _is_held(seen: Inspection) -> bool:
 
 
 async def _jobs(
-    hub: GatewayContext, message_id: str, mark: str, topics: Iterable[str]
+    hub: GatewayContext, message_id: str, mark: str, topics: Sequence[str]
 ) -> list[FoundJob]:
-    topics = list(topics)
-    if not topics:
-        return []
     known = await hub.store.drive(_known(hub.store, topics, message_id))
     found = []
     for topic in topics:
