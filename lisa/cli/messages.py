@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -125,38 +125,16 @@ def cancel(chosen: Chosen, topic: str, ids: tuple[str, ...]) -> None:
 @due_options
 @local_options
 @common
-def reschedule(
-    chosen: Chosen,
-    topic: str,
-    message_id: str,
-    *,
-    delay: timedelta | None,
-    at: datetime | None,
-    at_ms: int | None,
-    tz: str | None,
-    at_local: str | None,
-    fold: int | None,
-    business_days: int | None,
-) -> None:
+def reschedule(chosen: Chosen, topic: str, message_id: str, **due: Any) -> None:
     """Change the due time of a message with --delay, --at, --at-ms or --at-local.
 
     Exit code 1 if the message can no longer be rescheduled.
     """
-    if delay is None and at is None and at_ms is None and at_local is None:
+    if all(due[name] is None for name in ("delay", "at", "at_ms", "at_local")):
         raise click.UsageError("give one of --delay, --at, --at-ms and --at-local")
     producer = chosen.producer()
-    check_zone(chosen, at, tz)
-    outcome = producer.reschedule(
-        topic,
-        message_id,
-        delay=delay,
-        at=at,
-        at_ms=at_ms,
-        tz=tz,
-        at_local=at_local,
-        fold=fold,
-        business_days=business_days,
-    )
+    check_zone(chosen, due["at"], due["tz"])
+    outcome = producer.reschedule(topic, message_id, **due)
     _answer(chosen, topic, {message_id: str(outcome)}, "rescheduled")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -60,22 +59,11 @@ def send(
     topic: str,
     body: str | None,
     *,
-    delay: timedelta | None,
-    at: datetime | None,
-    at_ms: int | None,
-    tz: str | None,
-    at_local: str | None,
-    fold: int | None,
-    business_days: int | None,
-    window: str | None,
     message_id: str | None,
-    ttl: timedelta | None,
-    retry: str | None,
-    late: str | None,
     headers: tuple[str, ...],
-    on_duplicate: str,
     kind: str | None,
     file: Path | None,
+    **options: Any,
 ) -> None:
     """Send BODY to TOPIC, due now unless an option gives its due time. Prints the message's id.
 
@@ -87,22 +75,8 @@ def send(
     if file is not None and message_id is not None:
         raise click.UsageError("--id cannot be combined with --file")
     producer = chosen.producer()
-    check_zone(chosen, at, tz)
-    options: dict[str, Any] = {
-        "delay": delay,
-        "at": at,
-        "at_ms": at_ms,
-        "at_local": at_local,
-        "tz": tz,
-        "fold": fold,
-        "business_days": business_days,
-        "window": window,
-        "ttl": ttl,
-        "retry": retry,
-        "late": late,
-        "headers": parse_headers(headers),
-        "on_duplicate": on_duplicate,
-    }
+    check_zone(chosen, options["at"], options["tz"])
+    options["headers"] = parse_headers(headers)
     if file is not None:
         _send_file(chosen, producer, topic, file, kind=kind, options=options)
         return
