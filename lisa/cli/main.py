@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -19,7 +19,10 @@ from lisa.core.model.errors import (
     TooManyGroups,
 )
 
-SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+Sections: TypeAlias = Mapping[str, Mapping[str, tuple[str, str]]]
+"""The commands by section: the module that defines each, and its line of help."""
+
+SECTIONS: Sections = {
     "Try it": {
         "demo": ("lisa.cli.demo.command", "Run a demo of order time-outs on an embedded server."),
         "up": ("lisa.cli.up", "Run an embedded server and a manager, for development."),
@@ -50,9 +53,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "size": ("lisa.cli.size.command", "Estimate the cluster that a load needs."),
     },
 }
-"""The commands by section: the module that defines each, and its line of help."""
-
-COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
 
 
 class LazyGroup(click.Group):
@@ -62,22 +62,29 @@ class LazyGroup(click.Group):
     An error is one line on stderr.
     """
 
+    def __init__(self, *args: Any, sections: Sections, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._sections = sections
+        self._modules = {
+            name: module for section in sections.values() for name, (module, _) in section.items()
+        }
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """All command names, in the order of the help page."""
-        return list(COMMANDS)
+        return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import one command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._modules:
             return None
-        module = import_module(COMMANDS[cmd_name][0])
+        module = import_module(self._modules[cmd_name])
         # Commands named like a Python type or keyword end with an underscore in their module.
         command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
-        for section, commands in SECTIONS.items():
+        for section, commands in self._sections.items():
             with formatter.section(section):
                 formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
 
@@ -139,7 +146,12 @@ def _fail(code: int, line: str) -> None:
     sys.exit(code)
 
 
-@click.command("lisa", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "lisa",
+    cls=LazyGroup,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="lisa-delay-queue", prog_name="lisa")
 @common_options
 @click.pass_context

@@ -12,9 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lisa.cli.main import COMMANDS, LazyGroup, main
+from lisa.cli.main import SECTIONS, LazyGroup, main
 from lisa.cli.output import body_fields, iso, printable, when
 
+COMMANDS = [name for section in SECTIONS.values() for name in section]
 HEAVY = ("redis", "rich", "pydantic", "apscheduler", "blinker", "yaml", "asyncio")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import click
+
+from lisa.cli.main import LazyGroup, main
 
 __all__ = ["JOBS", "pipeline", "run"]
 
@@ -26,27 +27,10 @@ JOBS = {
 that name in this package."""
 
 
-class LazyCommands(click.Group):
-    """A group that imports a command on first use, so that help does not import Spark."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names of all jobs, in the order of the help page."""
-        return list(JOBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import the module of one job and return its command; None for an unknown name."""
-        if cmd_name not in JOBS:
-            return None
-        command: click.Command = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of jobs without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(JOBS.items()))
+_JOBS = {name: (f"{__name__}.{name}", line) for name, line in JOBS.items()}
 
 
-@click.command(cls=LazyCommands)
+@click.command(cls=LazyGroup, sections={"Commands": _JOBS})  # so that help does not import Spark
 def pipeline() -> None:
     """Schedule, archive, report, search, restore and audit with Spark.
 
@@ -59,6 +43,4 @@ def run(command: click.Command) -> None:
     # Python puts the program's directory first in sys.path: `import search` would import ours.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [folder for folder in sys.path if folder != here]
-    from lisa.cli.main import main
-
     main(["pipeline", str(command.name), *sys.argv[1:]], prog_name="lisa")
