@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from lisa.cli.options import Chosen, common
-from lisa.cli.output import print_json
+from lisa.cli.output import fail, print_json
 
 FILES = {
     "manager.yml": "manager.full.yml",
@@ -70,8 +70,7 @@ def init(chosen: Chosen, folder: Path, *, force: bool) -> None:
     existing = [name for name in FILES if (folder / name).exists()]
     if existing and not force:
         more = f" and {len(existing) - 1} more" if existing[1:] else ""
-        click.echo(f"lisa: {folder / existing[0]}{more} exists; --force overwrites", err=True)
-        raise click.exceptions.Exit(1)
+        fail(f"{folder / existing[0]}{more} exists; --force overwrites")
     source = examples()
     for name, origin in FILES.items():
         own = _unit_changes(folder.absolute()) if name.endswith(".service") else changes

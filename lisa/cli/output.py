@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
@@ -129,5 +129,10 @@ def counting(verb: str) -> Iterator[Callable[[int], None]]:
 def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation; exit with code 1 unless the answer is yes."""
     if not yes and not click.confirm(question, err=True):
-        click.echo("lisa: nothing was changed", err=True)
-        raise click.exceptions.Exit(1)
+        fail("nothing was changed")
+
+
+def fail(line: str) -> NoReturn:
+    """End the command with an error on stderr and exit code 1."""
+    click.echo(f"lisa: {line}", err=True)
+    raise click.exceptions.Exit(1)

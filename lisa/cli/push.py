@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from lisa.cli.options import Chosen, Duration, common
-from lisa.cli.output import print_json, print_table
+from lisa.cli.output import fail, print_json, print_table
 from lisa.core.model.clock import human
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ def _remove(chosen: Chosen, topic: str, group: str | None) -> None:
         click.echo(f"{topic}  no longer pushed: {', '.join(gone)}")
 
 
-def _fail_without_target(topic: str, group: str | None) -> None:
+def _fail_without_target(topic: str, group: str | None) -> NoReturn:
     of = f"group {group} of topic {topic}" if group else f"topic {topic}"
-    click.echo(f"lisa: {of} has no push target", err=True)
-    raise click.exceptions.Exit(1)
+    fail(f"{of} has no push target")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from lisa.cli.options import Chosen, Duration, Moment, common, together
-from lisa.cli.output import body_fields, confirm, iso, print_json, print_table, when
+from lisa.cli.output import body_fields, confirm, fail, iso, print_json, print_table, when
 from lisa.core.model.clock import datetime_ms
 from lisa.core.model.late import late_text
 
@@ -59,7 +59,6 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
     found = chosen.producer().get_schedule(topic, name)
     if found is None:
         _fail(topic, name)
-        return
     if chosen.json:
         print_json(_fields(found))
         return
@@ -215,9 +214,8 @@ def backfill(chosen: Chosen, topic: str, name: str, *, start: datetime, end: dat
         click.echo(f"{topic}  {name}  {created} created, {known} known already")
 
 
-def _fail(topic: str, name: str) -> None:
-    click.echo(f"lisa: topic {topic} has no schedule {name}", err=True)
-    raise click.exceptions.Exit(1)
+def _fail(topic: str, name: str) -> NoReturn:
+    fail(f"topic {topic} has no schedule {name}")
 
 
 def _report(chosen: Chosen, topic: str, name: str, *, done: str, changed: bool, other: str) -> None:

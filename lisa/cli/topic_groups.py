@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from lisa.cli.options import Chosen, common
-from lisa.cli.output import confirm, counting, print_json
+from lisa.cli.output import confirm, counting, fail, print_json
 from lisa.cli.topic_output import counts_fields, print_groups, print_result, store_with_topic
 
 
@@ -49,8 +49,7 @@ def remove(chosen: Chosen, topic: str, group: str, *, yes: bool) -> None:
     with counting("purged") as progress:
         settled = store.drive(groups.remove(store, topic, group, progress=progress))
     if settled is None:
-        click.echo(f"lisa: topic {topic} has no group {group}", err=True)
-        raise click.exceptions.Exit(1)
+        fail(f"topic {topic} has no group {group}")
     print_result(
         chosen, topic, f"group {group} is removed, {settled} messages purged", changed=True
     )

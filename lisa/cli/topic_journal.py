@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from lisa.cli.options import Chosen, common
-from lisa.cli.output import print_json, print_table, when
+from lisa.cli.output import fail, print_json, print_table, when
 from lisa.cli.topic_output import print_result, store_with_topic
 
 
@@ -56,6 +56,5 @@ def forget_archive(chosen: Chosen, topic: str, archive: str) -> None:
 
     store = store_with_topic(chosen, topic)
     if not store.drive(forget(store, topic, archive)):
-        click.echo(f"lisa: topic {topic} has no archive {archive}", err=True)
-        raise click.exceptions.Exit(1)
+        fail(f"topic {topic} has no archive {archive}")
     print_result(chosen, topic, f"archive {archive} is forgotten", changed=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lisa.cli.options import Chosen
-from lisa.cli.output import iso, print_json, print_table
+from lisa.cli.output import fail, iso, print_json, print_table
 
 if TYPE_CHECKING:
     from lisa.admin.topics import TopicState
@@ -76,8 +76,7 @@ def require_topics(store: SyncStore, topics: Sequence[str]) -> None:
 
     for topic in topics:
         if not store.drive(exists(store, topic)):
-            click.echo(f"lisa: topic {topic} is unknown", err=True)
-            raise click.exceptions.Exit(1)
+            fail(f"topic {topic} is unknown")
 
 
 def print_result(chosen: Chosen, topic: str, said: str, *, changed: bool) -> None:
