@@ -33,12 +33,12 @@ def next_(
     Nothing is sent. The options are those of `lisa send`.
     """
     from lisa.cli.send import parse_headers
-    from lisa.core.model.windows.placing import explain
+    from lisa.core.model.windows.placing import clock_ms, explain
 
     if message_id is not None and topic is None:
         raise click.UsageError("--id needs TOPIC")
     window = _window_of(chosen, topic) if topic else ""
-    now_ms = _now_ms()
+    now_ms = clock_ms()
     if message_id is not None:
         due, named = _found(chosen, topic or "", message_id, window, now_ms)
     else:
@@ -56,12 +56,6 @@ def next_(
 def _window_of(chosen: Chosen, topic: str) -> str:
     store = chosen.store()
     return store.drive(store.options(topic)).window or ""
-
-
-def _now_ms() -> int:
-    from lisa.core.model.windows.placing import clock_ms
-
-    return clock_ms()
 
 
 def _asked(
