@@ -116,7 +116,7 @@ def test_the_floor_leaves_tombstones_and_nothing_else(redis_url: str) -> None:
     server = BenchServer(redis_url)
     steps = floor.life(server, 1_200)
     assert list(steps) == ["send", "promote", "read", "settle"]
-    assert all(step.redis_us > 0 and step.wall_us > 0 for step in steps.values())
+    assert all(redis_us > 0 for redis_us in steps.values())
     with connect(redis_url) as client:
         assert left(client) == {"done": 1_200, "ready": 1}
         client.flushall()

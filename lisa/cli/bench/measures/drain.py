@@ -32,9 +32,9 @@ def _life(run: Run, subject: str, *, bare: bool = False, msetex: bool = False) -
         if msetex and not server.knows("MSETEX"):
             return
         steps = floor.life(server, run.sizes.life, bare=bare, msetex=msetex)
-    whole_us = sum(step.redis_us for step in steps.values())
-    for name, step in steps.items():
-        run.results.add(NAME, subject, f"redis, {name} alone", step.redis_us, "us")
+    whole_us = sum(steps.values())
+    for name, step_us in steps.items():
+        run.results.add(NAME, subject, f"redis, {name} alone", step_us, "us")
     run.results.add(NAME, subject, "redis, step by step", whole_us, "us")
     run.results.add(NAME, subject, "allowed", 1e6 / whole_us, "1/s")
 
