@@ -29,7 +29,6 @@ async def consumers(visit: PageRequest) -> Response:
             one=next(found, None),
             held=held,
             most=MOST_HELD,
-            now_ms=snapshot.at_ms,
         )
     seen.sort(key=lambda one: (one.alive, one.record.topic, one.record.name))
     return visit.page(
@@ -37,7 +36,6 @@ async def consumers(visit: PageRequest) -> Response:
         roles=seen[:MOST],
         left_out=max(0, len(seen) - MOST),
         alive=sum(one.alive for one in seen),
-        now_ms=snapshot.at_ms,
     )
 
 
@@ -48,7 +46,6 @@ async def managers(visit: PageRequest) -> Response:
         "managers.html",
         roles=snapshot.managers,
         alive=sum(one.alive for one in snapshot.managers),
-        now_ms=snapshot.at_ms,
         server=snapshot.server,
         is_operator=visit.token.allows(Scope.OPERATE, None),
     )

@@ -87,7 +87,6 @@ async def show(visit: PageRequest) -> Response:
         is_pace_near=_is_near(outlook),
         outlooks=outlooks,
         horizon=horizon,
-        horizons=list(Horizon),
         unit=UNITS[horizon],
         measured=PACES[horizon],
         past=past,
@@ -159,8 +158,8 @@ def _choice(kind: type[E], name: str | None, default: E) -> E:
 
 def option_rows(options: TopicOptions) -> list[tuple[str, str, bool]]:
     """Each option's name, formatted value, and whether it differs from the default."""
-    values = {name: getattr(options, name) for name in OPTIONS}
     return [
-        (name, OPTIONS[name].kind.show(value), value != OPTIONS[name].default)
-        for name, value in values.items()
+        (name, one.kind.show(value), value != one.default)
+        for name, one in OPTIONS.items()
+        for value in [getattr(options, name)]
     ]
