@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from lisa.admin import search
 from lisa.admin.search import MessageQuery, SearchPage
-from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.sharding import Topic, topic_of
 from lisa.core.store.inspection import found
@@ -44,15 +44,16 @@ async def show(visit: PageRequest) -> Response:
     topics = [topic for topic in topics if visit.token.sees(topic)]
     exact: list[str] = []
     page: SearchPage | ArchivePage | None = None
-    has_archive = visit.hub.settings.gateway_server.archive is not None
-    in_archive = has_archive and visit.query.get("where") == "archive"
-    if wanted and in_archive:
-        page = await _archived(visit, ArchiveQuery(wanted=wanted, in_text=in_text, topic=named))
+    known = visit.hub.settings.gateway_server.archive
+    archive = known if visit.query.get("where") == "archive" else None
+    if wanted and archive is not None:
+        query = ArchiveQuery(wanted=wanted, in_text=in_text, topic=named)
+        page = await _archived(visit, archive, query)
     elif wanted and not in_text and cursor is None:
         exact = await _exact(visit, topics[:MOST_TOPICS], check_id(wanted))
         if len(exact) == 1 and "in" not in visit.query:
             return RedirectResponse(message_link(exact[0], wanted), 303)
-    if wanted and not in_archive:
+    if wanted and archive is None:
         flow = search.search(
             visit.hub.store,
             topics,
@@ -65,8 +66,8 @@ async def show(visit: PageRequest) -> Response:
         "search.html",
         wanted=wanted,
         in_text=in_text,
-        has_archive=has_archive,
-        in_archive=in_archive,
+        has_archive=known is not None,
+        in_archive=archive is not None,
         named=named,
         exact=exact,
         page=page,
@@ -77,11 +78,8 @@ async def show(visit: PageRequest) -> Response:
     )
 
 
-async def _archived(visit: PageRequest, query: ArchiveQuery) -> ArchivePage:
+async def _archived(visit: PageRequest, archive: str, query: ArchiveQuery) -> ArchivePage:
     """Search the archive, for topics that the visitor may see. Raises ConfigError."""
-    archive = visit.hub.settings.gateway_server.archive
-    if archive is None:
-        raise ConfigError("the gateway knows no archive: set gateway-server.archive")
     search_it = partial(
         archived.search, archive, query, sees=visit.token.sees, cursor=visit.query.get("cursor")
     )
