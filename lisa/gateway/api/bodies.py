@@ -7,7 +7,7 @@ import binascii
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from lisa.gateway.api.models.schedules import ScheduleRequest
 from lisa.gateway.api.models.sending import SendRequest
@@ -62,8 +62,8 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels < 0
 
 
-def response_body(body: Any) -> tuple[Any | UnsetType, str | UnsetType]:
-    """`body` and `body_base64` of a response; one of them is UNSET."""
+def response_body(body: Any) -> dict[str, Any]:
+    """The field of a response that holds a body: `body`, or `body_base64` for bytes."""
     if isinstance(body, bytes):
-        return UNSET, base64.b64encode(body).decode("ascii")
-    return body, UNSET
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+    return {"body": body}

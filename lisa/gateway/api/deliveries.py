@@ -97,15 +97,13 @@ def _written(deliveries: Sequence[HandedOut]) -> bytes:
 
 def _delivery(one: HandedOut) -> DeliveryAnswer:
     message = one.message
-    body, base64 = response_body(message.body)
     return DeliveryAnswer(
         id=message.id,
         receipt=one.receipt_text,
         attempt=message.attempt,
         due_ms=message.due_ms,
         headers=message.headers,
-        body=body,
-        body_base64=base64,
+        **response_body(message.body),
     )
 
 

@@ -115,15 +115,13 @@ async def get(call: Call[NoFields, None]) -> Reply[MessageAnswer]:
 
 
 def _message(found: FoundMessage) -> MessageAnswer:
-    body, base64 = response_body(found.body)
     return MessageAnswer(
         **msgspec.structs.asdict(_group_state(found)),
         id=found.id,
         topic=found.topic,
         headers=found.headers,
         groups={name: _group_state(one) for name, one in found.groups.items()},
-        body=msgspec.UNSET if found.state in _SETTLED else body,
-        body_base64=base64,
+        **({} if found.state in _SETTLED else response_body(found.body)),
     )
 
 

@@ -241,7 +241,6 @@ def _duration(value_ms: int | None) -> str | None:
 
 def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
     defined = one.definition
-    body, base64 = response_body(body_of(defined))
     shared = ScheduleAnswer.__struct_fields__
     fields = {
         name: value for name, value in msgspec.structs.asdict(defined).items() if name in shared
@@ -260,7 +259,6 @@ def _schedule(one: ScheduleInfo) -> ScheduleAnswer:
             "count": defined.most,
             "retry": defined.policy,
             "late": late_text(defined.late),
-            "body": body,
-            "body_base64": base64,
+            **response_body(body_of(defined)),
         }
     )
